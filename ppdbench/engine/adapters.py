@@ -1,0 +1,260 @@
+"""What differs between model families; the only file that knows transformers' internals.
+
+An adapter embeds tokens, calls one decoder layer, applies the final norm and the head.
+Decoder layers are the loaded model's own modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.engine.cache import CacheShape, KVCache
+from ppdbench.engine.masks import Step
+from ppdbench.engine.packing import pack
+from ppdbench.errors import UnsupportedModel
+from ppdbench.registry import Registry
+
+ADAPTERS: Registry[type[Adapter]] = Registry("model family")
+
+# These rope types change their frequencies when a sequence outgrows a limit, which would
+# leave keys of two kinds in one cache.
+LENGTH_DEPENDENT_ROPE = {"longrope", "dynamic"}
+
+Rotary = tuple[Tensor, Tensor] | None
+
+
+class Adapter:
+    """Llama and the families shaped like it: rotary positions, `model.layers`, `model.norm`."""
+
+    body_path: ClassVar[str] = "model"
+    norm_name: ClassVar[str] = "norm"
+    embedding_name: ClassVar[str] = "embed_tokens"
+    layers_name: ClassVar[str] = "layers"
+    cache_argument: ClassVar[str] = "past_key_values"
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.config = model.config
+        self.body = model.get_submodule(self.body_path)
+        self.layers: list[nn.Module] = list(getattr(self.body, self.layers_name))
+        self.embedding: nn.Module = getattr(self.body, self.embedding_name)
+        self.final_norm: nn.Module | None = getattr(self.body, self.norm_name)
+        self.head: nn.Module = model.get_output_embeddings()
+        self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self.windows = self._windows()
+        self._rotary: dict[str | None, tuple[Tensor, Tensor]] = {}
+
+    # What the engine asks of a family
+
+    def embed(self, tokens: Tensor, step: Step) -> Tensor:
+        """Tokens [batch, query] to hidden states [batch, query, hidden]."""
+        hidden: Tensor = self.embedding(tokens)
+        return hidden
+
+    def call_layer(
+        self, index: int, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: KVCache
+    ) -> Tensor:
+        """One decoder layer."""
+        arguments: dict[str, Any] = {"attention_mask": mask, self.cache_argument: cache}
+        if rotary is not None:
+            arguments["position_embeddings"] = rotary
+        out: Tensor = self.layers[index].forward(hidden, **arguments)
+        return out
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """What stands between the last layer and the head."""
+        out: Tensor = hidden if self.final_norm is None else self.final_norm(hidden)
+        return out
+
+    def readout(self, normed: Tensor) -> Tensor:
+        """Logits of normed hidden states, soft cap included."""
+        return self.cap(self.head(normed))
+
+    def cap(self, logits: Tensor) -> Tensor:
+        """The family's soft cap on logits, for its own head and for trained ones."""
+        if self.softcap is None:
+            return logits
+        return torch.tanh(logits / self.softcap) * self.softcap
+
+    def rope_kind(self, index: int) -> str | None:
+        """Which rotary table layer `index` uses, where a family has several."""
+        return None
+
+    def rotary(self, step: Step, kind: str | None) -> Rotary:
+        """cos and sin of the step's positions: [batch or 1, query, rotary_dim]."""
+        cos, sin = self._rotary[kind]
+        if step.contiguous:
+            return cos[None, step.start : step.end], sin[None, step.start : step.end]
+        index = step.positions.to(cos.device)
+        return cos[index], sin[index]
+
+    def pack(self) -> None:
+        """Lay the weights out for this machine's matrix kernels."""
+        for layer in self.layers:
+            pack(layer)
+        self.head = pack(self.head)
+        self.model.set_output_embeddings(self.head)
+
+    # Facts read once
+
+    def prepare(self, capacity: int) -> None:
+        """Build position tables for sequences of up to `capacity` tokens."""
+        limit = self.max_positions
+        if capacity > limit:
+            raise UnsupportedModel(
+                f"sequences of {capacity} tokens, but {self.config.model_type} with this "
+                f"configuration runs {limit} at most; lower --max-new-tokens or shorten the prompt"
+            )
+        self._fill_rotary(capacity)
+
+    def _fill_rotary(self, capacity: int) -> None:
+        for kind in {self.rope_kind(i) for i in range(len(self.layers))}:
+            held = self._rotary.get(kind)
+            if held is None or held[0].shape[0] < capacity:
+                self._rotary[kind] = self._rotary_table(capacity, kind)
+
+    def _rotary_table(self, capacity: int, kind: str | None) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(capacity, device=self.device)[None]
+        like = torch.empty(1, dtype=self.dtype, device=self.device)
+        arguments = () if kind is None else (kind,)
+        cos, sin = self.body.rotary_emb(like, positions, *arguments)
+        return cos[0], sin[0]
+
+    def _windows(self) -> tuple[int | None, ...]:
+        window = getattr(self.config, "sliding_window", None)
+        if getattr(self.config, "use_sliding_window", True) is False:
+            window = None
+        kinds = getattr(self.config, "layer_types", None)
+        if kinds is None:
+            return (window,) * len(self.layers)
+        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise UnsupportedModel(
+                f"{self.config.model_type} layers of type {', '.join(sorted(unknown))} are not "
+                "supported; supported: full_attention, sliding_attention"
+            )
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence this model handles correctly."""
+        limit = int(self.config.max_position_embeddings)
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        for parameters in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
+            if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+                limit = min(limit, parameters.get("original_max_position_embeddings") or limit)
+        return limit
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type the model computes in."""
+        return next(self.layers[0].parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens enter the model."""
+        return next(self.embedding.parameters()).device
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states between layers."""
+        return int(self.config.hidden_size)
+
+    def cache_shape(self) -> CacheShape:
+        """What a KV cache for this model looks like."""
+        config = self.config
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return CacheShape(
+            n_layers=len(self.layers),
+            n_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=head_dim,
+            windows=self.windows,
+            devices=tuple(next(layer.parameters()).device for layer in self.layers),
+            dtype=self.dtype,
+        )
+
+
+for _family in ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma2"):
+    ADAPTERS.add(_family, Adapter)
+
+
+@ADAPTERS.register("gemma3_text")
+class Gemma3Adapter(Adapter):
+    """Gemma 3 text: local and global layers turn at different speeds."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        if getattr(self.config, "use_bidirectional_attention", False):
+            raise UnsupportedModel("bidirectional Gemma 3 models do not decode left to right")
+
+    def rope_kind(self, index: int) -> str | None:
+        kind: str = self.config.layer_types[index]
+        return kind
+
+
+@ADAPTERS.register("gpt_neox")
+class GPTNeoXAdapter(Adapter):
+    """GPT-NeoX and Pythia: another name for everything."""
+
+    body_path = "gpt_neox"
+    norm_name = "final_layer_norm"
+    embedding_name = "embed_in"
+    cache_argument = "layer_past"
+
+
+@ADAPTERS.register("gpt2")
+class GPT2Adapter(Adapter):
+    """GPT-2: learned positions are added to the embeddings."""
+
+    body_path = "transformer"
+    norm_name = "ln_f"
+    embedding_name = "wte"
+    layers_name = "h"
+
+    def embed(self, tokens: Tensor, step: Step) -> Tensor:
+        hidden: Tensor = self.embedding(tokens) + self.body.wpe(step.positions)
+        return hidden
+
+    def rotary(self, step: Step, kind: str | None) -> Rotary:
+        return None
+
+    def _fill_rotary(self, capacity: int) -> None:
+        """Positions are in the embedding."""
+
+
+@ADAPTERS.register("opt")
+class OPTAdapter(GPT2Adapter):
+    """OPT: learned positions with an offset, and projections around a narrower embedding."""
+
+    body_path = "model.decoder"
+    norm_name = "final_layer_norm"
+    embedding_name = "embed_tokens"
+    layers_name = "layers"
+
+    def embed(self, tokens: Tensor, step: Step) -> Tensor:
+        hidden = self.embedding(tokens)
+        if self.body.project_in is not None:
+            hidden = self.body.project_in(hidden)
+        places: Tensor = self.body.embed_positions(None, position_ids=step.positions)
+        out: Tensor = hidden + places
+        return out
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        normed = super().norm(hidden)
+        if self.body.project_out is not None:
+            normed = self.body.project_out(normed)
+        return normed
+
+
+def adapter_for(model: Any) -> Adapter:
+    """The adapter of a loaded model, or an error that names the families there are."""
+    family = model.config.model_type
+    if family not in ADAPTERS:
+        raise UnsupportedModel(
+            f"model family {family!r} has no adapter; supported: {', '.join(ADAPTERS.names())}"
+        )
+    return ADAPTERS.get(family)(model)

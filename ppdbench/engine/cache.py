@@ -1,0 +1,131 @@
+"""The KV cache: rows preallocated once per run, written in place, moved on acceptance.
+
+It is what attention modules call as `past_key_values.update(key, value, layer)`. Which
+rows are meant is in the step that `StagedModel.run` announces beforehand, so the tensors
+need no bookkeeping inside the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppdbench.engine.masks import Step
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What a cache must hold for one model."""
+
+    n_layers: int
+    n_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    devices: tuple[torch.device, ...]  # one per layer
+    dtype: torch.dtype
+
+    def bytes(self, capacity: int, batch: int = 1) -> int:
+        """Memory that `capacity` rows take over all layers."""
+        row = 2 * self.n_layers * self.n_heads * self.head_dim * self.dtype.itemsize
+        return row * capacity * batch
+
+
+class KVCache:
+    """Keys and values of the layers in `layers`: [batch, heads, capacity, head_dim] each.
+
+    Layers may stand at different lengths (self-speculation drafts with the lower ones
+    only). A pass may start at or before a layer's length, which drops what lay behind;
+    it may never leave a gap.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        capacity: int,
+        *,
+        batch: int = 1,
+        layers: range | None = None,
+    ) -> None:
+        self.shape = shape
+        self.capacity = capacity
+        self.batch = batch
+        self.layers = range(shape.n_layers) if layers is None else layers
+        self.lengths = dict.fromkeys(self.layers, 0)
+        self._step: Step | None = None
+        size = (batch, shape.n_heads, capacity, shape.head_dim)
+        # Zeros, not empty: rows that are masked out still enter products, and 0 * NaN is NaN.
+        self._keys = {
+            i: torch.zeros(size, dtype=shape.dtype, device=shape.devices[i]) for i in self.layers
+        }
+        self._values = {i: torch.zeros_like(self._keys[i]) for i in self.layers}
+
+    def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
+        """Announce the rows that the layers [start_layer, stop_layer) are about to write."""
+        if step.end > self.capacity or step.key_length > self.capacity:
+            raise ValueError(f"pass ends at row {step.end}, the cache holds {self.capacity}")
+        for layer in range(start_layer, stop_layer):
+            if step.rows is None and step.start > self.lengths[layer]:
+                raise ValueError(
+                    f"layer {layer} holds {self.lengths[layer]} rows; "
+                    f"a pass from row {step.start} would leave a gap"
+                )
+            self.lengths[layer] = step.end
+        self._step = step
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write the new rows of `layer` and return all rows its queries may look at."""
+        step = self._step
+        assert step is not None, "begin() was not called"
+        keys, values = self._keys[layer], self._values[layer]
+        if step.rows is not None:
+            keys.index_copy_(2, step.rows, key)
+            values.index_copy_(2, step.rows, value)
+        else:
+            keys[:, :, step.start : step.end] = key
+            values[:, :, step.start : step.end] = value
+        first = self._first_row(step, layer)
+        return keys[:, :, first : step.key_length], values[:, :, first : step.key_length]
+
+    def _first_row(self, step: Step, layer: int) -> int:
+        """Single queries without a mask honour a sliding window by not reading older rows."""
+        window = self.shape.windows[layer]
+        if window is None or step.visible is not None or step.n_query > 1:
+            return 0
+        return max(0, step.key_length - window)
+
+    def truncate(self, length: int) -> None:
+        """Forget every row from `length` on, in every layer."""
+        for layer, held in self.lengths.items():
+            self.lengths[layer] = min(held, length)
+
+    def keep(self, base: int, rows: Sequence[int]) -> None:
+        """Of the rows from `base` on keep only base+rows[0], base+rows[1], ..., in that order."""
+        if list(rows) != sorted(set(rows)) or (rows and rows[0] < 0):
+            raise ValueError(f"rows to keep must rise from 0 or more, not {list(rows)}")
+        end = base + len(rows)
+        for layer in self.layers:
+            if rows and base + rows[-1] >= self.lengths[layer]:
+                raise ValueError(f"layer {layer} holds {self.lengths[layer]} rows, not all of them")
+        if list(rows) != list(range(len(rows))):
+            for layer in self.layers:
+                keys, values = self._keys[layer], self._values[layer]
+                source = torch.tensor(rows, device=keys.device) + base
+                keys[:, :, base:end] = keys.index_select(2, source)
+                values[:, :, base:end] = values.index_select(2, source)
+        self.truncate(end)
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The keys and values that `layer` holds: [batch, heads, length, head_dim]."""
+        length = self.lengths[layer]
+        return self._keys[layer][:, :, :length], self._values[layer][:, :, :length]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        tensors = [*self._keys.values(), *self._values.values()]
+        return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,226 @@
+"""From what `--model` says to a model that is ready to run, or one clear line why not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppdbench.engine import synthetic
+from ppdbench.engine.staged import StagedModel
+from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
+from ppdbench.resources import PACKAGE
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+REFERENCE = "reference"
+REFERENCE_FOLDER = PACKAGE / "reference"
+STAND_IN = "synthetic:demo"
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.pt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What the user asked for."""
+
+    name: str = REFERENCE
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    offline: bool = False
+    trust_remote_code: bool = False
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the weights are random."""
+        return self.name.startswith(synthetic.PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready to run, with all that decoding needs to know of it."""
+
+    spec: ModelSpec
+    staged: StagedModel
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    pad_id: int
+    fingerprint: str
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence the model handles."""
+        return self.staged.adapter.max_positions
+
+
+def reference_is_there() -> bool:
+    """Whether this copy of the package carries the trained reference model."""
+    return (REFERENCE_FOLDER / "config.json").is_file()
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` to a device that exists."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ConfigError(f"device {name!r} asked for, but this machine has {count} CUDA GPUs")
+    return device
+
+
+def resolve_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch.dtype:
+    """`auto` keeps the stored type, except for float16 on a CPU, which has no kernels for it."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise ConfigError(f"dtype {name!r} is not known; use auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if stored == torch.float16 and device.type == "cpu":
+        return torch.float32
+    return stored
+
+
+def load(spec: ModelSpec) -> Loaded:
+    """The model behind `spec`, its weights laid out for this machine."""
+    model, tokenizer = load_stock(spec)
+    return take_over(spec, model, tokenizer)
+
+
+def take_over(spec: ModelSpec, model: Any, tokenizer: Any) -> Loaded:
+    """Turn a stock transformers model into one the engine runs."""
+    fingerprint = weight_fingerprint(model)
+    eos, pad = token_ids(model)
+    return Loaded(spec, StagedModel(model), tokenizer, eos, pad, fingerprint)
+
+
+def load_stock(spec: ModelSpec) -> tuple[Any, Any]:
+    """The transformers model and tokenizer as any user would load them."""
+    device = resolve_device(spec.device)
+    if spec.is_synthetic:
+        shape = synthetic.parse(spec.name)
+        dtype = resolve_dtype(spec.dtype, torch.float32, device)
+        return (
+            synthetic.build(shape, dtype, device),
+            synthetic.tokenizer(shape.vocab, shape.context),
+        )
+    if spec.name == REFERENCE and not reference_is_there():
+        raise ConfigError(
+            "this copy of ppdbench carries no trained reference model; use "
+            f"--model {STAND_IN}, a hub id or a local folder"
+        )
+    path = str(REFERENCE_FOLDER) if spec.name == REFERENCE else spec.name
+    if Path(path).is_dir():
+        _check_folder(Path(path))
+    elif path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ConfigError(f"model folder {path} does not exist")
+    with _one_line_errors(spec):
+        return _from_pretrained(path, spec, device)
+
+
+def _from_pretrained(path: str, spec: ModelSpec, device: torch.device) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from ppdbench.engine.adapters import ADAPTERS
+
+    shared = {
+        "revision": spec.revision,
+        "local_files_only": spec.offline or spec.name == REFERENCE,
+        "trust_remote_code": spec.trust_remote_code,
+    }
+    config = AutoConfig.from_pretrained(path, **shared)
+    if config.model_type not in ADAPTERS:
+        raise UnsupportedModel(
+            f"model family {config.model_type!r} has no adapter; "
+            f"supported: {', '.join(ADAPTERS.names())}"
+        )
+    dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
+    tokenizer = AutoTokenizer.from_pretrained(path, **shared)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **shared)
+    _check_vocabulary(tokenizer, int(config.vocab_size), spec.name)
+    return model.to(device).eval(), tokenizer
+
+
+def _check_vocabulary(tokenizer: Any, vocab_size: int, name: str) -> None:
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocab_size:
+        raise ConfigError(
+            f"{name}: the tokenizer has ids up to {largest}, the model's vocabulary ends at "
+            f"{vocab_size - 1}; they do not belong together"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    """Say what a model folder lacks before transformers guesses."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is no model folder: it has no config.json")
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        raise ConfigError(f"{folder} holds no weights; expected *.safetensors or pytorch_model.bin")
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    if not any((folder / name).is_file() for name in names):
+        raise ConfigError(f"{folder} holds no tokenizer; expected one of {', '.join(names)}")
+
+
+@contextmanager
+def _one_line_errors(spec: ModelSpec) -> Iterator[None]:
+    """What transformers and the hub raise, in one line with a way out."""
+    try:
+        yield
+    except PpdbenchError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        is_folder = Path(spec.name).is_dir() or spec.name == REFERENCE
+        if not is_folder and (spec.offline or os.environ.get("HF_HUB_OFFLINE") == "1"):
+            raise ConfigError(
+                f"model {spec.name!r} is not on this machine and the hub is off limits (offline); "
+                "give --model the path of a local folder"
+            ) from error
+        if not is_folder and isinstance(error, OSError):
+            raise ConfigError(
+                f"model {spec.name!r} is no local folder and could not be fetched from the hub; "
+                "check the name and the connection, or give --model the path of a local folder"
+            ) from error
+        text = " ".join(str(error).split())
+        raise ConfigError(f"model {spec.name} does not load: {text[:300]}") from error
+
+
+def token_ids(model: Any) -> tuple[frozenset[int], int]:
+    """The ids that end a sequence, and the one that fills a batch, as the model declares them."""
+    declared = model.generation_config
+    eos = declared.eos_token_id
+    if eos is None:
+        eos = model.config.eos_token_id
+    ids = [eos] if isinstance(eos, int) else list(eos or [])
+    pad = declared.pad_token_id
+    if pad is None:
+        pad = ids[0] if ids else 0
+    return frozenset(ids), int(pad)
+
+
+@torch.no_grad()
+def weight_fingerprint(model: Any) -> str:
+    """A hash over every parameter's name, shape, type and up to 4,096 evenly spaced values.
+
+    Sampled, so that a 70B model does not take minutes; any retraining changes it.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        flat = parameter.detach().reshape(-1)
+        stride = max(1, flat.numel() // 4096)
+        digest.update(flat[::stride].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,138 @@
+"""What one forward pass looks at: query positions, cache rows, and who may see whom.
+
+A `Step` is plain data made before the layers run, so that nothing inside them depends on
+the host. Rows are slots of the cache; positions are what the model is told. They differ
+for left-padded batches (row = position + padding) and for trees (siblings share a
+position, never a row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Step:
+    """One pass over `n_query` new rows that start at cache row `start`.
+
+    `contiguous` says that positions are start, start+1, ... for every sequence, so that
+    position tables can be sliced instead of gathered. `visible` is None where causal
+    order alone decides (one query, or a prefill from row 0); else a mask [batch or 1,
+    query, key]. `rows` holds the rows to write as a tensor, for shapes that stay fixed.
+    """
+
+    start: int
+    n_query: int
+    key_length: int
+    positions: Tensor  # [batch or 1, query]
+    contiguous: bool
+    visible: Tensor | None = None
+    key_positions: Tensor | None = None  # [batch or 1, key], needed where windows apply
+    rows: Tensor | None = None
+    _windowed: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """The first cache row after those this pass writes."""
+        return self.start + self.n_query
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """The boolean mask [batch or 1, 1, query, key] for layers with this window."""
+        if self.visible is None:
+            return None
+        if window is None:
+            return self.visible[:, None]
+        if window not in self._windowed:
+            assert self.key_positions is not None
+            distance = self.positions[:, :, None] - self.key_positions[:, None, :]
+            self._windowed[window] = (self.visible & (distance < window))[:, None]
+        return self._windowed[window]
+
+
+class StepMaker:
+    """Makes the steps of a run from index tensors that are allocated once."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.device = device
+        self.index = torch.arange(capacity, device=device)[None]  # [1, capacity]
+
+    def chain(self, start: int, n_query: int, *, window: int | None = None) -> Step:
+        """Consecutive tokens of one unpadded sequence; keys are exactly the rows so far.
+
+        `window` is the narrowest of the model's sliding windows.
+        """
+        end = start + n_query
+        positions = self.index[:, start:end]
+        step = Step(start, n_query, end, positions, contiguous=True)
+        if n_query > 1 and (start > 0 or (window is not None and end > window)):
+            step.key_positions = self.index[:, :end]
+            step.visible = step.key_positions[:, None, :] <= positions[:, :, None]
+        return step
+
+    def fixed(self, start: Tensor, n_query: int, key_length: int) -> Step:
+        """Consecutive tokens in a shape that never changes: `start` is a tensor of one row.
+
+        Reads `key_length` rows whatever is in them and masks those not yet written, so
+        one compiled or captured pass serves every position.
+        """
+        positions = start + self.index[:, :n_query]
+        keys = self.index[:, :key_length]
+        return Step(
+            start=0,
+            n_query=n_query,
+            key_length=key_length,
+            positions=positions,
+            contiguous=False,
+            visible=keys[:, None, :] <= positions[:, :, None],
+            key_positions=keys,
+            rows=positions[0],
+        )
+
+    def tree(self, start: int, parents: Sequence[int]) -> Step:
+        """A flattened tree whose node i hangs on node `parents[i]` (-1: on the sequence).
+
+        Every node sees the sequence, its ancestors and itself; its position is its depth.
+        """
+        depth: list[int] = []
+        ancestors = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+        for node, parent in enumerate(parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"tree node {node} names parent {parent}; use -1..{node - 1}")
+            depth.append(0 if parent < 0 else depth[parent] + 1)
+            if parent >= 0:
+                ancestors[node] = ancestors[parent]
+            ancestors[node, node] = True
+        positions = torch.tensor([depth], device=self.device) + start
+        prefix = torch.ones(len(parents), start, dtype=torch.bool)
+        return Step(
+            start=start,
+            n_query=len(parents),
+            key_length=start + len(parents),
+            positions=positions,
+            contiguous=False,
+            visible=torch.cat([prefix, ancestors], dim=1).to(self.device)[None],
+            key_positions=torch.cat([self.index[:, :start], positions], dim=1),
+        )
+
+    def padded(self, start: int, n_query: int, padding: Tensor) -> Step:
+        """Consecutive tokens of sequences padded on the left by `padding` rows each: [batch]."""
+        end = start + n_query
+        key_positions = self.index[:, :end] - padding[:, None]
+        rows = self.index[:, start:end]
+        causal = self.index[:, None, :end] <= rows[:, :, None]  # [1, query, key]
+        # A padding row must see something, or its softmax would be NaN: itself.
+        itself = self.index[:, None, :end] == rows[:, :, None]
+        return Step(
+            start=start,
+            n_query=n_query,
+            key_length=end,
+            positions=key_positions[:, start:].clamp(min=0),
+            contiguous=False,
+            visible=(causal & (key_positions >= 0)[:, None, :]) | itself,
+            key_positions=key_positions,
+        )

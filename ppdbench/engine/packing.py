@@ -1,0 +1,66 @@
+"""Linear layers with weights laid out for the CPU's own matrix kernels.
+
+One-row products at inference are bound by memory; the stock layout reaches about half of
+what a packed one does, in float32 and bfloat16 alike, and a few rows cost hardly more than
+one. The packed copy replaces the original, so memory does not grow (a head tied to the
+embedding gets a copy of its own, because the embedding still reads plain rows).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+PACKABLE = (torch.float32, torch.bfloat16)
+
+# The row count that layouts are chosen for: steps run 1 to a few dozen rows, and the
+# layout for 8 was the fastest, or level with it, at every count from 1 to 256.
+ROWS_HINT = 8
+
+
+class PackedLinear(nn.Module):
+    """y = x W^T + b over a packed W, which only `forward` can read."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.packed_bytes = weight.numel() * weight.element_size()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return out
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether this weight may be packed here."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in PACKABLE
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
+
+
+def pack(module: nn.Module) -> nn.Module:
+    """Replace the linear layers in `module`, or `module` itself, by packed ones."""
+    from transformers.pytorch_utils import Conv1D
+
+    if type(module) in (nn.Linear, Conv1D):
+        weight = module.get_parameter("weight").data
+        bias = None if module.bias is None else module.get_parameter("bias").data
+        if type(module) is Conv1D:
+            weight = weight.t()
+        return PackedLinear(weight, bias) if can_pack(weight) else module
+    for name, child in module.named_children():
+        packed = pack(child)
+        if packed is not child:
+            setattr(module, name, packed)
+    return module
+
+
+def packed_bytes(module: nn.Module) -> int:
+    """Memory of the packed weights in `module`."""
+    return sum(m.packed_bytes for m in module.modules() if isinstance(m, PackedLinear))

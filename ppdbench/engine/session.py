@@ -1,0 +1,58 @@
+"""One sequence being decoded: its tokens, its cache rows, forward and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ppdbench.engine.staged import StagedModel
+
+
+class Session:
+    """Tokens so far and the cache rows behind them; the buffers serve one example after another.
+
+    `tokens` are all known tokens. The cache holds a prefix of them: after `prefill` all,
+    during decoding all but the newest.
+    """
+
+    def __init__(self, model: StagedModel, capacity: int) -> None:
+        self.model = model
+        self.cache, self.steps = model.new_cache(capacity)
+        self.tokens: list[int] = []
+
+    @property
+    def cached(self) -> int:
+        """How many tokens every layer has in its cache."""
+        return min(self.cache.lengths.values())
+
+    def reset(self, prompt_ids: list[int]) -> None:
+        """Start over with a prompt; nothing is computed yet."""
+        self.tokens = list(prompt_ids)
+        self.cache.truncate(0)
+
+    def forward(
+        self, tokens: Tensor, *, each: list[Tensor] | None = None, last_only: bool = True
+    ) -> Tensor:
+        """Run all layers over the next tokens [1, query]; hidden states after the last layer.
+
+        With `last_only` the hidden state of the last token alone is returned.
+        """
+        model, start = self.model, self.cached
+        step = self.steps.chain(start, tokens.shape[1], window=model.narrowest_window)
+        hidden = model.embed(tokens, step)
+        hidden = model.run(hidden, 0, model.n_layers, step, self.cache, each=each)
+        return hidden[:, -1:] if last_only else hidden
+
+    def prefill(self, *, each: list[Tensor] | None = None) -> Tensor:
+        """Run the prompt; logits [1, 1, vocab] after its last token."""
+        ids = torch.tensor([self.tokens], device=self.model.device)
+        return self.model.logits(self.forward(ids, each=each))
+
+    def advance(self, token: Tensor, *, each: list[Tensor] | None = None) -> Tensor:
+        """Run one token [1, 1] (already on the device); logits [1, 1, vocab] after it."""
+        return self.model.logits(self.forward(token, each=each))
+
+    def rollback(self, length: int) -> None:
+        """Back to the first `length` tokens."""
+        del self.tokens[length:]
+        self.cache.truncate(length)

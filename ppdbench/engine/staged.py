@@ -1,0 +1,90 @@
+"""Any half-open range of decoder layers, and logits after any of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ppdbench.engine import attention
+from ppdbench.engine.adapters import adapter_for
+from ppdbench.engine.cache import KVCache
+from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.packing import packed_bytes
+
+
+class StagedModel:
+    """A causal language model cut at every layer.
+
+    `embed` then `run(0, n_layers)` then `logits` is the whole forward pass; `run(a, b)`
+    followed by `run(b, c)` equals `run(a, c)`, wherever the two halves are computed.
+    """
+
+    def __init__(self, model: Any, *, packed: bool = True) -> None:
+        """Takes `model` over: its attention is exchanged and, on a CPU, its weights packed."""
+        self.model = model.eval().requires_grad_(False)
+        attention.install(model)
+        self.adapter = adapter_for(model)
+        self.n_layers = len(self.adapter.layers)
+        self.hidden_size = self.adapter.hidden_size
+        self.vocab_size = int(model.config.vocab_size)
+        self.device = self.adapter.device
+        self.dtype = self.adapter.dtype
+        self.cache_shape = self.adapter.cache_shape()
+        self.windows = self.adapter.windows
+        self.narrowest_window = min((w for w in self.windows if w is not None), default=None)
+        if packed:
+            self.adapter.pack()
+        self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
+
+    def new_cache(
+        self, capacity: int, *, batch: int = 1, layers: range | None = None
+    ) -> tuple[KVCache, StepMaker]:
+        """A cache for sequences of up to `capacity` tokens, and the maker of its steps."""
+        self.adapter.prepare(capacity)
+        cache = KVCache(self.cache_shape, capacity, batch=batch, layers=layers)
+        return cache, StepMaker(capacity, self.device)
+
+    def embed(self, tokens: Tensor, step: Step) -> Tensor:
+        """Tokens [batch, query] to what layer 0 takes."""
+        return self.adapter.embed(tokens, step)
+
+    def run(
+        self,
+        hidden: Tensor,
+        start: int,
+        stop: int,
+        step: Step,
+        cache: KVCache,
+        *,
+        each: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Layers [start, stop) over `hidden` [batch, query, hidden].
+
+        `each` collects the output of every layer run.
+        """
+        cache.begin(step, start, stop)
+        rotary = {kind: self.adapter.rotary(step, kind) for kind in set(self._kinds[start:stop])}
+        call, devices = self.adapter.call_layer, self.cache_shape.devices
+        for i in range(start, stop):
+            window = self.windows[i]
+            mask = step.mask(window)
+            turn = rotary[self._kinds[i]]
+            if hidden.device != devices[i]:
+                hidden = hidden.to(devices[i])
+                mask = None if mask is None else mask.to(devices[i])
+                turn = None if turn is None else (turn[0].to(devices[i]), turn[1].to(devices[i]))
+            hidden = call(i, hidden, mask, turn, cache)
+            if each is not None:
+                each.append(hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head, after whichever layer `hidden` comes from."""
+        return self.adapter.readout(self.adapter.norm(hidden))
+
+    def weight_bytes(self) -> int:
+        """Memory of the distinct parameters and buffers."""
+        tensors = {t.data_ptr(): t for t in [*self.model.parameters(), *self.model.buffers()]}
+        plain: int = sum(t.numel() * t.element_size() for t in tensors.values())
+        return plain + packed_bytes(self.model)

@@ -1,0 +1,56 @@
+"""Everything this package raises on purpose.
+
+PpdbenchError
+├── ConfigError           an option, a file or a combination of them that cannot work
+│   └── UnknownName       a name that no registry holds
+├── DataError             a data set, a prompt or a run folder that cannot be used
+├── UnsupportedModel      a model family, shape or file this package does not run
+├── NumericalError        NaN or infinity where a number was needed
+└── ExactnessError        an output that differs from greedy for no good reason
+
+Each message says what was wrong, what is allowed and what to try, in one line.
+The command line turns them into that line and an exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PpdbenchError(Exception):
+    """Root of the errors a user can cause or cure."""
+
+    exit_code = 2
+
+
+class ConfigError(PpdbenchError):
+    """An option, a configuration file or a combination of them cannot work."""
+
+
+class UnknownName(ConfigError):
+    """A name that is not registered; the message offers the near ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = get_close_matches(name, names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        super().__init__(f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}")
+
+
+class DataError(PpdbenchError):
+    """A data set, a prompt or a run folder cannot be used as it is."""
+
+
+class UnsupportedModel(PpdbenchError):
+    """The model's family, shape or files are not something this package runs."""
+
+
+class NumericalError(PpdbenchError):
+    """NaN or infinity where a number was needed."""
+
+
+class ExactnessError(PpdbenchError):
+    """An output differs from greedy decoding and rounding does not explain it."""
+
+    exit_code = 1

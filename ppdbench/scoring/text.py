@@ -1,0 +1,60 @@
+"""How answers are normalised and compared, one text with one other text.
+
+Sources: SQuAD 1.1's evaluation script (`normalize_answer`, `f1_score`) and GSM8K's answer
+format, `#### ` before the final number.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from decimal import Decimal
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+# A minus after a digit, a word or a bracket subtracts; elsewhere it is a sign.
+_NUMBER = r"(?:(?<![\w.)])-)?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+_ANY_NUMBER = re.compile(_NUMBER)
+_MARKED_NUMBER = re.compile(r"####\s*(\$?" + _NUMBER + ")")
+
+
+def one_spaced(text: str) -> str:
+    """The words of `text`, one space apart."""
+    return " ".join(text.split())
+
+
+def squad_normalised(text: str) -> str:
+    """Lower case, without punctuation, articles and extra whitespace."""
+    bare = text.lower().translate(_PUNCTUATION)
+    return one_spaced(_ARTICLES.sub(" ", bare))
+
+
+def squad_exact(prediction: str, reference: str) -> bool:
+    """Whether two answers are the same after SQuAD's normalisation."""
+    return squad_normalised(prediction) == squad_normalised(reference)
+
+
+def squad_f1(prediction: str, reference: str) -> float:
+    """Harmonic mean of token precision and recall, repeated tokens counted."""
+    predicted, expected = (squad_normalised(text).split() for text in (prediction, reference))
+    shared = (Counter(predicted) & Counter(expected)).total()
+    # As in SQuAD 1.1, two answers that are empty once normalised share nothing.
+    return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0
+
+
+def marked_number(text: str) -> Decimal | None:
+    """The number after the first `####`, without commas and dollar signs."""
+    found = _MARKED_NUMBER.search(text)
+    return _value(found.group(1)) if found else None
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number written in digits, without commas and dollar signs."""
+    found = _ANY_NUMBER.findall(text)
+    return _value(found[-1]) if found else None
+
+
+def _value(number: str) -> Decimal:
+    return Decimal(number.replace(",", "").replace("$", ""))

@@ -1,0 +1,31 @@
+"""Tasks: `tasks/NAME.yaml` and `prompts/NAME.jinja` in, prompts and token ids out.
+
+task = load_task("squad")
+rows = load_rows(task, "builtin", split=None, limit=4, offline=True)
+examples = build_examples(task, rows)
+encoded = encode_prompt(task, examples[0], tokenizer, max_tokens=496)
+"""
+
+from ppdbench.tasks.data import Row, data_file, load_rows, load_shot_rows
+from ppdbench.tasks.encode import Encoded, encode_prompt
+from ppdbench.tasks.examples import Example, Prompt, build_examples
+from ppdbench.tasks.spec import METRICS, Dataset, Task, load_task, task_names
+from ppdbench.tasks.templates import Template
+
+__all__ = [
+    "METRICS",
+    "Dataset",
+    "Encoded",
+    "Example",
+    "Prompt",
+    "Row",
+    "Task",
+    "Template",
+    "build_examples",
+    "data_file",
+    "encode_prompt",
+    "load_rows",
+    "load_shot_rows",
+    "load_task",
+    "task_names",
+]

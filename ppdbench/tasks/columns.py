@@ -1,0 +1,121 @@
+"""Getting texts out of a row by dotted column paths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ppdbench.errors import DataError
+from ppdbench.tasks.spec import Columns, Task
+from ppdbench.tasks.yamlfile import kind
+
+
+class _Missing:
+    """No such column (a column holding null is something else)."""
+
+
+MISSING = _Missing()
+
+
+def find(row: Mapping[str, object], path: str) -> object:
+    """The value at `path`: `answers.text` in nested rows, or a column of that very name."""
+    parts = path.split(".")
+    for cut in range(len(parts), 0, -1):
+        head = ".".join(parts[:cut])
+        if head in row:
+            return _walk(row[head], parts[cut:])
+    return MISSING
+
+
+def _walk(value: object, parts: list[str]) -> object:
+    for part in parts:
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return MISSING
+    return value
+
+
+def find_first(row: Mapping[str, object], columns: Columns) -> tuple[str, object]:
+    """The first of the alternatives that the row has, with its path."""
+    for path in columns:
+        if path is not None:
+            value = find(row, path)
+            if not isinstance(value, _Missing):
+                return path, value
+    return "", MISSING
+
+
+def text_at(row: Mapping[str, object], columns: Columns, where: str) -> str:
+    """The text in a column; missing, empty and anything else are refused."""
+    path, value = find_first(row, columns)
+    if isinstance(value, _Missing):
+        if None in columns:
+            return ""
+        raise missing(row, columns, where)
+    if isinstance(value, str) and not value and None in columns:
+        return ""
+    return _text(value, f"{where}: column {path!r}")
+
+
+def texts_at(
+    row: Mapping[str, object], columns: Columns, where: str, *, may_be_empty: bool = False
+) -> tuple[str, ...]:
+    """The texts in a column that holds one text or a list of them.
+
+    With `may_be_empty`, empty texts stay in a list: their places mean something.
+    """
+    path, value = find_first(row, columns)
+    if isinstance(value, _Missing):
+        raise missing(row, columns, where)
+    if not isinstance(value, list):
+        only = f"{where}: column {path!r}"
+        return () if may_be_empty and value == "" else (_text(value, only),)
+    return tuple(
+        "" if may_be_empty and item == "" else _text(item, f"{where}: column {path!r}, item {i}")
+        for i, item in enumerate(value)
+    )
+
+
+def missing(row: Mapping[str, object], columns: Columns, where: str) -> DataError:
+    """The complaint about a column that is not there."""
+    wanted = " or ".join(repr(path) for path in columns if path is not None)
+    return DataError(f"{where}: no column {wanted}; the row has: {', '.join(map(str, row))}")
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{where} must be text that is not empty, not {kind(value)}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} holds half a surrogate pair at character {error.start}, which is no text"
+        ) from error
+    return value
+
+
+def decode_cells(row: dict[str, object], task: Task) -> dict[str, object]:
+    """Parse the cells of a CSV row that the task expects to be nested.
+
+    Only those: a text that happens to look like JSON must stay the text it is.
+    """
+    columns = [*task.fields.values(), task.id, task.reference, task.turns]
+    paths = {path for alternatives in columns for path in alternatives if path is not None}
+    nested = {path.split(".")[0] for path in paths if "." in path} - paths
+    lists = {path for path in (*task.reference, *task.turns) if path is not None}
+    decoded = dict(row)
+    for name in row.keys() & (nested | lists):
+        value = _decoded(row[name])
+        if isinstance(value, list) or (name in nested and isinstance(value, dict)):
+            decoded[name] = value
+    return decoded
+
+
+def _decoded(cell: object) -> object:
+    try:
+        return json.loads(cell) if isinstance(cell, str) else cell
+    except (ValueError, RecursionError):
+        return cell

@@ -1,0 +1,199 @@
+"""The task file: what it may say, checked key by key, so that a typo is never a default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppdbench import resources
+from ppdbench.errors import UnknownName
+from ppdbench.tasks.templates import RESERVED, Template
+from ppdbench.tasks.yamlfile import Keys, read_yaml
+
+METRICS = (
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "squad_em",
+    "squad_f1",
+    "bleu",
+    "chrf",
+    "gsm8k_accuracy",
+    "humaneval_pass1",
+    "topv2_exact_match",
+)
+
+Columns = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Where the hub keeps the data; `hub_id` is None for a set that is not there."""
+
+    hub_id: str | None
+    config: str | None
+    split: str
+    # Read the one split over the network instead of downloading every split first.
+    streaming: bool = False
+    # Where a set without hub id can be found, in words.
+    obtain: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task file. A column is a dotted path; of several, the first that exists is read.
+
+    A None among a field's columns means: when no column exists, the text is empty.
+    """
+
+    name: str
+    version: int
+    description: str
+    dataset: Dataset
+    fields: Mapping[str, Columns]
+    id: Columns  # empty: the row number
+    prompt: Template
+    reference: Columns
+    turns: Columns  # the column holding all user messages of a conversation; empty: none
+    max_new_tokens: int
+    bucket: int
+    stop: tuple[str, ...]
+    metrics: tuple[str, ...]
+    chat: bool
+    context_field: str | None
+    shot: Template | None
+    shots_split: str | None
+    source: str
+
+
+def task_names() -> list[str]:
+    """The tasks that come with the package."""
+    return sorted(path.stem for path in resources.folder("tasks").glob("*.yaml"))
+
+
+def load_task(name_or_path: str) -> Task:
+    """A shipped task by name, or a task file by path."""
+    path = Path(name_or_path).expanduser()
+    is_path = path.suffix in (".yaml", ".yml") or len(path.parts) != 1 or os.sep in name_or_path
+    if not is_path:
+        if name_or_path not in task_names():
+            raise UnknownName("task", name_or_path, task_names())
+        path = resources.folder("tasks") / f"{name_or_path}.yaml"
+    return _build(read_yaml(path), path)
+
+
+def _build(keys: Keys, path: Path) -> Task:
+    fields = _fields(keys)
+    task = Task(
+        name=keys.text("name"),
+        version=keys.number("version"),
+        description=keys.text("description"),
+        dataset=_dataset(keys.section("dataset")),
+        fields=fields,
+        id=keys.columns("id", none_allowed=False),
+        prompt=_prompt(keys, path),
+        reference=keys.columns("reference", none_allowed=False),
+        turns=keys.columns("turns", default=None, none_allowed=False),
+        max_new_tokens=keys.number("max_new_tokens"),
+        bucket=keys.number("bucket"),
+        stop=keys.texts("stop", default=()),
+        metrics=keys.texts("metrics", default=()),
+        chat=keys.flag("chat", default=False),
+        context_field=keys.optional_text("context_field", default=None),
+        shot=_shot(keys),
+        shots_split=keys.optional_text("shots_split", default=None),
+        source=str(path),
+    )
+    keys.refuse_the_rest()
+    _check(task, keys)
+    return task
+
+
+def _dataset(keys: Keys) -> Dataset:
+    dataset = Dataset(
+        hub_id=keys.optional_text("hub_id"),
+        config=keys.optional_text("config", default=None),
+        split=keys.text("split"),
+        streaming=keys.flag("streaming", default=False),
+        obtain=keys.optional_text("obtain", default=None),
+    )
+    keys.refuse_the_rest()
+    return dataset
+
+
+def _fields(keys: Keys) -> dict[str, Columns]:
+    section = keys.section("fields")
+    fields = {name: section.columns(name) for name in section.names()}
+    if not fields:
+        raise keys.error("fields must name at least one template variable and its column")
+    for name, columns in fields.items():
+        if not name.isidentifier() or name in RESERVED:
+            raise keys.error(f"fields: {name!r} cannot be the name of a template variable")
+        if not any(columns):
+            raise keys.error(f"fields: {name} must name a column")
+    return fields
+
+
+def _prompt(keys: Keys, path: Path) -> Template:
+    file = keys.optional_text("prompt", default=None)
+    text = keys.optional_text("prompt_text", default=None)
+    if (file is None) == (text is None):
+        raise keys.error("give either prompt: FILE.jinja or prompt_text: TEXT, one of the two")
+    if file is None:
+        assert text is not None
+        return Template(f"{path.name} prompt_text", _without_last_newline(text))
+    content = _read_prompt(keys, path.parent / file, file)
+    return Template(file, _without_last_newline(content))
+
+
+def _without_last_newline(text: str) -> str:
+    """The newline that ends a text file (or a YAML block) is not part of the prompt."""
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _read_prompt(keys: Keys, beside: Path, name: str) -> str:
+    """The file beside the YAML, or the shipped prompt of that name."""
+    shipped = resources.folder("prompts") / name
+    try:
+        # Bytes: read_text would turn \r\n into \n, which is Jinja's to do.
+        return (beside if beside.is_file() else shipped).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise keys.error(
+            f"prompt {name} is not UTF-8 (byte {error.start}); save it as UTF-8"
+        ) from error
+    except OSError as error:
+        known = sorted(path.name for path in resources.folder("prompts").glob("*.jinja"))
+        raise keys.error(
+            f"prompt {name!r} cannot be read ({error.strerror}); give a path relative to the "
+            f"task file, or one of the shipped prompts: {', '.join(known)}"
+        ) from error
+
+
+def _shot(keys: Keys) -> Template | None:
+    text = keys.optional_text("shot", default=None)
+    return None if text is None else Template(f"{keys.where} shot", text)
+
+
+def _check(task: Task, keys: Keys) -> None:
+    """What no single key can say: lengths, metric names, template variables."""
+    for name in ("version", "max_new_tokens", "bucket"):
+        if getattr(task, name) < 1:
+            raise keys.error(f"{name} must be 1 or more, not {getattr(task, name)}")
+    if task.max_new_tokens % task.bucket:
+        raise keys.error(
+            f"bucket {task.bucket} does not divide max_new_tokens {task.max_new_tokens}"
+        )
+    for metric in task.metrics:
+        if metric not in METRICS:
+            raise UnknownName(f"metric in {keys.where}", metric, METRICS)
+    if "" in task.stop:
+        raise keys.error("stop must not hold an empty string: it would stop everything at once")
+    if task.context_field is not None and task.context_field not in task.fields:
+        raise keys.error(
+            f"context_field {task.context_field!r} is not one of fields: {', '.join(task.fields)}"
+        )
+    task.prompt.check(frozenset(task.fields))
+    if task.shot is not None:
+        task.shot.check(frozenset({"prompt", "reference"}))

@@ -1,0 +1,177 @@
+"""Reading a YAML mapping key by key, with the file and the key named in every complaint."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from ppdbench.errors import ConfigError
+
+
+class _Required:
+    """The default of a key that has none."""
+
+
+REQUIRED: Final = _Required()
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, but a key given twice is an error instead of a silent overwrite."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable) or key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_yaml(path: Path) -> Keys:
+    """The file's top-level mapping."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        content = yaml.load(text, Loader=_Loader)
+    except FileNotFoundError:
+        raise ConfigError(f"task file {path} does not exist; give a path or a task name") from None
+    except OSError as error:
+        raise ConfigError(f"task file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}{_yaml_trouble(error)}") from error
+    except (RecursionError, ValueError) as error:  # nested too deep; an impossible date
+        raise ConfigError(f"{path}: not YAML this program can read: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a task file is a mapping (key: value), not {kind(content)}")
+    return Keys(content, path.name)
+
+
+def _yaml_trouble(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    line = f", line {mark.line + 1}" if mark is not None else ""
+    return f"{line}: not valid YAML: {problem}"
+
+
+class Keys:
+    """A mapping being read: each key is asked for once, what is left over is refused."""
+
+    def __init__(self, content: dict[Any, Any], where: str, prefix: str = "") -> None:
+        self.where = where
+        self._content = content
+        self._prefix = prefix
+        self._asked: set[str] = set()
+
+    def names(self) -> list[str]:
+        """All keys, as text."""
+        for key in self._content:
+            if not isinstance(key, str):
+                raise self.error(f"the key {self._prefix}{key!r} must be text")
+        return list(self._content)
+
+    def text(self, key: str, default: str | _Required = REQUIRED) -> str:
+        """A text that is not empty."""
+        value = self._get(key, default)
+        if not isinstance(value, str) or not value:
+            raise self._wrong(key, "text", value)
+        return value
+
+    def optional_text(self, key: str, default: _Required | None = REQUIRED) -> str | None:
+        """A text, or null."""
+        value = self._get(key, default)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise self._wrong(key, "text or null", value)
+        return value
+
+    def number(self, key: str) -> int:
+        """A whole number."""
+        value = self._get(key, REQUIRED)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, "a whole number", value)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
+        return value
+
+    def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        """A list of texts."""
+        value = self._get(key, default)
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise self._wrong(key, "a list of texts", value)
+        return tuple(value)
+
+    def columns(
+        self, key: str, default: _Required | None = REQUIRED, none_allowed: bool = True
+    ) -> tuple[str | None, ...]:
+        """A column path, a list of alternatives, or null (no columns)."""
+        value = self._get(key, default)
+        if value is None:
+            return ()
+        paths = value if isinstance(value, list) else [value]
+        for path in paths:
+            if path is None and none_allowed:
+                continue
+            if not isinstance(path, str) or not all(path.split(".")):
+                raise self._wrong(key, "a column path like a.b, or a list of them", value)
+        return tuple(paths)
+
+    def section(self, key: str) -> Keys:
+        """A nested mapping."""
+        value = self._get(key, REQUIRED)
+        if not isinstance(value, dict):
+            raise self._wrong(key, "a mapping (key: value)", value)
+        return Keys(value, self.where, f"{self._prefix}{key}.")
+
+    def refuse_the_rest(self) -> None:
+        """Raise for any key that nobody asked for."""
+        for key in self.names():
+            if key not in self._asked:
+                near = get_close_matches(key, self._asked, n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise self.error(
+                    f"unknown key {self._prefix}{key}: {hint}"
+                    f"allowed: {', '.join(sorted(self._asked))}"
+                )
+
+    def error(self, message: str) -> ConfigError:
+        """A complaint about this file."""
+        return ConfigError(f"{self.where}: {message}")
+
+    def _get(self, key: str, default: object) -> Any:
+        self._asked.add(key)
+        if key in self._content:
+            return self._content[key]
+        if isinstance(default, _Required):
+            found = ", ".join(str(name) for name in self._content)
+            raise self.error(f"the key {self._prefix}{key} is missing; the file has: {found}")
+        return default
+
+    def _wrong(self, key: str, expected: str, value: object) -> ConfigError:
+        return self.error(f"{self._prefix}{key} must be {expected}, not {kind(value)}")
+
+
+def kind(value: object) -> str:
+    """What a value is, in a reader's words, short enough for one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"the number {value!r:.40}"
+    if isinstance(value, str):
+        return f"the text {value[:40]!r}" if value else "an empty text"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}" if value else "an empty list"
+    return "a mapping" if isinstance(value, dict) else f"a {type(value).__name__}"

@@ -1,0 +1,123 @@
+"""The sandbox: templates see texts and nothing else, and cannot run away."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ppdbench.errors import ConfigError
+from ppdbench.tasks import Template
+
+NAMES = frozenset({"text", "more"})
+VALUES = {"text": "hello", "more": "{{ text }} <&>"}
+
+
+def refused(source: str) -> str:
+    """Checked and rendered as a task would, the template must end in a ConfigError."""
+    template = Template("t.jinja", source)
+    with pytest.raises(ConfigError) as caught:
+        template.check(NAMES)
+        template.render(VALUES)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "t.jinja" in message
+    return message
+
+
+def test_values_are_put_in_unescaped_and_never_evaluated():
+    assert Template("t", "[{{ more }}]").render(VALUES) == "[{{ text }} <&>]"
+
+
+def test_every_newline_of_a_template_counts():
+    assert Template("t", "a\n\n{{ text }}\n\n").render(VALUES) == "a\n\nhello\n\n"
+
+
+def test_useful_jinja_still_works():
+    source = "{% for i in range(3) %}{{ i * 2 }}{{ '-' * 2 }}{% endfor %}{{ text | upper | trim }}"
+    assert Template("t", source).render(VALUES) == "0--2--4--HELLO"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ text.__class__ }}",
+        "{{ text['__class__'] }}",
+        "{{ text | attr('__class__') }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ lipsum.__globals__ }}",
+        "{{ self.__init__ }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ namespace().__init__ }}",
+        "{{ range.__init__ }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ '{x.__class__}'.format_map({'x': 1}) }}",
+        "{{ ''['format'](1) }}",
+        "{{ (text | attr('format'))(1) }}",
+        "{{ ('%s' | attr('for' ~ 'mat'))(1) }}",
+        "{{ '%s' % text }}",
+        "{{ '%s' | format(text) }}",
+        "{{ config }}",
+        "{{ [].append(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os }}",
+        "{% extends 'x' %}",
+        "{% set x = text.__class__ %}{{ x() }}",
+        "{{ text | random }}",
+    ],
+)
+def test_ways_out_of_the_sandbox_are_closed(source):
+    refused(source)
+
+
+def test_unsafe_attributes_of_many_items_are_undefined():
+    source = "{{ [text] | map(attribute='__class__') | list }}"
+    assert "str" not in Template("t", source).render(VALUES)
+    refused("{{ [text] | map(attribute='__class__') | join }}")
+
+
+def test_an_unsafe_attribute_is_called_not_allowed_with_its_line():
+    message = refused("one\ntwo {{ text.__class__ }}\n")
+    assert "line 2" in message
+    assert "not allowed in a prompt" in message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ range(10**9) | list }}",
+        "{% for i in range(1000000000) %}x{% endfor %}",
+        "{% for i in range(2 * 99999999999999999999) %}x{% endfor %}",
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(90000) %}{{ text * 100 }}{% endfor %}",
+        "{{ 'a' * 1000000000 }}",
+        "{{ 1000000000 * 'a' }}",
+        "{{ [text] * 1000000000 }}",
+        "{{ 9 ** 9999999 }}",
+        "{{ 'a'.ljust(1000000000) }}",
+        "{{ 'a' | center(1000000000) }}",
+        "{{ 'a' | indent(1000000000) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_runaway_templates_end_quickly(source):
+    start = time.perf_counter()
+    refused(source)
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a\nb {{ textt }}", "line 2: unknown variable 'textt'; the template may use: more, text"),
+        ("a\n{% if %}", "line 2"),
+        ("{{ text | nofilter }}", "nofilter"),
+        ("\n{{ text.nothing }}", "line 2"),
+        ("\n\n{{ 1 / 0 }}", "line 3"),
+        ("{{ text + 1 }}", "TypeError"),
+    ],
+)
+def test_mistakes_are_placed(source, expected):
+    assert expected in refused(source)

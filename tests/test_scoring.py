@@ -1,0 +1,258 @@
+"""The metrics against the reference implementations and answers worked out by hand."""
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NoReturn
+
+import pytest
+
+from ppdbench import scoring
+from ppdbench.errors import DataError, UnknownName
+from ppdbench.scoring import text
+
+PREDICTIONS = [
+    "The cats were sitting on the mat, and it was raining outside.",
+    "Il fait très beau aujourd'hui à Paris.",
+    "",
+    "A completely different answer\nover two lines.",
+]
+REFERENCES = [
+    ["A cat sat on the mat while it rained outside.", "The cats were sitting on the mat."],
+    ["Il fait beau à Paris aujourd'hui."],
+    ["Something was expected here."],
+    ["Nothing shared", "A wholly different answer on two lines.", "An answer"],
+]
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def refuse(*args: Any) -> NoReturn:
+        raise AssertionError("scoring opened a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    yield
+
+
+def only(name: str, prediction: str, *references: str) -> float:
+    return scoring.score([name], [prediction], [references])[name]
+
+
+def test_every_metric_scores_and_is_an_evaluate_metric() -> None:
+    import evaluate
+
+    from ppdbench.scoring import metrics
+
+    names = scoring.available_metrics()
+    found = scoring.score(names, ["#### 3"] * 2, [["#### 3"], ["#### 3", "#### 4"]])
+    assert list(found) == names
+    assert all(issubclass(getattr(metrics, c), evaluate.Metric) for c in scoring._CLASSES.values())
+    assert not scoring.NEEDS_EXECUTION & set(names)
+
+
+def test_metrics_come_back_in_the_order_asked() -> None:
+    names = ["chrf", "rougeL", "squad_f1", "rouge1"]
+    assert list(scoring.score(names, ["a"], [["a"]])) == names
+
+
+def test_rouge_equals_rouge_score_with_the_best_reference() -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    names = ["rouge1", "rouge2", "rougeL"]
+    found = scoring.score(names, PREDICTIONS, REFERENCES)
+    scorer = RougeScorer(names, use_stemmer=True)
+    for name in names:
+        best = [
+            max(scorer.score(reference, prediction)[name].fmeasure for reference in references)
+            for prediction, references in zip(PREDICTIONS, REFERENCES, strict=True)
+        ]
+        assert found[name] == pytest.approx(fmean(best))
+        assert 0 < found[name] < 1
+
+
+def test_rouge_stems_words() -> None:
+    assert only("rouge1", "cats rained", "cat raining") == 1
+
+
+def test_rouge_worked_by_hand() -> None:
+    # 3 of 4 words and 1 of 3 bigrams shared; the longest common subsequence has 3 words.
+    found = scoring.score(["rouge1", "rouge2", "rougeL"], ["p q r s"], [["p q z s"]])
+    assert found == pytest.approx({"rouge1": 3 / 4, "rouge2": 1 / 3, "rougeL": 3 / 4})
+
+
+def test_bleu_and_chrf_equal_sacrebleu() -> None:
+    import sacrebleu
+
+    # The layout sacrebleu wants: one list per reference position, None where there is none.
+    by_position = [
+        [references[i] if i < len(references) else None for references in REFERENCES]
+        for i in range(3)
+    ]
+    found = scoring.score(["bleu", "chrf"], PREDICTIONS, REFERENCES)
+    assert found["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, by_position).score
+    assert found["chrf"] == sacrebleu.corpus_chrf(PREDICTIONS, by_position).score
+    assert 1 < found["bleu"] < found["chrf"] < 100
+
+
+def test_bleu_of_a_copy_is_100_and_says_nothing_about_tokens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenised = ["this looks tokenised already ."] * 120
+    found = scoring.score(["bleu", "chrf"], tokenised, [[line] for line in tokenised])
+    assert found == pytest.approx({"bleu": 100, "chrf": 100})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("raw", "normalised"),
+    [
+        ("The Beatles!", "beatles"),
+        ("  a\tcat \n an  owl ", "cat owl"),
+        ("U.S.A.", "usa"),
+        ("an-other", "another"),
+        ("theatre, anthem, area", "theatre anthem area"),
+        ("$1,000.50", "100050"),
+        ("the", ""),
+        ("A.", ""),
+        ("Éa the à", "éa à"),
+        ("“curly” – kept", "“curly” – kept"),
+    ],
+)
+def test_squad_normalisation(raw: str, normalised: str) -> None:
+    assert text.squad_normalised(raw) == normalised
+
+
+@pytest.mark.parametrize(
+    ("prediction", "references", "exact", "f1"),
+    [
+        ("the Normans", ["Normans"], 1, 1),
+        ("in the 10th century", ["10th century"], 0, 4 / 5),
+        ("Denmark", ["Denmark and Norway", "Denmark, Iceland", "Norway"], 0, 2 / 3),
+        ("Norway", ["Denmark", "norway."], 1, 1),
+        ("b b b c", ["b b d"], 0, 4 / 7),
+        ("Rome", ["Paris"], 0, 0),
+        ("", ["Paris"], 0, 0),
+    ],
+)
+def test_squad_scores(prediction: str, references: list[str], exact: int, f1: float) -> None:
+    found = scoring.score(["squad_em", "squad_f1"], [prediction], [references])
+    assert found == pytest.approx({"squad_em": exact, "squad_f1": f1})
+
+
+def test_squad_is_a_fraction_of_the_examples() -> None:
+    found = scoring.score(["squad_em"], ["x", "y", "z", "w"], [["x"], ["y"], ["z"], ["no"]])
+    assert found == {"squad_em": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "right"),
+    [
+        ("She pays 9 * 2 = 18.\n#### 18", "9 * 2 = <<9*2=18>>18\n#### 18", True),
+        ("#### 17\nQuestion: next\n#### 18", "#### 18", False),
+        ("#### 18, and 2 are left", "#### 18", True),
+        ("#### $1,800", "#### 1800", True),
+        ("#### 18.00", "#### 18", True),
+        ("#### .5", "#### 0.5", True),
+        ("####-3", "#### -3", True),
+        ("#### -$3", "#### -3", True),
+        ("#### $-3", "#### -3", True),
+        ("#### 3", "#### -3", False),
+        ("The answer is 18.", "#### 18", True),
+        ("It costs $1,234,567, I think.", "#### 1,234,567", True),
+        ("Half of 36 is 18 apples and no pears", "#### 18", True),
+        ("First 18, then 19", "#### 18", False),
+        ("#### unknown, perhaps 18", "#### 18", True),
+        ("20-18", "#### 18", True),
+        ("x = -18", "#### -18", True),
+        ("eighteen", "#### 18", False),
+        ("", "#### 18", False),
+    ],
+)
+def test_gsm8k_answers(prediction: str, reference: str, right: bool) -> None:
+    assert only("gsm8k_accuracy", prediction, reference) == right
+
+
+def test_a_gsm8k_reference_without_an_answer_is_refused() -> None:
+    with pytest.raises(DataError, match=r"no number after '####'.*'so 18'"):
+        only("gsm8k_accuracy", "#### 18", "so 18")
+
+
+def test_topv2_ignores_whitespace_only() -> None:
+    parse = "[IN:GET_WEATHER [SL:LOCATION Paris ] ]"
+    assert only("topv2_exact_match", "  [IN:GET_WEATHER\n[SL:LOCATION  Paris ] ] ", parse) == 1
+    assert only("topv2_exact_match", parse.lower(), parse) == 0
+    assert only("topv2_exact_match", parse.replace(" ]", "]"), parse) == 0
+    assert only("topv2_exact_match", parse, "[IN:OTHER ]", parse) == 1
+
+
+def test_a_metric_class_works_alone(tmp_path: Path) -> None:
+    from ppdbench.scoring.metrics import Squad
+
+    found = Squad(cache_dir=str(tmp_path)).compute(predictions=["a b"], references=[["b", "c"]])
+    assert found == {"squad_em": 1, "squad_f1": 1}
+
+
+def test_an_unknown_metric_gets_a_suggestion() -> None:
+    with pytest.raises(UnknownName, match="did you mean rougeL"):
+        scoring.score(["rougel"], ["a"], [["a"]])
+    with pytest.raises(UnknownName, match="unknown metric 'humaneval_pass1'"):
+        scoring.score(["humaneval_pass1"], ["a"], [["a"]])
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "message"),
+    [
+        ([], [], "no predictions"),
+        (["a"], [], "1 predictions but 0 sets"),
+        (["a", "b"], [["a"], []], "example 1 has no reference"),
+        (["a"], ["a"], "references of example 0 must be a list of strings"),
+        (["a"], [[None]], "references of example 0 must be a list of strings"),
+        ([None], [["a"]], "prediction 0 is NoneType"),
+    ],
+)
+def test_unusable_texts_are_refused(
+    predictions: list[Any], references: list[Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        scoring.score(["squad_em"], predictions, references)
+
+
+def test_broken_unicode_is_refused_and_leaves_nothing_open() -> None:
+    with pytest.raises(DataError, match="not valid Unicode"):
+        only("squad_em", "half a pair \ud800", "a")
+    gc.collect()
+
+
+ALL_ON_A_BARE_MACHINE = """
+import sys
+from ppdbench import scoring
+names = scoring.available_metrics()
+heavy = {"evaluate", "datasets", "sacrebleu", "rouge_score", "nltk", "torch", "numpy"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+scoring.score(names, ["#### 1"], [["#### 1"]])
+print(len(names))
+"""
+
+
+def test_scoring_is_silent_offline_and_without_a_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.touch()  # a file: no folder can be made under it
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "XDG_", "PYTEST"))}
+    env = kept | {"HOME": str(home), "TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_ON_A_BARE_MACHINE],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"{len(scoring.available_metrics())}\n", "")
+    assert not list(temporary.iterdir())
