@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.staged import StagedModel, Tap
 
 
 class Session:
@@ -30,9 +30,7 @@ class Session:
         self.tokens = list(prompt_ids)
         self.cache.truncate(0)
 
-    def forward(
-        self, tokens: Tensor, *, each: list[Tensor] | None = None, last_only: bool = True
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, *, tap: Tap | None = None, last_only: bool = True) -> Tensor:
         """Run all layers over the next tokens [1, query]; hidden states after the last layer.
 
         With `last_only` the hidden state of the last token alone is returned.
@@ -40,17 +38,17 @@ class Session:
         model, start = self.model, self.cached
         step = self.steps.chain(start, tokens.shape[1], window=model.narrowest_window)
         hidden = model.embed(tokens, step)
-        hidden = model.run(hidden, 0, model.n_layers, step, self.cache, each=each)
+        hidden = model.run(hidden, 0, model.n_layers, step, self.cache, tap=tap)
         return hidden[:, -1:] if last_only else hidden
 
-    def prefill(self, *, each: list[Tensor] | None = None) -> Tensor:
+    def prefill(self, *, tap: Tap | None = None) -> Tensor:
         """Run the prompt; logits [1, 1, vocab] after its last token."""
         ids = torch.tensor([self.tokens], device=self.model.device)
-        return self.model.logits(self.forward(ids, each=each))
+        return self.model.logits(self.forward(ids, tap=tap))
 
-    def advance(self, token: Tensor, *, each: list[Tensor] | None = None) -> Tensor:
+    def advance(self, token: Tensor, *, tap: Tap | None = None) -> Tensor:
         """Run one token [1, 1] (already on the device); logits [1, 1, vocab] after it."""
-        return self.model.logits(self.forward(token, each=each))
+        return self.model.logits(self.forward(token, tap=tap))
 
     def rollback(self, length: int) -> None:
         """Back to the first `length` tokens."""

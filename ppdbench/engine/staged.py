@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,9 @@ from ppdbench.engine.adapters import adapter_for
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.packing import packed_bytes
+
+
+Tap = Callable[[int, Tensor], None]
 
 
 class StagedModel:
@@ -57,11 +61,11 @@ class StagedModel:
         step: Step,
         cache: KVCache,
         *,
-        each: list[Tensor] | None = None,
+        tap: Tap | None = None,
     ) -> Tensor:
         """Layers [start, stop) over `hidden` [batch, query, hidden].
 
-        `each` collects the output of every layer run.
+        `tap` is handed the output of every layer, with the number of layers run by then.
         """
         cache.begin(step, start, stop)
         rotary = {kind: self.adapter.rotary(step, kind) for kind in set(self._kinds[start:stop])}
@@ -75,8 +79,8 @@ class StagedModel:
                 mask = None if mask is None else mask.to(devices[i])
                 turn = None if turn is None else (turn[0].to(devices[i]), turn[1].to(devices[i]))
             hidden = call(i, hidden, mask, turn, cache)
-            if each is not None:
-                each.append(hidden)
+            if tap is not None:
+                tap(i + 1, hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

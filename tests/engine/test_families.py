@@ -34,7 +34,7 @@ def test_hidden_states_after_each_layer_equal_transformers(name: str, packed: bo
     session = Session(model, 64)
     session.reset(ids[0].tolist())
     each: list[torch.Tensor] = []
-    logits = session.prefill(each=each)
+    logits = session.prefill(tap=lambda _layer, hidden: each.append(hidden))
 
     before_norm: list[torch.Tensor] = []
     last = list(stock.get_submodule(model.adapter.body_path).modules())  # type: ignore[attr-defined]

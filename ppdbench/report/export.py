@@ -1,0 +1,160 @@
+"""One table, five ways to write it: terminal, Markdown, LaTeX, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+Cell = str | int | float | None
+FORMATS = ("table", "json", "csv", "markdown", "latex")
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A titled table; `notes` stand below it. Numbers stay numbers until they are written.
+
+    `digits` says how many decimals the floats of a column get (4 where it says nothing);
+    columns in `percent` are fractions that people read as per cent.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    digits: Mapping[str, int] | None = None
+    percent: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(f"{self.title}: {len(row)} cells under {len(self.header)} heads")
+
+    def text(self, column: str, value: Cell) -> str:
+        """How a cell reads."""
+        if value is None:
+            return "-"
+        if isinstance(value, float):
+            places = (self.digits or {}).get(column, 2 if column in self.percent else 4)
+            return f"{100 * value:.{places}f}%" if column in self.percent else f"{value:.{places}f}"
+        return str(value)
+
+    def text_rows(self) -> list[list[str]]:
+        """All cells as they read."""
+        return [
+            [self.text(column, cell) for column, cell in zip(self.header, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def is_number(self, index: int) -> bool:
+        """Whether a column holds numbers, which are set flush right."""
+        cells = [row[index] for row in self.rows if row[index] is not None]
+        return bool(cells) and all(isinstance(cell, (int, float)) for cell in cells)
+
+
+def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> None:
+    """Draw tables for people, as wide as their terminal is (80 columns when piped)."""
+    console = console or Console(soft_wrap=False)
+    for sheet in sheets:
+        drawn = RichTable(
+            title=sheet.title,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        for index, column in enumerate(sheet.header):
+            right = sheet.is_number(index)
+            drawn.add_column(column, justify="right" if right else "left", no_wrap=right)
+        for row in sheet.text_rows():
+            drawn.add_row(*row)
+        console.print(drawn)
+        for note in sheet.notes:
+            console.print(note, style="dim", highlight=False, soft_wrap=False)
+        console.print()
+
+
+def to_csv(sheets: Sequence[Sheet]) -> str:
+    """Comma-separated values in full precision; tables follow each other after a blank line."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for index, sheet in enumerate(sheets):
+        if index:
+            out.write("\n")
+        writer.writerow(sheet.header)
+        writer.writerows(["" if cell is None else cell for cell in row] for row in sheet.rows)
+    return out.getvalue()
+
+
+def to_markdown(sheets: Sequence[Sheet]) -> str:
+    """GitHub tables."""
+    blocks = []
+    for sheet in sheets:
+        marks = ["---:" if sheet.is_number(i) else "---" for i in range(len(sheet.header))]
+        rows = [list(sheet.header), marks, *sheet.text_rows()]
+        body = "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
+        )
+        notes = "".join(f"\n\n{note}" for note in sheet.notes)
+        blocks.append(f"### {sheet.title}\n\n{body}{notes}\n")
+    return "\n".join(blocks)
+
+
+LATEX_ESCAPES = str.maketrans(
+    {
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+    }
+)
+
+
+def to_latex(sheets: Sequence[Sheet]) -> str:
+    """booktabs tables."""
+    blocks = []
+    for sheet in sheets:
+        spec = "".join("r" if sheet.is_number(i) else "l" for i in range(len(sheet.header)))
+        lines = [
+            " & ".join(cell.translate(LATEX_ESCAPES) for cell in row) + r" \\"
+            for row in [list(sheet.header), *sheet.text_rows()]
+        ]
+        notes = "".join(f"\n{note.translate(LATEX_ESCAPES)}\\\\" for note in sheet.notes)
+        blocks.append(
+            "\\begin{table}\n\\centering\n"
+            f"\\caption{{{sheet.title.translate(LATEX_ESCAPES)}}}\n"
+            f"\\begin{{tabular}}{{{spec}}}\n\\toprule\n{lines[0]}\n\\midrule\n"
+            + "\n".join(lines[1:])
+            + f"\n\\bottomrule\n\\end{{tabular}}{notes}\n\\end{{table}}\n"
+        )
+    return "\n".join(blocks)
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON: a NaN here would be a bug, not a number."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def emit(sheets: Sequence[Sheet], json_value: Any, form: str) -> None:
+    """Write the result of a command to stdout in the form asked for."""
+    if form == "table":
+        print_sheets(sheets)
+        return
+    writers = {"csv": to_csv, "markdown": to_markdown, "latex": to_latex}
+    text = to_json(json_value) if form == "json" else writers[form](sheets)
+    # Plain writing, so that nothing is wrapped or coloured on its way into a file.
+    Console(soft_wrap=True).file.write(text)
