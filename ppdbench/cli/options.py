@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
+from ppdbench.report import FORMATS
+
 F = TypeVar("F", bound=Callable[..., Any])
-FORMATS = ("table", "json", "csv", "markdown", "latex")
 
 
 def _stack(*decorators: Callable[[F], F]) -> Callable[[F], F]:

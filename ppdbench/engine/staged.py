@@ -13,7 +13,6 @@ from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.packing import packed_bytes
 
-
 Tap = Callable[[int, Tensor], None]
 
 

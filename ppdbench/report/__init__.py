@@ -1,1 +1,3 @@
 """Records in, text and pictures out; nothing here loads a model."""
+
+FORMATS = ("table", "json", "csv", "markdown", "latex")

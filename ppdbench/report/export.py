@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 Cell = str | int | float | None
-FORMATS = ("table", "json", "csv", "markdown", "latex")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Timing, statistics and what is known of the machine."""

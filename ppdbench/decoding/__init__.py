@@ -1,0 +1,1 @@
+"""Choosing tokens: sampling, stopping, the decoding loop and the identity of outputs."""

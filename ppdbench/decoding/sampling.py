@@ -1,0 +1,68 @@
+"""From logits to a token: the most likely one, or a seeded draw from the likeliest."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppdbench.errors import ConfigError
+
+TARGETS = ("greedy", "top-k", "top-p")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """How the final layer's token is picked."""
+
+    kind: str = "greedy"
+    top_k: int = 3
+    top_p: float = 0.95
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in TARGETS:
+            raise ConfigError(f"target {self.kind!r} is not known; use {', '.join(TARGETS)}")
+        if self.top_k < 1:
+            raise ConfigError(f"top-k sampling from {self.top_k} tokens; use 1 or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top-p sampling with p={self.top_p}; use a value above 0, up to 1")
+        if self.temperature <= 0:
+            raise ConfigError(f"temperature={self.temperature}; use a value above 0")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.kind == "greedy"
+
+    def choose(self, logits: Tensor, generators: list[torch.Generator]) -> Tensor:
+        """One token per row of `logits` [batch, vocab]: [batch, 1]."""
+        if self.greedy:
+            return logits.argmax(-1, keepdim=True)
+        probabilities = self.distribution(logits)
+        draws = [
+            torch.multinomial(row, 1, generator=generator)
+            for row, generator in zip(probabilities.cpu(), generators, strict=True)
+        ]
+        return torch.stack(draws).to(logits.device)
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """The probabilities [batch, vocab] that a draw follows."""
+        scaled = logits.float() / self.temperature
+        if self.kind == "top-k":
+            k = min(self.top_k, scaled.shape[-1])
+            threshold = scaled.topk(k).values[:, -1:]
+            return torch.softmax(scaled.masked_fill(scaled < threshold, float("-inf")), -1)
+        ordered, order = torch.softmax(scaled, -1).sort(-1, descending=True)
+        # Keep a token if those before it do not reach p yet; so the first always stays.
+        kept = ordered * (ordered.cumsum(-1) - ordered < self.top_p)
+        probabilities = torch.zeros_like(kept).scatter(-1, order, kept)
+        return probabilities / probabilities.sum(-1, keepdim=True)
+
+
+def generator_for(seed: int, *names: str) -> torch.Generator:
+    """A generator of its own for each example, so that order does not change what is drawn."""
+    digest = hashlib.sha256("\0".join([str(seed), *names]).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
