@@ -21,3 +21,13 @@ def folder(kind: str) -> Path:
 def builtin_data() -> Path:
     """The folder of examples written for this project, one folder per task."""
     return PACKAGE / "builtin"
+
+
+def reference_model() -> Path:
+    """Where the embedded reference model lies, in versions that carry one."""
+    return PACKAGE / "reference"
+
+
+def reference_is_there() -> bool:
+    """Whether this copy of the package carries the trained reference model."""
+    return (reference_model() / "config.json").is_file()

@@ -26,6 +26,7 @@ class Decoded:
     """
 
     output_ids: tuple[int, ...]
+    proposed: tuple[int, ...]
     accepted: tuple[int, ...]
     prefill_ms: float
     step_ms: tuple[float, ...]
@@ -57,7 +58,8 @@ def autoregressive(
         session.tokens.append(output[-1])
         peaks.append(logits.amax())
     check_finite(torch.stack(peaks), session.model.n_layers)
-    return Decoded(tuple(output), (0,) * len(step_ms), prefill_ms, tuple(step_ms), finish)
+    none = (0,) * len(step_ms)
+    return Decoded(tuple(output), none, none, prefill_ms, tuple(step_ms), finish)
 
 
 def check_finite(peaks: torch.Tensor, layer: int) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from ppdbench.engine import synthetic
+from ppdbench.engine.shapes import PREFIX, parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
-from ppdbench.resources import PACKAGE
+from ppdbench.resources import reference_is_there, reference_model
 
 DTYPES = {
     "float32": torch.float32,
@@ -23,7 +24,6 @@ DTYPES = {
     "float16": torch.float16,
 }
 REFERENCE = "reference"
-REFERENCE_FOLDER = PACKAGE / "reference"
 STAND_IN = "synthetic:demo"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.pt")
 
@@ -42,7 +42,7 @@ class ModelSpec:
     @property
     def is_synthetic(self) -> bool:
         """Whether the weights are random."""
-        return self.name.startswith(synthetic.PREFIX)
+        return self.name.startswith(PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,6 @@ class Loaded:
     def max_positions(self) -> int:
         """The longest sequence the model handles."""
         return self.staged.adapter.max_positions
-
-
-def reference_is_there() -> bool:
-    """Whether this copy of the package carries the trained reference model."""
-    return (REFERENCE_FOLDER / "config.json").is_file()
 
 
 def resolve_device(name: str) -> torch.device:
@@ -112,7 +107,7 @@ def load_stock(spec: ModelSpec) -> tuple[Any, Any]:
     """The transformers model and tokenizer as any user would load them."""
     device = resolve_device(spec.device)
     if spec.is_synthetic:
-        shape = synthetic.parse(spec.name)
+        shape = parse(spec.name)
         dtype = resolve_dtype(spec.dtype, torch.float32, device)
         return (
             synthetic.build(shape, dtype, device),
@@ -123,7 +118,7 @@ def load_stock(spec: ModelSpec) -> tuple[Any, Any]:
             "this copy of ppdbench carries no trained reference model; use "
             f"--model {STAND_IN}, a hub id or a local folder"
         )
-    path = str(REFERENCE_FOLDER) if spec.name == REFERENCE else spec.name
+    path = str(reference_model()) if spec.name == REFERENCE else spec.name
     if Path(path).is_dir():
         _check_folder(Path(path))
     elif path.startswith((".", "/", "~")) or path.count("/") > 1:

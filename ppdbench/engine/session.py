@@ -54,3 +54,45 @@ class Session:
         """Back to the first `length` tokens."""
         del self.tokens[length:]
         self.cache.truncate(length)
+
+
+class Batch:
+    """Several sequences decoded in step, the shorter prompts padded on the left.
+
+    Prompts of one length run exactly as a single one does, without any mask.
+    """
+
+    def __init__(self, model: StagedModel, capacity: int, size: int) -> None:
+        self.model = model
+        self.size = size
+        self.cache, self.steps = model.new_cache(capacity, batch=size)
+        self.padding: Tensor | None = None
+        self.length = 0
+
+    def prefill(self, prompts: list[list[int]], pad_id: int, *, tap: Tap | None = None) -> Tensor:
+        """Start over with these prompts; logits [batch, 1, vocab] after each one's last token."""
+        if len(prompts) != self.size:
+            raise ValueError(f"{len(prompts)} prompts for a batch of {self.size}")
+        longest = max(map(len, prompts))
+        rows = [[pad_id] * (longest - len(p)) + p for p in prompts]
+        missing = [longest - len(p) for p in prompts]
+        device = self.model.device
+        self.padding = torch.tensor(missing, device=device) if any(missing) else None
+        self.cache.truncate(0)
+        self.length = 0
+        return self._forward(torch.tensor(rows, device=device), tap)
+
+    def advance(self, tokens: Tensor, *, tap: Tap | None = None) -> Tensor:
+        """Run one token per sequence [batch, 1]; logits [batch, 1, vocab]."""
+        return self._forward(tokens, tap)
+
+    def _forward(self, tokens: Tensor, tap: Tap | None) -> Tensor:
+        model, n_query = self.model, tokens.shape[1]
+        if self.padding is None:
+            step = self.steps.chain(self.length, n_query, window=model.narrowest_window)
+        else:
+            step = self.steps.padded(self.length, n_query, self.padding)
+        self.length = step.end
+        hidden = model.embed(tokens, step)
+        hidden = model.run(hidden, 0, model.n_layers, step, self.cache, tap=tap)
+        return model.logits(hidden[:, -1:])

@@ -1,0 +1,366 @@
+"""Our greedy decoding against transformers' own `generate()`, and against the memory's speed.
+
+A speedup is worth what its baseline is worth, so the baseline is measured too: the same
+weights, prompts and process, one after the other in alternating order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.bench.bandwidth import measure_bandwidth
+from ppdbench.bench.clock import Clock
+from ppdbench.bench.stats import median
+from ppdbench.decoding.identity import first_difference
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import autoregressive
+from ppdbench.engine.loading import Loaded, ModelSpec, load, load_stock
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from ppdbench.errors import ConfigError
+from ppdbench.resources import builtin_data
+
+Prompts = Sequence[Sequence[int]]
+Report = Callable[[str, int, int | None], None]  # what, how many done, of how many
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass of both over all prompts; what each took in seconds."""
+
+    greedy_s: float
+    greedy_decode_s: float
+    generate_s: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster our greedy was."""
+        return self.generate_s / self.greedy_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineReport:
+    """What the comparison found. Speeds are medians over rounds and count new tokens.
+
+    The `*_tokens_per_s` of greedy and generate are over the whole call, prefill included;
+    `decode_tokens_per_s` is greedy after its prefill, None if one token was asked for.
+    """
+
+    model: str
+    is_synthetic: bool
+    dtype: str
+    device: str
+    threads: int
+    prompts: int
+    prompt_tokens: tuple[int, ...]
+    new_tokens: int
+    rounds: tuple[Round, ...]
+    identical: int
+    """Prompts for which both gave the same tokens."""
+    first_differences: tuple[int | None, ...]
+    """Per prompt the output position at which they part, None where they never do."""
+    bytes_per_token: int
+    bandwidth_bytes_per_s: float
+
+    @property
+    def rounds_run(self) -> int:
+        """How often both went over all prompts."""
+        return len(self.rounds)
+
+    @property
+    def _tokens(self) -> int:
+        return self.prompts * self.new_tokens
+
+    @property
+    def greedy_tokens_per_s(self) -> float:
+        """Our greedy, prefill included."""
+        return self._tokens / median([r.greedy_s for r in self.rounds])
+
+    @property
+    def generate_tokens_per_s(self) -> float:
+        """transformers' generate(), prefill included."""
+        return self._tokens / median([r.generate_s for r in self.rounds])
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Our greedy, steps after the prefill only."""
+        steps = self._tokens - self.prompts
+        return steps / median([r.greedy_decode_s for r in self.rounds]) if steps else None
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster our greedy is: the median of the rounds' ratios."""
+        return median([r.ratio for r in self.rounds])
+
+    @property
+    def ratio_range(self) -> tuple[float, float]:
+        """The smallest and largest ratio of any round."""
+        ratios = [r.ratio for r in self.rounds]
+        return min(ratios), max(ratios)
+
+    @property
+    def bandwidth_utilisation(self) -> float | None:
+        """Bytes that decoding must read, per second, over what the memory delivers.
+
+        Above 1 where weights stay in the processor's caches.
+        """
+        speed = self.decode_tokens_per_s
+        return None if speed is None else self.bytes_per_token * speed / self.bandwidth_bytes_per_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        low, high = self.ratio_range
+        return {
+            "model": self.model,
+            "synthetic": self.is_synthetic,
+            "dtype": self.dtype,
+            "device": self.device,
+            "threads": self.threads,
+            "prompts": self.prompts,
+            "prompt_tokens": list(self.prompt_tokens),
+            "new_tokens": self.new_tokens,
+            "rounds": self.rounds_run,
+            "greedy_tokens_per_s": self.greedy_tokens_per_s,
+            "greedy_decode_tokens_per_s": self.decode_tokens_per_s,
+            "generate_tokens_per_s": self.generate_tokens_per_s,
+            "ratio": self.ratio,
+            "ratio_min": low,
+            "ratio_max": high,
+            "ratios": [r.ratio for r in self.rounds],
+            "greedy_s": [r.greedy_s for r in self.rounds],
+            "generate_s": [r.generate_s for r in self.rounds],
+            "identical": self.identical,
+            "first_differences": list(self.first_differences),
+            "bytes_per_token": self.bytes_per_token,
+            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
+            "bandwidth_utilisation": self.bandwidth_utilisation,
+        }
+
+
+def pseudo_prompts(tokenizer: Any, count: int, length: int) -> list[list[int]]:
+    """`count` prompts of exactly `length` tokens, cut from the builtin examples.
+
+    The same for the same tokenizer; each starts at a text of its own.
+    """
+    texts = _builtin_texts()
+    prompts = []
+    for number in range(count):
+        start = number * len(texts) // count
+        ids: list[int] = []
+        for text in itertools.chain(texts[start:], itertools.cycle(texts)):
+            ids += tokenizer(text + "\n", add_special_tokens=not ids)["input_ids"]
+            if len(ids) >= length:
+                break
+        prompts.append(ids[:length])
+    return prompts
+
+
+def _builtin_texts() -> list[str]:
+    """The longest text of every builtin example."""
+    found = []
+    for path in sorted(builtin_data().glob("*/*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            texts = _strings(json.loads(line))
+            found.append(max(texts, key=len))
+    return found
+
+
+def _strings(value: Any) -> list[str]:
+    """All strings in a JSON value, in order."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [text for item in value for text in _strings(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def compare_with_generate(
+    spec: ModelSpec,
+    *,
+    prompts: Prompts | Callable[[Any], Prompts],
+    new_tokens: int,
+    rounds: int,
+    progress: Report | None = None,
+) -> BaselineReport:
+    """Load the model twice, ours and stock, and time both on `prompts`.
+
+    `prompts` are token ids, or what makes them from the model's tokenizer. Memory for two
+    copies of the weights is needed.
+    """
+    for name, value in {"new_tokens": new_tokens, "rounds": rounds}.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value}; use 1 or more")
+    ours = load(spec)
+    stock, _ = load_stock(spec)
+    ids = prompts(ours.tokenizer) if callable(prompts) else prompts
+    return compare(
+        ours, stock, prompts=ids, new_tokens=new_tokens, rounds=rounds, progress=progress
+    )
+
+
+def compare(
+    ours: Loaded,
+    stock: Any,
+    *,
+    prompts: Prompts,
+    new_tokens: int,
+    rounds: int,
+    progress: Report | None = None,
+    clock: Clock | None = None,
+    bandwidth: float | None = None,
+) -> BaselineReport:
+    """Time both, which must be separate copies: ours has its weights laid out anew."""
+    _check_lengths(ours, prompts, new_tokens)
+    staged = ours.staged
+    clock = clock or Clock(staged.device)
+    greedy = _Greedy(staged, max(len(p) for p in prompts), new_tokens, clock)
+    generate = _Generate(stock, new_tokens, ours.pad_id, clock)
+    report = progress or (lambda _what, _done, _of: None)
+
+    report("warming up", 0, rounds)
+    for prompt in {len(p): p for p in prompts}.values():
+        greedy(prompt)
+        generate(prompt)
+    if bandwidth is None:
+        bandwidth = measure_bandwidth(staged.device)
+    done: list[Round] = []
+    parted: list[int | None] = []
+    for number in range(rounds):
+        report("greedy against generate()", number, rounds)
+        one, parted = _one_round(greedy, generate, prompts, greedy_first=number % 2 == 0)
+        done.append(one)
+    report("greedy against generate()", rounds, rounds)
+
+    return BaselineReport(
+        model=ours.spec.name,
+        is_synthetic=ours.spec.is_synthetic,
+        dtype=str(staged.dtype).removeprefix("torch."),
+        device=str(staged.device),
+        threads=torch.get_num_threads(),
+        prompts=len(prompts),
+        prompt_tokens=tuple(len(p) for p in prompts),
+        new_tokens=new_tokens,
+        rounds=tuple(done),
+        identical=parted.count(None),
+        first_differences=tuple(parted),
+        bytes_per_token=bytes_per_token(staged, [len(p) for p in prompts], new_tokens),
+        bandwidth_bytes_per_s=bandwidth,
+    )
+
+
+def _check_lengths(ours: Loaded, prompts: Prompts, new_tokens: int) -> None:
+    if not prompts or not all(len(p) for p in prompts):
+        raise ConfigError("a comparison needs prompts of one token or more")
+    longest = max(len(p) for p in prompts)
+    if longest + new_tokens > ours.max_positions:
+        raise ConfigError(
+            f"{longest} prompt tokens and {new_tokens} new ones, but {ours.spec.name} runs "
+            f"{ours.max_positions} at most; lower --prompt-tokens or --new-tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """One output and its times: the whole call, and what followed the prefill."""
+
+    tokens: list[int]
+    seconds: float
+    decode_seconds: float = 0.0
+
+
+class _Greedy:
+    """Our greedy decoding, its buffers allocated once."""
+
+    def __init__(self, model: StagedModel, prompt_tokens: int, new_tokens: int, clock: Clock):
+        self.session = Session(model, prompt_tokens + new_tokens)
+        self.limits = Limits(new_tokens)
+        self.clock = clock
+
+    def __call__(self, prompt: Sequence[int]) -> _Timed:
+        self.clock.synchronize()
+        before = self.clock.now()
+        decoded = autoregressive(self.session, list(prompt), self.limits, self.clock)
+        self.clock.synchronize()
+        seconds = self.clock.now() - before
+        return _Timed(list(decoded.output_ids), seconds, sum(decoded.step_ms) / 1e3)
+
+
+class _Generate:
+    """transformers' `generate()` on plain weights with its own attention, free of penalties."""
+
+    def __init__(self, model: Any, new_tokens: int, pad_id: int, clock: Clock) -> None:
+        from transformers import GenerationConfig
+
+        # No EOS and nothing else of the model's own settings, which generate() would fall
+        # back on where the given configuration is silent.
+        model.generation_config = GenerationConfig(
+            do_sample=False,
+            pad_token_id=pad_id,
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+        )
+        self.model = model
+        self.clock = clock
+
+    @torch.inference_mode()
+    def __call__(self, prompt: Sequence[int]) -> _Timed:
+        ids = torch.tensor([list(prompt)], device=self.model.device)
+        self.clock.synchronize()
+        before = self.clock.now()
+        out: Tensor = self.model.generate(ids, attention_mask=torch.ones_like(ids))
+        self.clock.synchronize()
+        seconds = self.clock.now() - before
+        return _Timed(out[0, len(prompt) :].tolist(), seconds)
+
+
+def _one_round(
+    greedy: _Greedy, generate: _Generate, prompts: Prompts, *, greedy_first: bool
+) -> tuple[Round, list[int | None]]:
+    """Both over all prompts, taking turns; and where their outputs part."""
+    seconds = decode_seconds = stock_seconds = 0.0
+    parted = []
+    for index, prompt in enumerate(prompts):
+        if greedy_first == (index % 2 == 0):
+            ours, theirs = greedy(prompt), generate(prompt)
+        else:
+            theirs = generate(prompt)
+            ours = greedy(prompt)
+        seconds += ours.seconds
+        decode_seconds += ours.decode_seconds
+        stock_seconds += theirs.seconds
+        parted.append(first_difference(ours.tokens, theirs.tokens))
+    return Round(seconds, decode_seconds, stock_seconds), parted
+
+
+def bytes_per_token(model: StagedModel, prompt_tokens: Sequence[int], new_tokens: int) -> int:
+    """What one decode step must read on average: weights, and the cache rows so far."""
+    steps = [length + step for length in prompt_tokens for step in range(1, new_tokens)] or list(
+        prompt_tokens
+    )
+    shape = model.cache_shape
+    row = shape.bytes(1) // shape.n_layers
+    rows = sum(min(length, window or length) for length in steps for window in shape.windows) / len(
+        steps
+    )
+    return weight_bytes_read(model) + round(row * rows)
+
+
+def weight_bytes_read(model: StagedModel) -> int:
+    """Weights that a step over one token reads: all of them, of looked-up tables one row.
+
+    A table that the head multiplies by, too, is read whole.
+    """
+    held = model.weight_bytes()
+    head = getattr(model.adapter.head, "weight", None)
+    for module in model.model.modules():
+        if isinstance(module, nn.Embedding) and module.weight is not head:
+            row = module.weight[0]
+            held -= (module.weight.numel() - row.numel()) * row.element_size()
+    return held

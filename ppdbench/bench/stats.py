@@ -1,0 +1,158 @@
+"""Numbers about numbers: centre, spread, outliers, intervals. Plain Python and numpy, no torch.
+
+Wilson (1927) for proportions, widened by the design effect of Kish (1965) where examples
+are clusters of tokens that go right or wrong together; a bootstrap over examples for ratios.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Z_95 = 1.959963984540054
+
+# Iglewicz and Hoaglin (1993): the scale that makes deviations comparable with sigma,
+# and how many of them away a value counts as an outlier.
+MEDIAN_SCALE = 0.674490
+MEAN_SCALE = 0.797885
+OUTLIER_LIMIT = 3.5
+
+# How many resampled values are held at once (8 bytes each).
+BOOTSTRAP_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times faster; the bounds of its 95% interval are None for a single example."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return math.fsum(_some(values)) / len(values)
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value, or half-way between the two in the middle."""
+    ordered = sorted(_some(values))
+    half = len(ordered) // 2
+    if len(ordered) % 2:
+        return float(ordered[half])
+    return (ordered[half - 1] + ordered[half]) / 2
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The sample standard deviation; one value has none."""
+    if len(_some(values)) == 1:
+        return None
+    centre = mean(values)
+    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+
+def median_absolute_deviation(values: Sequence[float]) -> float:
+    """The median distance from the median."""
+    centre = median(values)
+    return median([abs(v - centre) for v in values])
+
+
+def outliers(values: Sequence[float], limit: float = OUTLIER_LIMIT) -> tuple[int, ...]:
+    """Where `values` lie more than `limit` scaled median absolute deviations off the median.
+
+    Where more than half the values are equal that deviation is 0 and the mean one stands in.
+    """
+    centre = median(values)
+    distances = [abs(v - centre) for v in values]
+    scale = median(distances) / MEDIAN_SCALE or mean(distances) / MEAN_SCALE
+    return tuple(i for i, d in enumerate(distances) if d > limit * scale)
+
+
+def wilson(successes: float, n: float) -> tuple[float, float]:
+    """Wilson's 95% interval for a proportion; `n` may be an effective, fractional size."""
+    if n <= 0:
+        raise ValueError(f"a proportion of {n} trials has no interval")
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes in {n} trials")
+    p, z2 = successes / n, Z_95**2
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z_95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    # Rounding must not push a bound past the proportion that it bounds.
+    return max(0.0, min(centre - half, p)), min(1.0, max(centre + half, p))
+
+
+def clustered_wilson(
+    matches_per_example: Sequence[tuple[int, int]],
+) -> tuple[float, float, float]:
+    """Wilson's interval for sum(matched) / sum(n), as wide as unequal examples ask for.
+
+    Takes (matched, n) per example, returns (low, high, effective_n). Tokens of one example
+    are no independent trials: the variance of the ratio estimator between examples, over
+    that of independent tokens, is the design effect, and n shrinks by it. It never counts
+    as less than 1. With one example, or all or none matched, there is no variance to
+    estimate it from and the plain Wilson interval over all tokens is returned, which is
+    then too narrow if examples do differ.
+    """
+    counts = np.asarray([pair for pair in matches_per_example if pair[1]], dtype=np.float64)
+    if not len(counts):
+        raise ValueError("no example has any trials")
+    if (counts[:, 0] < 0).any() or (counts[:, 0] > counts[:, 1]).any():
+        raise ValueError("an example has more matches than trials, or fewer than none")
+    matched, n = float(counts[:, 0].sum()), float(counts[:, 1].sum())
+    effective = n / _design_effect(counts, matched / n)
+    low, high = wilson(matched / n * effective, effective)
+    return low, high, effective
+
+
+def _design_effect(counts: npt.NDArray[np.float64], p: float) -> float:
+    """Variance of the ratio between clusters [example, (matched, n)] over the binomial one."""
+    clusters, n = len(counts), float(counts[:, 1].sum())
+    if clusters < 2 or p in (0.0, 1.0):
+        return 1.0
+    residuals = counts[:, 0] - p * counts[:, 1]
+    between = clusters / (clusters - 1) * float(residuals @ residuals) / n**2
+    return max(1.0, between / (p * (1 - p) / n))
+
+
+def paired_ratio(
+    baseline_ms: Sequence[float], method_ms: Sequence[float], seed: int = 0, draws: int = 2000
+) -> Ratio:
+    """How many times faster the method is over all examples, both timed on the same ones.
+
+    The ratio of totals, so that an example weighs what it costs; its 95% interval is the
+    percentile bootstrap that draws examples, baseline and method together.
+    """
+    if len(baseline_ms) != len(method_ms):
+        raise ValueError(f"{len(baseline_ms)} baseline times, {len(method_ms)} of the method")
+    if draws < 1:
+        raise ValueError(f"draws={draws}; use 1 or more")
+    times = np.asarray([_some(baseline_ms), method_ms], dtype=np.float64)  # [2, example]
+    if not (np.isfinite(times).all() and (times > 0).all()):
+        raise ValueError("times must be finite and above 0")
+    value = float(times[0].sum() / times[1].sum())
+    if times.shape[1] < 2:
+        return Ratio(value, None, None)
+    low, high = np.quantile(_bootstrap(times, seed, draws), (0.025, 0.975))
+    return Ratio(value, float(low), float(high))
+
+
+def _bootstrap(times: npt.NDArray[np.float64], seed: int, draws: int) -> npt.NDArray[np.float64]:
+    """Ratios of totals over `draws` resamplings of the examples."""
+    generator, examples = np.random.default_rng(seed), times.shape[1]
+    block = max(1, BOOTSTRAP_BLOCK // examples)
+    ratios = []
+    for start in range(0, draws, block):
+        chosen = generator.integers(examples, size=(min(block, draws - start), examples))
+        ratios.append(times[0][chosen].sum(1) / times[1][chosen].sum(1))
+    return np.concatenate(ratios)
+
+
+def _some(values: Sequence[float]) -> Sequence[float]:
+    if not len(values):
+        raise ValueError("no values")
+    return values

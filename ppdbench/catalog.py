@@ -1,0 +1,92 @@
+"""What this package holds, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ppdbench.engine.shapes import NAMED, PREFIX
+from ppdbench.resources import folder, reference_is_there
+
+# Model types with an adapter, and what is known under them.
+FAMILIES = {
+    "llama": "Llama 1/2/3, Vicuna, TinyLlama, MobileLLaMA, CodeLlama, SmolLM",
+    "mistral": "Mistral",
+    "qwen2": "Qwen 2 and 2.5",
+    "qwen3": "Qwen 3",
+    "phi3": "Phi-3",
+    "olmo2": "OLMo 2",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 text",
+    "gpt_neox": "GPT-NeoX, Pythia",
+    "gpt2": "GPT-2",
+    "opt": "OPT",
+}
+
+
+def methods() -> list[dict[str, Any]]:
+    """Every decoding strategy with its options."""
+    from ppdbench.strategies import METHODS
+
+    return [
+        {
+            "name": method.name,
+            "exact": method.exact,
+            "trained": method.trained,
+            "options": [asdict(option) for option in method.options()],
+            "summary": method.summary,
+        }
+        for method in map(METHODS.get, METHODS.names())
+    ]
+
+
+def tasks() -> list[dict[str, Any]]:
+    """Every shipped task."""
+    from ppdbench.tasks import load_task, task_names
+
+    return [
+        {
+            "name": task.name,
+            "version": task.version,
+            "dataset": task.dataset.hub_id,
+            "split": task.dataset.split,
+            "tokens": task.max_new_tokens,
+            "bucket": task.bucket,
+            "metrics": list(task.metrics),
+        }
+        for task in map(load_task, task_names())
+    ]
+
+
+def models() -> list[dict[str, Any]]:
+    """What --model understands: the embedded model, synthetic shapes, families."""
+    there = "shipped with the package" if reference_is_there() else "not in this version"
+    entries = [{"model": "reference", "kind": "embedded", "what": there}]
+    entries += [
+        {
+            "model": f"{PREFIX}{name}",
+            "kind": "random weights",
+            "what": f"{shape.layers} layers, {shape.hidden} wide, vocabulary {shape.vocab}",
+        }
+        for name, shape in NAMED.items()
+    ]
+    entries += [
+        {"model": "hub id or folder", "kind": family, "what": members}
+        for family, members in FAMILIES.items()
+    ]
+    return entries
+
+
+def tables() -> list[dict[str, Any]]:
+    """The papers' tables whose numbers travel with the package."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it is built in
+    entries = []
+    for path in sorted(folder("papers").glob("*.yaml")):
+        table = yaml.load(path.read_text("utf-8"), Loader=loader)
+        paper, _, number = path.stem.replace("_table", "_").rpartition("_")
+        entries.append(
+            {"table": f"{paper}/{number}", "title": table["title"], "rows": len(table["rows"])}
+        )
+    return sorted(entries, key=lambda e: (e["table"].split("/")[0], len(e["table"]), e["table"]))

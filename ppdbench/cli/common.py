@@ -1,0 +1,92 @@
+"""What several commands do before and after their work."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ppdbench.engine.loading import ModelSpec
+    from ppdbench.workload import Report
+
+
+def notice(text: str) -> None:
+    """One line for people, out of the way of results."""
+    click.echo(text, err=True)
+
+
+def chosen_model(name: str | None) -> str:
+    """The model asked for, or the embedded one; says so where it has to stand in another."""
+    from ppdbench.engine.loading import REFERENCE, STAND_IN
+    from ppdbench.resources import reference_is_there
+
+    if name is not None:
+        return name
+    if reference_is_there():
+        return REFERENCE
+    notice(
+        f"note: no --model given and no trained reference model in this version; "
+        f"using {STAND_IN} (random weights)"
+    )
+    return STAND_IN
+
+
+def model_spec(options: dict[str, Any]) -> ModelSpec:
+    """The shared model options as one object; takes them out of `options`."""
+    from ppdbench.engine.loading import ModelSpec
+
+    return ModelSpec(
+        name=chosen_model(options.pop("model")),
+        revision=options.pop("revision"),
+        dtype=options.pop("dtype"),
+        device=options.pop("device"),
+        offline=options.pop("offline"),
+        trust_remote_code=options.pop("trust_remote_code"),
+    )
+
+
+def chosen_data(data: str | None, model: str | None) -> str:
+    """Builtin examples go with the embedded model, the hub with any other."""
+    return data or ("builtin" if model in (None, "reference") else "hub")
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """`1,3,5` to numbers, each once, smallest first."""
+    from ppdbench.errors import ConfigError
+
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: use numbers such as 1,3,5") from None
+
+
+def run_folder(out: str | None, *parts: str) -> Path:
+    """The folder of a run: the one asked for, or one that says what it is and when."""
+    if out is not None:
+        return Path(out)
+    names = [re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_")[-40:] for part in parts]
+    return Path("results") / "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
+
+
+@contextmanager
+def progress() -> Iterator[Report]:
+    """A bar with the time left on stderr; silent where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def report(text: str, done: int, total: int | None) -> None:
+            bar.update(task, description=text, completed=done, total=total)
+
+        yield report

@@ -1,0 +1,174 @@
+"""`ppdbench env`: what a measurement would run on, and how good its baseline is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppdbench.cli.common import model_spec, notice, progress
+from ppdbench.cli.options import format_option, model_options
+
+if TYPE_CHECKING:
+    from ppdbench.bench.baseline import BaselineReport
+    from ppdbench.engine.loading import ModelSpec
+    from ppdbench.report.export import Sheet
+
+# Long enough for a median that holds still, short enough not to be noticed.
+BANDWIDTH_SECONDS = 1.0
+PROMPTS = 2
+
+BASELINE_ONLY = (
+    *("model", "revision", "dtype", "offline", "trust_remote_code"),
+    *("prompt_tokens", "new_tokens", "rounds"),
+)
+
+
+@click.command("env")
+@click.option("--baseline", is_flag=True, help="Time our greedy against transformers' generate().")
+@model_options
+@click.option("--prompt-tokens", type=int, default=64, show_default=True, help="Prompt length.")
+@click.option("--new-tokens", type=int, default=128, show_default=True, help="Tokens to generate.")
+@click.option("--rounds", type=int, default=5, show_default=True, help="Passes of both, in turns.")
+@format_option
+@click.pass_context
+def command(ctx: click.Context, baseline: bool, form: str, **options: Any) -> None:
+    """Versions, devices, settings and memory bandwidth; warnings on stderr.
+
+    With --baseline also how fast greedy decoding runs here: ours, which every speedup is
+    measured against, and generate() of transformers on the same weights and prompts.
+
+    \b
+    ppdbench env
+    ppdbench env --format json
+    ppdbench env --baseline --model synthetic:llama-20m --dtype bfloat16
+    """
+    for name in ("prompt_tokens", "new_tokens", "rounds"):
+        if options[name] < 1:
+            raise click.UsageError(f"--{name.replace('_', '-')} {options[name]}: use 1 or more")
+    from ppdbench.bench import environment
+    from ppdbench.engine.loading import resolve_device
+    from ppdbench.report.export import emit
+
+    environment.set_threads(options.pop("threads"))
+    device = resolve_device(options["device"])
+    description = environment.describe()
+    warned = environment.warnings(description)
+    for warning in warned:
+        notice(f"warning: {warning}")
+    result: dict[str, Any] = {"environment": description, "warnings": warned}
+    sheets = [_environment_sheet(description)]
+    if baseline:
+        report = _compare(options)
+        result |= report.to_dict()
+        sheets.append(_baseline_sheet(report))
+    else:
+        from ppdbench.bench.bandwidth import measure_bandwidth
+
+        _say_what_is_unused(ctx)
+        speed = measure_bandwidth(device, BANDWIDTH_SECONDS)
+        result |= {"device": str(device), "bandwidth_bytes_per_s": speed}
+        sheets.append(_bandwidth_sheet(str(device), speed))
+    emit(sheets, result, form)
+
+
+def _say_what_is_unused(ctx: click.Context) -> None:
+    """Nothing asked for is ignored in silence."""
+    given = click.core.ParameterSource.COMMANDLINE
+    for name in BASELINE_ONLY:
+        if ctx.get_parameter_source(name) == given:
+            notice(f"note: --{name.replace('_', '-')} means nothing without --baseline")
+
+
+def _compare(options: dict[str, Any]) -> BaselineReport:
+    from ppdbench.bench.baseline import compare_with_generate, pseudo_prompts
+    from ppdbench.engine.quiet import quiet
+
+    quiet()
+    spec: ModelSpec = model_spec(options)
+    length = options["prompt_tokens"]
+    with progress() as report:
+        return compare_with_generate(
+            spec,
+            prompts=lambda tokenizer: pseudo_prompts(tokenizer, PROMPTS, length),
+            new_tokens=options["new_tokens"],
+            rounds=options["rounds"],
+            progress=report,
+        )
+
+
+def _environment_sheet(description: dict[str, Any]) -> Sheet:
+    from ppdbench.report.export import Sheet
+
+    return Sheet("Environment", ("what", "value"), tuple(_rows(description)))
+
+
+def _rows(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested facts, one per line; what is unknown or empty is left out."""
+    rows: list[tuple[str, str]] = []
+    for key, held in value.items():
+        name = f"{prefix}{key}".replace("_", " ") if key.islower() else f"{prefix}{key}"
+        if isinstance(held, dict):
+            rows += _rows(held, f"{name} ")
+        elif isinstance(held, list) and held and isinstance(held[0], dict):
+            for index, item in enumerate(held):
+                rows += _rows(item, f"{name} {index} ")
+        elif held is not None and held != []:
+            rows.append(_row(name, held))
+    return rows
+
+
+def _row(name: str, held: Any) -> tuple[str, str]:
+    if isinstance(held, bool):
+        return name, "yes" if held else "no"
+    if name.endswith(" bytes"):
+        return name.removesuffix(" bytes"), f"{held / (1 << 30):.1f} GiB"
+    if isinstance(held, list):
+        return name, " ".join(str(item) for item in held)
+    return name, str(held)
+
+
+def _bandwidth_sheet(device: str, speed: float) -> Sheet:
+    from ppdbench.report.export import Sheet
+
+    header = ("device", "read bandwidth GB/s")
+    return Sheet("Memory", header, ((device, speed / 1e9),), digits={header[1]: 1})
+
+
+def _baseline_sheet(report: BaselineReport) -> Sheet:
+    from ppdbench.report.export import Sheet
+
+    low, high = report.ratio_range
+    header = ("decoding", "tokens/s", "after prefill", "ratio", "min", "max", "bandwidth used")
+    ours = (
+        *("greedy (ours)", report.greedy_tokens_per_s, report.decode_tokens_per_s),
+        *(report.ratio, low, high, report.bandwidth_utilisation),
+    )
+    theirs = ("generate()", report.generate_tokens_per_s, None, None, None, None, None)
+    label = f"{report.model}{' (synthetic weights)' if report.is_synthetic else ''}"
+    return Sheet(
+        f"Baseline: {label}, {report.dtype} on {report.device}, {report.threads} threads",
+        header,
+        (ours, theirs),
+        notes=(_same_tokens(report), _what_was_read(report)),
+        digits={"tokens/s": 1, "after prefill": 1, "ratio": 2, "min": 2, "max": 2},
+        percent=frozenset({"bandwidth used"}),
+    )
+
+
+def _same_tokens(report: BaselineReport) -> str:
+    said = (
+        f"{report.rounds_run} rounds of {report.prompts} prompts, {report.prompt_tokens[0]} + "
+        f"{report.new_tokens} tokens; same tokens for {report.identical} of {report.prompts}"
+    )
+    parted = [str(p) for p in report.first_differences if p is not None]
+    if parted:
+        said += f", others part at output position {', '.join(parted)} (rounding decides near-ties)"
+    return said
+
+
+def _what_was_read(report: BaselineReport) -> str:
+    return (
+        f"a step reads {report.bytes_per_token / 1e6:.1f} MB; memory delivers "
+        f"{report.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
+    )

@@ -1,0 +1,132 @@
+"""`ppdbench probe`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppdbench.cli.common import (
+    chosen_data,
+    model_spec,
+    notice,
+    numbers,
+    progress,
+    run_folder,
+)
+from ppdbench.cli.options import format_option, model_options, run_options, task_options
+
+if TYPE_CHECKING:
+    from ppdbench.probe.runner import ProbeConfig, ProbeRun
+
+
+@click.command("probe")
+@click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
+@click.option("--layers", help="Layers run: all (default), 4,8,12 or 2-6.")
+@click.option("-k", "--k", "ks", default="1,3,5", show_default=True, help="Candidates, as 1,3,5.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    help="How the final token is picked: greedy (default), top-k, top-p; may be repeated.",
+)
+@click.option("--top-k", default=3, show_default=True, help="k of the top-k target.")
+@click.option("--top-p", default=0.95, show_default=True, help="p of the top-p target.")
+@click.option("--temperature", default=1.0, show_default=True, help="Temperature of both.")
+@click.option("--bucket", type=int, help="Positions per bucket (the task's, or an eighth).")
+@click.option("--head", metavar="DIR", help="Trained heads, reported beside the model's own.")
+@click.option("--stop-at-eos", is_flag=True, help="End at EOS instead of forcing full length.")
+@click.option("--batch-size", default=1, show_default=True, help="Examples decoded in step.")
+@click.option(
+    "--show-example", type=int, metavar="N", help="Draw layers x tokens of example N, from 0."
+)
+@click.option("--plot", metavar="FILE", help="Write the match-rate curves as .png, .svg or .pdf.")
+@task_options
+@model_options
+@run_options
+@format_option
+def command(tasks: tuple[str, ...], form: str, plot: str | None, **options: Any) -> int:
+    """How often each layer's top k already holds the final token.
+
+    \b
+    ppdbench probe --task gsm8k --limit 8
+    ppdbench probe --task squad --task wmt_en_fr --layers 4,8 -k 1,5
+    ppdbench probe --model ./my-model --task xsum --data ./xsum.jsonl
+    ppdbench probe --task gsm8k --limit 2 --show-example 0
+    ppdbench probe --task squad --target greedy --target top-p --format csv
+    """
+    from ppdbench.bench.environment import set_threads
+    from ppdbench.engine.quiet import quiet
+    from ppdbench.probe import summary
+    from ppdbench.probe.runner import run_probe
+    from ppdbench.report import probe_tables
+    from ppdbench.report.export import emit
+
+    quiet()
+    set_threads(options["threads"])
+    out, resume = options.pop("out"), options.pop("resume")
+    layers = options.pop("layers")
+    config = _config(tasks or ("gsm8k",), options)
+    folder = run_folder(out, "probe", "+".join(config.tasks), config.model.name)
+    with progress() as report:
+        run = run_probe(config, layers, folder, resume=resume, report=report)
+    rates = summary.match_rates(run.samples, config.ks, run.buckets)
+    if form == "csv":
+        sheets = [probe_tables.long(rates)]
+    else:
+        sheets = probe_tables.sheets(run.header, rates, summary.saturation(run.samples))
+    emit(sheets, summary.to_json(run.header, run.samples, rates, str(folder)), form)
+    _show(run, config, form)
+    _draw(plot, rates)
+    if run.cut:
+        notice(
+            f"note: {len(run.cut)} of {run.n_examples} prompts were too long and lost "
+            f"{sum(run.cut.values())} tokens of their context"
+        )
+    notice(f"run: {folder}")
+    return 0
+
+
+def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
+    from ppdbench.decoding.sampling import Target
+    from ppdbench.probe.runner import ProbeConfig
+
+    drawing = {name: options.pop(name) for name in ("top_k", "top_p", "temperature")}
+    targets = tuple(Target(kind=kind, **drawing) for kind in options.pop("targets") or ("greedy",))
+    data = chosen_data(options.pop("data"), options["model"])
+    return ProbeConfig(
+        model=model_spec(options),
+        tasks=tasks,
+        targets=targets,
+        ks=numbers("-k", options.pop("ks")),
+        data=data,
+        **options,
+    )
+
+
+def _show(run: ProbeRun, config: ProbeConfig, form: str) -> None:
+    """The per-token view of one example: on the terminal, and as a picture in the run folder."""
+    from rich.console import Console
+
+    from ppdbench.report.grid import grid_of, print_grid
+    from ppdbench.report.plots import save, token_grid
+
+    if config.show_example is None:
+        return
+    sample = next(s for s in run.samples if "predictions" in s)
+    grid = grid_of(sample, run.layers, lambda token: run.loaded.tokenizer.decode([token]))
+    print_grid(grid, Console(stderr=form != "table"))
+    picture = run.path / f"example-{config.show_example}.png"
+    save(token_grid(grid), picture)
+    notice(f"picture: {picture}")
+
+
+def _draw(plot: str | None, rates: list[Any]) -> None:
+    from dataclasses import asdict
+
+    from ppdbench.report.plots import match_rates, save
+
+    if plot is not None:
+        save(match_rates([asdict(rate) for rate in rates]), Path(plot))
+        notice(f"picture: {plot}")

@@ -1,0 +1,1 @@
+"""How often each layer already holds the final token."""

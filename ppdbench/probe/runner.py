@@ -1,0 +1,197 @@
+"""A probe run: every task and target, one line per example, resumable."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppdbench.decoding.sampling import Target, generator_for
+from ppdbench.engine.heads import load_heads
+from ppdbench.engine.loading import Loaded, load
+from ppdbench.errors import ConfigError
+from ppdbench.header import run_header
+from ppdbench.probe.match import Probed, Prober
+from ppdbench.store import RunFolder
+from ppdbench.tasks import Task
+from ppdbench.workload import Item, Report, RunConfig, Workload, capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeConfig(RunConfig):
+    """What a probe run is told. Layers are counts of layers run; none means all."""
+
+    layers: tuple[int, ...] = ()
+    ks: tuple[int, ...] = (1, 3, 5)
+    targets: tuple[Target, ...] = (Target(),)
+    bucket: int | None = None
+    head: str | None = None
+    stop_at_eos: bool = False
+    batch_size: int = 1
+    show_example: int | None = None
+
+    def __post_init__(self) -> None:
+        # Not super(): a dataclass with slots is a new class, which super() does not know.
+        RunConfig.__post_init__(self)
+        if not self.ks or min(self.ks) < 1:
+            raise ConfigError(f"-k {', '.join(map(str, self.ks)) or 'nothing'}: use 1 or more")
+        if self.batch_size < 1:
+            raise ConfigError(f"--batch-size {self.batch_size}: use 1 or more")
+        kinds = [target.kind for target in self.targets]
+        if len(set(kinds)) < len(kinds):
+            raise ConfigError("a --target is given twice")
+
+    def bucket_size(self, task: Task) -> int:
+        """How many positions one bucket of `task` holds."""
+        length = self.new_tokens(task)
+        if self.bucket is not None:
+            if self.bucket < 1 or length % self.bucket:
+                raise ConfigError(
+                    f"--bucket {self.bucket} does not divide the {length} tokens of {task.name}; "
+                    f"use one of {', '.join(str(d) for d in divisors(length))}"
+                )
+            return self.bucket
+        if length == task.max_new_tokens:
+            return task.bucket
+        # As in the paper: eight equal buckets, or the next fewer that divide the length.
+        return next(d for d in divisors(length) if length // d <= 8)
+
+
+def divisors(n: int) -> list[int]:
+    """The divisors of `n`, smallest first."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def parse_layers(text: str | None, n_layers: int) -> tuple[int, ...]:
+    """`all`, `4,8,12` or `2-6` to numbers of layers run, checked against the model."""
+    if text is None or text == "all":
+        return tuple(range(1, n_layers + 1))
+    layers: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        try:
+            layers.update(range(int(first), int(last or first) + 1))
+        except ValueError:
+            raise ConfigError(f"--layers {text!r}: use all, or numbers like 4,8 or 2-6") from None
+    outside = sorted(n for n in layers if not 1 <= n <= n_layers)
+    if outside or not layers:
+        raise ConfigError(
+            f"layer {outside[0] if outside else text!r}, but this model has {n_layers} layers; "
+            f"use 1..{n_layers}"
+        )
+    return tuple(sorted(layers))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRun:
+    """A finished probe: where it lies, and what it takes to show one example."""
+
+    path: Path
+    header: dict[str, Any]
+    samples: list[dict[str, Any]]
+    loaded: Loaded
+    cut: dict[str, int]  # example id -> prompt tokens cut
+    buckets: dict[str, int]  # task -> positions per bucket
+    layers: tuple[int, ...]
+
+    @property
+    def n_examples(self) -> int:
+        """Distinct examples, however many targets each was probed with."""
+        return len({(s["task"], s["example_id"]) for s in self.samples})
+
+
+def run_probe(
+    config: ProbeConfig, layers: str | None, out: Path, *, resume: bool, report: Report
+) -> ProbeRun:
+    """Probe every example that the run folder does not hold yet."""
+    work = Workload.read(config)
+    buckets = {task.name: config.bucket_size(task) for task, _ in work.examples}
+    loaded = load(config.model)
+    config = dataclasses.replace(config, layers=parse_layers(layers, loaded.staged.n_layers))
+    too_large = [k for k in config.ks if k > loaded.staged.vocab_size]
+    if too_large:
+        raise ConfigError(
+            f"-k {too_large[0]}, but the vocabulary has {loaded.staged.vocab_size} entries; "
+            f"use 1..{loaded.staged.vocab_size}"
+        )
+    items = work.encode(loaded)
+    if config.show_example is not None and not 0 <= config.show_example < len(items):
+        raise ConfigError(
+            f"--show-example {config.show_example}: use 0..{len(items) - 1}, counting from 0"
+        )
+    heads = load_heads(config.head, loaded) if config.head else {}
+    prober = Prober(
+        loaded,
+        config.layers,
+        capacity(items),
+        heads=heads,
+        predictions=config.show_example is not None,
+    )
+    header = run_header("probe", config, loaded, work)
+    with RunFolder(out, header, resume=resume) as folder:
+        _probe_missing(config, items, prober, folder, report)
+        samples = list(folder.done.values())
+    cut = {item.example.id: item.cut_tokens for item in items if item.cut_tokens}
+    return ProbeRun(out, header, samples, loaded, cut, buckets, config.layers)
+
+
+def _probe_missing(
+    config: ProbeConfig, items: list[Item], prober: Prober, folder: RunFolder, report: Report
+) -> None:
+    total = len(items) * len(config.targets)
+    report("probing", len(folder.done), total)
+    shown = None if config.show_example is None else items[config.show_example]
+    for target in config.targets:
+        missing = [item for item in items if _key(item, target) not in folder.done]
+        for batch in _batches(missing, config.batch_size):
+            results = prober.probe(
+                [item.ids for item in batch],
+                batch[0].max_new_tokens,
+                target,
+                [generator_for(config.seed, i.task.name, i.example.id) for i in batch],
+                stop_at=prober.loaded.eos_ids if config.stop_at_eos else frozenset(),
+                names=[item.example.id for item in batch],
+            )
+            for item, result in zip(batch, results, strict=True):
+                # Only an unbatched greedy probe is, pass for pass, the reference itself.
+                exact = target.greedy and len(batch) == 1
+                folder.append(_sample(item, target, result, exact, item is shown))
+            report(f"probing {batch[0].task.name}", len(folder.done), total)
+
+
+def _key(item: Item, target: Target) -> tuple[Any, ...]:
+    return (item.task.name, item.example.id, "probe", target.kind)
+
+
+def _batches(items: list[Item], size: int) -> Iterator[list[Item]]:
+    """Up to `size` neighbours of one task at a time."""
+    batch: list[Item] = []
+    for item in items:
+        if batch and (len(batch) == size or item.task is not batch[0].task):
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def _sample(item: Item, target: Target, result: Probed, exact: bool, shown: bool) -> dict[str, Any]:
+    sample: dict[str, Any] = {
+        "example_id": item.example.id,
+        "task": item.task.name,
+        "method": "probe",
+        "target": target.kind,
+        "verdict": "identical" if exact else None,
+        "cut_tokens": item.cut_tokens,
+        "elapsed_ms": round(result.elapsed_ms, 3),
+        "prompt_ids": item.ids,
+        "output_ids": result.output_ids,
+        "ranks": {str(layer): ranks for layer, ranks in result.ranks.items()},
+    }
+    if result.head_ranks:
+        sample["head_ranks"] = {str(n): ranks for n, ranks in result.head_ranks.items()}
+    if shown:
+        sample["predictions"] = {str(n): ids for n, ids in result.predictions.items()}
+    return sample

@@ -1,0 +1,166 @@
+"""From stored ranks to match rates, intervals and saturation; no model, no torch.
+
+Positions are counted from 1. Neighbouring tokens of one text are not independent, so the
+95 % intervals are Wilson's with the sample size that the spread between examples is worth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ppdbench.bench.stats import clustered_wilson
+from ppdbench.errors import DataError
+
+TOTAL = "total"
+INTERVAL = "95% Wilson intervals with the effective sample size by example"
+
+Sample = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One match rate: how often the final token is among the top k after `layer` layers."""
+
+    task: str
+    layer: int
+    k: int
+    head: str  # N: the model's own head, Y: one trained for the layer
+    target: str
+    bucket: str
+    match_rate: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """Where the final token first appears as first choice, and from where on it stays."""
+
+    task: str
+    target: str
+    n: int
+    earliest_mean: float
+    stays_mean: float
+    earliest: dict[int, int]  # layers run -> tokens
+    stays: dict[int, int]
+
+
+def match_rates(
+    samples: Sequence[Sample], ks: Sequence[int], buckets: Mapping[str, int]
+) -> list[Rate]:
+    """All rates of a probe run, per bucket and pooled. `buckets` gives each task's size."""
+    if not samples:
+        raise DataError("the run holds no finished probe samples")
+    return [
+        rate
+        for (task, target), group in _groups(samples).items()
+        for head, field in (("N", "ranks"), ("Y", "head_ranks"))
+        for layer in _layers(group, field)
+        for k in ks
+        for rate in _bucketed(group, field, layer, k, (task, head, target), buckets[task])
+    ]
+
+
+def _groups(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample["task"], sample["target"]), []).append(sample)
+    return groups
+
+
+def _layers(group: Sequence[Sample], field: str) -> list[int]:
+    return sorted({int(layer) for sample in group for layer in sample.get(field, ())})
+
+
+def _bucketed(
+    group: Sequence[Sample],
+    field: str,
+    layer: int,
+    k: int,
+    names: tuple[str, str, str],
+    size: int,
+) -> list[Rate]:
+    hits = [[rank < k for rank in sample[field][str(layer)]] for sample in group]
+    longest = max(map(len, hits))
+    spans = [(f"{i + 1}-{i + size}", i, i + size) for i in range(0, longest, size)]
+    task, head, target = names
+    rates = []
+    for bucket, first, last in [*spans, (TOTAL, 0, longest)]:
+        counts = [(sum(h[first:last]), len(h[first:last])) for h in hits]
+        counts = [(matched, n) for matched, n in counts if n]
+        n = sum(n for _, n in counts)
+        low, high, _ = clustered_wilson(counts)
+        rate = sum(matched for matched, _ in counts) / n
+        rates.append(Rate(task, layer, k, head, target, bucket, rate, low, high, n))
+    return rates
+
+
+def saturation(samples: Sequence[Sample]) -> list[Saturation]:
+    """Per task and target, over the layers that were probed."""
+    return [_saturation(task, target, group) for (task, target), group in _groups(samples).items()]
+
+
+def _saturation(task: str, target: str, group: Sequence[Sample]) -> Saturation:
+    layers = _layers(group, "ranks")
+    earliest: Counter[int] = Counter()
+    stays: Counter[int] = Counter()
+    for sample in group:
+        for first, from_then in token_saturation(sample["ranks"], layers):
+            earliest[first] += 1
+            stays[from_then] += 1
+    return Saturation(
+        task,
+        target,
+        earliest.total(),
+        _mean(earliest),
+        _mean(stays),
+        dict(sorted(earliest.items())),
+        dict(sorted(stays.items())),
+    )
+
+
+def token_saturation(
+    ranks: Mapping[str, Sequence[int]], layers: Sequence[int]
+) -> list[tuple[int, int]]:
+    """For each position: the first of `layers` with rank 0, and the one from which it stays 0.
+
+    A sampled token may be nobody's first choice; it then counts for the last layer.
+    """
+    result = []
+    for position in range(len(ranks[str(layers[0])])):
+        first_choice = [ranks[str(layer)][position] == 0 for layer in layers]
+        earliest = next((n for n, hit in zip(layers, first_choice, strict=True) if hit), layers[-1])
+        stays = layers[-1]
+        for layer, hit in zip(reversed(layers), reversed(first_choice), strict=True):
+            if not hit:
+                break
+            stays = layer
+        result.append((earliest, stays))
+    return result
+
+
+def _mean(counts: Counter[int]) -> float:
+    return sum(value * n for value, n in counts.items()) / max(1, counts.total())
+
+
+def to_json(
+    header: Mapping[str, Any], samples: Sequence[Sample], rates: Sequence[Rate], run: str
+) -> dict[str, Any]:
+    """What `probe --format json` prints."""
+    model = header["model"]
+    return {
+        "model": model["name"],
+        "synthetic": model["synthetic"],
+        "task": ",".join(header["config"]["tasks"]),
+        "n_examples": len({(s["task"], s["example_id"]) for s in samples}),
+        "n_tokens": sum(len(s["output_ids"]) for s in samples),
+        "n_layers": model["n_layers"],
+        "interval": INTERVAL,
+        "rows": [asdict(rate) for rate in rates],
+        "saturation": [asdict(s) for s in saturation(samples)],
+        "run": run,
+    }

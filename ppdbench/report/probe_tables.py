@@ -1,0 +1,133 @@
+"""Match rates in the papers' own layouts: Table 2 (pooled) and Tables 6 to 8 (by position)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, Saturation
+from ppdbench.report.export import Cell, Sheet
+
+# The paper reads 40 layers out after these; deeper tables show the same fractions.
+PAPER_DEPTHS = (10 / 40, 20 / 40, 30 / 40, 35 / 40, 37 / 40)
+MANY_LAYERS = 8
+
+
+def paper_layers(layers: Sequence[int], n_layers: int) -> list[int]:
+    """The layers that bucket tables show: all, or the paper's depths where there are many."""
+    if len(layers) <= MANY_LAYERS:
+        return list(layers)
+    return sorted({min(layers, key=lambda n: abs(n - f * n_layers)) for f in PAPER_DEPTHS})
+
+
+def label(header: Mapping[str, Any]) -> str:
+    """The model's name and type, with a warning where its weights are random."""
+    model = header["model"]
+    warning = ", random weights" if model["synthetic"] else ""
+    return f"{model['name']} ({model['dtype']}{warning})"
+
+
+def sheets(
+    header: Mapping[str, Any], rates: Sequence[Rate], saturations: Sequence[Saturation]
+) -> list[Sheet]:
+    """All tables of a probe run for people."""
+    n_layers = header["model"]["n_layers"]
+    return [
+        pooled(header, rates),
+        *(
+            by_position(group, n_layers, task, target)
+            for (task, target), group in _split(rates).items()
+        ),
+        saturation_sheet(saturations, n_layers),
+    ]
+
+
+def _split(rates: Sequence[Rate]) -> dict[tuple[str, str], list[Rate]]:
+    groups: dict[tuple[str, str], list[Rate]] = {}
+    for rate in rates:
+        groups.setdefault((rate.task, rate.target), []).append(rate)
+    return groups
+
+
+def pooled(header: Mapping[str, Any], rates: Sequence[Rate]) -> Sheet:
+    """One row per task, head and layer; one column per k."""
+    totals = [rate for rate in rates if rate.bucket == TOTAL]
+    ks = sorted({rate.k for rate in totals})
+    several = len({rate.target for rate in totals}) > 1
+    rows: dict[tuple[Cell, ...], dict[int, Rate]] = {}
+    for rate in totals:
+        names = (rate.task, *((rate.target,) if several else ()), rate.head, rate.layer)
+        rows.setdefault(names, {})[rate.k] = rate
+    head = ("task", *(("target",) if several else ()), "head", "layer", *(f"k={k}" for k in ks))
+    return Sheet(
+        f"Match rate in %, {label(header)}",
+        head,
+        tuple((*names, *(_with_interval(cells[k]) for k in ks)) for names, cells in rows.items()),
+        notes=(
+            f"Share of positions whose final token is among the layer's top k; ± {INTERVAL}.",
+            "head N: the model's own; Y: trained for the layer. layer: number of layers run.",
+        ),
+    )
+
+
+def _with_interval(rate: Rate) -> str:
+    half = (rate.high - rate.low) / 2
+    return f"{100 * rate.match_rate:.2f} ±{100 * half:.1f}"
+
+
+def by_position(rates: Sequence[Rate], n_layers: int, task: str, target: str) -> Sheet:
+    """One row per k, layer and head; one column per bucket of positions."""
+    shown = set(paper_layers(sorted({rate.layer for rate in rates}), n_layers))
+    rows: dict[tuple[Cell, ...], dict[str, Rate]] = {}
+    for rate in sorted(rates, key=lambda r: (r.k, r.head, r.layer)):
+        if rate.layer in shown:
+            rows.setdefault((rate.k, rate.head, rate.layer), {})[rate.bucket] = rate
+    buckets = list(dict.fromkeys(rate.bucket for rate in rates))
+    how = "" if target == "greedy" else f", {target} target"
+    skipped = len({rate.layer for rate in rates}) - len(shown)
+    return Sheet(
+        f"{task}{how}: match rate in % by output position",
+        ("k", "head", "layer", *buckets),
+        tuple(
+            (*names, *(round(100 * cells[b].match_rate, 1) for b in buckets))
+            for names, cells in rows.items()
+        ),
+        notes=((f"{skipped} more layers in --format csv and json.",) if skipped else ()),
+        digits=dict.fromkeys(buckets, 1),
+    )
+
+
+def saturation_sheet(saturations: Sequence[Saturation], n_layers: int) -> Sheet:
+    """After how many layers the final token is there, and there to stay."""
+    rows: list[tuple[Cell, ...]] = []
+    for s in saturations:
+        for name, mean, counts in (
+            ("first there", s.earliest_mean, s.earliest),
+            ("there to stay", s.stays_mean, s.stays),
+        ):
+            marks = [_layer_at(counts, share) for share in (0.25, 0.5, 0.75, 0.95)]
+            rows.append((s.task, s.target, name, mean, *marks))
+    return Sheet(
+        f"Layers needed, of {n_layers}",
+        ("task", "target", "final token", "mean", "25%", "50%", "75%", "95%"),
+        tuple(rows),
+        notes=("25% ... 95%: layers after which so many of the tokens are settled.",),
+        digits={"mean": 2},
+    )
+
+
+def _layer_at(counts: Mapping[int, int], share: float) -> int:
+    """The smallest layer by which `share` of the tokens is covered."""
+    needed, seen = share * sum(counts.values()), 0
+    for layer in sorted(counts):
+        seen += counts[layer]
+        if seen >= needed:
+            return layer
+    return max(counts)
+
+
+def long(rates: Sequence[Rate]) -> Sheet:
+    """Every rate with its interval, one per row, for other programs."""
+    rows = [asdict(rate) for rate in rates]
+    return Sheet("match rates", tuple(rows[0]), tuple(tuple(row.values()) for row in rows))

@@ -1,0 +1,426 @@
+"""Theory as tables: from given numbers, from a probe run, and the paper's Figures 3 and 4.
+
+A probe run gives two latencies for each setting. One follows from the match rate alone, as
+Theorem 4.1 has it; the other counts the runs in every recorded sequence of matches. Where
+they differ, matches were not independent.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ppdbench import theory
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.report.export import Cell, Sheet
+from ppdbench.store import StoredRun
+
+RANKS_OF_HEAD = {"N": "ranks", "Y": "head_ranks"}  # the model's own head, a trained one
+DEFAULT_KS = (1, 3, 5)
+# The paper's names of its tasks are shorter than those of the files in tasks/.
+PAPER_TASKS = {"wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
+
+Sample = Mapping[str, Any]
+Series = Mapping[str, Sequence[theory.FigurePoint]]
+
+
+@dataclass(frozen=True, slots=True)
+class TheoryRow:
+    """What one layer of one task promises; latencies are None where PPD cannot exit."""
+
+    task: str
+    layer: int
+    k: int
+    head: str
+    target: str
+    examples: int
+    tokens: int
+    """Over all examples; latencies are per example."""
+    match_rate: float
+    latency_per_token: float | None = None
+    speedup: float | None = None
+    compute_per_time_unit: float | None = None
+    compute_per_token: float | None = None
+    expected_latency: float | None = None
+    """Theorem 4.1 with the measured match rate."""
+    recorded_latency: float | None = None
+    """From the recorded matches themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which rows of a run are asked for; None means all."""
+
+    exit_after: int | None = None
+    ks: tuple[int, ...] | None = None
+    head: str | None = None
+    task: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The rows of a run, and how many of its examples could not be used."""
+
+    run: str
+    n_layers: int
+    rows: tuple[TheoryRow, ...]
+    failed: int
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the rows has to know."""
+        notes = [
+            "theorem: expected layer-times per example (Theorem 4.1); recorded: the same, "
+            "counted from the matches themselves. Greedy decoding is 1 in latency and compute.",
+        ]
+        if any(row.latency_per_token is None for row in self.rows):
+            notes.append(f"-: {_reason_below_half(self.n_layers)}")
+        if self.failed:
+            notes.append(f"{self.failed} failed examples are left out.")
+        return tuple(notes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The rows under the names of their fields."""
+        return {
+            "run": self.run,
+            "n_layers": self.n_layers,
+            "failed": self.failed,
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+def measure(run: StoredRun, wanted: Wanted) -> Measured:
+    """Match rates of a probe run, and what theory makes of them."""
+    if run.header.get("kind") != "probe":
+        raise DataError(
+            f"{run.path} holds a {run.header.get('kind')} run; theory needs one of `ppdbench probe`"
+        )
+    n_layers = _n_layers(run)
+    if wanted.exit_after is not None:
+        theory.check_exit(n_layers, wanted.exit_after)
+    samples = [s for s in run.samples if s.get("method") == "probe" and s.get("ranks")]
+    if not samples:
+        raise DataError(f"{run.path} has no probe samples; finish it with --resume")
+    _check_present(samples, wanted)
+    ks = _ks(run, wanted)
+    rows = [
+        row
+        for (task, target), group in _groups(samples).items()
+        if wanted.task in (None, task) and wanted.target in (None, target)
+        for row in _rows_of_group(task, target, group, n_layers, ks, wanted)
+    ]
+    if not rows:
+        raise DataError(f"{run.path}: no layer before the last was probed")
+    return Measured(str(run.path), n_layers, tuple(rows), len(run.samples) - len(samples))
+
+
+def _n_layers(run: StoredRun) -> int:
+    try:
+        return int(run.header["model"]["n_layers"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{run.path}: run.json does not say how many layers there are") from error
+
+
+def _ks(run: StoredRun, wanted: Wanted) -> tuple[int, ...]:
+    """The ks asked for, or those the run was made for: ranks answer for every k."""
+    probed = run.header.get("config", {}).get("k")
+    ks = wanted.ks or (tuple(probed) if isinstance(probed, list) else DEFAULT_KS)
+    if min(ks) < 1:
+        raise ConfigError(f"k={min(ks)}: PPD launches candidates; use 1 or more")
+    return ks
+
+
+def _groups(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample["task"], sample.get("target", "greedy")), []).append(sample)
+    return groups
+
+
+def _check_present(samples: Sequence[Sample], wanted: Wanted) -> None:
+    """Refuse choices that would leave nothing, naming what the run has."""
+    tasks, targets = zip(*_groups(samples), strict=True)
+    heads = [head for head, key in RANKS_OF_HEAD.items() if any(s.get(key) for s in samples)]
+    layers = sorted(
+        {int(n) for s in samples for key in RANKS_OF_HEAD.values() for n in s.get(key) or ()}
+    )
+    for name, asked, present in (
+        ("task", wanted.task, tasks),
+        ("target", wanted.target, targets),
+        ("head", wanted.head, heads),
+        ("exit-after", wanted.exit_after, layers),
+    ):
+        if asked is not None and asked not in present:
+            known = ", ".join(map(str, dict.fromkeys(present)))
+            raise ConfigError(f"--{name} {asked}: this run has {known}")
+
+
+def _rows_of_group(
+    task: str,
+    target: str,
+    samples: Sequence[Sample],
+    n_layers: int,
+    ks: Sequence[int],
+    wanted: Wanted,
+) -> list[TheoryRow]:
+    rows = []
+    for head, key in RANKS_OF_HEAD.items():
+        if wanted.head not in (None, head):
+            continue
+        for layer in sorted(map(int, samples[0].get(key) or ())):
+            # The last layer always agrees with itself and leaves nothing to run ahead of.
+            if layer == n_layers or wanted.exit_after not in (None, layer):
+                continue
+            ranks = [_ranks(sample, key, layer) for sample in samples]
+            for k in ks:
+                matches = [[rank < k for rank in example] for example in ranks]
+                row = _matched(task, layer, k, head, target, matches)
+                rows.append(_with_theory(row, matches, n_layers))
+    return rows
+
+
+def _ranks(sample: Sample, key: str, layer: int) -> list[int]:
+    ranks: list[int] | None = (sample.get(key) or {}).get(str(layer))
+    if not ranks:
+        raise DataError(
+            f"example {sample.get('example_id')} of {sample['task']} has no {key} of layer "
+            f"{layer}, others do; run `ppdbench probe` again"
+        )
+    return ranks
+
+
+def _matched(
+    task: str, layer: int, k: int, head: str, target: str, matches: Sequence[Sequence[bool]]
+) -> TheoryRow:
+    tokens = sum(map(len, matches))
+    rate = sum(map(sum, matches)) / tokens
+    return TheoryRow(task, layer, k, head, target, len(matches), tokens, rate)
+
+
+def _with_theory(row: TheoryRow, matches: Sequence[Sequence[bool]], n_layers: int) -> TheoryRow:
+    """The row with its latencies, if PPD can exit after its layer."""
+    layer, k, p = row.layer, row.k, row.match_rate
+    if not _can_exit(n_layers, layer):
+        return row
+    # Examples differ in length, and the theorem is linear in it.
+    expected = statistics.fmean(
+        theory.expected_latency(n_layers, layer, p, len(example)) for example in matches
+    )
+    return replace(
+        row,
+        latency_per_token=theory.latency_per_token(n_layers, layer, p),
+        speedup=n_layers * row.tokens / row.examples / expected,
+        compute_per_time_unit=theory.compute_per_time_unit(n_layers, layer, k, p),
+        compute_per_token=theory.compute_per_token(n_layers, layer, k, p),
+        expected_latency=expected,
+        recorded_latency=statistics.fmean(
+            theory.latency_of_matches(example, n_layers, layer) for example in matches
+        ),
+    )
+
+
+def _can_exit(n_layers: int, layer: int) -> bool:
+    return n_layers <= 2 * layer < 2 * n_layers
+
+
+def _reason_below_half(n_layers: int) -> str:
+    deepest = (n_layers - 1) // 2
+    try:
+        theory.check_exit(n_layers, deepest)
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError(f"a layer below half of {n_layers} was accepted")
+
+
+def run_sheet(measured: Measured) -> Sheet:
+    """One table with a column for everything, for files."""
+    header = tuple(TheoryRow.__dataclass_fields__)
+    return Sheet(
+        title="Theory of Predictive Pipelined Decoding from measured match rates",
+        header=header,
+        rows=tuple(tuple(getattr(row, name) for name in header) for row in measured.rows),
+        notes=measured.notes,
+        digits={"expected_latency": 1, "recorded_latency": 1},
+        percent=frozenset({"match_rate"}),
+    )
+
+
+# Headings over several lines are what keeps the terminal's table within 80 columns.
+TERMINAL_COLUMNS = {
+    "layer": "layer",
+    "head": "head",
+    "k": "k",
+    "match_rate": "match\nrate",
+    "latency_per_token": "latency\n/token",
+    "speedup": "speedup",
+    "compute_per_time_unit": "compute\n/time",
+    "compute_per_token": "compute\n/token",
+    "expected_latency": "latency\ntheorem",
+    "recorded_latency": "latency\nrecorded",
+}
+
+
+def run_sheets(measured: Measured) -> list[Sheet]:
+    """A table for each task and target, for terminals; notes stand below the last."""
+    groups: dict[tuple[str, str], list[TheoryRow]] = {}
+    for row in measured.rows:
+        groups.setdefault((row.task, row.target), []).append(row)
+    sheets = [_group_sheet(task, target, rows) for (task, target), rows in groups.items()]
+    return [*sheets[:-1], replace(sheets[-1], notes=measured.notes)]
+
+
+def _group_sheet(task: str, target: str, rows: Sequence[TheoryRow]) -> Sheet:
+    first = rows[0]
+    heads = TERMINAL_COLUMNS
+    return Sheet(
+        title=f"{task}, {target}: {first.examples} examples, {first.tokens} tokens",
+        header=tuple(heads.values()),
+        rows=tuple(tuple(getattr(row, name) for name in heads) for row in rows),
+        digits={
+            heads["expected_latency"]: 1,
+            heads["recorded_latency"]: 1,
+            heads["speedup"]: 3,
+        },
+        percent=frozenset({heads["match_rate"]}),
+    )
+
+
+def given_sheet(
+    title: str,
+    tokens: int,
+    tradeoff: theory.Tradeoff,
+    simulation: theory.Simulation | None,
+) -> Sheet:
+    """What the formulas say, each with what it means."""
+    rows: list[tuple[Cell, ...]] = [
+        ("latency per token", tradeoff.latency_per_token, "time, greedy = 1 (equation 3)"),
+        (
+            "compute per time unit",
+            tradeoff.compute_per_time_unit,
+            "processes busy at a time, greedy = 1 (eq. 5)",
+        ),
+        ("compute per token", tradeoff.compute_per_token, "layers run, greedy = 1 (equation 6)"),
+        ("expected latency", tradeoff.expected_latency, f"layer-times, {tokens} tokens (Thm 4.1)"),
+        ("expected compute", tradeoff.expected_compute, f"layers run, {tokens} tokens"),
+        ("speedup", tradeoff.speedup, f"over greedy, {tokens} tokens"),
+    ]
+    if simulation:
+        rows += _simulation_rows(simulation)
+    return Sheet(
+        title=title,
+        header=("quantity", "value", "meaning"),
+        rows=tuple(rows),
+        notes=("Equations 3, 5 and 6 are limits for long outputs; the rest is for this length.",),
+    )
+
+
+def _simulation_rows(simulation: theory.Simulation) -> list[tuple[Cell, ...]]:
+    return [
+        (
+            f"simulated {name}",
+            value,
+            f"mean of {simulation.runs} runs, standard error {error:.2f}",
+        )
+        for name, value, error in (
+            ("latency", simulation.latency, simulation.latency_error),
+            ("compute", simulation.compute, simulation.compute_error),
+        )
+    ]
+
+
+def given_json(
+    tradeoff: theory.Tradeoff, simulation: theory.Simulation | None, seed: int
+) -> dict[str, Any]:
+    """The formulas' values, and the simulation's if there was one."""
+    value: dict[str, Any] = {**asdict(tradeoff), "speedup": tradeoff.speedup}
+    if simulation:
+        value["simulation"] = {**asdict(simulation), "seed": seed}
+    return value
+
+
+def paper_points() -> list[theory.FigurePoint]:
+    """The eighteen points of Figures 3 and 4, under this project's names of the tasks."""
+    return [
+        replace(point, task=PAPER_TASKS.get(point.task, point.task))
+        for point in theory.figure_points(theory.paper_match_rates())
+    ]
+
+
+def measured_points(measured: Measured) -> tuple[list[theory.FigurePoint], str]:
+    """A run's points for the figures, and which layer and target they are of.
+
+    The figures have room for one layer and one target: the earliest layer that PPD can exit
+    after, which is what the paper took, and greedy where the run has it.
+    """
+    usable = [row for row in measured.rows if row.latency_per_token is not None]
+    if not usable:
+        raise DataError(
+            f"{measured.run}: no probed layer is in {(measured.n_layers + 1) // 2}.."
+            f"{measured.n_layers - 1}, where PPD can exit; probe one of them"
+        )
+    layer = min(row.layer for row in usable)
+    targets = dict.fromkeys(row.target for row in usable)
+    target = "greedy" if "greedy" in targets else next(iter(targets))
+    rates = [
+        theory.MatchRate(row.task, row.k, row.head == "Y", row.match_rate)
+        for row in usable
+        if (row.layer, row.target) == (layer, target)
+    ]
+    points = theory.figure_points(rates, n_layers=measured.n_layers, exit_after=layer)
+    return points, f"measured: after layer {layer} of {measured.n_layers}, {target} target"
+
+
+FIGURE_COLUMNS = {
+    "task": "task",
+    "head": "head",
+    "k": "k",
+    "source": "source",
+    "match_rate": "match\nrate",
+    "latency_per_token": "latency\n/token",
+    "compute_per_time_unit": "compute\n/time unit",
+    "compute_per_token": "compute\n/token",
+}
+
+
+def figure_sheet(series: Series, notes: Sequence[str] = (), *, terminal: bool = False) -> Sheet:
+    """Figures 3 and 4 as one table, points of the same task, head and k below each other."""
+    columns = {name: heading if terminal else name for name, heading in FIGURE_COLUMNS.items()}
+    return Sheet(
+        title="Figures 3 and 4: latency per token against compute",
+        header=tuple(columns.values()),
+        rows=tuple(tuple(row[name] for name in columns) for row in figure_json(series)),
+        notes=(
+            "Latency is y in both; compute per time unit is x in Figure 3, compute per token in "
+            "Figure 4. Greedy decoding is 1 in all three.",
+            "paper: Vicuna-13B after 20 of 40 layers, Table 2.",
+            *notes,
+        ),
+        percent=frozenset({columns["match_rate"]}),
+    )
+
+
+def figure_json(series: Series) -> list[dict[str, Any]]:
+    """The points of Figures 3 and 4, each with where it comes from."""
+    return [
+        {
+            "source": name,
+            "task": point.task,
+            "head": "Y" if point.trained else "N",
+            "k": point.k,
+            "match_rate": point.match_rate,
+            "latency_per_token": point.latency_per_token,
+            "compute_per_time_unit": point.compute_per_time_unit,
+            "compute_per_token": point.compute_per_token,
+        }
+        for name, point in _by_task(series)
+    ]
+
+
+def _by_task(series: Series) -> list[tuple[str, theory.FigurePoint]]:
+    points = [(name, point) for name, points in series.items() for point in points]
+    tasks = list(dict.fromkeys(point.task for _, point in points))
+    # Stable, so that the sources keep their order within one task, head and k.
+    return sorted(points, key=lambda it: (tasks.index(it[1].task), it[1].trained, it[1].k))

@@ -1,0 +1,118 @@
+"""What a decoding strategy is, and the registry of all of them.
+
+Strategy files import torch and the engine only when they decode, so that listing methods
+and their options stays instant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
+
+from ppdbench.errors import ConfigError, UnknownName
+from ppdbench.registry import Registry
+
+if TYPE_CHECKING:
+    from ppdbench.bench.clock import Clock
+    from ppdbench.decoding.limits import Limits
+    from ppdbench.decoding.loop import Decoded
+    from ppdbench.engine.session import Session
+
+
+class Strategy(Protocol):
+    """Decodes one prompt; its options are the fields of its dataclass."""
+
+    def decode(
+        self, session: Session, prompt_ids: list[int], limits: Limits, clock: Clock
+    ) -> Decoded:
+        """Tokens of one prompt, step by step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as `list methods` shows it."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A registered strategy."""
+
+    name: str
+    make: type[Any]
+    exact: bool
+    trained: bool
+    summary: str
+
+    def options(self) -> list[Option]:
+        """The options, from the fields of the dataclass."""
+        return [
+            Option(
+                f.name,
+                str(f.type),
+                None if f.default is dataclasses.MISSING else f.default,
+                f.metadata.get("help", ""),
+            )
+            for f in dataclasses.fields(self.make)
+        ]
+
+    def build(self, settings: Mapping[str, str]) -> Strategy:
+        """The strategy with `--set` values read as the types its fields declare."""
+        hints = get_type_hints(self.make)
+        known = [option.name for option in self.options()]
+        values = {}
+        for name, text in settings.items():
+            if name not in known:
+                if not known:
+                    raise ConfigError(f"method {self.name!r} has no options, so no {name!r}")
+                raise UnknownName(f"option of {self.name}", name, known)
+            values[name] = _read(self.name, name, text, hints[name])
+        strategy: Strategy = self.make(**values)
+        return strategy
+
+
+METHODS: Registry[Method] = Registry("method")
+
+C = TypeVar("C", bound=type[Any])
+
+
+def strategy(name: str, *, exact: bool = True, trained: bool = False) -> Callable[[C], C]:
+    """Register a dataclass as the method called `name`."""
+
+    def register(cls: C) -> C:
+        summary = (cls.__doc__ or "").strip().splitlines()[0]
+        METHODS.add(name, Method(name, cls, exact, trained, summary))
+        return cls
+
+    return register
+
+
+def settings(pairs: tuple[str, ...]) -> dict[str, str]:
+    """`key=value` words to a mapping."""
+    result: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--set {pair!r}: use key=value")
+        if key in result:
+            raise ConfigError(f"--set {key} is given twice")
+        result[key] = value
+    return result
+
+
+def _read(method: str, name: str, text: str, kind: Any) -> Any:
+    booleans = {"true": True, "false": False}
+    try:
+        if kind is bool:
+            return booleans[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        wanted = "true or false" if kind is bool else f"a value of type {kind.__name__}"
+        raise ConfigError(f"{method}: {name}={text!r} is not {wanted}") from None

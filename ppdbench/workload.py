@@ -1,0 +1,138 @@
+"""What a run works on: tasks and examples, read before any weights, encoded after."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppdbench.engine.loading import Loaded, ModelSpec
+from ppdbench.errors import ConfigError
+from ppdbench.tasks import (
+    Example,
+    Task,
+    build_examples,
+    data_file,
+    encode_prompt,
+    load_rows,
+    load_shot_rows,
+    load_task,
+)
+
+Report = Callable[[str, int, "int | None"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What every run is told."""
+
+    model: ModelSpec
+    tasks: tuple[str, ...]
+    data: str = "hub"
+    split: str | None = None
+    limit: int | None = None
+    shots: int = 0
+    max_new_tokens: int | None = None
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        repeated = sorted({t for t in self.tasks if self.tasks.count(t) > 1})
+        if repeated:
+            raise ConfigError(f"task {', '.join(repeated)} is given twice")
+        for name in ("limit", "max_new_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: use 1 or more")
+        if self.shots < 0:
+            raise ConfigError(f"--shots {self.shots}: use 0 or more")
+
+    def new_tokens(self, task: Task) -> int:
+        """How many tokens examples of `task` get."""
+        return self.max_new_tokens or task.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One example, ready to decode."""
+
+    task: Task
+    example: Example
+    ids: list[int]
+    cut_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(slots=True)
+class Workload:
+    """The examples of every task of a run."""
+
+    config: RunConfig
+    examples: list[tuple[Task, list[Example]]] = field(default_factory=list)
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, config: RunConfig) -> Workload:
+        """Read and render all examples, so that bad input is told before weights load."""
+        work = cls(config)
+        for name in config.tasks:
+            work._read_task(load_task(name))
+        return work
+
+    def _read_task(self, task: Task) -> None:
+        config, offline = self.config, self.config.model.offline
+        rows = load_rows(task, config.data, split=config.split, limit=config.limit, offline=offline)
+        pool = (
+            load_shot_rows(task, config.data, split=config.split, offline=offline)
+            if config.shots
+            else []
+        )
+        examples = build_examples(task, rows, shots=config.shots, shot_rows=pool, seed=config.seed)
+        self.examples.append((task, examples))
+        self.sources[task.name] = {
+            "version": task.version,
+            "metrics": list(task.metrics),
+            "examples": len(examples),
+            "sha256": self._digest(task, examples),
+            **self._file(task),
+        }
+
+    def _file(self, task: Task) -> dict[str, str]:
+        if self.config.data == "hub":
+            return {"hub_id": str(task.dataset.hub_id)}
+        return {"file": data_file(task, self.config.data, self.config.split).name}
+
+    @staticmethod
+    def _digest(task: Task, examples: list[Example]) -> str:
+        """A hash of the prompts themselves: same hash, same questions."""
+        digest = hashlib.sha256(task.name.encode())
+        for example in examples:
+            digest.update(f"\0{example.id}\0{example.prompt.shots}{example.prompt.text}".encode())
+        return digest.hexdigest()[:16]
+
+    def encode(self, loaded: Loaded) -> list[Item]:
+        """All examples as token ids that fit the model."""
+        return [
+            self._encode(task, example, loaded)
+            for task, examples in self.examples
+            for example in examples
+        ]
+
+    def _encode(self, task: Task, example: Example, loaded: Loaded) -> Item:
+        new_tokens = self.config.new_tokens(task)
+        room = loaded.max_positions - new_tokens
+        if room < 1:
+            raise ConfigError(
+                f"--max-new-tokens {new_tokens} leaves no room for a prompt: the model handles "
+                f"{loaded.max_positions} tokens"
+            )
+        encoded = encode_prompt(
+            task, example, loaded.tokenizer, max_tokens=room, max_new_tokens=new_tokens
+        )
+        return Item(task, example, encoded.ids, encoded.cut_tokens, new_tokens)
+
+
+def capacity(items: list[Item]) -> int:
+    """Cache rows that the longest of `items` needs."""
+    return max((len(item.ids) + item.max_new_tokens for item in items), default=1)

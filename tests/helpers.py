@@ -1,0 +1,98 @@
+"""What several test files need: shared models, plain passes, a clock that is scripted."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ppdbench.bench.clock import Clock
+from ppdbench.engine.cache import KVCache
+from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.staged import StagedModel
+from tests.families import FAMILIES, WINDOW, stock_model
+
+VOCAB = 96
+CAPACITY = 64
+WINDOWED = [name for name in FAMILIES if "window" in name or "gemma" in name]
+
+
+@functools.cache
+def staged(name: str, packed: bool = True) -> StagedModel:
+    """The engine's view of a tiny model; tests share it, so they must not change weights."""
+    return StagedModel(stock_model(name), packed=packed)
+
+
+def tokens(n: int, seed: int = 0) -> list[int]:
+    """Random ids above the special ones."""
+    draw = random.Random(seed)
+    return [draw.randrange(3, VOCAB) for _ in range(n)]
+
+
+def go(
+    model: StagedModel, ids: list[int] | list[list[int]], step: Step, cache: KVCache
+) -> Tensor:
+    """All layers over one step: hidden states [batch, query, hidden]."""
+    rows = ids if isinstance(ids[0], list) else [ids]
+    hidden = model.embed(torch.tensor(rows), step)
+    return model.run(hidden, 0, model.n_layers, step, cache)
+
+
+def chain(model: StagedModel, steps: StepMaker, start: int, n: int) -> Step:
+    """The step that a session would take."""
+    return steps.chain(start, n, window=model.narrowest_window)
+
+
+def plain(model: StagedModel, ids: list[int]) -> Tensor:
+    """Hidden states [1, n, hidden] of a sequence in one pass over an empty cache."""
+    cache, steps = model.new_cache(CAPACITY)
+    return go(model, ids, chain(model, steps, 0, len(ids)), cache)
+
+
+def prefilled(model: StagedModel, ids: list[int]) -> tuple[KVCache, StepMaker]:
+    """A cache that holds `ids`."""
+    cache, steps = model.new_cache(CAPACITY)
+    go(model, ids, chain(model, steps, 0, len(ids)), cache)
+    return cache, steps
+
+
+def assert_near(ours: Tensor, truth: Tensor, tolerance: float = 1e-5) -> None:
+    """Equal up to rounding: the largest difference against the largest value (at least 1)."""
+    assert ours.shape == truth.shape
+    assert bool(torch.isfinite(ours).all())
+    scale = max(1.0, float(truth.abs().max()))
+    assert float((ours - truth).abs().max()) <= tolerance * scale
+
+
+class ScriptedClock(Clock):
+    """Reads off a list of times; reading once too often raises."""
+
+    def __init__(self, times: Iterable[float]) -> None:
+        super().__init__(torch.device("cpu"))
+        self.left = list(times)
+        self.synchronized = 0
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+    def now(self) -> float:
+        return self.left.pop(0)
+
+
+__all__ = [
+    "CAPACITY",
+    "VOCAB",
+    "WINDOW",
+    "WINDOWED",
+    "ScriptedClock",
+    "assert_near",
+    "chain",
+    "go",
+    "plain",
+    "prefilled",
+    "staged",
+    "tokens",
+]
