@@ -13,7 +13,7 @@ from ppdbench.bench.clock import Clock
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.staged import StagedModel
-from tests.families import FAMILIES, WINDOW, stock_model
+from tests.families import FAMILIES, stock_model
 
 VOCAB = 96
 CAPACITY = 64
@@ -80,19 +80,3 @@ class ScriptedClock(Clock):
 
     def now(self) -> float:
         return self.left.pop(0)
-
-
-__all__ = [
-    "CAPACITY",
-    "VOCAB",
-    "WINDOW",
-    "WINDOWED",
-    "ScriptedClock",
-    "assert_near",
-    "chain",
-    "go",
-    "plain",
-    "prefilled",
-    "staged",
-    "tokens",
-]

@@ -19,6 +19,7 @@ from ppdbench.cli.options import format_option, model_options, run_options, task
 
 if TYPE_CHECKING:
     from ppdbench.probe.runner import ProbeConfig, ProbeRun
+    from ppdbench.probe.summary import Rate
 
 
 @click.command("probe")
@@ -42,11 +43,14 @@ if TYPE_CHECKING:
     "--show-example", type=int, metavar="N", help="Draw layers x tokens of example N, from 0."
 )
 @click.option("--plot", metavar="FILE", help="Write the match-rate curves as .png, .svg or .pdf.")
+@click.option("--heatmap", metavar="FILE", help="Write layers x positions, for the smallest k.")
 @task_options
 @model_options
 @run_options
 @format_option
-def command(tasks: tuple[str, ...], form: str, plot: str | None, **options: Any) -> int:
+def command(
+    tasks: tuple[str, ...], form: str, plot: str | None, heatmap: str | None, **options: Any
+) -> int:
     """How often each layer's top k already holds the final token.
 
     \b
@@ -62,7 +66,11 @@ def command(tasks: tuple[str, ...], form: str, plot: str | None, **options: Any)
     from ppdbench.probe.runner import run_probe
     from ppdbench.report import probe_tables
     from ppdbench.report.export import emit
+    from ppdbench.report.plots import check_path
 
+    for picture in (plot, heatmap):
+        if picture is not None:
+            check_path(picture)
     quiet()
     set_threads(options["threads"])
     out, resume = options.pop("out"), options.pop("resume")
@@ -78,7 +86,7 @@ def command(tasks: tuple[str, ...], form: str, plot: str | None, **options: Any)
         sheets = probe_tables.sheets(run.header, rates, summary.saturation(run.samples))
     emit(sheets, summary.to_json(run.header, run.samples, rates, str(folder)), form)
     _show(run, config, form)
-    _draw(plot, rates)
+    _draw(plot, heatmap, rates, config.ks)
     if run.cut:
         notice(
             f"note: {len(run.cut)} of {run.n_examples} prompts were too long and lost "
@@ -122,11 +130,17 @@ def _show(run: ProbeRun, config: ProbeConfig, form: str) -> None:
     notice(f"picture: {picture}")
 
 
-def _draw(plot: str | None, rates: list[Any]) -> None:
+def _draw(plot: str | None, heatmap: str | None, rates: list[Rate], ks: tuple[int, ...]) -> None:
+    """Pictures of the rates, where asked for."""
     from dataclasses import asdict
 
-    from ppdbench.report.plots import match_rates, save
+    from ppdbench.report.plots import bucket_heatmap, match_rates, save
 
-    if plot is not None:
-        save(match_rates([asdict(rate) for rate in rates]), Path(plot))
-        notice(f"picture: {plot}")
+    rows = [asdict(rate) for rate in rates]
+    for path, draw in (
+        (plot, lambda: match_rates(rows)),
+        (heatmap, lambda: bucket_heatmap(rows, min(ks))),
+    ):
+        if path is not None:
+            save(draw(), Path(path))
+            notice(f"picture: {path}")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ppdbench import theory
-from ppdbench.cli.common import notice
+from ppdbench.cli.common import notice, numbers
 from ppdbench.cli.options import format_option
 from ppdbench.errors import ConfigError
 from ppdbench.report import theory_tables
@@ -25,18 +25,6 @@ NOT_WITH_RUN = {
 }
 
 
-def _whole_numbers(
-    ctx: click.Context, option: click.Parameter, text: str | None
-) -> tuple[int, ...] | None:
-    """`1,3,5` as numbers."""
-    try:
-        return None if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is not a whole number or several like 1,3,5", ctx, option
-        ) from None
-
-
 @dataclass(slots=True)
 class Answer:
     """What will be printed and drawn."""
@@ -44,12 +32,13 @@ class Answer:
     sheets: list[Sheet] = field(default_factory=list)
     json: dict[str, Any] = field(default_factory=dict)
     series: dict[str, list[theory.FigurePoint]] = field(default_factory=dict)
+    measured: str = "measured"  # which of the run's points are in the figures
 
 
 @click.command()
 @click.option("--layers", type=int, help="Layers of the model.")
 @click.option("--exit-after", type=int, help="Layers that run before the candidates are read.")
-@click.option("--k", callback=_whole_numbers, help="Candidates; with --run also several: 1,3,5.")
+@click.option("-k", "--k", "k", help="Candidates; with --run also several: 1,3,5.")
 @click.option("--p", type=float, help="Match rate, 0..1.")
 @click.option("--tokens", type=int, help=f"Tokens to generate ({DEFAULT_TOKENS}).")
 @click.option("--run", metavar="DIR", help="Take match rates from this probe run.")
@@ -74,15 +63,17 @@ def command(figures: bool, plot: str | None, form: str, **options: Any) -> None:
     ppdbench theory --run results/my-probe --figures --format csv
     """
     _check_combination(options, figures)
+    if options["k"] is not None:
+        options["k"] = numbers("-k", options["k"])
     if plot:
         _check_plot(plot)
-    answer, notes = Answer(), []
+    answer = Answer()
     if options["run"]:
-        notes = [_from_run(answer, options, form, drawn=bool(figures or plot))]
+        _from_run(answer, options, form, drawn=bool(figures or plot))
     elif options["p"] is not None:
         _from_numbers(answer, options)
     if figures:
-        _add_figures(answer, notes, form)
+        _add_figures(answer, form)
     if plot:
         _draw(answer, plot)
     emit(answer.sheets, answer.json, form)
@@ -125,7 +116,7 @@ def _from_numbers(answer: Answer, options: dict[str, Any]) -> None:
     answer.series["given"] = theory.figure_points([rate], n_layers=layers, exit_after=exit_after)
 
 
-def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -> str:
+def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -> None:
     from ppdbench.store import read_run
 
     run = read_run(options["run"])
@@ -136,17 +127,16 @@ def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -
     table = theory_tables.run_sheets(measured)
     answer.sheets += table if form == "table" else [theory_tables.run_sheet(measured)]
     answer.json.update(measured.to_json())
-    if not drawn:
-        return ""
-    answer.series["measured"], note = theory_tables.measured_points(measured)
-    return note
+    if drawn:
+        answer.series["measured"], answer.measured = theory_tables.measured_points(measured)
 
 
-def _add_figures(answer: Answer, notes: list[str], form: str) -> None:
+def _add_figures(answer: Answer, form: str) -> None:
     series = {"paper": theory_tables.paper_points(), **answer.series}
     answer.series = series
     # A number typed in has no task and no head to be listed under; it is drawn all the same.
     listed = {name: points for name, points in series.items() if name != "given"}
+    notes = [answer.measured] if "measured" in listed else []
     sheet = theory_tables.figure_sheet(listed, notes, terminal=form == "table")
     answer.sheets.append(sheet)
     answer.json["figures"] = theory_tables.figure_json(listed)
@@ -161,5 +151,10 @@ def _check_plot(path: str) -> None:
 def _draw(answer: Answer, path: str) -> None:
     from ppdbench.report import plots
 
-    plots.save(plots.tradeoff(answer.series), path)
-    notice(f"wrote {path}")
+    names = {"measured": answer.measured}
+    series = {names.get(name, name): points for name, points in answer.series.items()}
+    if set(series) == {"given"}:
+        # One point alone says nothing; the paper's show where it lies.
+        series = {"paper": theory_tables.paper_points(), **series}
+    plots.save(plots.tradeoff(series), path)
+    notice(f"picture: {path}")

@@ -31,7 +31,8 @@ class Step:
     positions: Tensor  # [batch or 1, query]
     contiguous: bool
     visible: Tensor | None = None
-    key_positions: Tensor | None = None  # [batch or 1, key], needed where windows apply
+    # Where queries and keys stand, for windows to measure: [batch or 1, query] and [.., key].
+    places: tuple[Tensor, Tensor] | None = None
     rows: Tensor | None = None
     _windowed: dict[int, Tensor] = field(default_factory=dict)
 
@@ -47,8 +48,9 @@ class Step:
         if window is None:
             return self.visible[:, None]
         if window not in self._windowed:
-            assert self.key_positions is not None
-            distance = self.positions[:, :, None] - self.key_positions[:, None, :]
+            assert self.places is not None
+            queries, keys = self.places
+            distance = queries[:, :, None] - keys[:, None, :]
             self._windowed[window] = (self.visible & (distance < window))[:, None]
         return self._windowed[window]
 
@@ -70,8 +72,9 @@ class StepMaker:
         positions = self.index[:, start:end]
         step = Step(start, n_query, end, positions, contiguous=True)
         if n_query > 1 and (start > 0 or (window is not None and end > window)):
-            step.key_positions = self.index[:, :end]
-            step.visible = step.key_positions[:, None, :] <= positions[:, :, None]
+            keys = self.index[:, :end]
+            step.visible = keys[:, None, :] <= positions[:, :, None]
+            step.places = (positions, keys)
         return step
 
     def fixed(self, start: Tensor, n_query: int, key_length: int) -> Step:
@@ -89,7 +92,7 @@ class StepMaker:
             positions=positions,
             contiguous=False,
             visible=keys[:, None, :] <= positions[:, :, None],
-            key_positions=keys,
+            places=(positions, keys),
             rows=positions[0],
         )
 
@@ -116,23 +119,25 @@ class StepMaker:
             positions=positions,
             contiguous=False,
             visible=torch.cat([prefix, ancestors], dim=1).to(self.device)[None],
-            key_positions=torch.cat([self.index[:, :start], positions], dim=1),
+            places=(positions, torch.cat([self.index[:, :start], positions], dim=1)),
         )
 
     def padded(self, start: int, n_query: int, padding: Tensor) -> Step:
         """Consecutive tokens of sequences padded on the left by `padding` rows each: [batch]."""
         end = start + n_query
-        key_positions = self.index[:, :end] - padding[:, None]
-        rows = self.index[:, start:end]
-        causal = self.index[:, None, :end] <= rows[:, :, None]  # [1, query, key]
+        rows, keys = self.index[:, start:end], self.index[:, :end]
+        causal = keys[:, None, :] <= rows[:, :, None]  # [1, query, key]
+        real = keys >= padding[:, None]  # [batch, key]
         # A padding row must see something, or its softmax would be NaN: itself.
-        itself = self.index[:, None, :end] == rows[:, :, None]
+        itself = keys[:, None, :] == rows[:, :, None]
         return Step(
             start=start,
             n_query=n_query,
             key_length=end,
-            positions=key_positions[:, start:].clamp(min=0),
+            positions=(rows - padding[:, None]).clamp(min=0),
             contiguous=False,
-            visible=(causal & (key_positions >= 0)[:, None, :]) | itself,
-            key_positions=key_positions,
+            visible=(causal & real[:, None, :]) | itself,
+            # Rows, not positions: within a sequence their distance is the same, and padding
+            # has no positions of its own.
+            places=(rows, keys),
         )

@@ -161,6 +161,8 @@ class _Kept:
 
     def rank_held(self) -> None:
         """Turn the hidden states kept so far into ranks, and let them go."""
+        if self.ranked == len(self.tokens):
+            return
         tokens = torch.stack([t[:, 0] for t in self.tokens[self.ranked :]])  # [positions, batch]
         for layer, kept in self.hidden.items():
             if kept:

@@ -12,6 +12,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 Cell = str | int | float | None
 
@@ -63,7 +64,7 @@ def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> Non
     console = console or Console(soft_wrap=False)
     for sheet in sheets:
         drawn = RichTable(
-            title=sheet.title,
+            title=Text(sheet.title),
             title_justify="left",
             title_style="bold",
             box=box.SIMPLE_HEAD,
@@ -72,12 +73,12 @@ def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> Non
         )
         for index, column in enumerate(sheet.header):
             right = sheet.is_number(index)
-            drawn.add_column(column, justify="right" if right else "left", no_wrap=right)
+            drawn.add_column(Text(column), justify="right" if right else "left", no_wrap=right)
         for row in sheet.text_rows():
-            drawn.add_row(*row)
+            drawn.add_row(*map(Text, row))
         console.print(drawn)
         for note in sheet.notes:
-            console.print(note, style="dim", highlight=False, soft_wrap=False)
+            console.print(Text(note, style="dim"))
         console.print()
 
 
@@ -93,15 +94,18 @@ def to_csv(sheets: Sequence[Sheet]) -> str:
     return out.getvalue()
 
 
+def _one_line(cell: str) -> str:
+    """A cell that cannot end its row or its column."""
+    return " ".join(cell.replace("|", "\\|").splitlines())
+
+
 def to_markdown(sheets: Sequence[Sheet]) -> str:
     """GitHub tables."""
     blocks = []
     for sheet in sheets:
         marks = ["---:" if sheet.is_number(i) else "---" for i in range(len(sheet.header))]
         rows = [list(sheet.header), marks, *sheet.text_rows()]
-        body = "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
-        )
+        body = "\n".join("| " + " | ".join(_one_line(cell) for cell in row) + " |" for row in rows)
         notes = "".join(f"\n\n{note}" for note in sheet.notes)
         blocks.append(f"### {sheet.title}\n\n{body}{notes}\n")
     return "\n".join(blocks)

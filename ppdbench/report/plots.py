@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import cycle
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ppdbench.errors import ConfigError, DataError
@@ -100,7 +101,7 @@ def check_path(path: str | Path) -> Path:
     return path
 
 
-def save(figure: Any, path: str | Path) -> None:
+def save(figure: Figure, path: str | Path) -> None:
     """Write a picture in the format of the path's suffix."""
     path = check_path(path)
     suffix = path.suffix.lower()
@@ -143,7 +144,7 @@ PANELS = {
 def tradeoff(
     points_by_series: Mapping[str, Sequence[FigurePoint]],
     figure: Literal[3, 4] | None = None,
-) -> Any:
+) -> Figure:
     """Latency against compute, as in Figure 3 or 4 of the paper, or both side by side.
 
     Of several series the first is the backdrop, drawn hollow: give the paper's points there.
@@ -158,8 +159,7 @@ def tradeoff(
         picture.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True
     ):
         for index, series in enumerate(points_by_series.values()):
-            hollow = index == 0 and len(points_by_series) > 1
-            looks.draw(axes, series, attribute, hollow)
+            looks.draw(axes, series, attribute, _is_backdrop(index, points_by_series))
         axes.set_title(title)
         axes.set_xlabel(label)
     picture.axes[0].set_ylabel("latency per token (greedy = 1)")
@@ -175,7 +175,7 @@ class _Looks:
         self.markers = dict(zip(sorted({p.k for p in points}), cycle(MARKERS)))
         self.trained = any(p.trained for p in points)
 
-    def draw(self, axes: Any, series: Sequence[FigurePoint], attribute: str, hollow: bool) -> None:
+    def draw(self, axes: Axes, series: Sequence[FigurePoint], attribute: str, hollow: bool) -> None:
         curves: dict[tuple[str, bool], list[FigurePoint]] = {}
         for point in sorted(series, key=lambda p: p.k):
             curves.setdefault((point.task, point.trained), []).append(point)
@@ -183,7 +183,8 @@ class _Looks:
             colour = self.colours[task]
             places = [getattr(point, attribute) for point in points]
             line = "--" if trained else "-"
-            axes.plot(*zip(*places), line, color=colour, linewidth=0.9, alpha=0.55, zorder=2)
+            xs, ys = zip(*places, strict=True)
+            axes.plot(xs, ys, line, color=colour, linewidth=0.9, alpha=0.55, zorder=2)
             for point, (x, y) in zip(points, places, strict=True):
                 axes.plot(
                     x,
@@ -194,7 +195,7 @@ class _Looks:
                     zorder=3,
                 )
 
-    def legend(self, series: Sequence[str]) -> list[Any]:
+    def legend(self, series: Sequence[str]) -> list[Line2D]:
         handles = [Line2D([], [], color=c, label=plain(t)) for t, c in self.colours.items()]
         if self.trained:
             handles += [
@@ -202,13 +203,16 @@ class _Looks:
                 for line, label in (("-", "model's own head"), ("--", "trained head"))
             ]
         handles += [_dot(m, INK, f"k = {k}") for k, m in self.markers.items()]
-        if len(series) > 1:
-            fills = ["white", *[INK] * (len(series) - 1)]
-            handles += [_dot("o", f, plain(s)) for f, s in zip(fills, series, strict=True)]
+        fills = ["white" if _is_backdrop(i, series) else INK for i in range(len(series))]
+        handles += [_dot("o", f, plain(s)) for f, s in zip(fills, series, strict=True)]
         return handles
 
 
-def _dot(marker: str, fill: str, label: str) -> Any:
+def _is_backdrop(index: int, series: Collection[str]) -> bool:
+    return index == 0 and len(series) > 1
+
+
+def _dot(marker: str, fill: str, label: str) -> Line2D:
     return Line2D([], [], color=INK, marker=marker, linestyle="", markerfacecolor=fill, label=label)
 
 
@@ -216,7 +220,7 @@ def _dot(marker: str, fill: str, label: str) -> Any:
 
 
 @quiet_style()
-def match_rates(rows: Sequence[Row]) -> Any:
+def match_rates(rows: Sequence[Row]) -> Figure:
     """Match rate by layer: a panel for each task, a line for each k, trained heads dashed."""
     rows = [row for row in rows if row["bucket"] == "total"]
     panels = _panels(rows, ("task", "target"), always=1)
@@ -226,12 +230,12 @@ def match_rates(rows: Sequence[Row]) -> Any:
         for (k, head), curve in _split(panel, ("k", "head")).items():
             _curve(axes, curve, colours[k], dashed=head == "Y")
         axes.set_title(_title(title, 3.0))
-        axes.set_ylim(0, 1.02)
+        axes.set_ylim(-0.02, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     picture.supxlabel("layers run", fontsize=9)
     picture.supylabel("match rate (final token among the layer's top k)", fontsize=9)
-    handles = [Line2D([], [], color=c, label=f"k = {k}") for k, c in colours.items()]
+    handles: list[Any] = [Line2D([], [], color=c, label=f"k = {k}") for k, c in colours.items()]
     if any(row["head"] == "Y" for row in rows):
         handles.append(Line2D([], [], color=INK, linestyle="--", label="trained head"))
     if any(row["low"] is not None for row in rows):
@@ -240,7 +244,7 @@ def match_rates(rows: Sequence[Row]) -> Any:
     return picture
 
 
-def _curve(axes: Any, rows: Sequence[Row], colour: str, dashed: bool) -> None:
+def _curve(axes: Axes, rows: Sequence[Row], colour: str, dashed: bool) -> None:
     rows = sorted(rows, key=lambda row: row["layer"])
     layers = [row["layer"] for row in rows]
     rates = [row["match_rate"] for row in rows]
@@ -253,14 +257,15 @@ def _curve(axes: Any, rows: Sequence[Row], colour: str, dashed: bool) -> None:
 
 
 @quiet_style()
-def bucket_heatmap(rows: Sequence[Row], k: int) -> Any:
+def bucket_heatmap(rows: Sequence[Row], k: int) -> Figure:
     """Match rate by layer and token position: a panel for each task."""
     rows = [row for row in rows if row["k"] == k and row["bucket"] != "total"]
     panels = _panels(rows, ("task", "head", "target"), always=1)
     n_layers = len({row["layer"] for row in rows})
     n_buckets = len({row["bucket"] for row in rows})
     width, height = 1.1 + 0.42 * max(n_buckets, 5), 0.7 + 0.19 * max(n_layers, 6)
-    picture, all_axes = _small_multiples(len(panels), width, height)
+    kinds = len(_split(rows, ("head", "target")))
+    picture, all_axes = _small_multiples(len(panels), width, height, kinds if kinds > 1 else 3)
     scale = ScalarMappable(Normalize(0, 1), "Blues")
     for axes, (title, panel) in zip(all_axes, panels.items(), strict=True):
         _heat(axes, panel, scale)
@@ -273,14 +278,14 @@ def bucket_heatmap(rows: Sequence[Row], k: int) -> Any:
     return picture
 
 
-def _heat(axes: Any, rows: Sequence[Row], scale: Any) -> None:
+def _heat(axes: Axes, rows: Sequence[Row], scale: ScalarMappable) -> None:
     layers = sorted({row["layer"] for row in rows})
     buckets = list(dict.fromkeys(row["bucket"] for row in rows))
     for row in rows:
         y, x = layers.index(row["layer"]), buckets.index(row["bucket"])
         rate = row["match_rate"]
         axes.add_patch(_square(x, y, scale.to_rgba(rate)))
-        ink = "white" if rate > 0.55 else INK
+        ink = "white" if rate > 0.6 else INK
         axes.text(x, y, f"{100 * rate:.0f}", ha="center", va="center", fontsize=6.5, color=ink)
     _grid_axes(axes, len(buckets), len(layers))
     axes.set_xticks(range(len(buckets)), [plain(b) for b in buckets], rotation=45, fontsize=7)
@@ -292,14 +297,14 @@ def _heat(axes: Any, rows: Sequence[Row], scale: Any) -> None:
 CELL_WIDTH, CELL_HEIGHT = 0.64, 0.2  # inches
 CELL_CHARACTERS = 9
 COLUMNS_PER_BLOCK = 16
-LEFT, RIGHT, TOP, BOTTOM = 0.6, 0.15, 0.45, 0.55
+LEFT, RIGHT, TOP, BOTTOM = 0.6, 0.15, 0.32, 0.55
 BLOCK_HEAD = 0.42  # gap and tokens above a block
 CELL_COLOURS = ("#0b5394", "#6fa8dc", "#cfe2f3", "#f6f6f6")
 CELL_INKS = ("white", "black", "black", "#777777")
 
 
 @quiet_style()
-def token_grid(grid: TokenGrid) -> Any:
+def token_grid(grid: TokenGrid) -> Figure:
     """Layers × output tokens of one example, coloured by the final token's rank.
 
     The deepest layer is at the bottom; after every 16 tokens a new block begins below.
@@ -323,7 +328,7 @@ def token_grid(grid: TokenGrid) -> Any:
     return picture
 
 
-def _token_block(axes: Any, grid: TokenGrid, columns: range) -> None:
+def _token_block(axes: Axes, grid: TokenGrid, columns: range) -> None:
     for y, (words, ranks) in enumerate(zip(grid.predictions, grid.ranks, strict=True)):
         for x, column in enumerate(columns):
             kind = rank_class(ranks[column])
@@ -336,7 +341,7 @@ def _token_block(axes: Any, grid: TokenGrid, columns: range) -> None:
     axes.tick_params(top=False, labeltop=True, labelbottom=False, pad=1)
     for label in axes.get_xticklabels():
         label.set_fontweight("bold")
-    axes.set_yticks(range(len(grid.layers)), grid.layers, fontsize=7)
+    axes.set_yticks(range(len(grid.layers)), map(str, grid.layers), fontsize=7)
     axes.set_ylabel("layers run", fontsize=7)
 
 
@@ -355,7 +360,7 @@ def _cell_text(token: str) -> str:
     return text if len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 1] + "…"
 
 
-def _grid_legend(picture: Any, width: float, height: float) -> None:
+def _grid_legend(picture: Figure, width: float, height: float) -> None:
     handles = [
         Patch(facecolor=colour, edgecolor=RULE, label=name)
         for colour, name in zip(CELL_COLOURS, CLASS_NAMES, strict=True)
@@ -379,13 +384,11 @@ def _grid_legend(picture: Any, width: float, height: float) -> None:
 # --- Shared pieces -------------------------------------------------------------------------
 
 
-def _square(x: int, y: int, colour: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
+def _square(x: int, y: int, colour: Any) -> Rectangle:
     return Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=0.8)
 
 
-def _grid_axes(axes: Any, columns: int, rows: int) -> None:
+def _grid_axes(axes: Axes, columns: int, rows: int) -> None:
     """Axes of unit cells, first row on top, with nothing around them."""
     axes.set_xlim(-0.5, columns - 0.5)
     axes.set_ylim(rows - 0.5, -0.5)
@@ -413,8 +416,10 @@ def _panels(rows: Sequence[Row], keys: Sequence[str], always: int) -> dict[str, 
     return {", ".join(names.get(v, v) for v in key): group for key, group in groups.items()}
 
 
-def _small_multiples(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    columns = min(count, 3)
+def _small_multiples(
+    count: int, width: float, height: float, columns: int = 3
+) -> tuple[Figure, list[Axes]]:
+    columns = min(count, 2 if count == 4 else columns)
     lines = -(-count // columns)
     size = (columns * width + 1.4, lines * height + 0.5)
     picture = Figure(figsize=size, layout="constrained")

@@ -126,8 +126,7 @@ def _n_layers(run: StoredRun) -> int:
 
 def _ks(run: StoredRun, wanted: Wanted) -> tuple[int, ...]:
     """The ks asked for, or those the run was made for: ranks answer for every k."""
-    probed = run.header.get("config", {}).get("k")
-    ks = wanted.ks or (tuple(probed) if isinstance(probed, list) else DEFAULT_KS)
+    ks = wanted.ks or tuple(run.header.get("config", {}).get("ks") or DEFAULT_KS)
     if min(ks) < 1:
         raise ConfigError(f"k={min(ks)}: PPD launches candidates; use 1 or more")
     return ks
@@ -300,7 +299,7 @@ def given_sheet(
         (
             "compute per time unit",
             tradeoff.compute_per_time_unit,
-            "processes busy at a time, greedy = 1 (eq. 5)",
+            "processes busy, greedy = 1 (equation 5)",
         ),
         ("compute per token", tradeoff.compute_per_token, "layers run, greedy = 1 (equation 6)"),
         ("expected latency", tradeoff.expected_latency, f"layer-times, {tokens} tokens (Thm 4.1)"),
@@ -350,7 +349,7 @@ def paper_points() -> list[theory.FigurePoint]:
 
 
 def measured_points(measured: Measured) -> tuple[list[theory.FigurePoint], str]:
-    """A run's points for the figures, and which layer and target they are of.
+    """A run's points for the figures, and words for which layer and target they are of.
 
     The figures have room for one layer and one target: the earliest layer that PPD can exit
     after, which is what the paper took, and greedy where the run has it.
@@ -370,7 +369,7 @@ def measured_points(measured: Measured) -> tuple[list[theory.FigurePoint], str]:
         if (row.layer, row.target) == (layer, target)
     ]
     points = theory.figure_points(rates, n_layers=measured.n_layers, exit_after=layer)
-    return points, f"measured: after layer {layer} of {measured.n_layers}, {target} target"
+    return points, f"measured: layer {layer} of {measured.n_layers}, {target}"
 
 
 FIGURE_COLUMNS = {
@@ -395,7 +394,7 @@ def figure_sheet(series: Series, notes: Sequence[str] = (), *, terminal: bool = 
         notes=(
             "Latency is y in both; compute per time unit is x in Figure 3, compute per token in "
             "Figure 4. Greedy decoding is 1 in all three.",
-            "paper: Vicuna-13B after 20 of 40 layers, Table 2.",
+            "paper: layer 20 of 40, greedy; Vicuna-13B, Table 2.",
             *notes,
         ),
         percent=frozenset({columns["match_rate"]}),

@@ -1,0 +1,27 @@
+"""Where optional things lie, and models that many tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+
+
+@pytest.fixture(scope="session")
+def real_rows() -> Path:
+    """Real evaluation rows, where they are at hand."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("no real data beside the project")
+    return SHARED / "data"
+
+
+@pytest.fixture(scope="session")
+def stories() -> Path:
+    """A small real model, where it is at hand."""
+    folder = SHARED / "models" / "stories260K"
+    if not folder.is_dir():
+        pytest.skip("no real model beside the project")
+    return folder

@@ -1,0 +1,124 @@
+"""When outputs end, and what a reader sees of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ppdbench.decoding.limits import Limits, visible_text
+from ppdbench.engine.synthetic import tokenizer
+
+WORDS: Any = tokenizer(300, 64)
+EOS = 2
+
+
+def first_end(text: str, limits: Limits) -> tuple[str, str | None]:
+    """What was written when the limits first said stop, and why, one byte per token."""
+    ids = WORDS.encode(text)
+    for n in range(1, len(ids) + 1):
+        why = limits.finish(ids[:n])
+        if why is not None:
+            return WORDS.decode(ids[:n]), why
+    return text, None
+
+
+def stopping_at(*stop: str, n: int = 10_000) -> Limits:
+    return Limits(n, frozenset({EOS}), stop, WORDS)
+
+
+# Length and end of sequence
+
+
+def test_an_output_goes_on_until_it_has_its_tokens() -> None:
+    limits = Limits(3)
+    assert limits.finish([5]) is None
+    assert limits.finish([5, 6]) is None
+    assert limits.finish([5, 6, 7]) == "length"
+    assert limits.finish([5, 6, 7, 8]) == "length"
+
+
+def test_any_of_the_eos_ids_ends_an_output_when_it_is_the_newest() -> None:
+    limits = Limits(9, frozenset({2, 7}))
+    assert limits.finish([2]) == "eos"
+    assert limits.finish([5, 7]) == "eos"
+    assert limits.finish([5, 6]) is None
+
+
+def test_without_eos_ids_no_token_is_special() -> None:
+    assert Limits(9).finish([2]) is None
+
+
+def test_eos_comes_before_stop_and_stop_before_length() -> None:
+    ids = [*WORDS.encode("ab"), EOS]
+    assert Limits(3, frozenset({EOS}), ("b",), WORDS).finish(ids) == "eos"
+    assert Limits(2, frozenset({EOS}), ("b",), WORDS).finish(ids[:2]) == "stop"
+    assert Limits(2, frozenset({EOS}), ("c",), WORDS).finish(ids[:2]) == "length"
+
+
+# Stop strings
+
+
+def test_a_stop_string_of_many_tokens_is_seen_when_its_last_one_is_written() -> None:
+    assert first_end("An answer.\n\nQ: more", stopping_at("\n\nQ:")) == ("An answer.\n\nQ:", "stop")
+
+
+def test_a_stop_string_inside_a_token_is_seen() -> None:
+    # One token that reads ⟨259⟩; the string begins after its first character.
+    limits = stopping_at("25")
+    assert limits.finish([*WORDS.encode("x"), 259]) == "stop"
+    assert limits.finish([*WORDS.encode("x"), 269]) is None
+
+
+def test_a_stop_string_may_begin_in_one_token_and_end_in_another() -> None:
+    limits = stopping_at("9⟩⟨2")
+    assert limits.finish([259]) is None
+    assert limits.finish([259, 260]) == "stop"
+    assert limits.finish([258, 260]) is None
+
+
+def test_characters_of_several_bytes_are_stop_strings_too() -> None:
+    assert first_end("fine 🙂 and on", stopping_at("🙂")) == ("fine 🙂", "stop")
+    assert first_end("naïve", stopping_at("ïv")) == ("naïv", "stop")
+
+
+def test_the_end_of_a_long_output_is_what_is_looked_at() -> None:
+    text = "x" * 500 + "🙂🙂🙂🙂" + "STOP"
+    assert first_end(text + "y", stopping_at("🙂🙂🙂STOP")) == (text, "stop")
+
+
+def test_the_first_of_several_stop_strings_ends_the_output() -> None:
+    assert first_end("one two three", stopping_at("three", "two")) == ("one two", "stop")
+
+
+def test_half_a_stop_string_ends_nothing() -> None:
+    assert first_end("a STO b STO", stopping_at("STOP")) == ("a STO b STO", None)
+
+
+def test_a_stop_string_may_be_a_special_token() -> None:
+    assert Limits(9, frozenset(), ("</s>",), WORDS).finish([*WORDS.encode("a"), EOS]) == "stop"
+
+
+# What is visible
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "seen"),
+    [
+        ("An answer.\n\nQ: more", ("\n\nQ:",), "An answer."),
+        ("one two three", ("three", "two"), "one "),
+        ("one two three", ("four",), "one two three"),
+        ("one two three", (), "one two three"),
+        ("stop at once", ("stop",), ""),
+        ("a b a b", ("b",), "a "),
+    ],
+)
+def test_text_is_cut_before_the_first_stop_string(
+    text: str, stop: tuple[str, ...], seen: str
+) -> None:
+    assert visible_text(WORDS, WORDS.encode(text), stopping_at(*stop)) == seen
+
+
+def test_special_tokens_are_not_visible() -> None:
+    ids = (1, *WORDS.encode("hi"), EOS)
+    assert visible_text(WORDS, ids, Limits(9)) == "hi"

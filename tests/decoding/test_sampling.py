@@ -1,0 +1,167 @@
+"""Sampling over five tokens, against probabilities computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppdbench.decoding.sampling import Target, generator_for
+from ppdbench.errors import ConfigError
+
+PROBABILITIES = [0.15, 0.4, 0.05, 0.3, 0.1]
+LOGITS = torch.tensor([[math.log(p) + 2.5 for p in PROBABILITIES]])
+DRAWS = 4000
+
+# By degrees of freedom, what chi-square exceeds once in a thousand times.
+CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47}
+
+CASES = [
+    (Target(kind="top-k", top_k=5), PROBABILITIES),
+    (Target(kind="top-k", top_k=9), PROBABILITIES),
+    (Target(kind="top-k", top_k=3), [0.15 / 0.85, 0.4 / 0.85, 0, 0.3 / 0.85, 0]),
+    (Target(kind="top-k", top_k=1), [0, 1, 0, 0, 0]),
+    (Target(kind="top-p", top_p=1.0), PROBABILITIES),
+    (Target(kind="top-p", top_p=0.9), [0.15 / 0.95, 0.4 / 0.95, 0, 0.3 / 0.95, 0.1 / 0.95]),
+    (Target(kind="top-p", top_p=0.8), [0.15 / 0.85, 0.4 / 0.85, 0, 0.3 / 0.85, 0]),
+    (Target(kind="top-p", top_p=0.5), [0, 4 / 7, 0, 3 / 7, 0]),
+    (Target(kind="top-p", top_p=0.3), [0, 1, 0, 0, 0]),
+    (Target(kind="top-p", top_p=1e-9), [0, 1, 0, 0, 0]),
+    # Squares: 0.0225, 0.16, 0.0025, 0.09, 0.01, together 0.285
+    (
+        Target(kind="top-k", top_k=5, temperature=0.5),
+        [0.0225 / 0.285, 0.16 / 0.285, 0.0025 / 0.285, 0.09 / 0.285, 0.01 / 0.285],
+    ),
+    # The two likeliest have 0.25 of 0.285, more than 0.8 of it only after the temperature.
+    (Target(kind="top-p", top_p=0.8, temperature=0.5), [0, 0.64, 0, 0.36, 0]),
+]
+
+
+@pytest.mark.parametrize(("target", "expected"), CASES, ids=lambda case: repr(case)[:60])
+def test_the_distribution_is_the_one_computed_by_hand(
+    target: Target, expected: list[float]
+) -> None:
+    ours = target.distribution(LOGITS)
+    torch.testing.assert_close(ours, torch.tensor([expected]).float(), atol=1e-6, rtol=1e-5)
+    assert [p == 0 for p in ours[0].tolist()] == [p == 0 for p in expected]
+
+
+@pytest.mark.parametrize(("target", "expected"), CASES, ids=lambda case: repr(case)[:60])
+def test_draws_follow_the_distribution(target: Target, expected: list[float]) -> None:
+    generator = generator_for(3, "chi-square")
+    drawn = target.choose(LOGITS.expand(DRAWS, 5), [generator] * DRAWS)
+    assert drawn.shape == (DRAWS, 1)
+    counts = torch.bincount(drawn[:, 0], minlength=5).tolist()
+    possible = [i for i, p in enumerate(expected) if p > 0]
+    assert sum(counts[i] for i in possible) == DRAWS
+    if len(possible) > 1:
+        statistic = sum(
+            (counts[i] - DRAWS * expected[i]) ** 2 / (DRAWS * expected[i]) for i in possible
+        )
+        assert statistic < CHI_SQUARE[len(possible) - 1]
+
+
+def test_top_p_of_one_is_plain_softmax_to_the_last_token() -> None:
+    logits = torch.tensor([[30.0, 0.0, -5.0, 10.0, 2.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
+    ours = Target(kind="top-p", top_p=1.0).distribution(logits)
+    assert bool((ours > 0).all())
+    torch.testing.assert_close(ours, torch.softmax(logits, -1))
+
+
+def test_the_first_token_always_stays_however_small_p_is() -> None:
+    logits = torch.tensor([[0.0, 0.1, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0, 0.0]])
+    ours = Target(kind="top-p", top_p=1e-6).distribution(logits)
+    assert ours.tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
+
+
+def test_greedy_takes_the_likeliest_and_draws_nothing() -> None:
+    generator = generator_for(0, "a")
+    before = generator.get_state()
+    assert Target().greedy
+    assert Target().choose(LOGITS.expand(3, 5), [generator] * 3).tolist() == [[1]] * 3
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("kind", ["top-k", "top-p"])
+def test_half_precision_logits_give_probabilities_in_full_precision(kind: str) -> None:
+    target = Target(kind=kind, top_k=5, top_p=1.0)
+    ours = target.distribution(LOGITS.bfloat16())
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, target.distribution(LOGITS), atol=0.01, rtol=0.02)
+
+
+@pytest.mark.parametrize("target", [case[0] for case in CASES[:8]], ids=repr)
+def test_rows_of_a_batch_do_not_mix(target: Target) -> None:
+    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    together = target.distribution(logits)
+    for row in range(4):
+        torch.testing.assert_close(together[row : row + 1], target.distribution(logits[row, None]))
+
+
+# Generators
+
+
+def sequence(generator: torch.Generator, n: int = 20) -> list[int]:
+    target = Target(kind="top-k", top_k=5)
+    return [int(target.choose(LOGITS, [generator])) for _ in range(n)]
+
+
+def test_an_example_draws_the_same_tokens_each_time() -> None:
+    assert sequence(generator_for(1, "squad", "7")) == sequence(generator_for(1, "squad", "7"))
+
+
+def test_examples_seeds_and_tasks_draw_tokens_of_their_own() -> None:
+    names = [(1, "squad", "7"), (2, "squad", "7"), (1, "squad", "8"), (1, "xsum", "7")]
+    # Names are kept apart, not strung together.
+    names += [(1, "squad7", ""), (1, "squa", "d7"), (11, "squad", "7")]
+    assert len({tuple(sequence(generator_for(*name))) for name in names}) == len(names)
+
+
+def test_the_order_of_examples_does_not_change_what_they_draw() -> None:
+    target, ids = Target(kind="top-p", top_p=0.9), ["a", "b", "c"]
+
+    def draw(order: list[str]) -> dict[str, list[int]]:
+        generators = [generator_for(5, name) for name in order]
+        steps = [target.choose(LOGITS.expand(len(order), 5), generators) for _ in range(12)]
+        return {name: [int(step[i]) for step in steps] for i, name in enumerate(order)}
+
+    together = draw(ids)
+    assert draw(["c", "a", "b"]) == together
+    for name in ids:
+        assert draw([name]) == {name: together[name]}
+
+
+def test_drawing_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(4)
+    expected: Tensor = torch.rand(1)
+    torch.manual_seed(4)
+    sequence(generator_for(0, "x"))
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_one_generator_is_needed_for_each_row() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        Target(kind="top-k").choose(LOGITS.expand(2, 5), [generator_for(0)])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "nucleus"}, "target 'nucleus' is not known; use greedy, top-k, top-p"),
+        ({"kind": "top-k", "top_k": 0}, "top-k sampling from 0 tokens; use 1 or more"),
+        ({"kind": "top-p", "top_p": 0.0}, r"p=0\.0; use a value above 0, up to 1"),
+        ({"kind": "top-p", "top_p": 1.1}, r"p=1\.1; use a value above 0, up to 1"),
+        ({"kind": "top-p", "top_p": math.nan}, "p=nan; use a value above 0, up to 1"),
+        ({"temperature": 0.0}, r"temperature=0\.0; use a value above 0"),
+        ({"temperature": -1.0}, r"temperature=-1\.0; use a value above 0"),
+        ({"temperature": math.nan}, "temperature=nan; use a value above 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Target(**options)  # type: ignore[arg-type]

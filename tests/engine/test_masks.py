@@ -1,0 +1,174 @@
+"""Steps: which rows, which positions, and who sees whom, written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppdbench.engine.masks import Step, StepMaker
+
+STEPS = StepMaker(32, torch.device("cpu"))
+
+
+def drawn(mask: Tensor | None, row: int = 0) -> list[str]:
+    """A mask as lines of x and dots."""
+    assert mask is not None
+    return ["".join("x" if seen else "." for seen in query) for query in mask[row, 0].tolist()]
+
+
+# Chains
+
+
+def test_a_prefill_leaves_causal_order_to_the_kernel() -> None:
+    step = STEPS.chain(0, 5)
+    assert step.mask(None) is None
+    assert (step.start, step.end, step.n_query, step.key_length) == (0, 5, 5, 5)
+    assert step.positions.tolist() == [[0, 1, 2, 3, 4]]
+    assert step.contiguous
+    assert step.rows is None
+
+
+@pytest.mark.parametrize("start", [0, 1, 9])
+def test_a_single_query_needs_no_mask(start: int) -> None:
+    step = STEPS.chain(start, 1, window=3)
+    assert step.mask(3) is None
+    assert step.positions.tolist() == [[start]]
+    assert step.key_length == start + 1
+    assert step.contiguous
+
+
+def test_several_queries_after_a_prefix_see_it_and_each_other_in_order() -> None:
+    step = STEPS.chain(2, 3)
+    assert step.positions.tolist() == [[2, 3, 4]]
+    assert step.contiguous
+    assert drawn(step.mask(None)) == ["xxx..", "xxxx.", "xxxxx"]
+
+
+def test_a_window_hides_rows_from_it_on() -> None:
+    step = STEPS.chain(2, 3, window=2)
+    assert drawn(step.mask(2)) == [".xx..", "..xx.", "...xx"]
+    assert drawn(step.mask(None)) == ["xxx..", "xxxx.", "xxxxx"]
+
+
+def test_a_prefill_gets_a_mask_only_where_it_outgrows_the_narrowest_window() -> None:
+    assert STEPS.chain(0, 4, window=4).mask(4) is None
+    step = STEPS.chain(0, 4, window=3)
+    assert drawn(step.mask(3)) == ["x...", "xx..", "xxx.", ".xxx"]
+    assert drawn(step.mask(4)) == ["x...", "xx..", "xxx.", "xxxx"]
+
+
+# Trees
+
+
+def test_tree_nodes_see_the_prefix_their_ancestors_and_themselves() -> None:
+    step = STEPS.tree(2, [-1, -1, 0, 0, 2, 1])
+    assert drawn(step.mask(None)) == [
+        "xxx.....",
+        "xx.x....",
+        "xxx.x...",
+        "xxx..x..",
+        "xxx.x.x.",
+        "xx.x...x",
+    ]
+    assert step.positions.tolist() == [[2, 2, 3, 3, 4, 3]]
+    assert (step.start, step.end, step.key_length, step.n_query) == (2, 8, 8, 6)
+    assert not step.contiguous
+
+
+def test_a_window_over_a_tree_counts_depth_and_not_rows() -> None:
+    # Rows 3 and 4 are one level: the last node is 2 deep, 5 rows after the sequence began.
+    step = STEPS.tree(2, [-1, -1, 1, 1, 3])
+    assert step.positions.tolist() == [[2, 2, 3, 3, 4]]
+    assert drawn(step.mask(3)) == ["xxx....", "xx.x...", ".x.xx..", ".x.x.x.", "...x.xx"]
+
+
+def test_a_tree_that_is_a_chain_sees_what_a_chain_sees() -> None:
+    for window in (None, 3):
+        tree, chain = STEPS.tree(4, [-1, 0, 1, 2]), STEPS.chain(4, 4, window=window)
+        assert drawn(tree.mask(window)) == drawn(chain.mask(window))
+        assert tree.positions.tolist() == chain.positions.tolist()
+
+
+@pytest.mark.parametrize(
+    ("parents", "message"),
+    [
+        ([0], r"node 0 names parent 0; use -1\.\.-1"),
+        ([-1, 1], r"node 1 names parent 1; use -1\.\.0"),
+        ([-1, 2, -1], r"node 1 names parent 2; use -1\.\.0"),
+        ([-1, 0, -2], r"node 2 names parent -2; use -1\.\.1"),
+    ],
+)
+def test_a_parent_must_come_before_its_child(parents: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        STEPS.tree(3, parents)
+
+
+# Shapes that stay fixed
+
+
+@pytest.mark.parametrize("start", [torch.tensor([2]), torch.tensor([[2]]), torch.tensor(2)], ids=repr)
+def test_a_fixed_step_masks_what_is_not_written_yet(start: Tensor) -> None:
+    step = STEPS.fixed(start, 3, 7)
+    assert step.positions.tolist() == [[2, 3, 4]]
+    assert step.rows is not None
+    assert step.rows.tolist() == [2, 3, 4]
+    assert drawn(step.mask(None)) == ["xxx....", "xxxx...", "xxxxx.."]
+    assert drawn(step.mask(2)) == [".xx....", "..xx...", "...xx.."]
+    assert not step.contiguous
+
+
+def test_fixed_steps_have_one_shape_at_every_position() -> None:
+    def shapes(step: Step) -> list[object]:
+        mask, windowed = step.mask(None), step.mask(3)
+        assert mask is not None
+        assert windowed is not None
+        assert step.rows is not None
+        tensors = (mask, windowed, step.positions, step.rows)
+        return [step.n_query, step.key_length, *(t.shape for t in tensors)]
+
+    first = shapes(STEPS.fixed(torch.tensor([0]), 4, 16))
+    for start in range(1, 13):
+        assert shapes(STEPS.fixed(torch.tensor([start]), 4, 16)) == first
+
+
+def test_a_single_fixed_query_has_a_mask_too() -> None:
+    assert drawn(STEPS.fixed(torch.tensor([3]), 1, 6).mask(None)) == ["xxxx.."]
+
+
+# Padding
+
+
+def test_padding_is_seen_by_nobody_but_itself() -> None:
+    step = STEPS.padded(0, 4, torch.tensor([0, 2]))
+    assert drawn(step.mask(None), 0) == ["x...", "xx..", "xxx.", "xxxx"]
+    assert drawn(step.mask(None), 1) == ["x...", ".x..", "..x.", "..xx"]
+    assert step.positions.tolist() == [[0, 1, 2, 3], [0, 0, 0, 1]]
+    assert not step.contiguous
+
+
+def test_padded_steps_go_on_where_the_prefill_ended() -> None:
+    step = STEPS.padded(4, 2, torch.tensor([0, 2]))
+    assert step.positions.tolist() == [[4, 5], [2, 3]]
+    assert drawn(step.mask(None), 1) == ["..xxx.", "..xxxx"]
+    assert drawn(step.mask(3), 0) == ["..xxx.", "...xxx"]
+    assert drawn(step.mask(3), 1) == ["..xxx.", "...xxx"]
+    assert (step.start, step.end, step.key_length) == (4, 6, 6)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 7])
+def test_every_padded_row_sees_at_least_itself(window: int | None) -> None:
+    """A row that sees nothing is a softmax over nothing, NaN."""
+    mask = STEPS.padded(0, 12, torch.tensor([0, 3, 11])).mask(window)
+    assert mask is not None
+    assert bool(mask[:, 0].diagonal(dim1=1, dim2=2).all())
+
+
+def test_windows_of_different_layers_do_not_mix() -> None:
+    step = STEPS.chain(4, 2, window=2)
+    masks = {window: drawn(step.mask(window)) for window in (2, 3, None, 2, 3)}
+    assert masks == {
+        2: ["...xx.", "....xx"],
+        3: ["..xxx.", "...xxx"],
+        None: ["xxxxx.", "xxxxxx"],
+    }

@@ -1,0 +1,172 @@
+"""Packed linear layers compute what plain ones do, and replace them for good."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from transformers.pytorch_utils import Conv1D
+
+from ppdbench.engine.packing import PackedLinear, can_pack, pack, packed_bytes
+from ppdbench.engine.staged import StagedModel
+from tests.families import stock_model
+from tests.helpers import assert_near, staged
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Rounding of the type itself, over sums of a few dozen products.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
+
+pytestmark = pytest.mark.skipif(
+    not can_pack(torch.ones(2, 2)), reason="this build of torch has no packed CPU kernels"
+)
+
+
+def linear(n_in: int, n_out: int, dtype: torch.dtype, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(n_in + n_out)
+    return nn.Linear(n_in, n_out, bias=bias).to(dtype).requires_grad_(False)
+
+
+def rows(n: int, n_in: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(1, n, n_in, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_in", "n_out"), [(32, 48), (64, 96), (33, 17), (172, 64), (128, 1)])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@torch.inference_mode()
+def test_packed_equals_plain(dtype: torch.dtype, n_in: int, n_out: int, bias: bool) -> None:
+    plain = linear(n_in, n_out, dtype, bias)
+    truth = nn.Linear(n_in, n_out, bias=bias)
+    truth.load_state_dict(plain.state_dict())
+    packed = pack(plain)
+    assert isinstance(packed, PackedLinear)
+    assert (packed.in_features, packed.out_features) == (n_in, n_out)
+    for n in (1, 2, 3, 5, 8, 9, 16, 31, 64):
+        x = rows(n, n_in, dtype)
+        out = packed(x)
+        assert out.dtype == dtype
+        assert_near(out.float(), truth(x.float()), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_conv1d_is_packed_the_right_way_round(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    plain = Conv1D(48, 32).to(dtype).requires_grad_(False)
+    plain.weight.normal_()
+    plain.bias.normal_()
+    x = rows(5, 32, dtype)
+    truth = x.float() @ plain.weight.float() + plain.bias.float()
+    packed = pack(plain)
+    assert isinstance(packed, PackedLinear)
+    assert (packed.in_features, packed.out_features) == (32, 48)
+    assert_near(packed(x).float(), truth, TOLERANCE[dtype])
+
+
+@torch.inference_mode()
+def test_leading_dimensions_are_kept() -> None:
+    packed = pack(linear(32, 48, torch.float32))
+    x = torch.randn(2, 3, 32)
+    assert packed(x).shape == (2, 3, 48)
+    assert packed(x[0, 0]).shape == (48,)
+
+
+# With a fixed number of rows, what the other rows hold must not reach into a row.
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 13, 16, 64])
+@torch.inference_mode()
+def test_a_row_is_the_same_bits_whatever_the_other_rows_hold(dtype: torch.dtype, n: int) -> None:
+    packed = pack(linear(384, 160, dtype))
+    ours = rows(1, 384, dtype, seed=99)[0, 0]
+    seen = []
+    for place in sorted({0, 1 % n, n // 2, n - 2 if n > 1 else 0, n - 1}):
+        x = rows(n, 384, dtype, seed=place)
+        x[0, place] = ours
+        seen.append(packed(x)[0, place])
+    assert all(torch.equal(row, seen[0]) for row in seen)
+
+
+# Whole models
+
+
+def test_every_linear_layer_of_the_layers_and_the_head_is_packed() -> None:
+    for name in ("llama", "gpt2", "opt-350m-like"):
+        model = staged(name)
+        inside = [m for layer in model.adapter.layers for m in layer.modules()]
+        assert not [m for m in inside if type(m) in (nn.Linear, Conv1D)]
+        assert sum(isinstance(m, PackedLinear) for m in inside) >= 4 * model.n_layers
+        assert isinstance(model.adapter.head, PackedLinear)
+        assert model.model.get_output_embeddings() is model.adapter.head
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_packed_bytes_are_those_of_the_plain_weights(dtype: torch.dtype) -> None:
+    block = nn.Sequential(linear(32, 48, dtype), nn.ReLU(), linear(48, 8, dtype, bias=False))
+    expected = (32 * 48 + 48 * 8) * dtype.itemsize
+    assert packed_bytes(block) == 0
+    assert pack(block) is block
+    assert packed_bytes(block) == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
+def test_the_unpacked_weights_are_freed(name: str) -> None:
+    stock = stock_model(name)
+    embedding = stock.get_input_embeddings().weight
+    linears = [m for m in stock.modules() if type(m) in (nn.Linear, Conv1D)]
+    weights = [m.weight for m in linears if m.weight is not embedding]
+    parameters = [weakref.ref(w) for w in weights]
+    storages = [StorageWeakRef(w.untyped_storage()) for w in weights]
+    tied = StorageWeakRef(embedding.untyped_storage())
+    assert len(parameters) >= 16
+    del linears, weights, embedding
+    model = StagedModel(stock)
+    gc.collect()
+    assert [ref() for ref in parameters] == [None] * len(parameters)
+    assert all(storage.expired() for storage in storages)
+    assert not tied.expired()
+    assert packed_bytes(model.model) > 0
+
+
+@torch.inference_mode()
+def test_a_tied_head_is_packed_while_its_embedding_still_embeds() -> None:
+    stock = stock_model("llama-mha-tied")
+    assert stock.lm_head.weight is stock.model.embed_tokens.weight
+    rows_before = stock.model.embed_tokens.weight.clone()
+    model = StagedModel(stock)
+    cache, steps = model.new_cache(96)
+    embedded = model.embed(torch.arange(96)[None], steps.chain(0, 96))
+    assert torch.equal(embedded[0], rows_before)
+    hidden = torch.randn(1, 3, 32)
+    assert isinstance(model.adapter.head, PackedLinear)
+    assert_near(model.adapter.head(hidden), hidden @ rows_before.T)
+    assert set(cache.lengths.values()) == {0}
+
+
+# What is left alone
+
+
+def test_float16_and_weights_elsewhere_are_left_alone() -> None:
+    for layer in (linear(8, 8, torch.float16), nn.Linear(8, 8, device="meta")):
+        assert not can_pack(layer.weight)
+        assert pack(layer) is layer
+        block = nn.Sequential(layer)
+        pack(block)
+        assert block[0] is layer
+        assert packed_bytes(block) == 0
+
+
+def test_subclasses_of_linear_are_left_alone() -> None:
+    """They may compute something else."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    layer = Doubled(8, 8)
+    assert pack(layer) is layer
