@@ -15,6 +15,9 @@ from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.staged import StagedModel
 from tests.families import FAMILIES, stock_model
 
+# Threads wait for each other longer than they compute on tensors this small.
+torch.set_num_threads(1)
+
 VOCAB = 96
 CAPACITY = 64
 WINDOWED = [name for name in FAMILIES if "window" in name or "gemma" in name]
@@ -32,9 +35,7 @@ def tokens(n: int, seed: int = 0) -> list[int]:
     return [draw.randrange(3, VOCAB) for _ in range(n)]
 
 
-def go(
-    model: StagedModel, ids: list[int] | list[list[int]], step: Step, cache: KVCache
-) -> Tensor:
+def go(model: StagedModel, ids: list[int] | list[list[int]], step: Step, cache: KVCache) -> Tensor:
     """All layers over one step: hidden states [batch, query, hidden]."""
     rows = ids if isinstance(ids[0], list) else [ids]
     hidden = model.embed(torch.tensor(rows), step)

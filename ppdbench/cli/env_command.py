@@ -32,7 +32,7 @@ BASELINE_ONLY = (
 @click.option("--rounds", type=int, default=5, show_default=True, help="Passes of both, in turns.")
 @format_option
 @click.pass_context
-def command(ctx: click.Context, baseline: bool, form: str, **options: Any) -> None:
+def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) -> None:
     """Versions, devices, settings and memory bandwidth; warnings on stderr.
 
     With --baseline also how fast greedy decoding runs here: ours, which every speedup is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -86,7 +85,7 @@ def command(
         sheets = probe_tables.sheets(run.header, rates, summary.saturation(run.samples))
     emit(sheets, summary.to_json(run.header, run.samples, rates, str(folder)), form)
     _show(run, config, form)
-    _draw(plot, heatmap, rates, config.ks)
+    _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
     if run.cut:
         notice(
             f"note: {len(run.cut)} of {run.n_examples} prompts were too long and lost "
@@ -118,7 +117,8 @@ def _show(run: ProbeRun, config: ProbeConfig, form: str) -> None:
     from rich.console import Console
 
     from ppdbench.report.grid import grid_of, print_grid
-    from ppdbench.report.plots import save, token_grid
+    from ppdbench.report.plots import save, sign, token_grid
+    from ppdbench.report.probe_tables import label
 
     if config.show_example is None:
         return
@@ -126,21 +126,26 @@ def _show(run: ProbeRun, config: ProbeConfig, form: str) -> None:
     grid = grid_of(sample, run.layers, lambda token: run.loaded.tokenizer.decode([token]))
     print_grid(grid, Console(stderr=form != "table"))
     picture = run.path / f"example-{config.show_example}.png"
-    save(token_grid(grid), picture)
+    save(sign(token_grid(grid), label(run.header)), picture)
     notice(f"picture: {picture}")
 
 
-def _draw(plot: str | None, heatmap: str | None, rates: list[Rate], ks: tuple[int, ...]) -> None:
+def _draw(
+    plot: str | None,
+    heatmap: str | None,
+    rates: list[Rate],
+    ks: tuple[int, ...],
+    signature: str,
+) -> None:
     """Pictures of the rates, where asked for."""
     from dataclasses import asdict
 
-    from ppdbench.report.plots import bucket_heatmap, match_rates, save
+    from ppdbench.report.plots import bucket_heatmap, match_rates, save, sign
 
     rows = [asdict(rate) for rate in rates]
-    for path, draw in (
-        (plot, lambda: match_rates(rows)),
-        (heatmap, lambda: bucket_heatmap(rows, min(ks))),
-    ):
-        if path is not None:
-            save(draw(), Path(path))
-            notice(f"picture: {path}")
+    if plot is not None:
+        save(sign(match_rates(rows), signature), plot)
+        notice(f"picture: {plot}")
+    if heatmap is not None:
+        save(sign(bucket_heatmap(rows, min(ks)), signature), heatmap)
+        notice(f"picture: {heatmap}")

@@ -7,6 +7,7 @@ Colours are told apart by colour-blind readers too, and colour never says anythi
 from __future__ import annotations
 
 import io
+import os
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -96,8 +97,10 @@ def check_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in METADATA:
         raise ConfigError(f"{path}: no picture format has this suffix; use {', '.join(METADATA)}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path}: the folder {path.parent} does not exist; create it first")
+    # Missing folders are made on saving, so ask the nearest one that is there.
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"cannot write {path}: {there} is not a writable folder")
     return path
 
 
@@ -110,9 +113,17 @@ def save(figure: Figure, path: str | Path) -> None:
     with quiet_style():
         figure.savefig(data, format=suffix[1:], dpi=dpi, metadata=METADATA[suffix])
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data.getvalue())
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+@quiet_style()
+def sign(figure: Figure, text: str) -> Figure:
+    """Put what was measured, synthetic weights included, into the picture's corner."""
+    figure.text(0.995, 0.01, plain(text), ha="right", va="bottom", fontsize=7, color="#666666")
+    return figure
 
 
 @cache

@@ -201,7 +201,7 @@ def test_torn_runs_are_used_and_reported(
         ("--run RUN --exit-after 1", "less than half of 4 layers"),
         ("--run nowhere", "no run folder"),
         ("--figures --plot a.gif", "use .png, .svg, .pdf"),
-        ("--figures --plot nowhere/a.png", "does not exist"),
+        ("--figures --plot /dev/null/a.png", "not a writable folder"),
     ],
 )
 def test_bad_usage_is_one_line(

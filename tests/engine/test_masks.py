@@ -107,7 +107,9 @@ def test_a_parent_must_come_before_its_child(parents: list[int], message: str) -
 # Shapes that stay fixed
 
 
-@pytest.mark.parametrize("start", [torch.tensor([2]), torch.tensor([[2]]), torch.tensor(2)], ids=repr)
+@pytest.mark.parametrize(
+    "start", [torch.tensor([2]), torch.tensor([[2]]), torch.tensor(2)], ids=repr
+)
 def test_a_fixed_step_masks_what_is_not_written_yet(start: Tensor) -> None:
     step = STEPS.fixed(start, 3, 7)
     assert step.positions.tolist() == [[2, 3, 4]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def agreement(agree: float, seed: int) -> list[float]:
 
 def test_more_agree_means_more_agreement_in_the_middle() -> None:
     middle = [agreement(agree, seed=0)[3] for agree in (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)]
-    assert all(low < high for low, high in zip(middle, middle[1:], strict=False))
+    assert all(low < high for low, high in pairwise(middle))
     assert middle[0] < 0.3
     assert middle[-1] == 1.0
 

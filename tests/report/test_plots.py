@@ -75,11 +75,16 @@ def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
 
 def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     figure = plots.match_rates(rate_rows())
-    with pytest.raises(ConfigError, match="does not exist"):
-        plots.save(figure, tmp_path / "nowhere" / "a.png")
+    with pytest.raises(ConfigError, match="not a writable folder"):
+        plots.save(figure, Path("/dev/null/a.png"))
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*directory"):
         plots.save(figure, tmp_path / "folder.png")
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    plots.save(plots.match_rates(rate_rows()), tmp_path / "new" / "deep" / "a.png")
+    assert (tmp_path / "new" / "deep" / "a.png").is_file()
 
 
 def test_drawing_leaves_the_settings_of_others_alone() -> None:

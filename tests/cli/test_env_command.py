@@ -1,0 +1,123 @@
+"""`ppdbench env` from the outside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ppdbench.cli.main import run
+
+TINY = "synthetic:layers=2,hidden=32,heads=2,vocab=300,context=64"
+SHORT = ["--prompt-tokens", "8", "--new-tokens", "4", "--rounds", "1", "--device", "cpu"]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppdbench.bench.bandwidth.measure_bandwidth", lambda *_: 1e10)
+    monkeypatch.setattr("ppdbench.bench.baseline.measure_bandwidth", lambda *_: 1e10)
+
+
+def test_description_bandwidth_and_warnings(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppdbench.bench.environment.warnings", lambda _: ["too hot; cool it"])
+    assert run(["env", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    value = json.loads(out)
+    assert value["bandwidth_bytes_per_s"] == 1e10
+    assert value["environment"]["cpu"]["usable_cores"] >= 1
+    assert value["warnings"] == ["too hot; cool it"]
+    assert err == "warning: too hot; cool it\n"
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "markdown", "latex"])
+def test_every_format_shows_versions_and_bandwidth(capsys: Captured, form: str) -> None:
+    assert run(["env", "--format", form]) == 0
+    out = capsys.readouterr().out
+    assert "packages torch" in out
+    assert "read bandwidth GB/s" in out
+
+
+def test_baseline_json_has_the_fixed_keys(capsys: Captured) -> None:
+    assert run(["env", "--baseline", "--model", TINY, "--format", "json", *SHORT]) == 0
+    value = json.loads(capsys.readouterr().out)
+    keys = {
+        *("greedy_tokens_per_s", "generate_tokens_per_s", "ratio", "bandwidth_bytes_per_s"),
+        *("bandwidth_utilisation", "model", "dtype", "rounds", "identical", "environment"),
+    }
+    assert keys <= value.keys()
+    assert (value["model"], value["rounds"], value["identical"]) == (TINY, 1, value["prompts"])
+    assert value["synthetic"] is True
+
+
+def test_baseline_table_names_what_was_compared(capsys: Captured) -> None:
+    arguments = ["env", "--baseline", "--model", TINY, "--dtype", "bfloat16", "--format", "csv"]
+    assert run([*arguments, *SHORT]) == 0
+    out, err = capsys.readouterr()
+    table = list(csv.reader(io.StringIO(out.split("\n\n")[1])))
+    assert [row[0] for row in table] == ["decoding", "greedy (ours)", "generate()"]
+    assert float(table[1][1]) > 0
+    assert "%" not in err  # no progress bars where stderr is no terminal
+
+
+def test_without_a_model_the_embedded_one_or_its_stand_in_is_used(capsys: Captured) -> None:
+    from ppdbench.engine.loading import REFERENCE, STAND_IN, reference_is_there
+
+    assert run(["env", "--baseline", "--format", "json", *SHORT]) == 0
+    out, err = capsys.readouterr()
+    expected = REFERENCE if reference_is_there() else STAND_IN
+    assert json.loads(out)["model"] == expected
+    assert (STAND_IN in err) == (expected == STAND_IN)
+
+
+def test_options_without_effect_are_named(capsys: Captured) -> None:
+    assert run(["env", "--model", TINY, "--rounds", "3"]) == 0
+    err = capsys.readouterr().err
+    assert "--model means nothing without --baseline" in err
+    assert "--rounds means nothing without --baseline" in err
+    assert "--dtype" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--rounds", "0", "--baseline"], "--rounds 0: use 1 or more"),
+        (["--new-tokens", "-4"], "--new-tokens -4: use 1 or more"),
+        (["--prompt-tokens", "0"], "--prompt-tokens 0: use 1 or more"),
+        (["--threads", "0"], "--threads 0, but"),
+        (["--threads", "100000"], "--threads 100000, but"),
+        (["--device", "tpu"], "device 'tpu' is not"),
+        (["--device", "cuda:99"], "'cuda:99' asked for"),
+        (["--baseline", "--model", "./nowhere"], "./nowhere does not exist"),
+        (["--baseline", "--model", TINY, "--dtype", "int3"], "dtype 'int3' is not known"),
+        (["--baseline", "--model", TINY, "--prompt-tokens", "61"], "64 at most"),
+        (["--format", "yaml"], "'yaml' is not one of"),
+        (["--rounds", "many"], "'many' is not a valid integer"),
+    ],
+)
+def test_bad_values_are_one_line_and_exit_2(
+    capsys: Captured, arguments: list[str], complaint: str
+) -> None:
+    assert run(["env", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    told = [line for line in err.splitlines() if line.startswith("ppdbench: ")]
+    assert len(told) == 1
+    assert complaint in told[0]
+    assert "Traceback" not in err
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = (
+        "import sys; from ppdbench.cli.main import run; run(['env', '--help']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--baseline" in done.stdout
