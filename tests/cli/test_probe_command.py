@@ -238,7 +238,7 @@ def test_without_out_the_run_lies_in_results_and_stderr_says_where(
     assert run(["probe", *SMALL]) == 0
     said = capsys.readouterr().err
     folder = said.removeprefix("run: ").strip()
-    assert folder.startswith("results/probe-gsm8k-")
+    assert re.fullmatch(r"results/probe-gsm8k-synthetic_[\w=]+-\d{8}-\d{6}", folder)
     assert len(samples(folder)) == 2
 
 
@@ -364,11 +364,13 @@ def test_plot_writes_a_picture_in_the_format_of_its_name(
     assert Path(f"curves.{suffix}").read_bytes().startswith(magic)
 
 
-@pytest.mark.parametrize("plot", ["curves.xyz", "no-such-folder/curves.png"])
+@pytest.mark.parametrize("option", ["--plot", "--heatmap"])
+@pytest.mark.parametrize("plot", ["curves.xyz", "taken/curves.png"])
 def test_a_plot_that_cannot_be_written_is_refused_before_the_work(
-    capsys: pytest.CaptureFixture[str], plot: str
+    capsys: pytest.CaptureFixture[str], option: str, plot: str
 ) -> None:
-    assert run(["probe", *SMALL, "--out", "run", "--plot", plot]) == 2
+    Path("taken").write_text("a file")
+    assert run(["probe", *SMALL, "--out", "run", option, plot]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert plot in captured.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -138,10 +140,10 @@ def test_the_clock_is_read_around_the_prefill_and_each_step_and_nowhere_else() -
     assert clock.synchronized >= 1
 
 
-def test_the_device_is_idle_before_the_prefill_is_timed() -> None:
+def test_the_work_lies_between_two_readings_of_the_clock() -> None:
     events: list[str] = []
 
-    class Watched(ScriptedClock):
+    class WatchedClock(ScriptedClock):
         def synchronize(self) -> None:
             events.append("synchronize")
 
@@ -149,8 +151,14 @@ def test_the_device_is_idle_before_the_prefill_is_timed() -> None:
             events.append("now")
             return super().now()
 
-    autoregressive(Session(staged("llama"), 64), PROMPT, Limits(1), Watched([0.0, 1.0]))
-    assert events[:2] == ["synchronize", "now"]
+    class WatchedSession(Session):
+        def forward(self, *arguments: Any, **options: Any) -> torch.Tensor:
+            events.append("forward")
+            return super().forward(*arguments, **options)
+
+    session = WatchedSession(staged("llama"), 64)
+    autoregressive(session, PROMPT, Limits(3), WatchedClock(range(6)))
+    assert events == ["synchronize", *["now", "forward", "now"] * 3]
 
 
 # Numbers gone wrong

@@ -1,0 +1,75 @@
+"""Every command the README shows does what it says, run as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ppdbench.cli.main import run
+from tests.conftest import ROOT
+from tests.families import stock_model
+
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+FAST = {"--baseline": ["--prompt-tokens", "4", "--new-tokens", "4", "--rounds", "1"]}
+SHORT = ["--max-new-tokens", "8"]
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, data and a task of the reader's own."""
+    from ppdbench.engine.synthetic import tokenizer
+
+    stock_model("llama", vocab_size=300, max_position_embeddings=600).save_pretrained(
+        tmp_path / "my-model"
+    )
+    tokenizer(300, 600).save_pretrained(tmp_path / "my-model")
+    rows = (ROOT / "ppdbench/builtin/squad/validation.jsonl").read_text("utf-8")
+    (tmp_path / "my-data.jsonl").write_text(rows, "utf-8")
+    (task,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    (tmp_path / "my-task.yaml").write_text(task, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_there_are_commands() -> None:
+    assert len([c for c in COMMANDS if c.startswith("ppdbench")]) > 10
+
+
+def test_every_command_of_the_readme_runs(
+    stranger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in COMMANDS:
+        program, *words = shlex.split(command)
+        if program == "make":
+            continue
+        assert program == "ppdbench", command
+        if words[0] in ("probe", "decode"):
+            words += SHORT  # fewer tokens, nothing else
+        for option, extra in FAST.items():
+            words += extra if option in words else []
+        code = run(words)
+        captured = capsys.readouterr()
+        assert code == 0, f"{command}\n{captured.err}"
+        assert captured.out.strip(), command
+        if "json" in words:
+            json.loads(captured.out)
+
+
+def test_every_make_target_of_the_readme_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = {command.split()[1] for command in COMMANDS if command.startswith("make")}
+    assert {"demo", "test", "check"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+def test_pictures_of_the_readme_exist() -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert pictures
+    assert all((ROOT / picture).is_file() for picture in pictures)
