@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= results/demo

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+
+# Tiny models are faster on one thread, and files run side by side (pytest -n).
+torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"

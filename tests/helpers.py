@@ -15,9 +15,6 @@ from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.staged import StagedModel
 from tests.families import FAMILIES, stock_model
 
-# Threads wait for each other longer than they compute on tensors this small.
-torch.set_num_threads(1)
-
 VOCAB = 96
 CAPACITY = 64
 WINDOWED = [name for name in FAMILIES if "window" in name or "gemma" in name]
@@ -42,21 +39,16 @@ def go(model: StagedModel, ids: list[int] | list[list[int]], step: Step, cache: 
     return model.run(hidden, 0, model.n_layers, step, cache)
 
 
-def chain(model: StagedModel, steps: StepMaker, start: int, n: int) -> Step:
-    """The step that a session would take."""
-    return steps.chain(start, n, window=model.narrowest_window)
-
-
 def plain(model: StagedModel, ids: list[int]) -> Tensor:
     """Hidden states [1, n, hidden] of a sequence in one pass over an empty cache."""
     cache, steps = model.new_cache(CAPACITY)
-    return go(model, ids, chain(model, steps, 0, len(ids)), cache)
+    return go(model, ids, steps.chain(0, len(ids)), cache)
 
 
 def prefilled(model: StagedModel, ids: list[int]) -> tuple[KVCache, StepMaker]:
     """A cache that holds `ids`."""
     cache, steps = model.new_cache(CAPACITY)
-    go(model, ids, chain(model, steps, 0, len(ids)), cache)
+    go(model, ids, steps.chain(0, len(ids)), cache)
     return cache, steps
 
 

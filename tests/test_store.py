@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
@@ -36,6 +38,15 @@ MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
 SMALL = ["--model", MODEL, "--data", "builtin", "--max-new-tokens", "8"]
 PROBE = ["probe", *SMALL, "--limit", "12"]
 DECODE = ["decode", *SMALL, "--limit", "12"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from more, and lose a lot where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def sample(number: int, **more: Any) -> dict[str, Any]:
@@ -108,6 +119,7 @@ TAILS = {
     "half a line": b'{"task": "squad", "exam',
     "no newline": json.dumps(sample(9)).encode(),
     "no object": b"17\n",
+    "no sample": b"{}\n",
     "zeros": b"\0" * 40,
     "garbage": b"\xff\xfe\x00\x80garbage\n",
     "half a character": '{"text": "é'.encode()[:-1],
@@ -139,7 +151,7 @@ def test_resume_cuts_a_torn_last_line_and_goes_on_behind_the_sound_ones(
     assert read_run(tmp_path).torn is False
 
 
-@pytest.mark.parametrize("damage", [b"{", b"\xff\xfe", b"[1, 2]", b""], ids=repr)
+@pytest.mark.parametrize("damage", [b"{", b"{}", b"\xff\xfe", b"[1, 2]", b""], ids=repr)
 def test_damage_in_the_middle_is_refused_with_its_line(tmp_path: Path, damage: bytes) -> None:
     lines = written(tmp_path)
     first, _, last = lines.read_bytes().splitlines(keepends=True)
@@ -352,6 +364,7 @@ def wait_for_samples(worker: subprocess.Popen[str], folder: Path, count: int) ->
     pytest.fail(f"ended before {count} samples were written: {worker.communicate()[1]}")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_in_one_line_and_costs_only_the_sample_in_the_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -374,6 +387,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_costs_only_the_sample_in_the_w
     assert facts(full) == facts(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_what_an_uninterrupted_one_gives(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,6 +407,7 @@ def test_a_killed_run_resumes_to_what_an_uninterrupted_one_gives(
     assert facts(killed) == facts(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

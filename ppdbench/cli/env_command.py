@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 BANDWIDTH_SECONDS = 1.0
 PROMPTS = 2
 
+# Ratios of rounds spread by less than this factor on a machine left alone.
+STEADY = 1.3
+
 BASELINE_ONLY = (
     *("model", "revision", "dtype", "offline", "trust_remote_code"),
     *("prompt_tokens", "new_tokens", "rounds"),
@@ -60,6 +63,13 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     sheets = [_environment_sheet(description)]
     if baseline:
         report = _compare(options)
+        low, high = report.ratio_range
+        if high > STEADY * low:
+            warned.append(
+                f"rounds differ widely: ratios {low:.2f} to {high:.2f}; end other programs "
+                "or raise --rounds"
+            )
+            notice(f"warning: {warned[-1]}")
         result |= report.to_dict()
         sheets.append(_baseline_sheet(report))
     else:

@@ -57,7 +57,11 @@ def autoregressive(
         step_ms.append(1e3 * (clock.now() - before))
         session.tokens.append(output[-1])
         peaks.append(logits.amax())
-    check_finite(torch.stack(peaks), session.model.n_layers)
+    try:
+        check_finite(torch.stack(peaks), session.model.n_layers)
+    except NumericalError:
+        session.cache.wipe()
+        raise
     none = (0,) * len(step_ms)
     return Decoded(tuple(output), none, none, prefill_ms, tuple(step_ms), finish)
 

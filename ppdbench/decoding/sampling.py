@@ -29,7 +29,7 @@ class Target:
             raise ConfigError(f"top-k sampling from {self.top_k} tokens; use 1 or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top-p sampling with p={self.top_p}; use a value above 0, up to 1")
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise ConfigError(f"temperature={self.temperature}; use a value above 0")
 
     @property
@@ -57,7 +57,8 @@ class Target:
             return torch.softmax(scaled.masked_fill(scaled < threshold, float("-inf")), -1)
         ordered, order = torch.softmax(scaled, -1).sort(-1, descending=True)
         # Keep a token if those before it do not reach p yet; so the first always stays.
-        kept = ordered * (ordered.cumsum(-1) - ordered < self.top_p)
+        # Nothing is cut at p=1, where rounding lets the sum reach p early.
+        kept = ordered * ((ordered.cumsum(-1) - ordered < self.top_p) | (self.top_p == 1))
         probabilities = torch.zeros_like(kept).scatter(-1, order, kept)
         return probabilities / probabilities.sum(-1, keepdim=True)
 

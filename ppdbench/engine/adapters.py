@@ -117,11 +117,13 @@ class Adapter:
                 self._rotary[kind] = self._rotary_table(capacity, kind)
 
     def _rotary_table(self, capacity: int, kind: str | None) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(capacity, device=self.device)[None]
-        like = torch.empty(1, dtype=self.dtype, device=self.device)
-        arguments = () if kind is None else (kind,)
-        cos, sin = self.body.rotary_emb(like, positions, *arguments)
-        return cos[0], sin[0]
+        # Ordinary tensors even if made while decoding, so that training can use them too.
+        with torch.inference_mode(False):
+            positions = torch.arange(capacity, device=self.device)[None]
+            like = torch.empty(1, dtype=self.dtype, device=self.device)
+            arguments = () if kind is None else (kind,)
+            cos, sin = self.body.rotary_emb(like, positions, *arguments)
+            return cos[0], sin[0]
 
     def _windows(self) -> tuple[int | None, ...]:
         window = getattr(self.config, "sliding_window", None)
@@ -162,6 +164,11 @@ class Adapter:
     def hidden_size(self) -> int:
         """Width of the hidden states between layers."""
         return int(self.config.hidden_size)
+
+    @property
+    def head_width(self) -> int:
+        """Width of what the head reads: that of the hidden states, unless a projection follows."""
+        return self.hidden_size
 
     def cache_shape(self) -> CacheShape:
         """What a KV cache for this model looks like."""
@@ -242,6 +249,17 @@ class OPTAdapter(GPT2Adapter):
         places: Tensor = self.body.embed_positions(None, position_ids=step.positions)
         out: Tensor = hidden + places
         return out
+
+    def pack(self) -> None:
+        super().pack()
+        for name in ("project_in", "project_out"):
+            projection = getattr(self.body, name)
+            if projection is not None:
+                setattr(self.body, name, pack(projection))
+
+    @property
+    def head_width(self) -> int:
+        return int(self.config.word_embed_proj_dim)
 
     def norm(self, hidden: Tensor) -> Tensor:
         normed = super().norm(hidden)

@@ -63,17 +63,26 @@ class KVCache:
         self._values = {i: torch.zeros_like(self._keys[i]) for i in self.layers}
 
     def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
-        """Announce the rows that the layers [start_layer, stop_layer) are about to write."""
+        """Announce the rows that the layers [start_layer, stop_layer) are about to write.
+
+        A pass of fixed shape knows its rows only as a tensor; who makes it says by `hold`
+        how long the layers are afterwards.
+        """
         if step.end > self.capacity or step.key_length > self.capacity:
             raise ValueError(f"pass ends at row {step.end}, the cache holds {self.capacity}")
-        for layer in range(start_layer, stop_layer):
-            if step.rows is None and step.start > self.lengths[layer]:
-                raise ValueError(
-                    f"layer {layer} holds {self.lengths[layer]} rows; "
-                    f"a pass from row {step.start} would leave a gap"
-                )
-            self.lengths[layer] = step.end
+        if step.rows is None:
+            for layer in range(start_layer, stop_layer):
+                if step.start > self.lengths[layer]:
+                    raise ValueError(
+                        f"layer {layer} holds {self.lengths[layer]} rows; "
+                        f"a pass from row {step.start} would leave a gap"
+                    )
+            self.hold(step.end, start_layer, stop_layer)
         self._step = step
+
+    def hold(self, length: int, start_layer: int, stop_layer: int) -> None:
+        """Say that the layers [start_layer, stop_layer) hold `length` rows."""
+        self.lengths.update(dict.fromkeys(range(start_layer, stop_layer), length))
 
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
@@ -97,6 +106,11 @@ class KVCache:
         if window is None or step.visible is not None or step.n_query > 1:
             return 0
         return max(0, step.key_length - window)
+
+    def wipe(self) -> None:
+        """Zeros again, after a pass that wrote NaN: masked rows still enter products."""
+        for kept in (*self._keys.values(), *self._values.values()):
+            kept.zero_()
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on, in every layer."""

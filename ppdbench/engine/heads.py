@@ -82,9 +82,13 @@ def _header(folder: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{folder / HEADER} has version {header.get('version')}, this ppdbench reads {VERSION}"
         )
-    layers = header.get("layers")
-    if not isinstance(layers, list) or not all(isinstance(layer, int) for layer in layers):
+    layers, rank = header.get("layers"), header.get("rank")
+    if not isinstance(layers, list) or not layers or not all(type(n) is int for n in layers):
         raise ConfigError(f"{folder / HEADER}: layers must be a list of layer numbers")
+    if len(set(layers)) < len(layers):
+        raise ConfigError(f"{folder / HEADER} names a layer twice: {layers}")
+    if rank is not None and (type(rank) is not int or rank < 1):
+        raise ConfigError(f"{folder / HEADER}: rank {rank!r}; use 1 or more, or leave it out")
     return header
 
 
@@ -101,19 +105,19 @@ def _check_model(folder: Path, header: dict[str, Any], loaded: Loaded) -> None:
                 f"the heads in {folder} were trained for another model: their {name} is "
                 f"{header.get(name)}, this model's is {value}"
             )
-    outside = [n for n in header["layers"] if not 1 <= n <= staged.n_layers]
+    # The last layer has a head: the model's own.
+    outside = [n for n in header["layers"] if not 1 <= n < staged.n_layers]
     if outside:
-        raise ConfigError(f"{folder}: head for layer {outside[0]}; use 1..{staged.n_layers}")
+        raise ConfigError(f"{folder}: head for layer {outside[0]}; use 1..{staged.n_layers - 1}")
 
 
 def _head(
     folder: Path, layer: int, rank: int | None, tensors: dict[str, Tensor], loaded: Loaded
 ) -> ExitHead:
     staged = loaded.staged
+    vocab, width = staged.vocab_size, staged.adapter.head_width
     shapes = (
-        {"weight": (staged.vocab_size, staged.hidden_size)}
-        if rank is None
-        else {"down": (rank, staged.hidden_size), "up": (staged.vocab_size, rank)}
+        {"weight": (vocab, width)} if rank is None else {"down": (rank, width), "up": (vocab, rank)}
     )
     parts = {}
     for part, shape in shapes.items():

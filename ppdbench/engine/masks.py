@@ -56,22 +56,23 @@ class Step:
 
 
 class StepMaker:
-    """Makes the steps of a run from index tensors that are allocated once."""
+    """Makes the steps of a run from index tensors that are allocated once.
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    `window` is the narrowest of the model's sliding windows, if it has any.
+    """
+
+    def __init__(self, capacity: int, device: torch.device, window: int | None = None) -> None:
         self.capacity = capacity
         self.device = device
+        self.window = window
         self.index = torch.arange(capacity, device=device)[None]  # [1, capacity]
 
-    def chain(self, start: int, n_query: int, *, window: int | None = None) -> Step:
-        """Consecutive tokens of one unpadded sequence; keys are exactly the rows so far.
-
-        `window` is the narrowest of the model's sliding windows.
-        """
+    def chain(self, start: int, n_query: int) -> Step:
+        """Consecutive tokens of one unpadded sequence; keys are exactly the rows so far."""
         end = start + n_query
         positions = self.index[:, start:end]
         step = Step(start, n_query, end, positions, contiguous=True)
-        if n_query > 1 and (start > 0 or (window is not None and end > window)):
+        if n_query > 1 and (start > 0 or (self.window is not None and end > self.window)):
             keys = self.index[:, :end]
             step.visible = keys[:, None, :] <= positions[:, :, None]
             step.places = (positions, keys)

@@ -36,7 +36,7 @@ class Session:
         With `last_only` the hidden state of the last token alone is returned.
         """
         model, start = self.model, self.cached
-        step = self.steps.chain(start, tokens.shape[1], window=model.narrowest_window)
+        step = self.steps.chain(start, tokens.shape[1])
         hidden = model.embed(tokens, step)
         hidden = model.run(hidden, 0, model.n_layers, step, self.cache, tap=tap)
         return hidden[:, -1:] if last_only else hidden
@@ -89,7 +89,7 @@ class Batch:
     def _forward(self, tokens: Tensor, tap: Tap | None) -> Tensor:
         model, n_query = self.model, tokens.shape[1]
         if self.padding is None:
-            step = self.steps.chain(self.length, n_query, window=model.narrowest_window)
+            step = self.steps.chain(self.length, n_query)
         else:
             step = self.steps.padded(self.length, n_query, self.padding)
         self.length = step.end

@@ -34,6 +34,7 @@ class Shape:
         if not 0 <= self.agree <= 1:
             raise ConfigError(f"synthetic model: agree={self.agree}; use 0..1")
         least = {"layers": 1, "hidden": 2, "context": 2, "vocab": len(SPECIALS) + BYTES}
+        least |= {"heads": 0, "kv_heads": 0, "ffn": 0}  # 0: follows from hidden
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise ConfigError(
@@ -70,7 +71,9 @@ NAMED: dict[str, Shape] = {
     "demo": Shape(layers=8, hidden=256, vocab=1024, context=2048, agree=0.8),
     "llama-20m": Shape(layers=12, hidden=384, ffn=1024, vocab=4096, tie=True),
     "llama-100m": Shape(layers=12, hidden=768, ffn=2048, vocab=16384, tie=True),
-    "llama-1b": Shape(layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256),
+    "llama-1b": Shape(
+        layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tie=True
+    ),
     "llama-7b": Shape(layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000),
     "llama-8b": Shape(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256),
     "llama-13b": Shape(layers=40, hidden=5120, heads=40, ffn=13824, vocab=32000),

@@ -46,7 +46,7 @@ class StagedModel:
         """A cache for sequences of up to `capacity` tokens, and the maker of its steps."""
         self.adapter.prepare(capacity)
         cache = KVCache(self.cache_shape, capacity, batch=batch, layers=layers)
-        return cache, StepMaker(capacity, self.device)
+        return cache, StepMaker(capacity, self.device, self.narrowest_window)
 
     def embed(self, tokens: Tensor, step: Step) -> Tensor:
         """Tokens [batch, query] to what layer 0 takes."""

@@ -122,6 +122,11 @@ def run_probe(
             f"--show-example {config.show_example}: use 0..{len(items) - 1}, counting from 0"
         )
     heads = load_heads(config.head, loaded) if config.head else {}
+    if heads and not heads.keys() & set(config.layers):
+        raise ConfigError(
+            f"--head {config.head} has heads for layers {', '.join(map(str, sorted(heads)))}, none "
+            "of which is in --layers"
+        )
     prober = Prober(
         loaded,
         config.layers,

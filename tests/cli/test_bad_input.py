@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,15 @@ class Patient:
     eager: bool = False
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from more, and lose a lot where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method = Method("patient", Patient, True, False, "Waits.")
@@ -215,7 +225,7 @@ CASES = {
     "layer L+1": probe("--layers 4", "layer 4", "3 layers", "1..3"),
     "layers in text": probe("--layers upper", "'upper'", "4,8 or 2-6"),
     "layers backwards": probe("--layers 3-1", "3-1", "1..3"),
-    "layers to far above": probe("--layers 2-70", "70", "1..3"),
+    "layers to far above": probe("--layers 2-70", "layer (4|70)", "1..3"),
     "layers negative": probe("--layers=-1", "'-1'", "use"),
     "k 0": probe("-k 0", "-k 0", "1 or more"),
     "k above the vocabulary": probe("-k 301", "-k 301", "300", "1..300"),

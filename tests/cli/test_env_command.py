@@ -56,6 +56,19 @@ def test_baseline_json_has_the_fixed_keys(capsys: Captured) -> None:
     assert value["synthetic"] is True
 
 
+def test_rounds_that_differ_widely_are_told(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ppdbench.bench.baseline import BaselineReport
+
+    monkeypatch.setattr(BaselineReport, "ratio_range", (0.5, 2.0))
+    assert run(["env", "--baseline", "--model", TINY, "--format", "json", *SHORT]) == 0
+    out, err = capsys.readouterr()
+    told = "rounds differ widely: ratios 0.50 to 2.00; end other programs or raise --rounds"
+    assert told in json.loads(out)["warnings"]
+    assert told in err
+
+
 def test_baseline_table_names_what_was_compared(capsys: Captured) -> None:
     arguments = ["env", "--baseline", "--model", TINY, "--dtype", "bfloat16", "--format", "csv"]
     assert run([*arguments, *SHORT]) == 0

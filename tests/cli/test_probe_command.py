@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
@@ -38,6 +40,15 @@ reference: null
 max_new_tokens: {tokens}
 bucket: {bucket}
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from more, and lose a lot where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

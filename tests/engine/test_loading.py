@@ -22,7 +22,6 @@ from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
 from tests.families import greedy_truth, stock_model
 
 CPU = torch.device("cpu")
-STORIES = Path(__file__).parents[2].parent / "shared" / "models" / "stories260K"
 VOCAB = 300
 
 
@@ -348,10 +347,9 @@ def test_large_tensors_are_sampled_from_end_to_end() -> None:
 # A real model, where the checkout has one beside it
 
 
-@pytest.mark.skipif(not STORIES.is_dir(), reason="no stories260K beside this checkout")
-def test_a_real_model_writes_the_tokens_that_generate_writes() -> None:
-    loaded = load(ModelSpec(name=str(STORIES)))
-    stock, words = loading.load_stock(ModelSpec(name=str(STORIES)))
+def test_a_real_model_writes_the_tokens_that_generate_writes(stories: Path) -> None:
+    loaded = load(ModelSpec(name=str(stories)))
+    stock, words = loading.load_stock(ModelSpec(name=str(stories)))
     session = Session(loaded.staged, 160)
     prompts = ["Once upon a time", "Lily and Tom went to the park.", "The dog", "Yes! \n Why?"]
     for prompt in [[1], *map(words.encode, prompts)]:

@@ -11,6 +11,10 @@ from ppdbench.engine.masks import Step, StepMaker
 STEPS = StepMaker(32, torch.device("cpu"))
 
 
+def windowed(window: int | None) -> StepMaker:
+    return StepMaker(STEPS.capacity, STEPS.device, window)
+
+
 def drawn(mask: Tensor | None, row: int = 0) -> list[str]:
     """A mask as lines of x and dots."""
     assert mask is not None
@@ -31,7 +35,7 @@ def test_a_prefill_leaves_causal_order_to_the_kernel() -> None:
 
 @pytest.mark.parametrize("start", [0, 1, 9])
 def test_a_single_query_needs_no_mask(start: int) -> None:
-    step = STEPS.chain(start, 1, window=3)
+    step = windowed(3).chain(start, 1)
     assert step.mask(3) is None
     assert step.positions.tolist() == [[start]]
     assert step.key_length == start + 1
@@ -46,14 +50,14 @@ def test_several_queries_after_a_prefix_see_it_and_each_other_in_order() -> None
 
 
 def test_a_window_hides_rows_from_it_on() -> None:
-    step = STEPS.chain(2, 3, window=2)
+    step = windowed(2).chain(2, 3)
     assert drawn(step.mask(2)) == [".xx..", "..xx.", "...xx"]
     assert drawn(step.mask(None)) == ["xxx..", "xxxx.", "xxxxx"]
 
 
 def test_a_prefill_gets_a_mask_only_where_it_outgrows_the_narrowest_window() -> None:
-    assert STEPS.chain(0, 4, window=4).mask(4) is None
-    step = STEPS.chain(0, 4, window=3)
+    assert windowed(4).chain(0, 4).mask(4) is None
+    step = windowed(3).chain(0, 4)
     assert drawn(step.mask(3)) == ["x...", "xx..", "xxx.", ".xxx"]
     assert drawn(step.mask(4)) == ["x...", "xx..", "xxx.", "xxxx"]
 
@@ -85,7 +89,7 @@ def test_a_window_over_a_tree_counts_depth_and_not_rows() -> None:
 
 def test_a_tree_that_is_a_chain_sees_what_a_chain_sees() -> None:
     for window in (None, 3):
-        tree, chain = STEPS.tree(4, [-1, 0, 1, 2]), STEPS.chain(4, 4, window=window)
+        tree, chain = STEPS.tree(4, [-1, 0, 1, 2]), windowed(window).chain(4, 4)
         assert drawn(tree.mask(window)) == drawn(chain.mask(window))
         assert tree.positions.tolist() == chain.positions.tolist()
 
@@ -167,7 +171,7 @@ def test_every_padded_row_sees_at_least_itself(window: int | None) -> None:
 
 
 def test_windows_of_different_layers_do_not_mix() -> None:
-    step = STEPS.chain(4, 2, window=2)
+    step = windowed(2).chain(4, 2)
     masks = {window: drawn(step.mask(window)) for window in (2, 3, None, 2, 3)}
     assert masks == {
         2: ["...xx.", "....xx"],

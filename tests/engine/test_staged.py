@@ -18,7 +18,6 @@ from tests.helpers import (
     CAPACITY,
     WINDOWED,
     assert_near,
-    chain,
     go,
     plain,
     prefilled,
@@ -65,11 +64,11 @@ def test_two_halves_equal_the_whole(name: str) -> None:
     model = staged(name)
     prompt, more = tokens(13), tokens(3, seed=1)
     whole, steps = prefilled(model, prompt)
-    expected = go(model, more, chain(model, steps, 13, 3), whole)
+    expected = go(model, more, steps.chain(13, 3), whole)
     for cut in range(model.n_layers + 1):
         cache, steps = model.new_cache(CAPACITY)
         for ids, start in ((prompt, 0), (more, 13)):
-            step = chain(model, steps, start, len(ids))
+            step = steps.chain(start, len(ids))
             hidden = model.embed(torch.tensor([ids]), step)
             hidden = model.run(hidden, 0, cut, step, cache)
             hidden = model.run(hidden, cut, model.n_layers, step, cache)
@@ -90,11 +89,11 @@ def test_halves_in_two_models_with_caches_of_their_own_equal_one(name: str) -> N
         above, upper_steps = upper.new_cache(CAPACITY, layers=range(cut, n_layers))
         start = 0
         for ids in (prompt, tokens(1, seed=1), tokens(4, seed=2)):
-            step = chain(lower, lower_steps, start, len(ids))
+            step = lower_steps.chain(start, len(ids))
             handed_over = lower.run(lower.embed(torch.tensor([ids]), step), 0, cut, step, below)
-            step = chain(upper, upper_steps, start, len(ids))
+            step = upper_steps.chain(start, len(ids))
             hidden = upper.run(handed_over.clone(), cut, n_layers, step, above)
-            expected = go(lower, ids, chain(lower, steps, start, len(ids)), whole)
+            expected = go(lower, ids, steps.chain(start, len(ids)), whole)
             assert torch.equal(hidden, expected)
             start += len(ids)
         assert list(below.lengths) == list(range(cut))
@@ -106,7 +105,7 @@ def test_halves_in_two_models_with_caches_of_their_own_equal_one(name: str) -> N
 def test_tap_is_handed_every_layer_once_and_in_order(name: str) -> None:
     model = staged(name)
     cache, steps = model.new_cache(CAPACITY)
-    step = chain(model, steps, 0, 9)
+    step = steps.chain(0, 9)
     start = model.embed(torch.tensor([tokens(9)]), step)
     seen: list[tuple[int, Tensor]] = []
     model.run(start, 0, 2, step, cache, tap=lambda n, hidden: seen.append((n, hidden)))
@@ -129,7 +128,7 @@ def test_logits_after_an_exit_layer_equal_a_model_that_is_cut_there(name: str) -
         setattr(body, layers_name, nn.ModuleList(getattr(body, layers_name)[:exit_after]))
         stock.config.num_hidden_layers = exit_after
         cache, steps = model.new_cache(CAPACITY)
-        step = chain(model, steps, 0, 11)
+        step = steps.chain(0, 11)
         hidden = model.run(model.embed(ids, step), 0, exit_after, step, cache)
         assert_near(model.logits(hidden), stock(ids, use_cache=False).logits)
 
@@ -146,7 +145,7 @@ def test_cached_equals_uncached_however_the_sequence_is_cut(name: str) -> None:
         cache, steps = model.new_cache(CAPACITY)
         out, start = [], 0
         for n in pieces:
-            out.append(go(model, ids[start : start + n], chain(model, steps, start, n), cache))
+            out.append(go(model, ids[start : start + n], steps.chain(start, n), cache))
             start += n
         assert_near(torch.cat(out, 1), expected)
 
@@ -206,7 +205,7 @@ def test_keeping_a_tree_path_equals_decoding_that_path_plainly(name: str) -> Non
             go(model, nodes, steps.tree(base, parents), cache)
             cache.keep(base, path)
             end = base + len(path)
-            ours = go(model, next_token, chain(model, steps, end, 1), cache)
+            ours = go(model, next_token, steps.chain(end, 1), cache)
             truth = plain(model, [*prompt, *(nodes[i] for i in path), *next_token])
             assert_near(model.logits(ours), model.logits(truth[:, -1:]))
 
