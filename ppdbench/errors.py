@@ -6,7 +6,8 @@ PpdbenchError
 ├── DataError             a data set, a prompt or a run folder that cannot be used
 ├── UnsupportedModel      a model family, shape or file this package does not run
 ├── NumericalError        NaN or infinity where a number was needed
-└── ExactnessError        an output that differs from greedy for no good reason
+├── ExactnessError        an output that differs from greedy for no good reason
+└── Interrupted           stopped from outside, with everything finished so far kept
 
 Each message says what was wrong, what is allowed and what to try, in one line.
 The command line turns them into that line and an exit code.
@@ -54,3 +55,9 @@ class ExactnessError(PpdbenchError):
     """An output differs from greedy decoding and rounding does not explain it."""
 
     exit_code = 1
+
+
+class Interrupted(PpdbenchError):
+    """Stopped from outside; what was finished is kept."""
+
+    exit_code = 130

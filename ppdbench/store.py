@@ -16,11 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ppdbench.errors import ConfigError, DataError
+from ppdbench.errors import ConfigError, DataError, Interrupted
 
 SCHEMA_VERSION = 1
 HEADER, SAMPLES, LOCK = "run.json", "samples.jsonl", ".lock"
 KEY = ("task", "example_id", "method", "target")
+NEEDED = {"task", "example_id", "method"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def _read_samples(path: Path) -> tuple[list[dict[str, Any]], bool, int]:
     for number, line in enumerate(lines, start=1):
         try:
             sample = json.loads(line)
-            whole = line.endswith(b"\n") and isinstance(sample, dict)
+            whole = line.endswith(b"\n") and isinstance(sample, dict) and sample.keys() >= NEEDED
         except ValueError:
             whole = False
         if not whole:
@@ -84,10 +85,26 @@ def _read_samples(path: Path) -> tuple[list[dict[str, Any]], bool, int]:
     return samples, False, sound
 
 
+def check_target(path: Path, *, resume: bool) -> None:
+    """Refuse a folder that a run cannot go into, before anything is loaded for it."""
+    if (path / HEADER).exists():
+        if not resume:
+            raise ConfigError(
+                f"{path} already holds a run; continue it with --resume or choose another --out"
+            )
+    elif (path / SAMPLES).exists():
+        raise ConfigError(
+            f"{path} holds {SAMPLES} but no {HEADER}; restore it or choose another --out"
+        )
+    elif resume:
+        raise ConfigError(f"{path} holds no run, so there is nothing to resume; drop --resume")
+
+
 class RunFolder:
     """A run being written. One process at a time; the second is refused."""
 
     def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
+        check_target(path, resume=resume)
         self.path = path
         self.torn = False
         self.done: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -102,19 +119,14 @@ class RunFolder:
             self._lock.close()
             raise ConfigError(f"{path} is being written by another process") from None
         try:
-            self._open(header, resume)
+            self._open(header)
         except BaseException:
             self._lock.close()
             raise
 
-    def _open(self, header: dict[str, Any], resume: bool) -> None:
+    def _open(self, header: dict[str, Any]) -> None:
         sound = 0
         if (self.path / HEADER).exists():
-            if not resume:
-                raise ConfigError(
-                    f"{self.path} already holds a run; continue it with --resume or choose "
-                    "another --out"
-                )
             _check_same(_read_header(self.path), header)
             samples, self.torn, sound = _read_samples(self.path / SAMPLES)
             self.done = {sample_key(sample): sample for sample in samples}
@@ -169,6 +181,11 @@ class RunFolder:
     ) -> None:
         self._file.close()
         self._lock.close()
+        if kind is KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; {len(self.done)} finished samples are kept in {self.path}, "
+                "continue with --resume"
+            ) from error
 
 
 def _writing_failed(path: Path, error: OSError) -> DataError:

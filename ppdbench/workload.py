@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ppdbench.engine.loading import Loaded, ModelSpec
@@ -38,6 +39,8 @@ class RunConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        if not all(self.tasks):
+            raise ConfigError("--task is empty; give a task's name or a task file")
         repeated = sorted({t for t in self.tasks if self.tasks.count(t) > 1})
         if repeated:
             raise ConfigError(f"task {', '.join(repeated)} is given twice")
@@ -77,7 +80,10 @@ class Workload:
         """Read and render all examples, so that bad input is told before weights load."""
         work = cls(config)
         for name in config.tasks:
-            work._read_task(load_task(name))
+            task = load_task(name)
+            if task.name in work.sources:
+                raise ConfigError(f"task {task.name} is given twice, once as {name}")
+            work._read_task(task)
         return work
 
     def _read_task(self, task: Task) -> None:
@@ -131,6 +137,22 @@ class Workload:
             task, example, loaded.tokenizer, max_tokens=room, max_new_tokens=new_tokens
         )
         return Item(task, example, encoded.ids, encoded.cut_tokens, new_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run that is done: where it lies and what it found."""
+
+    path: Path
+    header: dict[str, Any]
+    samples: list[dict[str, Any]]
+    cut: dict[str, int]  # example id -> prompt tokens cut
+    torn: bool  # an incomplete last line was found and done again
+
+
+def cut_tokens(items: list[Item]) -> dict[str, int]:
+    """What prompts lost that were too long."""
+    return {item.example.id: item.cut_tokens for item in items if item.cut_tokens}
 
 
 def capacity(items: list[Item]) -> int:

@@ -16,10 +16,10 @@ from ppdbench.engine.loading import Loaded, load
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.header import run_header
-from ppdbench.store import RunFolder
+from ppdbench.store import RunFolder, check_target
 from ppdbench.strategies import METHODS
 from ppdbench.strategies.base import Strategy
-from ppdbench.workload import Item, Report, RunConfig, Workload, capacity
+from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +36,17 @@ class DecodeConfig(RunConfig):
             raise ConfigError(f"--warmup {self.warmup}: use 0 or more")
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRun:
-    """A finished decoding run."""
-
-    path: Path
-    header: dict[str, Any]
-    samples: list[dict[str, Any]]
-    cut: dict[str, int]
-
-
-def run_decode(config: DecodeConfig, out: Path, *, resume: bool, report: Report) -> DecodeRun:
+def run_decode(config: DecodeConfig, out: Path, *, resume: bool, report: Report) -> Finished:
     """Decode every example that the run folder does not hold yet."""
     method = METHODS.get(config.method)
     strategy = method.build(config.options)
+    check_target(out, resume=resume)
     work = Workload.read(config)
     loaded = load(config.model)
     items = work.encode(loaded)
     header = run_header("decode", config, loaded, work)
-    header["method"] = {"name": method.name, "exact": method.exact, "options": config.options}
+    options = {option.name: getattr(strategy, option.name) for option in method.options()}
+    header["method"] = {"name": method.name, "exact": method.exact, "options": options}
     baseline = METHODS.get("greedy").build({})
     duel = Duel(loaded, strategy, baseline, Session(loaded.staged, capacity(items)))
     with RunFolder(out, header, resume=resume) as folder:
@@ -69,8 +61,9 @@ def run_decode(config: DecodeConfig, out: Path, *, resume: bool, report: Report)
             folder.append(sample)
             report(f"{config.method} on {item.task.name}", len(folder.done), len(items))
         samples = list(folder.done.values())
-    cut = {item.example.id: item.cut_tokens for item in items if item.cut_tokens}
-    return DecodeRun(out, header, samples, cut)
+    return Finished(
+        path=out, header=header, samples=samples, cut=cut_tokens(items), torn=folder.torn
+    )
 
 
 @dataclass(frozen=True, slots=True)

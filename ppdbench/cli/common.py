@@ -13,7 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from ppdbench.engine.loading import ModelSpec
-    from ppdbench.workload import Report
+    from ppdbench.workload import Finished, Report
 
 
 def notice(text: str) -> None:
@@ -66,12 +66,32 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{option} {text!r}: use numbers such as 1,3,5") from None
 
 
-def run_folder(out: str | None, *parts: str) -> Path:
+def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
     """The folder of a run: the one asked for, or one that says what it is and when."""
+    from ppdbench.errors import ConfigError
+
+    if out == "":
+        raise ConfigError("--out is empty; give a folder or leave it out")
     if out is not None:
         return Path(out)
-    names = [re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_")[-40:] for part in parts]
+    if resume:
+        raise ConfigError("--resume needs --out: the folder of the run to continue")
+    last = [part.rstrip("/").split("/")[-1] for part in parts]  # of a path, what it ends in
+    names = [re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_")[:40] for part in last]
     return Path("results") / "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
+
+
+def closing_notes(run: Finished) -> None:
+    """What a user should know of a finished run, and where it lies."""
+    if run.torn:
+        notice("note: the last line of samples.jsonl was incomplete; that example was done again")
+    if run.cut:
+        examples = {(sample["task"], sample["example_id"]) for sample in run.samples}
+        notice(
+            f"note: {len(run.cut)} of {len(examples)} prompts were too long and lost "
+            f"{sum(run.cut.values())} tokens of their context"
+        )
+    notice(f"run: {run.path}")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ppdbench.cli.common import chosen_data, model_spec, notice, progress, run_folder
+from ppdbench.cli.common import chosen_data, closing_notes, model_spec, notice, progress, run_folder
 from ppdbench.cli.options import format_option, model_options, run_options, task_options
 
 
@@ -45,19 +45,16 @@ def command(tasks: tuple[str, ...], pairs: tuple[str, ...], form: str, **options
         options=settings(pairs),
         **options,
     )
-    folder = run_folder(out, "decode", config.method, "+".join(config.tasks), config.model.name)
+    folder = run_folder(
+        out, resume, "decode", config.method, "+".join(config.tasks), config.model.name
+    )
     with progress() as report:
         run = run_decode(config, folder, resume=resume, report=report)
     summaries = summarize(run.header, run.samples)
     sheets = [decode_tables.long(summaries)] if form == "csv" else decode_tables.sheets(summaries)
     emit(sheets, summaries[0] if len(summaries) == 1 else summaries, form)
     mismatches = sum(summary["mismatch"] for summary in summaries)
-    if run.cut:
-        notice(
-            f"note: {len(run.cut)} of {len(run.samples)} prompts were too long and lost "
-            f"{sum(run.cut.values())} tokens of their context"
-        )
-    notice(f"run: {folder}")
+    closing_notes(run)
     if mismatches:
         notice(f"ppdbench: {mismatches} outputs differ from greedy (see verdict in {folder})")
     return 1 if mismatches else 0

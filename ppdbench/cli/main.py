@@ -11,7 +11,7 @@ from importlib import import_module
 import click
 
 from ppdbench import __version__
-from ppdbench.errors import PpdbenchError
+from ppdbench.errors import PpdbenchError, UnknownName
 
 # Imported when named, so that --help does not wait for torch.
 COMMANDS = {
@@ -32,7 +32,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            return None
+            raise UnknownName("command", name, COMMANDS)
         command = import_module(f"ppdbench.cli.{name}_command").command
         assert isinstance(command, click.Command)
         return command
@@ -44,11 +44,13 @@ class Commands(click.Group):
 
 @click.command(
     cls=Commands,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Errors are one line; add --debug to any command for the traceback.",
 )
 @click.version_option(__version__, prog_name="ppdbench")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context, /) -> None:
     """Match rates and speedups of exact LLM decoding, checked against greedy.
 
     \b
@@ -56,6 +58,8 @@ def cli() -> None:
     ppdbench decode --method greedy --task squad --limit 8
     ppdbench theory --layers 40 --exit-after 20 --k 3 --p 0.6837
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -65,6 +69,13 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = cli.main(list(arguments), prog_name="ppdbench", standalone_mode=False)
         sys.stdout.flush()
+    except SystemExit:
+        # click's way out when whoever read our output has left: no error, nothing more to say.
+        _discard_stdout()
+        return 0
+    except BrokenPipeError:
+        _discard_stdout()
+        return 0
     except PpdbenchError as error:
         return _fail(str(error), error.exit_code, debug)
     except click.UsageError as error:
@@ -74,11 +85,18 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error.format_message(), error.exit_code, debug)
     except (KeyboardInterrupt, click.Abort) as error:
         return _fail(str(error) or "interrupted", INTERRUPTED, debug)
-    except BrokenPipeError:
-        # Whoever read our output has left; closing quietly is what they expect.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        _discard_stdout()
+        return _fail(f"{error.strerror or error}: {error.filename or 'output'}", 2, debug)
+    except Exception as error:
+        text = f"unexpected {type(error).__name__}: {error}; --debug shows where"
+        return _fail(text, 2, debug)
     return result if isinstance(result, int) else 0
+
+
+def _discard_stdout() -> None:
+    """What is still buffered cannot be written; the interpreter must not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -8,6 +8,7 @@ import click
 
 from ppdbench.cli.common import (
     chosen_data,
+    closing_notes,
     model_spec,
     notice,
     numbers,
@@ -75,7 +76,7 @@ def command(
     out, resume = options.pop("out"), options.pop("resume")
     layers = options.pop("layers")
     config = _config(tasks or ("gsm8k",), options)
-    folder = run_folder(out, "probe", "+".join(config.tasks), config.model.name)
+    folder = run_folder(out, resume, "probe", "+".join(config.tasks), config.model.name)
     with progress() as report:
         run = run_probe(config, layers, folder, resume=resume, report=report)
     rates = summary.match_rates(run.samples, config.ks, run.buckets)
@@ -86,12 +87,7 @@ def command(
     emit(sheets, summary.to_json(run.header, run.samples, rates, str(folder)), form)
     _show(run, config, form)
     _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
-    if run.cut:
-        notice(
-            f"note: {len(run.cut)} of {run.n_examples} prompts were too long and lost "
-            f"{sum(run.cut.values())} tokens of their context"
-        )
-    notice(f"run: {folder}")
+    closing_notes(run)
     return 0
 
 

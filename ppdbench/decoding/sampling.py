@@ -11,6 +11,7 @@ from torch import Tensor
 from ppdbench.errors import ConfigError
 
 TARGETS = ("greedy", "top-k", "top-p")
+COLDEST = 1e-6  # below it logits overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,10 @@ class Target:
             raise ConfigError(f"top-k sampling from {self.top_k} tokens; use 1 or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top-p sampling with p={self.top_p}; use a value above 0, up to 1")
-        if not self.temperature > 0:
-            raise ConfigError(f"temperature={self.temperature}; use a value above 0")
+        if not self.temperature >= COLDEST:
+            raise ConfigError(
+                f"temperature={self.temperature}; use a value above 0 ({COLDEST} at least)"
+            )
 
     @property
     def greedy(self) -> bool:

@@ -8,10 +8,14 @@ embedding gets a copy of its own, because the embedding still reads plain rows).
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor, nn
 
-PACKABLE = (torch.float32, torch.bfloat16)
+# A packed product costs about 10 µs however small it is, so small matrices stay as they are:
+# the size in numbers from which packing pays.
+PAYS_FROM = {torch.float32: 1 << 16, torch.bfloat16: 1 << 13}
 
 # The row count that layouts are chosen for: steps run 1 to a few dozen rows, and the
 # layout for 8 was the fastest, or level with it, at every count from 1 to 256.
@@ -38,7 +42,7 @@ def can_pack(weight: Tensor) -> bool:
     """Whether this weight may be packed here."""
     return (
         weight.device.type == "cpu"
-        and weight.dtype in PACKABLE
+        and weight.numel() >= PAYS_FROM.get(weight.dtype, sys.maxsize)
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )

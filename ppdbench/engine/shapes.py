@@ -40,6 +40,8 @@ class Shape:
                 raise ConfigError(
                     f"synthetic model: {name}={getattr(self, name)}; use {minimum} or more"
                 )
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"synthetic model: seed={self.seed}; use 0..{2**63 - 1}")
         n_heads = self.n_heads
         if self.hidden % n_heads or (self.hidden // n_heads) % 2:
             raise ConfigError(

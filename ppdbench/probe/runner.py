@@ -14,9 +14,9 @@ from ppdbench.engine.loading import Loaded, load
 from ppdbench.errors import ConfigError
 from ppdbench.header import run_header
 from ppdbench.probe.match import Probed, Prober
-from ppdbench.store import RunFolder
+from ppdbench.store import RunFolder, check_target
 from ppdbench.tasks import Task
-from ppdbench.workload import Item, Report, RunConfig, Workload, capacity
+from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,40 +72,34 @@ def parse_layers(text: str | None, n_layers: int) -> tuple[int, ...]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         try:
-            layers.update(range(int(first), int(last or first) + 1))
+            ends = int(first), int(last or first)
         except ValueError:
             raise ConfigError(f"--layers {text!r}: use all, or numbers like 4,8 or 2-6") from None
-    outside = sorted(n for n in layers if not 1 <= n <= n_layers)
-    if outside or not layers:
-        raise ConfigError(
-            f"layer {outside[0] if outside else text!r}, but this model has {n_layers} layers; "
-            f"use 1..{n_layers}"
-        )
+        outside = [n for n in ends if not 1 <= n <= n_layers]
+        if outside:
+            raise ConfigError(
+                f"layer {outside[0]}, but this model has {n_layers} layers; use 1..{n_layers}"
+            )
+        layers.update(range(ends[0], ends[1] + 1))
+    if not layers:
+        raise ConfigError(f"--layers {text!r} names no layer; use 1..{n_layers}")
     return tuple(sorted(layers))
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeRun:
-    """A finished probe: where it lies, and what it takes to show one example."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRun(Finished):
+    """A finished probe, and what it takes to show one example."""
 
-    path: Path
-    header: dict[str, Any]
-    samples: list[dict[str, Any]]
     loaded: Loaded
-    cut: dict[str, int]  # example id -> prompt tokens cut
     buckets: dict[str, int]  # task -> positions per bucket
     layers: tuple[int, ...]
-
-    @property
-    def n_examples(self) -> int:
-        """Distinct examples, however many targets each was probed with."""
-        return len({(s["task"], s["example_id"]) for s in self.samples})
 
 
 def run_probe(
     config: ProbeConfig, layers: str | None, out: Path, *, resume: bool, report: Report
 ) -> ProbeRun:
     """Probe every example that the run folder does not hold yet."""
+    check_target(out, resume=resume)
     work = Workload.read(config)
     buckets = {task.name: config.bucket_size(task) for task, _ in work.examples}
     loaded = load(config.model)
@@ -138,8 +132,16 @@ def run_probe(
     with RunFolder(out, header, resume=resume) as folder:
         _probe_missing(config, items, prober, folder, report)
         samples = list(folder.done.values())
-    cut = {item.example.id: item.cut_tokens for item in items if item.cut_tokens}
-    return ProbeRun(out, header, samples, loaded, cut, buckets, config.layers)
+    return ProbeRun(
+        path=out,
+        header=header,
+        samples=samples,
+        cut=cut_tokens(items),
+        torn=folder.torn,
+        loaded=loaded,
+        buckets=buckets,
+        layers=config.layers,
+    )
 
 
 def _probe_missing(

@@ -73,7 +73,9 @@ def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> Non
         )
         for index, column in enumerate(sheet.header):
             right = sheet.is_number(index)
-            drawn.add_column(Text(column), justify="right" if right else "left", no_wrap=right)
+            # Names in the first column are there to be typed again.
+            whole = right or index == 0
+            drawn.add_column(Text(column), justify="right" if right else "left", no_wrap=whole)
         for row in sheet.text_rows():
             drawn.add_row(*map(Text, row))
         console.print(drawn)
