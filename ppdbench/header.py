@@ -21,7 +21,7 @@ def run_header(kind: str, config: RunConfig, loaded: Loaded, work: Workload) -> 
         "ppdbench": __version__,
         "command": ["ppdbench", *sys.argv[1:]],
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "config": dataclasses.asdict(config),
+        "config": _settings(config),
         "model": {
             "name": loaded.spec.name,
             "revision": loaded.spec.revision,
@@ -37,3 +37,10 @@ def run_header(kind: str, config: RunConfig, loaded: Loaded, work: Workload) -> 
         "data": work.sources,
         "environment": describe(),
     }
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """The configuration, less what has no influence on results."""
+    settings = dataclasses.asdict(config)
+    del settings["model"]["offline"]
+    return settings

@@ -214,6 +214,9 @@ def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
 
 def _differing(stored: Any, asked: Any) -> list[str]:
     if isinstance(stored, dict) and isinstance(asked, dict):
-        names = sorted(stored.keys() | asked.keys())
-        return [name for name in names if stored.get(name) != asked.get(name)]
+        return [
+            f"{name}.{inner}" if inner else name
+            for name in sorted(stored.keys() | asked.keys())
+            for inner in _differing(stored.get(name), asked.get(name))
+        ]
     return [] if stored == asked else [""]

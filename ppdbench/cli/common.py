@@ -81,6 +81,16 @@ def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
     return Path("results") / "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
 
 
+def check_pictures(*paths: str | None) -> None:
+    """Refuse pictures that could not be written, before any work is done."""
+    asked = [path for path in paths if path is not None]
+    if asked:
+        from ppdbench.report.plots import check_path
+
+        for path in asked:
+            check_path(path)
+
+
 def closing_notes(run: Finished) -> None:
     """What a user should know of a finished run, and where it lies."""
     if run.torn:

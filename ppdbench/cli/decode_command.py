@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ppdbench.cli.common import chosen_data, closing_notes, model_spec, notice, progress, run_folder
 from ppdbench.cli.options import format_option, model_options, run_options, task_options
+
+if TYPE_CHECKING:
+    from ppdbench.workload import Finished
 
 
 @click.command("decode")
@@ -54,7 +57,18 @@ def command(tasks: tuple[str, ...], pairs: tuple[str, ...], form: str, **options
     sheets = [decode_tables.long(summaries)] if form == "csv" else decode_tables.sheets(summaries)
     emit(sheets, summaries[0] if len(summaries) == 1 else summaries, form)
     mismatches = sum(summary["mismatch"] for summary in summaries)
+    _unscored_note(run)
     closing_notes(run)
     if mismatches:
         notice(f"ppdbench: {mismatches} outputs differ from greedy (see verdict in {folder})")
     return 1 if mismatches else 0
+
+
+def _unscored_note(run: Finished) -> None:
+    """Say which quality was not scored, rather than leave a gap."""
+    from ppdbench.scoring import NEEDS_EXECUTION
+
+    asked = {metric for source in run.header["data"].values() for metric in source["metrics"]}
+    if not run.header["model"]["synthetic"] and asked & NEEDS_EXECUTION:
+        names = ", ".join(sorted(asked & NEEDS_EXECUTION))
+        notice(f"note: {names} runs generated code and is not scored by this version")

@@ -8,6 +8,7 @@ import click
 
 from ppdbench.cli.options import format_option
 
+SHOWN = {"tasks": ("name", "dataset", "tokens", "metrics")}
 KINDS = ("methods", "tasks", "models", "tables")
 
 
@@ -25,7 +26,8 @@ def command(kind: str, form: str) -> int:
     from ppdbench.report.export import Sheet, emit
 
     entries: list[dict[str, Any]] = getattr(catalog, kind)()
-    columns = tuple(entries[0])
+    # All of it goes to files; people get what fits a line.
+    columns = SHOWN.get(kind, tuple(entries[0])) if form == "table" else tuple(entries[0])
     rows = tuple(tuple(_cell(entry[column]) for column in columns) for entry in entries)
     emit([Sheet(kind, columns, rows)], entries, form)
     return 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppdbench.cli.common import (
+    check_pictures,
     chosen_data,
     closing_notes,
     model_spec,
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from ppdbench.probe.summary import Rate
 
 
+# Which targets an option of drawing serves.
+DRAWN_BY = {"top_k": {"top-k"}, "top_p": {"top-p"}, "temperature": {"top-k", "top-p"}}
+
+
 @click.command("probe")
 @click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
 @click.option("--layers", help="Layers run: all (default), 4,8,12 or 2-6.")
@@ -32,9 +37,9 @@ if TYPE_CHECKING:
     multiple=True,
     help="How the final token is picked: greedy (default), top-k, top-p; may be repeated.",
 )
-@click.option("--top-k", default=3, show_default=True, help="k of the top-k target.")
-@click.option("--top-p", default=0.95, show_default=True, help="p of the top-p target.")
-@click.option("--temperature", default=1.0, show_default=True, help="Temperature of both.")
+@click.option("--top-k", type=int, help="k of the top-k target (3).")
+@click.option("--top-p", type=float, help="p of the top-p target (0.95).")
+@click.option("--temperature", type=float, help="Temperature of both (1).")
 @click.option("--bucket", type=int, help="Positions per bucket (the task's, or an eighth).")
 @click.option("--head", metavar="DIR", help="Trained heads, reported beside the model's own.")
 @click.option("--stop-at-eos", is_flag=True, help="End at EOS instead of forcing full length.")
@@ -66,11 +71,8 @@ def command(
     from ppdbench.probe.runner import run_probe
     from ppdbench.report import probe_tables
     from ppdbench.report.export import emit
-    from ppdbench.report.plots import check_path
 
-    for picture in (plot, heatmap):
-        if picture is not None:
-            check_path(picture)
+    check_pictures(plot, heatmap)
     quiet()
     set_threads(options["threads"])
     out, resume = options.pop("out"), options.pop("resume")
@@ -83,7 +85,8 @@ def command(
     if form == "csv":
         sheets = [probe_tables.long(rates)]
     else:
-        sheets = probe_tables.sheets(run.header, rates, summary.saturation(run.samples))
+        saturation = summary.saturation(run.samples)
+        sheets = probe_tables.sheets(run.header, rates, saturation, run.fewest_examples)
     emit(sheets, summary.to_json(run.header, run.samples, rates, str(folder)), form)
     _show(run, config, form)
     _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
@@ -93,10 +96,17 @@ def command(
 
 def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
     from ppdbench.decoding.sampling import Target
+    from ppdbench.errors import ConfigError
     from ppdbench.probe.runner import ProbeConfig
 
+    kinds = options.pop("targets") or ("greedy",)
     drawing = {name: options.pop(name) for name in ("top_k", "top_p", "temperature")}
-    targets = tuple(Target(kind=kind, **drawing) for kind in options.pop("targets") or ("greedy",))
+    drawing = {name: value for name, value in drawing.items() if value is not None}
+    for name, served in DRAWN_BY.items():
+        if name in drawing and not served & set(kinds):
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} needs --target {' or '.join(sorted(served))}")
+    targets = tuple(Target(kind=kind, **drawing) for kind in kinds)
     data = chosen_data(options.pop("data"), options["model"])
     return ProbeConfig(
         model=model_spec(options),

@@ -72,6 +72,8 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cpu" and device.index:
+        raise ConfigError(f"device {name!r}: there is one cpu; use cpu")
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
@@ -107,6 +109,8 @@ def load_stock(spec: ModelSpec) -> tuple[Any, Any]:
     """The transformers model and tokenizer as any user would load them."""
     device = resolve_device(spec.device)
     if spec.is_synthetic:
+        if spec.revision is not None:
+            raise ConfigError(f"--revision {spec.revision}: a synthetic model has none; use seed=N")
         shape = parse(spec.name)
         dtype = resolve_dtype(spec.dtype, torch.float32, device)
         return (

@@ -143,9 +143,11 @@ class _Kept:
     def choose(self, logits: Tensor, target: Target, generators: list[torch.Generator]) -> Tensor:
         """Pick the final tokens [batch, 1] and note their rank in the last layer."""
         logits = logits[:, -1]
+        self.peaks.append(logits.amax(-1))
+        if not target.greedy:
+            self._check_final()  # nothing can be drawn from NaN
         tokens = target.choose(logits, generators)
         self.tokens.append(tokens)
-        self.peaks.append(logits.amax(-1))
         if self.last in self.wanted:
             self.final_ranks.append(ranks_of(logits, tokens[:, 0]))
         if self.held >= HIDDEN_BUDGET:
@@ -202,14 +204,17 @@ class _Kept:
             f"{position + 1}; try --dtype float32 or check the weights"
         )
 
-    def finish(self) -> list[Probed]:
-        """The results of every sequence."""
-        # The final layer first: its NaN makes the tokens meaningless, and all ranks with them.
+    def _check_final(self) -> None:
         peaks = torch.stack(self.peaks)
         if not bool(torch.isfinite(peaks).all()):
             position, sequence = (~torch.isfinite(peaks)).nonzero()[0].tolist()
             self._refuse(self.last, position, sequence)
+
+    def finish(self) -> list[Probed]:
+        """The results of every sequence."""
+        # Lower layers first: what is wrong in one is wrong in all above it.
         self.rank_held()
+        self._check_final()
         tokens = torch.cat(self.tokens, dim=1).tolist()
         results = [Probed(output, {}) for output in tokens]
         for (layer, kind), parts in sorted(self.blocks.items()):

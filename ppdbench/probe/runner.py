@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,12 @@ class ProbeRun(Finished):
     loaded: Loaded
     buckets: dict[str, int]  # task -> positions per bucket
     layers: tuple[int, ...]
+
+    @property
+    def fewest_examples(self) -> int:
+        """Examples of the task that has the fewest."""
+        counts = Counter((sample["task"], sample["target"]) for sample in self.samples)
+        return min(counts.values())
 
 
 def run_probe(

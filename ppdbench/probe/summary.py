@@ -86,7 +86,7 @@ def _bucketed(
 ) -> list[Rate]:
     hits = [[rank < k for rank in sample[field][str(layer)]] for sample in group]
     longest = max(map(len, hits))
-    spans = [(f"{i + 1}-{i + size}", i, i + size) for i in range(0, longest, size)]
+    spans = [(bucket_label(i + 1, size), i, i + size) for i in range(0, longest, size)]
     task, head, target = names
     rates = []
     for bucket, first, last in [*spans, (TOTAL, 0, longest)]:
@@ -97,6 +97,11 @@ def _bucketed(
         rate = sum(matched for matched, _ in counts) / n
         rates.append(Rate(task, layer, k, head, target, bucket, rate, low, high, n))
     return rates
+
+
+def bucket_label(first: int, size: int) -> str:
+    """`9-16`, or `9` alone."""
+    return str(first) if size == 1 else f"{first}-{first + size - 1}"
 
 
 def saturation(samples: Sequence[Sample]) -> list[Saturation]:

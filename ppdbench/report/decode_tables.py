@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ppdbench.bench.stats import FEW, FEW_EXAMPLES
 from ppdbench.report.export import Cell, Sheet
 
 Summary = Mapping[str, Any]
@@ -26,6 +27,8 @@ def speedup_text(summary: Summary) -> str:
     if summary["speedup_low"] is None:
         return f"{summary['speedup']:.2f}x"
     interval = f"[{summary['speedup_low']:.2f}, {summary['speedup_high']:.2f}]"
+    if summary["method"] == "greedy":
+        return f"noise floor {interval}"
     if summary["speedup_low"] <= 1 <= summary["speedup_high"]:
         return f"no difference {interval}"
     return f"{summary['speedup']:.2f}x {interval}"
@@ -45,7 +48,7 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
     }
     rows = tuple(tuple(s[name] for name in columns.values()) for s in summaries)
     return Sheet(
-        f"{first['method']} on {first['model']} ({first['dtype']}{warning})",
+        f"{first['method']}{_options(first)} on {first['model']} ({first['dtype']}{warning})",
         tuple(columns),
         rows,
         notes=(
@@ -56,13 +59,21 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
     )
 
 
+def _options(summary: Summary) -> str:
+    """The method's options, as they would be typed."""
+    pairs = ", ".join(f"{name}={value}" for name, value in summary["options"].items())
+    return f" ({pairs})" if pairs else ""
+
+
 def _identity(summaries: Sequence[Summary]) -> Sheet:
     rows: list[tuple[Cell, ...]] = [
         (s["task"], s["identical"], s["tie"], s["mismatch"], speedup_text(s)) for s in summaries
     ]
     notes = ["Speedup: greedy's decode time over the method's, paired by example, 95% bootstrap."]
     if summaries[0]["method"] == "greedy":
-        notes.append("Greedy against itself: the interval is the noise floor of this machine.")
+        notes.append("Greedy against itself: the noise floor of this machine.")
+    if min(s["n_examples"] for s in summaries) < FEW_EXAMPLES:
+        notes.append(FEW)
     return Sheet(
         "Against greedy",
         ("task", "identical", "tie", "mismatch", "speedup"),

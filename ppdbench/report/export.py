@@ -59,29 +59,66 @@ class Sheet:
         return bool(cells) and all(isinstance(cell, (int, float)) for cell in cells)
 
 
+GAP = 2  # blanks between two columns
+NARROWEST = 8  # columns of text may be wrapped down to this
+NAME = 24  # but names in the first column, which are there to be typed again, only to this
+
+
 def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> None:
-    """Draw tables for people, as wide as their terminal is (80 columns when piped)."""
+    """Draw tables for people, as wide as their terminal is (80 columns when piped).
+
+    What does not fit without cutting numbers is written row by row, one cell per line.
+    """
     console = console or Console(soft_wrap=False)
     for sheet in sheets:
-        drawn = RichTable(
-            title=Text(sheet.title),
-            title_justify="left",
-            title_style="bold",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            collapse_padding=True,
-        )
-        for index, column in enumerate(sheet.header):
-            right = sheet.is_number(index)
-            # Names in the first column are there to be typed again.
-            whole = right or index == 0
-            drawn.add_column(Text(column), justify="right" if right else "left", no_wrap=whole)
-        for row in sheet.text_rows():
-            drawn.add_row(*map(Text, row))
-        console.print(drawn)
+        widths = _least_widths(sheet)
+        if sum(widths) + GAP * (len(widths) - 1) <= console.width - 2:
+            console.print(_drawn(sheet, widths))
+        else:
+            _print_stacked(sheet, console)
         for note in sheet.notes:
             console.print(Text(note, style="dim"))
         console.print()
+
+
+def _least_widths(sheet: Sheet) -> list[int]:
+    """How narrow each column may get: numbers whole, names nearly so, text wrapped."""
+    widths = []
+    for index, column in enumerate(zip(sheet.header, *sheet.text_rows(), strict=True)):
+        longest = max(map(len, column))
+        limit = longest if sheet.is_number(index) else NAME if index == 0 else NARROWEST
+        widths.append(min(longest, limit))
+    return widths
+
+
+def _drawn(sheet: Sheet, least: Sequence[int]) -> RichTable:
+    drawn = RichTable(
+        title=Text(sheet.title),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for index, (column, width) in enumerate(zip(sheet.header, least, strict=True)):
+        drawn.add_column(
+            Text(column),
+            justify="right" if sheet.is_number(index) else "left",
+            min_width=width,
+            overflow="fold",
+        )
+    for row in sheet.text_rows():
+        drawn.add_row(*map(Text, row))
+    return drawn
+
+
+def _print_stacked(sheet: Sheet, console: Console) -> None:
+    console.print(Text(sheet.title, style="bold"))
+    longest = max(map(len, sheet.header))
+    for row in sheet.text_rows():
+        console.print()
+        for column, cell in zip(sheet.header, row, strict=True):
+            console.print(Text(f"{column:<{longest}}  {cell}"))
 
 
 def to_csv(sheets: Sequence[Sheet]) -> str:

@@ -98,6 +98,8 @@ def check_path(path: str | Path) -> Path:
     if path.suffix.lower() not in METADATA:
         raise ConfigError(f"{path}: no picture format has this suffix; use {', '.join(METADATA)}")
     # Missing folders are made on saving, so ask the nearest one that is there.
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a directory")
     there = next(parent for parent in path.absolute().parents if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ConfigError(f"cannot write {path}: {there} is not a writable folder")

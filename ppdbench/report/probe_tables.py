@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ppdbench.bench.stats import FEW, FEW_EXAMPLES
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, Saturation
 from ppdbench.report.export import Cell, Sheet
 
@@ -29,12 +30,15 @@ def label(header: Mapping[str, Any]) -> str:
 
 
 def sheets(
-    header: Mapping[str, Any], rates: Sequence[Rate], saturations: Sequence[Saturation]
+    header: Mapping[str, Any],
+    rates: Sequence[Rate],
+    saturations: Sequence[Saturation],
+    n_examples: int,
 ) -> list[Sheet]:
-    """All tables of a probe run for people."""
+    """All tables of a probe run for people; `n_examples` in the smallest task."""
     n_layers = header["model"]["n_layers"]
     return [
-        pooled(header, rates),
+        pooled(header, rates, n_examples),
         *(
             by_position(group, n_layers, task, target)
             for (task, target), group in _split(rates).items()
@@ -50,7 +54,7 @@ def _split(rates: Sequence[Rate]) -> dict[tuple[str, str], list[Rate]]:
     return groups
 
 
-def pooled(header: Mapping[str, Any], rates: Sequence[Rate]) -> Sheet:
+def pooled(header: Mapping[str, Any], rates: Sequence[Rate], n_examples: int) -> Sheet:
     """One row per task, head and layer; one column per k."""
     totals = [rate for rate in rates if rate.bucket == TOTAL]
     ks = sorted({rate.k for rate in totals})
@@ -65,13 +69,19 @@ def pooled(header: Mapping[str, Any], rates: Sequence[Rate]) -> Sheet:
         head,
         tuple((*names, *(_with_interval(cells[k]) for k in ks)) for names, cells in rows.items()),
         notes=(
-            f"Share of positions whose final token is among the layer's top k; ± {INTERVAL}.",
+            "Share of positions whose final token is among the layer's top k.",
+            f"±, < and >: {INTERVAL}.",
             "head N: the model's own; Y: trained for the layer. layer: number of layers run.",
+            *((FEW,) if n_examples < FEW_EXAMPLES else ()),
         ),
     )
 
 
 def _with_interval(rate: Rate) -> str:
+    if rate.match_rate == 1:
+        return f"100.00 >{100 * rate.low:.1f}"
+    if rate.match_rate == 0:
+        return f"0.00 <{100 * rate.high:.1f}"
     half = (rate.high - rate.low) / 2
     return f"{100 * rate.match_rate:.2f} ±{100 * half:.1f}"
 

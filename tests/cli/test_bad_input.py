@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,15 +161,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Patient:
     wait: int = 3
     eager: bool = False
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from more, and lose a lot where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

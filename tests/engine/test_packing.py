@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.pytorch_utils import Conv1D
 
+from ppdbench.engine import packing
 from ppdbench.engine.packing import PackedLinear, can_pack, pack, packed_bytes
 from ppdbench.engine.staged import StagedModel
 from tests.families import stock_model
@@ -170,3 +171,13 @@ def test_subclasses_of_linear_are_left_alone() -> None:
 
     layer = Doubled(8, 8)
     assert pack(layer) is layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_matrices_stay_as_they_are(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(packing.PAYS_FROM, dtype, 64 * 64)
+    small, large = linear(63, 64, dtype), linear(64, 64, dtype)
+    assert pack(small) is small
+    assert isinstance(pack(large), PackedLinear)
