@@ -10,10 +10,10 @@ process, in turns; printed are medians of rounds and their ratios.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +55,12 @@ def obvious(stock: Any, prompt: list[int], n: int) -> list[list[int]]:
     return ranks
 
 
+def resident(name: str) -> int:
+    """Bytes that this process holds (VmRSS) or held at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
 def timed(work: Callable[[], Any]) -> float:
     """Seconds."""
     start = time.perf_counter()
@@ -78,7 +84,8 @@ def main() -> None:
     n, rng = arguments.tokens, torch.Generator().manual_seed(0)
     prompts = torch.randint(3, 250, (arguments.batch, arguments.prompt), generator=rng).tolist()
     session = Session(loaded.staged, arguments.prompt + n)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark afresh
+    before = resident("VmRSS")
     prober = Prober(loaded, range(1, loaded.staged.n_layers + 1), arguments.prompt + n)
     together = Prober(loaded, range(1, loaded.staged.n_layers + 1), arguments.prompt + n)
     clock = Clock(loaded.staged.device)
@@ -97,7 +104,7 @@ def main() -> None:
     share[f"probe, batch of {len(prompts)} (per sequence)"] = len(prompts)
     for work in contenders.values():
         work()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    peak = resident("VmHWM") - before
     contenders["obvious way"] = lambda: obvious(stock, prompts[0], n)
     share["obvious way"] = 1
     contenders["obvious way"]()
@@ -112,7 +119,7 @@ def main() -> None:
         print(f"  {name:34} {1e3 * median / n:8.3f} ms/token   {median / greedy:5.2f} x greedy")
     one = statistics.median(times["probe, one by one"])
     print(f"  obvious way / probe one by one: {statistics.median(times['obvious way']) / one:.2f}x")
-    print(f"  memory above the model: {peak / 1024:.0f} MiB")
+    print(f"  memory above the model: {peak / 2**20:.0f} MiB")
 
 
 if __name__ == "__main__":
