@@ -21,8 +21,8 @@ from ppdbench.engine.loading import Loaded
 from ppdbench.engine.session import Batch
 from ppdbench.errors import NumericalError
 
-LOGITS_BUDGET = 64 << 20  # bytes of logits computed at once
-HIDDEN_BUDGET = 64 << 20  # bytes of hidden states kept before they are turned into ranks
+LOGITS_BUDGET = 16 << 20  # bytes of logits computed at once; comparing takes as much again
+HIDDEN_BUDGET = 32 << 20  # bytes of hidden states kept before they are turned into ranks
 
 Ranks = dict[int, list[int]]  # layers run -> rank per position
 

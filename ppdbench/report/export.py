@@ -85,7 +85,7 @@ def _least_widths(sheet: Sheet) -> list[int]:
     """How narrow each column may get: numbers whole, names nearly so, text wrapped."""
     widths = []
     for index, column in enumerate(zip(sheet.header, *sheet.text_rows(), strict=True)):
-        longest = max(map(len, column))
+        longest = max(len(line) for cell in column for line in cell.split("\n"))
         limit = longest if sheet.is_number(index) else NAME if index == 0 else NARROWEST
         widths.append(min(longest, limit))
     return widths
@@ -114,10 +114,11 @@ def _drawn(sheet: Sheet, least: Sequence[int]) -> RichTable:
 
 def _print_stacked(sheet: Sheet, console: Console) -> None:
     console.print(Text(sheet.title, style="bold"))
-    longest = max(map(len, sheet.header))
+    header = [column.replace("\n", " ") for column in sheet.header]
+    longest = max(map(len, header))
     for row in sheet.text_rows():
         console.print()
-        for column, cell in zip(sheet.header, row, strict=True):
+        for column, cell in zip(header, row, strict=True):
             console.print(Text(f"{column:<{longest}}  {cell}"))
 
 

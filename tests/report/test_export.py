@@ -147,3 +147,21 @@ def test_long_rows_are_not_wrapped_on_their_way_to_a_file(
     emit([Sheet("t", ("x", "y"), (("a" * 100, "[b]" + "b" * 100),))], None, form)
     out = capsys.readouterr().out
     assert any("a" * 100 in line and "[b]" + "b" * 100 in line for line in out.splitlines())
+
+
+def test_a_table_too_wide_for_the_terminal_is_written_cell_by_cell(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sheet = Sheet("wide", ("name", *(f"column\n{i}" for i in range(9))), (("x", *range(9)),))
+    print_sheets([sheet], Console(width=40))
+    out = capsys.readouterr().out
+    assert "column 8  8" in out
+    assert max(map(len, out.splitlines())) <= 40
+
+
+def test_a_heading_of_two_lines_counts_as_its_longer_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sheet = Sheet("narrow", tuple(f"column\n{i}" for i in range(4)), ((1, 2, 3, 4),))
+    print_sheets([sheet], Console(width=40))
+    assert "column  column  column  column" in capsys.readouterr().out
