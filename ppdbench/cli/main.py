@@ -17,6 +17,7 @@ from ppdbench.errors import PpdbenchError, UnknownName
 COMMANDS = {
     "probe": "Per-layer match rates against the final layer.",
     "decode": "One decoding strategy on one task.",
+    "train": "Heads for exit layers, and the LayerSkip recipe.",
     "theory": "Latency and compute that match rates promise.",
     "list": "What there is: methods, tasks, models, tables.",
     "env": "This machine, and how fast the baseline runs on it.",

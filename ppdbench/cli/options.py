@@ -12,7 +12,9 @@ from ppdbench.report import FORMATS
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _stack(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+def stack(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, shown in the order they are given."""
+
     def decorate(function: F) -> F:
         for decorator in reversed(decorators):
             function = decorator(function)
@@ -30,7 +32,7 @@ format_option = click.option(
     help="How to write the result on stdout.",
 )
 
-model_options = _stack(
+model_options = stack(
     click.option(
         "--model",
         metavar="NAME",
@@ -46,7 +48,7 @@ model_options = _stack(
     click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a hub model."),
 )
 
-task_options = _stack(
+task_options = stack(
     click.option("--data", help="hub, builtin, or a file or folder with the data set's columns."),
     click.option("--split", help="Split of the data set (the task's own)."),
     click.option("--limit", type=int, help="Use the first N examples (all)."),
@@ -59,7 +61,7 @@ task_options = _stack(
     ),
 )
 
-run_options = _stack(
+run_options = stack(
     click.option(
         "--out", metavar="DIR", help="Folder of the run (results/COMMAND-TASK-MODEL-TIME)."
     ),

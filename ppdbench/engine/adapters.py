@@ -55,7 +55,12 @@ class Adapter:
         return hidden
 
     def call_layer(
-        self, index: int, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: KVCache
+        self,
+        index: int,
+        hidden: Tensor,
+        mask: Tensor | None,
+        rotary: Rotary,
+        cache: KVCache | None,
     ) -> Tensor:
         """One decoder layer."""
         arguments: dict[str, Any] = {"attention_mask": mask, self.cache_argument: cache}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 
 def quiet() -> None:
-    """Errors only from transformers, and no progress bars of its own; call before loading."""
-    from transformers.utils import logging
+    """Errors only from transformers and accelerate, no progress bars; call before loading."""
+    import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    from transformers.utils import logging as talk
+
+    talk.set_verbosity_error()
+    talk.disable_progress_bar()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)

@@ -305,6 +305,36 @@ def _heat(axes: Axes, rows: Sequence[Row], scale: ScalarMappable) -> None:
     axes.set_yticks(range(len(layers)), layers, fontsize=7)
 
 
+# --- Training ------------------------------------------------------------------------------
+
+NO_LOSSES = {"step", "learning_rate", "tokens", "tokens_per_s", "gradient_norm"}
+
+
+@quiet_style()
+def training_curves(lines: Sequence[Row]) -> Figure:
+    """Losses by tokens seen, each smoothed over about a fiftieth of the run."""
+    if not lines:
+        raise DataError("no steps to draw")
+    picture = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = picture.subplots()
+    names = [name for name in lines[-1] if name not in NO_LOSSES]
+    for name, colour in zip(names, cycle(PALETTE)):
+        points = [(line["tokens"], line[name]) for line in lines if name in line]
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, _smooth(ys, max(1, len(ys) // 50)), color=colour, label=plain(name))
+    axes.set_xlabel("tokens seen")
+    axes.set_ylabel("loss (nats per token)")
+    axes.legend()
+    return picture
+
+
+def _smooth(values: Sequence[float], width: int) -> list[float]:
+    """The mean of the last `width` values at each place."""
+    return [
+        sum(part := values[max(0, i + 1 - width) : i + 1]) / len(part) for i in range(len(values))
+    ]
+
+
 # --- The token grid ------------------------------------------------------------------------
 
 CELL_WIDTH, CELL_HEIGHT = 0.64, 0.2  # inches

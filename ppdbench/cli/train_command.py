@@ -1,0 +1,231 @@
+"""`ppdbench train`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppdbench.cli.common import model_spec, notice, numbers, progress
+from ppdbench.cli.options import model_options, stack
+
+if TYPE_CHECKING:
+    from ppdbench.training.recipe import Recipe
+    from ppdbench.training.run import Job, Training
+
+training_options = stack(
+    click.option(
+        "--text",
+        multiple=True,
+        required=True,
+        help="File, folder of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]]; may be repeated.",
+    ),
+    click.option("--held-out", multiple=True, help="Text to measure every exit on afterwards."),
+    click.option(
+        "--split-by", default="blank-line", show_default=True, help="Documents: blank-line or file."
+    ),
+    click.option("--column", default="text", show_default=True, help="Column of .jsonl and hub."),
+    click.option("--max-documents", type=int, help="Use the first N documents (all)."),
+    click.option("--out", required=True, metavar="DIR", help="Folder for everything written."),
+    click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out."),
+    click.option("--steps", type=int, help="Optimizer steps; instead of --epochs."),
+    click.option("--epochs", type=float, help="Passes over the text (3)."),
+    click.option(
+        "--batch-size", type=int, default=128, show_default=True, help="Sequences per step."
+    ),
+    click.option("--micro-batch", type=int, help="Sequences at once on a device (all of them)."),
+    click.option(
+        "--sequence", type=int, default=2048, show_default=True, help="Tokens per sequence."
+    ),
+    click.option("--learning-rate", type=float, help="Peak learning rate (the preset's)."),
+    click.option("--schedule", default="cosine", show_default=True, help="cosine or constant."),
+    click.option("--warmup-ratio", type=float, default=0.04, show_default=True),
+    click.option("--weight-decay", type=float, default=0.0, show_default=True),
+    click.option("--beta2", type=float, default=0.999, show_default=True, help="Of AdamW."),
+    click.option("--clip", type=float, help="Largest gradient norm (no limit)."),
+    click.option("--precision", default="no", show_default=True, help="no, bf16 or fp16."),
+    click.option("--checkpoint-every", type=int, default=200, show_default=True, help="Steps."),
+    click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--dry-run", is_flag=True, help="Only say what it would do, need and take."),
+)
+
+
+@click.group("train")
+def command() -> None:
+    """Train what the papers learn.
+
+    \b
+    ppdbench train heads --model ./my-model --text ./corpus.txt --out ./heads --steps 100
+    ppdbench train layerskip --model ./my-model --text ./corpus.txt --out ./skipping --steps 100
+    """
+
+
+@command.command("heads")
+@click.option("--layers", help="Layers run: 4,8,12; all but the last by default.")
+@click.option("--loss", default="ce", show_default=True, help="ce: the text; kl: the model itself.")
+@click.option(
+    "--rank", type=int, help="Low-rank change of the model's head instead of a whole one."
+)
+@training_options
+@model_options
+def heads_command(layers: str | None, loss: str, rank: int | None, **options: Any) -> int:
+    """A head for each exit layer, everything else frozen.
+
+    Defaults are those of Predictive Pipelined Decoding, Table 4.
+
+    \b
+    ppdbench train heads --model ./my-model --text ./corpus.txt --out ./heads --steps 100
+    ppdbench train heads --text ./corpus.txt --out ./heads --rank 64 --loss kl --dry-run
+    """
+    from ppdbench.training import run
+
+    job, resume, dry = _job(options, learning_rate=2e-5)
+    chosen = numbers("--layers", layers) if layers else ()
+    training = run.heads(model_spec(options), chosen, job, loss=loss, rank=rank)
+    if dry:
+        return _print_plan(training)
+    return _carry_out(training, resume, lambda trained: run.save_heads(trained, job.out))
+
+
+@command.command("layerskip")
+@click.option("--preset", help="A setting of the paper, such as continual-7b or scratch-1.5b.")
+@click.option(
+    "--shape", metavar="SPEC", help="Train from scratch: layers=8,hidden=256,vocab=4096,..."
+)
+@click.option("--p-max", type=float, help="Layer dropout of the last layer; 0 leaves it out.")
+@click.option("--e-scale", type=float, help="Weight of early exits.")
+@click.option("--no-early-exit-loss", is_flag=True, help="Only the last layer's loss.")
+@click.option("--curriculum", help="rotational, gradual or none.")
+@click.option("--rotation", type=int, help="Period R of the rotational curriculum.")
+@click.option("--ramp/--no-ramp", default=None, help="Let dropout grow over the run.")
+@click.option(
+    "--save-dtype", default="float32", show_default=True, help="Type of the saved weights."
+)
+@training_options
+@model_options
+def layerskip_command(
+    preset: str | None, shape: str | None, save_dtype: str, **options: Any
+) -> int:
+    """Train a model whose early layers can already read out.
+
+    \b
+    ppdbench train layerskip --model ./my-model --text ./corpus.txt --out ./skipping --steps 100
+    ppdbench train layerskip --shape layers=8,hidden=256,vocab=4096 --text ./corpus --out ./new
+    """
+    from ppdbench.training import run
+
+    recipe, rate = _recipe(preset, scratch=shape is not None, options=options)
+    job, resume, dry = _job(options, learning_rate=rate)
+    if shape is None:
+        training = run.layerskip(model_spec(options), recipe, job)
+    else:
+        from ppdbench.engine.shapes import parse
+        from ppdbench.errors import ConfigError
+
+        if options["model"]:
+            raise ConfigError("--shape trains from scratch, --model goes on; give one of them")
+        training = run.layerskip_from_scratch(parse(shape), options["device"], recipe, job)
+    if dry:
+        return _print_plan(training)
+    return _carry_out(
+        training,
+        resume,
+        lambda trained: run.save_model(trained, training.tokenizer, job.out, save_dtype),
+    )
+
+
+def _recipe(preset: str | None, *, scratch: bool, options: dict[str, Any]) -> tuple[Recipe, float]:
+    """The preset's recipe with what was asked for otherwise, and its learning rate."""
+    from ppdbench.errors import UnknownName
+    from ppdbench.training.recipe import PRESETS
+
+    name = preset or ("scratch-1.5b" if scratch else "continual-7b")
+    if name not in PRESETS:
+        raise UnknownName("preset", name, PRESETS)
+    changes = {
+        option: value
+        for option in ("p_max", "e_scale", "curriculum", "rotation", "ramp")
+        if (value := options.pop(option)) is not None
+    }
+    if options.pop("no_early_exit_loss"):
+        changes["e_scale"] = None
+    return replace(PRESETS[name].recipe, **changes), PRESETS[name].learning_rate
+
+
+def _job(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool, bool]:
+    """The options that every kind of training shares, taken out of `options`."""
+    from ppdbench.bench.environment import set_threads
+    from ppdbench.engine.quiet import quiet
+    from ppdbench.errors import ConfigError
+    from ppdbench.training.run import Job
+    from ppdbench.training.text import TextSpec
+    from ppdbench.training.trainer import TrainConfig
+
+    quiet()
+    set_threads(options["threads"])
+    take = options.pop
+    steps, epochs = take("steps"), take("epochs")
+    if steps is not None and epochs is not None:
+        raise ConfigError("--steps and --epochs exclude each other")
+    if epochs is not None and not epochs > 0:
+        raise ConfigError(f"--epochs {epochs}: use a value above 0")
+    text = {
+        "split": take("split_by"),
+        "column": take("column"),
+        "max_documents": take("max_documents"),
+        "offline": options["offline"],
+    }
+    held_out = take("held_out")
+    names: list[str] = ["batch_size", "micro_batch", "sequence", "schedule", "warmup_ratio"]
+    names += ["weight_decay", "beta2", "clip", "seed", "precision", "checkpoint_every"]
+    rate = take("learning_rate")
+    config = TrainConfig(
+        steps=1 if steps is None else steps,
+        learning_rate=learning_rate if rate is None else rate,
+        **{name: take(name) for name in names},
+    )
+    job = Job(
+        text=TextSpec(sources=take("text"), **text),
+        held_out=TextSpec(sources=held_out, **text) if held_out else None,
+        config=config,
+        epochs=None if steps is not None else epochs or 3,
+        out=Path(take("out")),
+    )
+    return job, take("resume"), take("dry_run")
+
+
+def _print_plan(training: Training) -> int:
+    from ppdbench.report.export import emit
+    from ppdbench.report.training_tables import plan_sheet
+
+    plan = training.plan()
+    emit([plan_sheet(plan)], asdict(plan), "table")
+    return 0
+
+
+def _carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> int:
+    from ppdbench.report.export import emit
+    from ppdbench.report.plots import save as save_picture
+    from ppdbench.report.plots import training_curves
+    from ppdbench.report.training_tables import quality_sheet
+    from ppdbench.training.trainer import LOG
+
+    out = training.job.out
+    with progress() as report:
+        trained = training.carry_out(resume=resume, watch=report)
+    save(trained)
+    lines = [json.loads(line) for line in (out / LOG).read_text("utf-8").splitlines()]
+    save_picture(training_curves(lines), out / "loss.png")
+    quality = training.quality()
+    if quality:
+        (out / "quality.json").write_text(
+            json.dumps([asdict(exit_) for exit_ in quality], indent=2) + "\n", "utf-8"
+        )
+        emit([quality_sheet(quality)], None, "table")
+    notice(f"picture: {out / 'loss.png'}")
+    notice(f"written: {out}")
+    return 0

@@ -1,0 +1,44 @@
+"""What a training run would need, and what came of it, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ppdbench.report.export import Sheet
+
+if TYPE_CHECKING:
+    from ppdbench.training.evaluate import ExitQuality
+    from ppdbench.training.run import Plan
+
+
+def plan_sheet(plan: Plan) -> Sheet:
+    """The answer to `--dry-run`."""
+    rows = (
+        ("parameters", f"{plan.parameters:,}"),
+        ("of these trained, or added", f"{plan.trained:,}"),
+        ("tokens of text", f"{plan.tokens:,}"),
+        ("steps", f"{plan.steps:,}"),
+        ("passes over the text", f"{plan.epochs:.2f}"),
+        ("memory of the weights", _mib(plan.weights_bytes)),
+        ("memory of gradients and optimizer", _mib(plan.optimizer_bytes)),
+        ("seconds per step, measured", f"{plan.step_seconds:.2f}"),
+        ("hours in all, estimated", f"{plan.total_seconds / 3600:.2f}"),
+    )
+    return Sheet("Training plan", ("what", "value"), rows)
+
+
+def quality_sheet(quality: Sequence[ExitQuality]) -> Sheet:
+    """Held-out loss and perplexity of every exit."""
+    rows = tuple((q.head, q.layer, q.loss, q.perplexity) for q in quality)
+    return Sheet(
+        "Held-out text, read out after each layer",
+        ("head", "layer", "loss", "perplexity"),
+        rows,
+        notes=("head N: the model's own; Y: trained for the layer.",),
+        digits={"perplexity": 2},
+    )
+
+
+def _mib(n: int) -> str:
+    return f"{n / 2**20:,.1f} MiB"

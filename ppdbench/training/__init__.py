@@ -1,0 +1,1 @@
+"""Training what the papers learn: exit heads and the LayerSkip recipe."""

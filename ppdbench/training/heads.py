@@ -1,0 +1,144 @@
+"""Training a head for each exit layer while everything else stays frozen.
+
+Predictive Pipelined Decoding, Table 4: the head starts as the model's own, the final norm
+before it stays as it is. All layers are trained in one pass over the data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div, linear, log_softmax
+
+from ppdbench.engine.heads import FORMAT, HEADER, TENSORS, VERSION
+from ppdbench.engine.loading import weight_fingerprint
+from ppdbench.errors import ConfigError
+from ppdbench.training.layers import TrainedLayers, cross_entropy
+
+LOSSES = ("ce", "kl")
+
+
+class TrainableHead(nn.Module):
+    """The model's own head, or, with a rank, that head and a low-rank change of it."""
+
+    def __init__(self, own: Tensor, rank: int | None) -> None:
+        super().__init__()
+        self.rank = rank
+        if rank is None:
+            self.weight = nn.Parameter(own.detach().clone().float())
+        else:
+            # The change starts at zero and its first half at random, as low-rank changes do.
+            vocab, width = own.shape
+            self.down = nn.Parameter(torch.randn(rank, width, device=own.device) * width**-0.5)
+            self.up = nn.Parameter(torch.zeros(vocab, rank, device=own.device))
+
+    def forward(self, normed: Tensor, own: Tensor) -> Tensor:
+        """Logits of normed hidden states; `own` is the model's head."""
+        if self.rank is None:
+            return linear(normed, self.weight.to(normed.dtype))
+        change = linear(linear(normed, self.down.to(normed.dtype)), self.up.to(normed.dtype))
+        return linear(normed, own) + change
+
+
+class HeadsObjective(nn.Module):
+    """The sum over exit layers of each head's loss."""
+
+    def __init__(
+        self,
+        model: Any,
+        layers: Sequence[int],
+        sequence: int,
+        *,
+        loss: str = "ce",
+        rank: int | None = None,
+    ) -> None:
+        super().__init__()
+        if loss not in LOSSES:
+            raise ConfigError(f"--loss {loss!r}: use {' or '.join(LOSSES)}")
+        if rank is not None and rank < 1:
+            raise ConfigError(f"--rank {rank}: use 1 or more, or leave it out for whole heads")
+        self.loss, self.rank = loss, rank
+        # In a list, so that the frozen model is no part of what is trained or saved.
+        self._frozen = [TrainedLayers(model.requires_grad_(False).eval(), sequence)]
+        n_layers = self._frozen[0].n_layers
+        outside = [n for n in layers if not 1 <= n < n_layers]
+        if outside or not layers:
+            raise ConfigError(
+                f"exit layer {outside[0] if outside else 'missing'}, but this model has "
+                f"{n_layers} layers; use 1..{n_layers - 1}"
+            )
+        own = self._own()
+        self.heads = nn.ModuleDict({str(n): TrainableHead(own, rank) for n in sorted(layers)})
+
+    def _own(self) -> Tensor:
+        weight: Tensor = self._frozen[0].adapter.head.get_parameter("weight").data
+        return weight
+
+    def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
+        """`loss` to minimise and each layer's own to watch."""
+        del t, total
+        normed, final = self._frozen_states(blocks[:, :-1])
+        losses = {
+            f"layer {name}": self._one(self._read(head, normed[int(name)]), final, blocks[:, 1:])
+            for name, head in self.heads.items()
+        }
+        return {"loss": torch.stack(list(losses.values())).sum(), **losses}
+
+    def _one(self, logits: Tensor, final: Tensor, targets: Tensor) -> Tensor:
+        if self.loss == "ce":
+            return cross_entropy(logits, targets)
+        ours = log_softmax(logits.float().flatten(0, 1), -1)
+        theirs = log_softmax(final.float().flatten(0, 1), -1)
+        return kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+    @torch.no_grad()
+    def _frozen_states(self, inputs: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+        """What the heads read, by number of layers run, and the model's own final logits."""
+        layers = self._frozen[0]
+        step = layers.step(inputs.shape[1])
+        hidden = layers.embed(inputs, step)
+        normed = {}
+        last = layers.n_layers if self.loss == "kl" else max(map(int, self.heads))
+        for index in range(last):
+            hidden = layers.layer(index, hidden, step)
+            if str(index + 1) in self.heads:
+                normed[index + 1] = layers.adapter.norm(hidden)
+        final = layers.logits(hidden) if self.loss == "kl" else hidden
+        return normed, final
+
+    def readers(self) -> dict[int, Callable[[Tensor], Tensor]]:
+        """Each head as a function from normed hidden states to logits, by layers run."""
+        return {int(name): partial(self._read, head) for name, head in self.heads.items()}
+
+    def _read(self, head: nn.Module, normed: Tensor) -> Tensor:
+        return self._frozen[0].adapter.cap(head(normed, self._own()))
+
+    def save(self, folder: Path) -> None:
+        """Write what `probe --head` reads."""
+        from safetensors.torch import save_file
+
+        model = self._frozen[0].model
+        tensors = {
+            f"layer.{name}.{part}": tensor.detach().to(self._own().dtype).cpu().contiguous()
+            for name, head in self.heads.items()
+            for part, tensor in head.named_parameters()
+        }
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "method": "heads",
+            "model": weight_fingerprint(model),
+            "vocab_size": int(model.config.vocab_size),
+            "hidden_size": int(model.config.hidden_size),
+            "layers": [int(name) for name in self.heads],
+            "rank": self.rank,
+            "loss": self.loss,
+        }
+        save_file(tensors, folder / TENSORS)
+        (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")

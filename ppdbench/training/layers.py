@@ -1,0 +1,62 @@
+"""A forward pass for training: no cache, layer by layer, some samples skipping some layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppdbench.engine import attention
+from ppdbench.engine.adapters import Adapter, adapter_for
+from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.errors import ConfigError
+
+
+class TrainedLayers:
+    """The layers of a model that is being trained, or read, over whole sequences."""
+
+    def __init__(self, model: Any, sequence: int) -> None:
+        attention.install(model)
+        self.model = model
+        self.adapter: Adapter = adapter_for(model)
+        if sequence > self.adapter.max_positions:
+            raise ConfigError(
+                f"--sequence {sequence}, but the model handles {self.adapter.max_positions} tokens"
+            )
+        self.adapter.prepare(sequence)
+        self.n_layers = len(self.adapter.layers)
+        self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
+        self._maker: StepMaker | None = None
+
+    def step(self, length: int) -> Step:
+        """The pass over `length` tokens from the beginning."""
+        device = self.adapter.device
+        if self._maker is None or self._maker.device != device:
+            narrowest = min((w for w in self.adapter.windows if w is not None), default=None)
+            self._maker = StepMaker(self.adapter.max_positions, device, narrowest)
+        return self._maker.chain(0, length)
+
+    def embed(self, tokens: Tensor, step: Step) -> Tensor:
+        """Tokens [batch, sequence] to what layer 0 takes."""
+        return self.adapter.embed(tokens, step)
+
+    def layer(self, index: int, hidden: Tensor, step: Step, kept: Tensor | None = None) -> Tensor:
+        """Layer `index`; with `kept` only those samples pass it, the others go around it."""
+        mask = step.mask(self.adapter.windows[index])
+        rotary = self.adapter.rotary(step, self._kinds[index])
+        if kept is None:
+            return self.adapter.call_layer(index, hidden, mask, rotary, None)
+        if not kept.numel():
+            return hidden
+        passed = self.adapter.call_layer(index, hidden[kept], mask, rotary, None)
+        return hidden.index_copy(0, kept, passed.to(hidden.dtype))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head after any layer."""
+        return self.adapter.readout(self.adapter.norm(hidden))
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over tokens; logits [batch, sequence, vocab], targets [batch, sequence]."""
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

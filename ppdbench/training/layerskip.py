@@ -1,0 +1,63 @@
+"""Training a model so that its early layers can already read out: LayerSkip.
+
+Samples skip layers more often the deeper these are, and exits before the last one enter the
+loss through the shared norm and head. Inference is that of any other model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.training.layers import TrainedLayers, cross_entropy
+from ppdbench.training.recipe import Recipe
+
+Losses = dict[str, Tensor]
+
+
+class LayerSkipObjective(nn.Module):
+    """The loss of one step; the module whose parameters are trained."""
+
+    def __init__(self, model: Any, recipe: Recipe, sequence: int, seed: int) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        self.seed = seed
+        self.layers = TrainedLayers(model, sequence)
+        recipe.check(self.layers.n_layers)
+
+    def forward(self, blocks: Tensor, t: int, total: int) -> Losses:
+        """Losses of `blocks` [batch, length]: `loss` to minimise, `last` and `exits` to watch."""
+        inputs, targets = blocks[:, :-1], blocks[:, 1:]
+        layers, step = self.layers, self.layers.step(inputs.shape[1])
+        exits = self.recipe.exits(layers.n_layers, t, total)
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + t)
+        hidden = layers.embed(inputs, step)
+        weighted = []
+        for index in range(layers.n_layers):
+            hidden = layers.layer(
+                index, hidden, step, self._kept(index, len(blocks), t, total, draw)
+            )
+            if index in exits:
+                found = cross_entropy(layers.logits(hidden), targets)
+                weighted.append(exits[index] * found)
+        early = [w.detach() / exits[i] for w, i in zip(weighted, exits, strict=True)][:-1]
+        parts = {"loss": torch.stack(weighted).sum(), "last": found.detach()}
+        if early:
+            parts["exits"] = torch.stack(early).mean()
+        return parts
+
+    def _kept(
+        self, index: int, batch: int, t: int, total: int, draw: torch.Generator
+    ) -> Tensor | None:
+        """The samples that pass this layer; None if all do.
+
+        Drawn from the step alone, so every process drops as many samples as the others.
+        """
+        p = self.recipe.dropout(index, self.layers.n_layers, t, total)
+        if p <= 0 or not self.training:
+            return None
+        kept = (torch.rand(batch, generator=draw) >= p).nonzero()[:, 0]
+        return None if len(kept) == batch else kept.to(self.layers.adapter.device)

@@ -1,0 +1,226 @@
+"""`train heads` and `train layerskip`: from options to a folder that the rest of ppdbench reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ppdbench.engine.loading import ModelSpec, load_stock, resolve_device, weight_fingerprint
+from ppdbench.engine.shapes import Shape
+from ppdbench.errors import ConfigError
+from ppdbench.training.evaluate import ExitQuality, by_layer
+from ppdbench.training.heads import HeadsObjective
+from ppdbench.training.layerskip import LayerSkipObjective
+from ppdbench.training.recipe import Recipe
+from ppdbench.training.text import Blocks, TextSpec, documents, tokenized
+from ppdbench.training.trainer import TrainConfig, Trainer, Watch
+
+TOKENS, HELD_OUT = "tokens.bin", "held-out.bin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every training run is told, whatever it trains.
+
+    `epochs` stands for a number of steps that is known once the text is tokenized.
+    """
+
+    text: TextSpec
+    held_out: TextSpec | None
+    config: TrainConfig
+    epochs: float | None
+    out: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run would do and need, for `--dry-run`."""
+
+    parameters: int
+    trained: int
+    tokens: int
+    steps: int
+    epochs: float
+    weights_bytes: int
+    optimizer_bytes: int
+    step_seconds: float
+    total_seconds: float
+
+
+class Training:
+    """One run: the objective over its text, ready to be planned or carried out."""
+
+    def __init__(
+        self, objective: nn.Module, model: Any, tokenizer: Any, job: Job, facts: dict[str, Any]
+    ) -> None:
+        self.objective, self.model, self.tokenizer, self.job = objective, model, tokenizer, job
+        vocab = int(model.config.vocab_size)
+        ids = tokenized(job.text, tokenizer, vocab, job.out / TOKENS)
+        self.ids = ids
+        self.blocks = Blocks(ids, job.config.sequence + 1, job.config.seed)
+        self.config = job.config
+        if job.epochs is not None:
+            steps = round(job.epochs * self.blocks.count / job.config.batch_size)
+            self.config = replace(job.config, steps=max(1, steps))
+        self.facts = {"text": asdict(job.text), "tokens": len(ids), **facts}
+
+    def plan(self) -> Plan:
+        """Counts, memory, and time from two timed steps that change nothing on disk."""
+        config, blocks = self.config, self.blocks
+        trained = sum(p.numel() for p in self.objective.parameters() if p.requires_grad)
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        seconds = self._seconds_per_step()
+        return Plan(
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            trained=trained,
+            tokens=len(self.ids),
+            steps=config.steps,
+            epochs=config.steps * config.batch_size / blocks.count,
+            weights_bytes=weights,
+            optimizer_bytes=3 * 4 * trained,  # a gradient and two moments
+            step_seconds=seconds,
+            total_seconds=seconds * config.steps,
+        )
+
+    def _seconds_per_step(self) -> float:
+        micro = self.config.micro_batch or self.config.batch_size
+        device = next(self.objective.parameters()).device
+        rows = torch.from_numpy(self.blocks.batch(0, micro)).to(device)
+        times = []
+        for step in range(2):
+            start = time.perf_counter()
+            self.objective(rows, step, self.config.steps)["loss"].backward()
+            times.append(time.perf_counter() - start)
+            self.objective.zero_grad()
+        return min(times) * self.config.batch_size / micro
+
+    def carry_out(self, *, resume: bool, watch: Watch) -> Any:
+        """Train to the end; the trained objective."""
+        trainer = Trainer(self.objective, self.blocks, self.config, self.job.out, self.facts)
+        trainer.run(resume=resume, watch=watch)
+        return trainer.trained()
+
+    def quality(self) -> list[ExitQuality]:
+        """Perplexity by layer on the held-out text, if there is any."""
+        if self.job.held_out is None:
+            return []
+        vocab = int(self.model.config.vocab_size)
+        ids = tokenized(self.job.held_out, self.tokenizer, vocab, self.job.out / HELD_OUT)
+        heads = self.objective.readers() if isinstance(self.objective, HeadsObjective) else None
+        return by_layer(self.model, ids, min(self.config.sequence, len(ids) - 1), heads=heads)
+
+
+def heads(
+    spec: ModelSpec, layers: Sequence[int], job: Job, *, loss: str, rank: int | None
+) -> Training:
+    """Heads for exit `layers` (none: all but the last) of a frozen model."""
+    model, tokenizer = load_stock(spec)
+    chosen = list(layers) or list(range(1, int(model.config.num_hidden_layers)))
+    objective = HeadsObjective(model, chosen, job.config.sequence, loss=loss, rank=rank)
+    facts = {
+        "kind": "heads",
+        "model": spec.name,
+        "weight_hash": weight_fingerprint(model),
+        "layers": chosen,
+        "loss": loss,
+        "rank": rank,
+    }
+    return Training(objective.to(next(model.parameters()).device), model, tokenizer, job, facts)
+
+
+def layerskip(spec: ModelSpec, recipe: Recipe, job: Job) -> Training:
+    """The recipe on a model that exists: continual pretraining or finetuning."""
+    model, tokenizer = load_stock(spec)
+    facts = {
+        "kind": "layerskip",
+        "model": spec.name,
+        "weight_hash": weight_fingerprint(model),
+        "recipe": asdict(recipe),
+    }
+    return _layerskip(model, tokenizer, recipe, job, facts)
+
+
+def layerskip_from_scratch(shape: Shape, device: str, recipe: Recipe, job: Job) -> Training:
+    """The recipe on a new Llama of this shape, with a tokenizer trained on the same text."""
+    tokenizer = trained_tokenizer(job.text, shape.vocab, shape.context)
+    model = new_model(shape, job.config.seed).to(resolve_device(device))
+    facts = {"kind": "layerskip", "shape": asdict(shape), "recipe": asdict(recipe)}
+    return _layerskip(model, tokenizer, recipe, job, facts)
+
+
+def _layerskip(
+    model: Any, tokenizer: Any, recipe: Recipe, job: Job, facts: dict[str, Any]
+) -> Training:
+    if not any(p.is_floating_point() for p in model.parameters()):
+        raise ConfigError("quantised weights cannot be trained; load the model in full precision")
+    # Trained in float32; mixed precision is the accelerator's business.
+    model = model.float().train().requires_grad_(True)
+    objective = LayerSkipObjective(model, recipe, job.config.sequence, job.config.seed)
+    return Training(objective, model, tokenizer, job, facts)
+
+
+def new_model(shape: Shape, seed: int) -> Any:
+    """An untrained Llama with the usual initialisation."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.n_ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.n_heads,
+        num_key_value_heads=shape.n_kv_heads,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=shape.tie,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def trained_tokenizer(text: TextSpec, vocab: int, context: int) -> Any:
+    """Byte-level BPE learned from the text; the same text gives the same tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(documents(text), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def save_heads(objective: HeadsObjective, out: Path) -> None:
+    """Put trained heads where `probe --head` finds them."""
+    objective.save(out)
+
+
+def save_model(objective: LayerSkipObjective, tokenizer: Any, out: Path, dtype: str) -> None:
+    """Write an ordinary transformers folder."""
+    from ppdbench.engine.loading import DTYPES
+
+    if dtype not in DTYPES:
+        raise ConfigError(f"--save-dtype {dtype!r}: use {', '.join(DTYPES)}")
+    objective.model.to(DTYPES[dtype]).save_pretrained(out)
+    tokenizer.save_pretrained(out)

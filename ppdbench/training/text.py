@@ -1,0 +1,233 @@
+"""From text to blocks of tokens: read in a stream, packed without padding, found by number.
+
+Documents are tokenized one after another, each followed by the end-of-sequence token, into
+one long row of ids on disk. A block is a slice of it, and which blocks a step trains on
+follows from the seed and the step alone: so a run resumes exactly, on any number of
+processes, without reading anything twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ppdbench.errors import ConfigError, DataError
+
+SPLITS = ("blank-line", "file")
+BATCH = 512  # documents tokenized at once
+HUB = "hub:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSpec:
+    """Where text comes from: files, folders of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]].
+
+    `split` says what a document is: a paragraph between blank lines, or a whole file. Lines
+    of .jsonl are documents of their own, with the text in `column`.
+    """
+
+    sources: tuple[str, ...]
+    split: str = "blank-line"
+    column: str = "text"
+    max_documents: int | None = None
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ConfigError("no text to train on; give --text a file, a folder or hub:ID")
+        if self.split not in SPLITS:
+            raise ConfigError(f"--split-by {self.split!r}: use {' or '.join(SPLITS)}")
+        if self.max_documents is not None and self.max_documents < 1:
+            raise ConfigError(f"--max-documents {self.max_documents}: use 1 or more")
+
+
+def documents(spec: TextSpec) -> Iterator[str]:
+    """Every document of every source, in a fixed order."""
+    count = 0
+    for source in spec.sources:
+        for text in _of_source(source, spec):
+            if text.strip():
+                if count == spec.max_documents:
+                    return
+                count += 1
+                yield text
+
+
+def _of_source(source: str, spec: TextSpec) -> Iterator[str]:
+    if source.startswith(HUB):
+        yield from _of_hub(source, spec)
+        return
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix in (".txt", ".jsonl"))
+        if not files:
+            raise DataError(f"{path} holds no .txt or .jsonl file")
+    elif path.is_file():
+        files = [path]
+    else:
+        raise DataError(f"text {source} is neither a file nor a folder")
+    for file in files:
+        yield from _of_file(file, spec)
+
+
+def _of_file(path: Path, spec: TextSpec) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            if path.suffix == ".jsonl":
+                yield from _of_jsonl(path, lines, spec.column)
+            elif spec.split == "file":
+                yield lines.read()
+            else:
+                yield from _paragraphs(lines)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8: byte {_bad_byte(path)} cannot be read") from error
+
+
+def _bad_byte(path: Path) -> int:
+    """Where the file stops being UTF-8; a stream's own error counts from its last chunk."""
+    try:
+        path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start
+    return 0
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    held: list[str] = []
+    for line in lines:
+        if line.strip():
+            held.append(line)
+        elif held:
+            yield "".join(held).rstrip("\n")
+            held = []
+    if held:
+        yield "".join(held).rstrip("\n")
+
+
+def _of_jsonl(path: Path, lines: Iterable[str], column: str) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path} line {number} is not valid JSON") from error
+        if not isinstance(row, dict) or not isinstance(row.get(column), str):
+            found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            raise DataError(f"{path} line {number} has no text in {column!r}; found: {found}")
+        yield row[column]
+
+
+def _of_hub(source: str, spec: TextSpec) -> Iterator[str]:
+    from datasets import load_dataset
+
+    name, config, split, *_ = [*source.removeprefix(HUB).split(":"), "", "", ""]
+    if spec.offline:
+        raise DataError(f"{source} needs the hub, which --offline forbids; give local files")
+    try:
+        rows = load_dataset(name, config or None, split=split or "train", streaming=True)
+        for row in rows:
+            if not isinstance(row.get(spec.column), str):
+                raise DataError(f"{source} has no text in {spec.column!r}; found: {', '.join(row)}")
+            yield row[spec.column]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{source} cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+class Blocks:
+    """Blocks of `length` tokens over a row of ids on disk."""
+
+    def __init__(self, ids: npt.NDArray[Any], length: int, seed: int) -> None:
+        if len(ids) < length:
+            raise DataError(
+                f"the text has {len(ids)} tokens, fewer than one block of {length}; give more "
+                "text or a smaller --sequence"
+            )
+        self.ids = ids
+        self.length = length
+        self.seed = seed
+        self.count = len(ids) // length
+
+    def batch(self, step: int, size: int) -> npt.NDArray[np.int64]:
+        """The blocks [size, length] of a step: every block once per epoch, in seeded order."""
+        first = step * size
+        return np.stack([self._block(first + i) for i in range(size)])
+
+    def _block(self, place: int) -> npt.NDArray[np.int64]:
+        epoch, index = divmod(place, self.count)
+        start = int(self._order(epoch)[index]) * self.length
+        return self.ids[start : start + self.length].astype(np.int64)
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        held: tuple[int, npt.NDArray[np.int64]] | None = getattr(self, "_held", None)
+        if held is None or held[0] != epoch:
+            order = np.random.default_rng((self.seed, epoch)).permutation(self.count)
+            held = self._held = (epoch, order)
+        return held[1]
+
+
+def tokenized(spec: TextSpec, tokenizer: Any, vocab_size: int, path: Path) -> npt.NDArray[Any]:
+    """All tokens of the text, written to `path` once and mapped into memory from then on."""
+    kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+    stamp = path.with_suffix(".json")
+    identity = _identity(spec, tokenizer, vocab_size)
+    if not (stamp.is_file() and json.loads(stamp.read_text("utf-8")) == identity):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".part")
+        try:
+            with partial.open("wb") as out:
+                for ids in _token_rows(documents(spec), tokenizer):
+                    out.write(np.asarray(ids, dtype=kind).tobytes())
+        except OSError as error:
+            raise DataError(f"cannot write {partial}: {error.strerror}") from error
+        if partial.stat().st_size == 0:
+            partial.unlink()
+            raise DataError(f"the text holds no words: {', '.join(spec.sources)}")
+        partial.replace(path)
+        stamp.write_text(json.dumps(identity), "utf-8")
+    return np.memmap(path, dtype=kind, mode="r")
+
+
+def _token_rows(texts: Iterable[str], tokenizer: Any) -> Iterator[Sequence[int]]:
+    eos = tokenizer.eos_token_id
+    ending = [] if eos is None else [eos]
+    held: list[str] = []
+
+    def flush() -> Iterator[Sequence[int]]:
+        # verbose=False: documents are cut into blocks, so their length is no concern.
+        for ids in tokenizer(held, add_special_tokens=False, verbose=False)["input_ids"]:
+            yield [*ids, *ending]
+        held.clear()
+
+    for text in texts:
+        held.append(text)
+        if len(held) == BATCH:
+            yield from flush()
+    if held:
+        yield from flush()
+
+
+def _identity(spec: TextSpec, tokenizer: Any, vocab_size: int) -> dict[str, Any]:
+    """What the tokens depend on; other content under the same names is noticed by size and time."""
+    files = []
+    for source in spec.sources:
+        path = Path(source).expanduser()
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if file.is_file():
+                status = file.stat()
+                files.append([file.name, status.st_size, status.st_mtime_ns])
+    words = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
+    return {
+        "sources": list(spec.sources),
+        "split": spec.split,
+        "column": spec.column,
+        "max_documents": spec.max_documents,
+        "files": files,
+        "vocab_size": vocab_size,
+        "tokenizer": hashlib.sha256(words).hexdigest()[:16],
+    }

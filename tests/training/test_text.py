@@ -1,0 +1,105 @@
+"""Text becomes the same blocks whatever the process, and every block comes once per epoch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ppdbench.engine.synthetic import tokenizer
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.training.text import Blocks, TextSpec, documents, tokenized
+
+TOKENIZER = tokenizer(300, 512)
+
+
+def spec(*sources: Path, **options: object) -> TextSpec:
+    return TextSpec(sources=tuple(map(str, sources)), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "b.txt").write_text("third\n\n\n\nfourth line\nof two lines\n", "utf-8")
+    (folder / "a.txt").write_text("first\n\nsécond\n", "utf-8")
+    (folder / "c.jsonl").write_text(json.dumps({"text": "fifth"}) + "\n", "utf-8")
+    (folder / "ignored.md").write_text("no", "utf-8")
+    return folder
+
+
+def test_documents_come_in_the_order_of_files_split_at_blank_lines(corpus: Path) -> None:
+    found = list(documents(spec(corpus)))
+    assert found == ["first", "sécond", "third", "fourth line\nof two lines", "fifth"]
+
+
+def test_a_file_may_be_one_document(corpus: Path) -> None:
+    assert list(documents(spec(corpus / "a.txt", split="file"))) == ["first\n\nsécond\n"]
+
+
+def test_documents_can_be_limited(corpus: Path) -> None:
+    assert list(documents(spec(corpus, max_documents=2))) == ["first", "sécond"]
+
+
+def test_tokens_are_documents_with_an_end_each(corpus: Path, tmp_path: Path) -> None:
+    ids = tokenized(spec(corpus), TOKENIZER, 300, tmp_path / "t.bin")
+    assert (ids == 2).sum() == 5
+    text = TOKENIZER.decode([int(i) for i in ids], skip_special_tokens=True)
+    assert text == "firstsécondthirdfourth line\nof two linesfifth"
+
+
+def test_tokens_are_written_once_and_again_when_the_text_changes(
+    corpus: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.bin"
+    first = np.array(tokenized(spec(corpus), TOKENIZER, 300, path))
+    written = path.stat().st_mtime_ns
+    tokenized(spec(corpus), TOKENIZER, 300, path)
+    assert path.stat().st_mtime_ns == written
+    (corpus / "a.txt").write_text("changed\n", "utf-8")
+    assert len(tokenized(spec(corpus), TOKENIZER, 300, path)) != len(first)
+
+
+def test_every_block_comes_once_per_epoch_in_an_order_of_its_own() -> None:
+    blocks = Blocks(np.arange(1000, dtype=np.uint16), 10, seed=1)
+    epochs = [
+        [int(row[0]) for step in range(25) for row in blocks.batch(25 * epoch + step, 4)]
+        for epoch in (0, 1)
+    ]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(0, 1000, 10))] * 2
+    assert epochs[0] != epochs[1]
+
+
+def test_a_batch_depends_on_the_seed_and_the_step_alone() -> None:
+    ids = np.arange(1000, dtype=np.uint16)
+    again = Blocks(ids, 10, seed=1)
+    again.batch(90, 4)
+    assert (again.batch(7, 4) == Blocks(ids, 10, seed=1).batch(7, 4)).all()
+    assert (again.batch(7, 4) != Blocks(ids, 10, seed=2).batch(7, 4)).any()
+
+
+def test_bad_text_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n", "utf-8")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "torn.jsonl").write_text('{"text": "a"}\n{"te', "utf-8")
+    (tmp_path / "column.jsonl").write_text('{"body": "a"}\n', "utf-8")
+    (tmp_path / "none").mkdir()
+    cases = {
+        "empty.txt": "holds no words",
+        "latin.txt": "not UTF-8: byte 3",
+        "torn.jsonl": "line 2 is not valid JSON",
+        "column.jsonl": "no text in 'text'; found: body",
+        "none": "holds no .txt or .jsonl",
+        "missing": "neither a file nor a folder",
+    }
+    for name, message in cases.items():
+        with pytest.raises(DataError, match=message):
+            tokenized(spec(tmp_path / name), TOKENIZER, 300, tmp_path / "t.bin")
+    with pytest.raises(ConfigError, match="no text to train on"):
+        TextSpec(sources=())
+    with pytest.raises(DataError, match="fewer than one block"):
+        Blocks(np.arange(5, dtype=np.uint16), 10, seed=0)
+    with pytest.raises(DataError, match="--offline forbids"):
+        list(documents(TextSpec(sources=("hub:some/set",), offline=True)))

@@ -1,0 +1,332 @@
+"""Training: what is trained, what stays, and that a killed run loses nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ppdbench.cli.main import run
+from ppdbench.engine.synthetic import tokenizer
+from ppdbench.training import layers as training_layers
+from ppdbench.training.heads import HeadsObjective
+from ppdbench.training.layerskip import LayerSkipObjective
+from ppdbench.training.recipe import Recipe
+from ppdbench.training.trainer import TrainConfig
+from tests.families import FAMILIES, stock_model
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = str(ROOT / "README.md")
+SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-3", "--split-by", "file"]
+
+
+def blocks(batch: int = 4, length: int = 17) -> torch.Tensor:
+    return torch.randint(3, 96, (batch, length), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and a text."""
+    stock_model("llama-mha-tied", vocab_size=300).save_pretrained(tmp_path / "model")
+    tokenizer(300, 96).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text((ROOT / "README.md").read_text("utf-8"), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "train.jsonl").read_text("utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_s"} for line in lines]
+
+
+# The forward pass
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_training_loss_is_the_models_own(name: str) -> None:
+    """No dropout, last exit only: what transformers computes, for every family."""
+    stock = stock_model(name)
+    rows = blocks()
+    truth = copy.deepcopy(stock)(rows, labels=rows).loss.detach()
+    plain = Recipe(p_max=0.0, e_scale=None)
+    found = LayerSkipObjective(stock, plain, 16, seed=0).eval()(rows, 0, 10)
+    assert float(found["loss"].detach()) == pytest.approx(float(truth), rel=1e-5)
+
+
+def test_gradients_reach_every_parameter_that_is_used() -> None:
+    stock = stock_model("llama").train()
+    recipe = Recipe(p_max=0.0, rotation=1)
+    LayerSkipObjective(stock, recipe, 16, seed=0)(blocks(), 0, 10)["loss"].backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in stock.parameters())
+
+
+def test_dropped_samples_really_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = stock_model("llama").train()
+    objective = LayerSkipObjective(stock, Recipe(p_max=0.9, e_scale=None), 16, seed=1)
+    sizes: list[tuple[int, int]] = []
+    plain = objective.layers.adapter.call_layer
+
+    def counted(index: int, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append((index, len(hidden)))
+        return plain(index, hidden, *rest)
+
+    monkeypatch.setattr(objective.layers.adapter, "call_layer", counted)
+    for t in range(40):
+        objective(blocks(8), t, 40)
+    by_layer = {n: [size for index, size in sizes if index == n] for n in range(4)}
+    assert by_layer[0] == [8] * 40
+    share = sum(by_layer[3]) / (8 * 40)
+    assert share == pytest.approx(0.1, abs=0.06)
+
+
+def test_a_dropped_sample_passes_a_layer_unchanged() -> None:
+    layers = training_layers.TrainedLayers(stock_model("llama"), 16)
+    step = layers.step(16)
+    hidden = layers.embed(blocks()[:, :-1], step)
+    out = layers.layer(2, hidden, step, torch.tensor([0, 2]))
+    whole = layers.layer(2, hidden, step)
+    assert torch.equal(out[[1, 3]], hidden[[1, 3]])
+    torch.testing.assert_close(out[[0, 2]], whole[[0, 2]])
+    assert torch.equal(layers.layer(2, hidden, step, torch.tensor([], dtype=torch.long)), hidden)
+
+
+def test_drops_are_the_same_on_every_process_and_off_at_inference() -> None:
+    recipe = Recipe(p_max=0.5, e_scale=None)
+    draws = []
+    for _ in range(2):
+        objective = LayerSkipObjective(stock_model("llama").train(), recipe, 16, seed=4)
+        draws.append([float(objective(blocks(), t, 9)["loss"].detach()) for t in range(5)])
+    assert draws[0] == draws[1]
+    assert objective.eval()(blocks(), 0, 9)["loss"] == objective.eval()(blocks(), 1, 9)["loss"]
+
+
+# Heads
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_heads_start_as_the_models_own(rank: int | None) -> None:
+    stock = stock_model("llama")
+    objective = HeadsObjective(stock, [1, 3], 16, rank=rank)
+    own = stock.get_output_embeddings()
+    normed = torch.randn(2, 5, 32)
+    for reader in objective.readers().values():
+        torch.testing.assert_close(reader(normed), own(normed))
+
+
+@pytest.mark.parametrize("loss", ["ce", "kl"])
+def test_only_heads_are_trained(loss: str) -> None:
+    stock = stock_model("llama")
+    before = copy.deepcopy(stock.state_dict())
+    objective = HeadsObjective(stock, [1, 2], 16, loss=loss)
+    assert {name.split(".")[1] for name, _ in objective.named_parameters()} == {"1", "2"}
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
+    losses = []
+    for t in range(30):
+        found = objective(blocks(), t, 30)["loss"]
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(found.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(torch.equal(before[name], value) for name, value in stock.state_dict().items())
+
+
+def test_the_kl_loss_of_the_final_layers_own_distribution_is_zero() -> None:
+    objective = HeadsObjective(stock_model("llama"), [3], 16, loss="kl")
+    logits = torch.randn(2, 5, 96)
+    assert float(objective._one(logits, logits.clone(), torch.zeros(2, 5))) == pytest.approx(0)
+
+
+def test_trained_heads_are_read_by_probe_and_raise_match_rates_on_their_text(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "./model", "--text", "text.txt", "--out", "heads", "--steps", "60", *SMALL]
+    assert run(["train", "heads", *words, "--loss", "kl", "--held-out", "text.txt"]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    small = ["--limit", "2", "--max-new-tokens", "8", "--data", "builtin", "--task", "wmt_en_fr"]
+    probe = ["probe", "--model", "./model", "--head", "heads", *small, "--format", "json"]
+    # These prompts are longer than the tiny model's context allows.
+    data = home / "rows.jsonl"
+    data.write_text(json.dumps({"question": "what is a match?"}) + "\n", "utf-8")
+    (home / "task.yaml").write_text(
+        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
+        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
+        "reference: question\n"
+        "max_new_tokens: 8\nbucket: 8\ncontext_field: null\n",
+        "utf-8",
+    )
+    probe[probe.index("builtin")] = "rows.jsonl"
+    probe[probe.index("wmt_en_fr")] = "task.yaml"
+    assert run(probe) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["head"] for row in rows} == {"N", "Y"}
+    quality = json.loads((home / "heads" / "quality.json").read_text("utf-8"))
+    loss = {(q["head"], q["layer"]): q["loss"] for q in quality}
+    assert all(loss["Y", n] < loss["N", n] for n in (1, 2, 3))
+
+
+# Whole runs
+
+
+LAYERSKIP = ["train", "layerskip", "--model", "./model", "--text", "text.txt", *SMALL]
+LAYERSKIP += ["--rotation", "3", "--p-max", "0.3", "--checkpoint-every", "4"]
+
+
+def test_a_trained_model_is_an_ordinary_folder_and_early_layers_read_better(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    common = ["--steps", "80", "--held-out", "text.txt", "--clip", "1"]
+    assert run([*LAYERSKIP, *common, "--out", "skipping"]) == 0
+    plain = [*LAYERSKIP, *common, "--p-max", "0", "--no-early-exit-loss", "--out", "plain"]
+    assert run(plain) == 0
+    capsys.readouterr()
+    AutoModelForCausalLM.from_pretrained("skipping")
+    losses = {
+        name: [q["loss"] for q in json.loads((home / name / "quality.json").read_text("utf-8"))]
+        for name in ("skipping", "plain")
+    }
+    assert losses["skipping"][1] < losses["plain"][1]
+    assert losses["skipping"][2] < losses["plain"][2]
+    assert (home / "skipping" / "loss.png").is_file()
+
+
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(home: Path) -> None:
+    assert run([*LAYERSKIP, "--steps", "14", "--out", "whole"]) == 0
+    command = [*LAYERSKIP, "--steps", "14", "--out", "killed"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    worker = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *command],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for = home / "killed" / "checkpoints" / "step-00000004"
+    deadline = time.monotonic() + 60
+    while not wait_for.exists() and worker.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    assert len(log(home / "killed")) < 14
+    assert run([*command, "--resume"]) == 0
+    assert log(home / "killed") == log(home / "whole")
+
+
+SLOW = """
+import sys, time
+from ppdbench.training import trainer
+step = trainer.Trainer._step
+def slow(self, number):
+    time.sleep(0.15)
+    return step(self, number)
+trainer.Trainer._step = slow
+import torch
+torch.set_num_threads(1)
+from ppdbench.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_micro_batches_add_up_to_the_batch(home: Path) -> None:
+    plain = [*LAYERSKIP, "--p-max", "0", "--steps", "5"]
+    assert run([*plain, "--out", "one"]) == 0
+    assert run([*plain, "--micro-batch", "1", "--out", "four"]) == 0
+    for a, b in zip(log(home / "one"), log(home / "four"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+def test_a_new_model_comes_with_its_own_tokenizer(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = "layers=3,hidden=32,heads=2,vocab=320,context=64"
+    new = ["train", "layerskip", "--shape", shape, "--text", "text.txt", *SMALL]
+    assert run([*new, "--rotation", "2", "--steps", "3", "--out", "new"]) == 0
+    capsys.readouterr()
+    from ppdbench.engine.loading import ModelSpec, load
+
+    loaded = load(ModelSpec(name="./new"))
+    assert loaded.staged.n_layers == 3
+    assert loaded.tokenizer.decode(loaded.tokenizer("final token").input_ids) == "final token"
+
+
+def test_a_dry_run_trains_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*LAYERSKIP, "--epochs", "2", "--out", "dry", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "hours in all" in out
+    assert not (home / "dry" / "train.jsonl").exists()
+
+
+def test_a_loss_that_turns_nan_stops_and_keeps_the_last_checkpoint(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ppdbench.training import layerskip
+
+    plain = layerskip.LayerSkipObjective.forward
+
+    def poisoned(self: Any, rows: torch.Tensor, t: int, total: int) -> Any:
+        found = plain(self, rows, t, total)
+        return {**found, "loss": found["loss"] * float("nan")} if t == 6 else found
+
+    monkeypatch.setattr(layerskip.LayerSkipObjective, "forward", poisoned)
+    assert run([*LAYERSKIP, "--steps", "10", "--out", "nan"]) == 2
+    err = capsys.readouterr().err
+    assert "the loss turned nan at step 6" in err
+    assert [path.name for path in (home / "nan" / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--sequence 200", "--sequence 200, but the model handles 96 tokens"),
+        ("--rotation 9", "rotation=9, but this model has 4 layers"),
+        ("--p-max 1.5", "p_max=1.5"),
+        ("--e-scale 3", "e_scale=3.0"),
+        ("--curriculum rotating", "did you mean rotational"),
+        ("--preset continual", "did you mean continual-7b"),
+        ("--steps 0", "steps=0"),
+        ("--steps 5 --epochs 2", "exclude each other"),
+        ("--learning-rate 0", "learning_rate=0"),
+        ("--schedule linear", "use cosine or constant"),
+        ("--micro-batch 9", "micro_batch=9; use 1..4"),
+        ("--text nothing.txt", "neither a file nor a folder"),
+        ("--shape layers=2", "give one of them"),
+    ],
+)
+def test_bad_settings_are_one_line(
+    home: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    assert run([*LAYERSKIP, "--out", "bad", *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_another_configuration_is_not_resumed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*LAYERSKIP, "--steps", "2", "--out", "run"]) == 0
+    assert run([*LAYERSKIP, "--steps", "2", "--out", "run"]) == 2
+    assert "already holds a training run" in capsys.readouterr().err
+    assert run([*LAYERSKIP, "--steps", "3", "--out", "run", "--resume"]) == 2
+    assert "config differs" in capsys.readouterr().err
+
+
+def test_the_schedule_warms_up_and_comes_down() -> None:
+    config = TrainConfig(steps=100, learning_rate=1.0, warmup_ratio=0.1)
+    rates = [config.rate(step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == pytest.approx(1.0)
+    assert rates == [*sorted(rates[:10]), *sorted(rates[10:], reverse=True)]
+    assert rates[-1] < 0.001
+    constant = TrainConfig(steps=100, learning_rate=1.0, schedule="constant", warmup_ratio=0.0)
+    assert {constant.rate(step) for step in range(100)} == {1.0}
