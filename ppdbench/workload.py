@@ -146,13 +146,15 @@ class Finished:
     path: Path
     header: dict[str, Any]
     samples: list[dict[str, Any]]
-    cut: dict[str, int]  # example id -> prompt tokens cut
+    cut: dict[tuple[str, str], int]  # task and example id -> prompt tokens cut
     torn: bool  # an incomplete last line was found and done again
 
 
-def cut_tokens(items: list[Item]) -> dict[str, int]:
+def cut_tokens(items: list[Item]) -> dict[tuple[str, str], int]:
     """What prompts lost that were too long."""
-    return {item.example.id: item.cut_tokens for item in items if item.cut_tokens}
+    return {
+        (item.task.name, item.example.id): item.cut_tokens for item in items if item.cut_tokens
+    }
 
 
 def capacity(items: list[Item]) -> int:

@@ -217,10 +217,12 @@ def _carry_out(training: Training, resume: bool, save: Callable[[Any], None]) ->
     out = training.job.out
     with progress() as report:
         trained = training.carry_out(resume=resume, watch=report)
+    quality = training.quality()
+    if not training.is_main:
+        return 0
     save(trained)
     lines = [json.loads(line) for line in (out / LOG).read_text("utf-8").splitlines()]
     save_picture(training_curves(lines), out / "loss.png")
-    quality = training.quality()
     if quality:
         (out / "quality.json").write_text(
             json.dumps([asdict(exit_) for exit_ in quality], indent=2) + "\n", "utf-8"

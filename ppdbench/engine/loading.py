@@ -117,6 +117,8 @@ def load_stock(spec: ModelSpec) -> tuple[Any, Any]:
             synthetic.build(shape, dtype, device),
             synthetic.tokenizer(shape.vocab, shape.context),
         )
+    if not spec.name.strip():
+        raise ConfigError("--model is empty; give a hub id, a local folder or synthetic:SPEC")
     if spec.name == REFERENCE and not reference_is_there():
         raise ConfigError(
             "this copy of ppdbench carries no trained reference model; use "

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -60,15 +61,29 @@ class Training:
         self, objective: nn.Module, model: Any, tokenizer: Any, job: Job, facts: dict[str, Any]
     ) -> None:
         self.objective, self.model, self.tokenizer, self.job = objective, model, tokenizer, job
-        vocab = int(model.config.vocab_size)
-        ids = tokenized(job.text, tokenizer, vocab, job.out / TOKENS)
-        self.ids = ids
+        from accelerate import PartialState
+
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self.processes = PartialState(cpu=on_cpu)
+        self.ids = ids = self._tokenized(job.text, TOKENS)
         self.blocks = Blocks(ids, job.config.sequence + 1, job.config.seed)
         self.config = job.config
         if job.epochs is not None:
             steps = round(job.epochs * self.blocks.count / job.config.batch_size)
             self.config = replace(job.config, steps=max(1, steps))
         self.facts = {"text": asdict(job.text), "tokens": len(ids), **facts}
+
+    def _tokenized(self, text: TextSpec, name: str) -> npt.NDArray[Any]:
+        """The tokens of a text, written by the first process and read by all."""
+        vocab = int(self.model.config.vocab_size)
+        with self.processes.main_process_first():
+            return tokenized(text, self.tokenizer, vocab, self.job.out / name)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        main: bool = self.processes.is_main_process
+        return main
 
     def plan(self) -> Plan:
         """Counts, memory, and time from two timed steps that change nothing on disk."""
@@ -110,8 +125,7 @@ class Training:
         """Perplexity by layer on the held-out text, if there is any."""
         if self.job.held_out is None:
             return []
-        vocab = int(self.model.config.vocab_size)
-        ids = tokenized(self.job.held_out, self.tokenizer, vocab, self.job.out / HELD_OUT)
+        ids = self._tokenized(self.job.held_out, HELD_OUT)
         heads = self.objective.readers() if isinstance(self.objective, HeadsObjective) else None
         return by_layer(self.model, ids, min(self.config.sequence, len(ids) - 1), heads=heads)
 

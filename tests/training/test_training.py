@@ -330,3 +330,24 @@ def test_the_schedule_warms_up_and_comes_down() -> None:
     assert rates[-1] < 0.001
     constant = TrainConfig(steps=100, learning_rate=1.0, schedule="constant", warmup_ratio=0.0)
     assert {constant.rate(step) for step in range(100)} == {1.0}
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one(home: Path) -> None:
+    words = [*LAYERSKIP, "--p-max", "0", "--steps", "6", "--checkpoint-every", "3"]
+    assert run([*words, "--out", "alone"]) == 0
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, "-m", "ppdbench", *words, "--out", "together"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    alone, together = log(home / "alone"), log(home / "together")
+    assert len(together) == 6
+    for a, b in zip(alone, together, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+    assert (home / "together" / "model.safetensors").is_file()
