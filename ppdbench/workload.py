@@ -152,9 +152,7 @@ class Finished:
 
 def cut_tokens(items: list[Item]) -> dict[tuple[str, str], int]:
     """What prompts lost that were too long."""
-    return {
-        (item.task.name, item.example.id): item.cut_tokens for item in items if item.cut_tokens
-    }
+    return {(item.task.name, item.example.id): item.cut_tokens for item in items if item.cut_tokens}
 
 
 def capacity(items: list[Item]) -> int:

@@ -14,11 +14,11 @@ import torch
 from ppdbench.engine.shapes import SPECIALS, Shape
 
 
-def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Any:
-    """The transformers model of this shape, the same weights for the same shape and seed."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+def configuration(shape: Shape) -> Any:
+    """The transformers configuration of a Llama of this shape."""
+    from transformers import LlamaConfig
 
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         intermediate_size=shape.n_ffn,
@@ -30,8 +30,14 @@ def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Any:
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
-        dtype=dtype,
     )
+
+
+def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Any:
+    """The transformers model of this shape, the same weights for the same shape and seed."""
+    from transformers import AutoModelForCausalLM
+
+    config = configuration(shape)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model = model.to_empty(device=device)

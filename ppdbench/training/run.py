@@ -14,6 +14,7 @@ from torch import nn
 
 from ppdbench.engine.loading import ModelSpec, load_stock, resolve_device, weight_fingerprint
 from ppdbench.engine.shapes import Shape
+from ppdbench.engine.synthetic import configuration
 from ppdbench.errors import ConfigError
 from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.heads import HeadsObjective
@@ -181,23 +182,10 @@ def _layerskip(
 
 def new_model(shape: Shape, seed: int) -> Any:
     """An untrained Llama with the usual initialisation."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.n_ffn,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.n_heads,
-        num_key_value_heads=shape.n_kv_heads,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=shape.tie,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config)
+    return AutoModelForCausalLM.from_config(configuration(shape))
 
 
 def trained_tokenizer(text: TextSpec, vocab: int, context: int) -> Any:

@@ -287,6 +287,7 @@ CASES = {
     ),
     "torn weights": decode("--model FILES/models/torn", "models/torn", "does not load"),
     "torn config": decode("--model FILES/models/bad-config", "models/bad-config"),
+    "empty model": decode("--model=", "--model is empty", "local folder"),
     "missing folder": decode("--model ./nowhere", "./nowhere", "does not exist"),
     "tokenizer of another vocabulary": decode(
         "--model FILES/models/other-words", "399", "299", "do not belong together"
