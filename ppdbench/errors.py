@@ -6,7 +6,6 @@ PpdbenchError
 ├── DataError             a data set, a prompt or a run folder that cannot be used
 ├── UnsupportedModel      a model family, shape or file this package does not run
 ├── NumericalError        NaN or infinity where a number was needed
-├── ExactnessError        an output that differs from greedy for no good reason
 └── Interrupted           stopped from outside, with everything finished so far kept
 
 Each message says what was wrong, what is allowed and what to try, in one line.
@@ -49,12 +48,6 @@ class UnsupportedModel(PpdbenchError):
 
 class NumericalError(PpdbenchError):
     """NaN or infinity where a number was needed."""
-
-
-class ExactnessError(PpdbenchError):
-    """An output differs from greedy decoding and rounding does not explain it."""
-
-    exit_code = 1
 
 
 class Interrupted(PpdbenchError):

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +21,8 @@ SCHEMA_VERSION = 1
 HEADER, SAMPLES, LOCK = "run.json", "samples.jsonl", ".lock"
 KEY = ("task", "example_id", "method", "target")
 NEEDED = {"task", "example_id", "method"}
+# Settings that change how samples are read, not what they are.
+VIEWS = {("config", "ks"), ("config", "bucket")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +167,6 @@ class RunFolder:
     def _drop_partial_line(self) -> None:
         os.truncate(self.path / SAMPLES, self._sound)
 
-    def missing(self, keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Those of `keys` that no finished sample has."""
-        return [key for key in keys if key not in self.done]
-
     def __enter__(self) -> RunFolder:
         return self
 
@@ -204,6 +201,7 @@ def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
         f"{part}.{name}" if name else part
         for part in ("kind", "config", "model", "data")
         for name in _differing(stored.get(part), asked.get(part))
+        if (part, name) not in VIEWS
     ]
     if differing:
         raise ConfigError(

@@ -88,7 +88,9 @@ def stock_model(name: str, seed: int = 0, **overrides: Any) -> Any:
     model_type, arguments = FAMILIES[name]
     config = AutoConfig.for_model(model_type, **{**copy.deepcopy(arguments), **overrides})
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    # Not every release's fast attention knows soft caps; the plain one always does.
+    plain = {"attn_implementation": "eager"} if "attn_logit_softcapping" in arguments else {}
+    model = AutoModelForCausalLM.from_config(config, **plain).eval()
     with torch.no_grad():
         for tensor_name, parameter in model.named_parameters():
             if parameter.dim() > 1:

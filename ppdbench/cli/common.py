@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,10 @@ def model_spec(options: dict[str, Any]) -> ModelSpec:
 
 def chosen_data(data: str | None, model: str | None) -> str:
     """Builtin examples go with the embedded model, the hub with any other."""
+    from ppdbench.errors import ConfigError
+
+    if data == "":
+        raise ConfigError("--data is empty; use hub, builtin or a path")
     return data or ("builtin" if model in (None, "reference") else "hub")
 
 
@@ -78,7 +83,10 @@ def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     last = [part.rstrip("/").split("/")[-1] for part in parts]  # of a path, what it ends in
     names = [re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_")[:40] for part in last]
-    return Path("results") / "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
+    name = "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
+    # Two runs may start within one second.
+    marks = chain([""], (f"-{i}" for i in count(2)))
+    return next(p for m in marks if not (p := Path("results") / f"{name}{m}").exists())
 
 
 def check_pictures(*paths: str | None) -> None:

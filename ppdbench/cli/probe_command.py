@@ -43,7 +43,12 @@ DRAWN_BY = {"top_k": {"top-k"}, "top_p": {"top-p"}, "temperature": {"top-k", "to
 @click.option("--bucket", type=int, help="Positions per bucket (the task's, or an eighth).")
 @click.option("--head", metavar="DIR", help="Trained heads, reported beside the model's own.")
 @click.option("--stop-at-eos", is_flag=True, help="End at EOS instead of forcing full length.")
-@click.option("--batch-size", default=1, show_default=True, help="Examples decoded in step.")
+@click.option(
+    "--batch-size",
+    default=1,
+    show_default=True,
+    help="Examples decoded in step: faster, and in float32 with the same ranks.",
+)
 @click.option(
     "--show-example", type=int, metavar="N", help="Draw layers x tokens of example N, from 0."
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 
 def quiet() -> None:
-    """Errors only from transformers and accelerate, no progress bars; call before loading."""
+    """Errors only from other libraries, and no progress bars; call before loading."""
     import logging
 
     from transformers.utils import logging as talk
 
     talk.set_verbosity_error()
     talk.disable_progress_bar()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    # The hub's client announces every retry; our error says once what came of them.
+    for library in ("accelerate", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)

@@ -230,7 +230,7 @@ CASES = {
     "new tokens beyond the context": decode(
         "--max-new-tokens 4096", "--max-new-tokens 4096", "4096 tokens"
     ),
-    "no room for the prompt": decode("--max-new-tokens 4000", "example 0", "allows 96", "lower"),
+    "no room for the prompt": decode("--max-new-tokens 4090", "example 0", "allows 6", "lower"),
     "shots -1": probe("--shots -1", "--shots -1", "0 or more"),
     "more shots than rows": probe("--shots 99", "--shots 99", "available"),
     "batch size 0": probe("--batch-size 0", "--batch-size 0", "1 or more"),

@@ -431,6 +431,22 @@ def test_the_table_for_people_says_that_the_weights_are_random(
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_cut_prompts_are_counted_though_tasks_share_their_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": n, "question": "why " * 50} for n in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--model", f"{MODEL},context=64", "--data", "rows.jsonl", "--out", "run"]
+    for name in ("one", "other"):
+        text = TASK_FILE.format(name=name, tokens=4, bucket=2) + "context_field: question\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+        words += ["--task", f"{name}.yaml"]
+    assert run(["probe", *words]) == 0
+    lost = sum(sample["cut_tokens"] for sample in samples("run"))
+    notes = " ".join(capsys.readouterr().err.split())
+    assert f"4 of 4 prompts were too long and lost {lost} tokens" in notes
+
+
 def test_without_a_model_the_stand_in_is_named_in_a_note(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

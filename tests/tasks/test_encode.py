@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -84,7 +85,7 @@ def test_an_instruction_too_long_by_itself_is_an_error(squad, tokenizer):
 
 
 def test_a_task_without_context_field_is_never_cut(tokenizer):
-    task = load_task("gsm8k")
+    task = replace(load_task("gsm8k"), context_field=None)
     example = example_of(task, {"question": "How many? " * 20, "answer": "#### 1"})
     with pytest.raises(DataError, match="gsm8k example 0 needs 219 prompt tokens, the model"):
         encode_prompt(task, example, tokenizer, max_tokens=100)
