@@ -203,7 +203,10 @@ class Trainer:
     def _begin(self, resume: bool) -> int:
         """Prepare the folder; the step to start with."""
         state = self.out / STATE
-        if state.exists() and not resume:
+        there = state.exists()
+        # All look before the first one writes.
+        self.accelerator.wait_for_everyone()
+        if there and not resume:
             raise ConfigError(
                 f"{self.out} already holds a training run; use --resume or another --out"
             )
