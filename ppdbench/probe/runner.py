@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.decoding.sampling import Target, generator_for
-from ppdbench.engine.heads import load_heads
+from ppdbench.engine.heads import ExitHead, load_heads
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.errors import ConfigError
 from ppdbench.header import run_header
@@ -111,23 +111,9 @@ def run_probe(
     buckets = {task.name: config.bucket_size(task) for task, _ in work.examples}
     loaded = load(config.model)
     config = dataclasses.replace(config, layers=parse_layers(layers, loaded.staged.n_layers))
-    too_large = [k for k in config.ks if k > loaded.staged.vocab_size]
-    if too_large:
-        raise ConfigError(
-            f"-k {too_large[0]}, but the vocabulary has {loaded.staged.vocab_size} entries; "
-            f"use 1..{loaded.staged.vocab_size}"
-        )
     items = work.encode(loaded)
-    if config.show_example is not None and not 0 <= config.show_example < len(items):
-        raise ConfigError(
-            f"--show-example {config.show_example}: use 0..{len(items) - 1}, counting from 0"
-        )
-    heads = load_heads(config.head, loaded) if config.head else {}
-    if heads and not heads.keys() & set(config.layers):
-        raise ConfigError(
-            f"--head {config.head} has heads for layers {', '.join(map(str, sorted(heads)))}, none "
-            "of which is in --layers"
-        )
+    _check(config, loaded, len(items))
+    heads = _heads(config, loaded)
     prober = Prober(
         loaded,
         config.layers,
@@ -149,6 +135,30 @@ def run_probe(
         buckets=buckets,
         layers=config.layers,
     )
+
+
+def _check(config: ProbeConfig, loaded: Loaded, n_items: int) -> None:
+    """Refuse what only the loaded model and its examples can show to be wrong."""
+    vocab = loaded.staged.vocab_size
+    if max(config.ks) > vocab:
+        raise ConfigError(
+            f"-k {max(config.ks)}, but the vocabulary has {vocab} entries; use 1..{vocab}"
+        )
+    if config.show_example is not None and not 0 <= config.show_example < n_items:
+        raise ConfigError(
+            f"--show-example {config.show_example}: use 0..{n_items - 1}, counting from 0"
+        )
+
+
+def _heads(config: ProbeConfig, loaded: Loaded) -> dict[int, ExitHead]:
+    """The trained heads asked for, some of which must be for the layers asked for."""
+    heads = load_heads(config.head, loaded) if config.head else {}
+    if heads and not heads.keys() & set(config.layers):
+        raise ConfigError(
+            f"--head {config.head} has heads for layers {', '.join(map(str, sorted(heads)))}, none "
+            "of which is in --layers"
+        )
+    return heads
 
 
 def _probe_missing(
