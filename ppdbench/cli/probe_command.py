@@ -87,6 +87,7 @@ def command(
     with progress() as report:
         run = run_probe(config, layers, folder, resume=resume, report=report)
     rates = summary.match_rates(run.samples, config.ks, run.buckets)
+    _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
     if form == "csv":
         sheets = [probe_tables.long(rates)]
     else:
@@ -94,7 +95,6 @@ def command(
         sheets = probe_tables.sheets(run.header, rates, saturation, run.fewest_examples)
     emit(sheets, summary.to_json(run.header, run.samples, rates, str(folder)), form)
     _show(run, config, form)
-    _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
     closing_notes(run)
     return 0
 
