@@ -23,19 +23,25 @@ def notice(text: str) -> None:
 
 
 def chosen_model(name: str | None) -> str:
-    """The model asked for, or the embedded one; says so where it has to stand in another."""
+    """The model asked for, or the embedded one, or what stands in for that."""
     from ppdbench.engine.loading import REFERENCE, STAND_IN
     from ppdbench.resources import reference_is_there
 
     if name is not None:
         return name
-    if reference_is_there():
-        return REFERENCE
-    notice(
-        f"note: no --model given and no trained reference model in this version; "
-        f"using {STAND_IN} (random weights)"
-    )
-    return STAND_IN
+    return REFERENCE if reference_is_there() else STAND_IN
+
+
+def stand_in_note(asked: str | None) -> None:
+    """Say so where no model was asked for and another had to stand in; not before errors."""
+    from ppdbench.engine.loading import STAND_IN
+    from ppdbench.resources import reference_is_there
+
+    if asked is None and not reference_is_there():
+        notice(
+            "note: no --model given and no trained reference model in this version; "
+            f"used {STAND_IN} (random weights)"
+        )
 
 
 def model_spec(options: dict[str, Any]) -> ModelSpec:
@@ -99,8 +105,9 @@ def check_pictures(*paths: str | None) -> None:
             check_path(path)
 
 
-def closing_notes(run: Finished) -> None:
-    """What a user should know of a finished run, and where it lies."""
+def closing_notes(run: Finished, asked: str | None) -> None:
+    """What a user should know of a finished run, and where it lies; `asked` is --model."""
+    stand_in_note(asked)
     if run.torn:
         notice("note: the last line of samples.jsonl was incomplete; that example was done again")
     if run.cut:

@@ -39,7 +39,7 @@ def command(tasks: tuple[str, ...], pairs: tuple[str, ...], form: str, **options
 
     quiet()
     set_threads(options["threads"])
-    out, resume = options.pop("out"), options.pop("resume")
+    out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
     data = chosen_data(options.pop("data"), options["model"])
     config = DecodeConfig(
         model=model_spec(options),
@@ -58,7 +58,7 @@ def command(tasks: tuple[str, ...], pairs: tuple[str, ...], form: str, **options
     emit(sheets, summaries[0] if len(summaries) == 1 else summaries, form)
     mismatches = sum(summary["mismatch"] for summary in summaries)
     _unscored_note(run)
-    closing_notes(run)
+    closing_notes(run, asked)
     if mismatches:
         notice(f"ppdbench: {mismatches} outputs differ from greedy (see verdict in {folder})")
     return 1 if mismatches else 0

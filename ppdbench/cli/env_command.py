@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import model_spec, notice, progress
+from ppdbench.cli.common import model_spec, notice, progress, stand_in_note
 from ppdbench.cli.options import format_option, model_options
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     result: dict[str, Any] = {"environment": description, "warnings": warned}
     sheets = [_environment_sheet(description)]
     if baseline:
+        asked = options["model"]
         report = _compare(options)
+        stand_in_note(asked)
         low, high = report.ratio_range
         if high > STEADY * low:
             warned.append(

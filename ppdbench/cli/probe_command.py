@@ -80,7 +80,7 @@ def command(
     check_pictures(plot, heatmap)
     quiet()
     set_threads(options["threads"])
-    out, resume = options.pop("out"), options.pop("resume")
+    out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
     layers = options.pop("layers")
     config = _config(tasks or ("gsm8k",), options)
     folder = run_folder(out, resume, "probe", "+".join(config.tasks), config.model.name)
@@ -95,7 +95,7 @@ def command(
         sheets = probe_tables.sheets(run.header, rates, saturation, run.fewest_examples)
     emit(sheets, summary.to_json(run.header, run.samples, rates, str(folder)), form)
     _show(run, config, form)
-    closing_notes(run)
+    closing_notes(run, asked)
     return 0
 
 

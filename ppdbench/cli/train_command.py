@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import model_spec, notice, numbers, progress
+from ppdbench.cli.common import model_spec, notice, numbers, progress, stand_in_note
 from ppdbench.cli.options import model_options, stack
 
 if TYPE_CHECKING:
@@ -85,7 +85,9 @@ def heads_command(layers: str | None, loss: str, rank: int | None, **options: An
 
     job, resume, dry = _job(options, learning_rate=2e-5)
     chosen = numbers("--layers", layers) if layers else ()
+    asked = options["model"]
     training = run.heads(model_spec(options), chosen, job, loss=loss, rank=rank)
+    stand_in_note(asked)
     if dry:
         return _print_plan(training)
     return _carry_out(training, resume, lambda trained: run.save_heads(trained, job.out))
@@ -121,7 +123,9 @@ def layerskip_command(
     recipe, rate = _recipe(preset, scratch=shape is not None, options=options)
     job, resume, dry = _job(options, learning_rate=rate)
     if shape is None:
+        asked = options["model"]
         training = run.layerskip(model_spec(options), recipe, job)
+        stand_in_note(asked)
     else:
         from ppdbench.engine.shapes import parse
         from ppdbench.errors import ConfigError
