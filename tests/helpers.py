@@ -35,8 +35,7 @@ def tokens(n: int, seed: int = 0) -> list[int]:
 def go(model: StagedModel, ids: list[int] | list[list[int]], step: Step, cache: KVCache) -> Tensor:
     """All layers over one step: hidden states [batch, query, hidden]."""
     rows = ids if isinstance(ids[0], list) else [ids]
-    hidden = model.embed(torch.tensor(rows), step)
-    return model.run(hidden, 0, model.n_layers, step, cache)
+    return model.forward(torch.tensor(rows), step, cache)
 
 
 def plain(model: StagedModel, ids: list[int]) -> Tensor:

@@ -26,9 +26,9 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.resources import builtin_data
+from ppdbench.workload import Report
 
 Prompts = Sequence[Sequence[int]]
-Report = Callable[[str, int, int | None], None]  # what, how many done, of how many
 
 
 @dataclass(frozen=True, slots=True)

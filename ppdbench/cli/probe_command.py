@@ -125,14 +125,14 @@ def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
 
 def _show(run: ProbeRun, config: ProbeConfig, form: str) -> None:
     """The per-token view of one example: on the terminal, and as a picture in the run folder."""
+    if config.show_example is None:
+        return
     from rich.console import Console
 
     from ppdbench.report.grid import grid_of, print_grid
     from ppdbench.report.plots import save, sign, token_grid
     from ppdbench.report.probe_tables import label
 
-    if config.show_example is None:
-        return
     sample = next(s for s in run.samples if "predictions" in s)
     grid = grid_of(sample, run.layers, lambda token: run.loaded.tokenizer.decode([token]))
     print_grid(grid, Console(stderr=form != "table"))
@@ -149,6 +149,8 @@ def _draw(
     signature: str,
 ) -> None:
     """Pictures of the rates, where asked for."""
+    if plot is None and heatmap is None:
+        return
     from dataclasses import asdict
 
     from ppdbench.report.plots import bucket_heatmap, match_rates, save, sign

@@ -90,7 +90,7 @@ def heads_command(layers: str | None, loss: str, rank: int | None, **options: An
     stand_in_note(asked)
     if dry:
         return _print_plan(training)
-    return _carry_out(training, resume, lambda trained: run.save_heads(trained, job.out))
+    return _carry_out(training, resume, lambda trained: trained.save(job.out))
 
 
 @command.command("layerskip")
@@ -120,6 +120,7 @@ def layerskip_command(
     """
     from ppdbench.training import run
 
+    run.check_save_dtype(save_dtype)
     recipe, rate = _recipe(preset, scratch=shape is not None, options=options)
     job, resume, dry = _job(options, learning_rate=rate)
     if shape is None:

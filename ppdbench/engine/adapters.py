@@ -78,6 +78,10 @@ class Adapter:
         """Logits of normed hidden states, soft cap included."""
         return self.cap(self.head(normed))
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head, after whichever layer `hidden` comes from."""
+        return self.readout(self.norm(hidden))
+
     def cap(self, logits: Tensor) -> Tensor:
         """The family's soft cap on logits, for its own head and for trained ones."""
         if self.softcap is None:
@@ -144,6 +148,11 @@ class Adapter:
                 "supported; supported: full_attention, sliding_attention"
             )
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    @property
+    def narrowest_window(self) -> int | None:
+        """The narrowest of the sliding windows, if there are any."""
+        return min((w for w in self.windows if w is not None), default=None)
 
     @property
     def max_positions(self) -> int:

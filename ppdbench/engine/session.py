@@ -30,16 +30,11 @@ class Session:
         self.tokens = list(prompt_ids)
         self.cache.truncate(0)
 
-    def forward(self, tokens: Tensor, *, tap: Tap | None = None, last_only: bool = True) -> Tensor:
-        """Run all layers over the next tokens [1, query]; hidden states after the last layer.
-
-        With `last_only` the hidden state of the last token alone is returned.
-        """
-        model, start = self.model, self.cached
-        step = self.steps.chain(start, tokens.shape[1])
-        hidden = model.embed(tokens, step)
-        hidden = model.run(hidden, 0, model.n_layers, step, self.cache, tap=tap)
-        return hidden[:, -1:] if last_only else hidden
+    def forward(self, tokens: Tensor, *, tap: Tap | None = None) -> Tensor:
+        """Run all layers over the next tokens [1, query]; the last one's hidden state."""
+        step = self.steps.chain(self.cached, tokens.shape[1])
+        hidden = self.model.forward(tokens, step, self.cache, tap=tap)
+        return hidden[:, -1:]
 
     def prefill(self, *, tap: Tap | None = None) -> Tensor:
         """Run the prompt; logits [1, 1, vocab] after its last token."""
@@ -87,12 +82,11 @@ class Batch:
         return self._forward(tokens, tap)
 
     def _forward(self, tokens: Tensor, tap: Tap | None) -> Tensor:
-        model, n_query = self.model, tokens.shape[1]
+        n_query = tokens.shape[1]
         if self.padding is None:
             step = self.steps.chain(self.length, n_query)
         else:
             step = self.steps.padded(self.length, n_query, self.padding)
         self.length = step.end
-        hidden = model.embed(tokens, step)
-        hidden = model.run(hidden, 0, model.n_layers, step, self.cache, tap=tap)
-        return model.logits(hidden[:, -1:])
+        hidden = self.model.forward(tokens, step, self.cache, tap=tap)
+        return self.model.logits(hidden[:, -1:])

@@ -35,7 +35,6 @@ class StagedModel:
         self.dtype = self.adapter.dtype
         self.cache_shape = self.adapter.cache_shape()
         self.windows = self.adapter.windows
-        self.narrowest_window = min((w for w in self.windows if w is not None), default=None)
         if packed:
             self.adapter.pack()
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
@@ -46,11 +45,17 @@ class StagedModel:
         """A cache for sequences of up to `capacity` tokens, and the maker of its steps."""
         self.adapter.prepare(capacity)
         cache = KVCache(self.cache_shape, capacity, batch=batch, layers=layers)
-        return cache, StepMaker(capacity, self.device, self.narrowest_window)
+        return cache, StepMaker(capacity, self.device, self.adapter.narrowest_window)
 
     def embed(self, tokens: Tensor, step: Step) -> Tensor:
         """Tokens [batch, query] to what layer 0 takes."""
         return self.adapter.embed(tokens, step)
+
+    def forward(
+        self, tokens: Tensor, step: Step, cache: KVCache, *, tap: Tap | None = None
+    ) -> Tensor:
+        """All layers over `tokens` [batch, query]; hidden states after the last."""
+        return self.run(self.embed(tokens, step), 0, self.n_layers, step, cache, tap=tap)
 
     def run(
         self,
@@ -84,7 +89,7 @@ class StagedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head, after whichever layer `hidden` comes from."""
-        return self.adapter.readout(self.adapter.norm(hidden))
+        return self.adapter.logits(hidden)
 
     def weight_bytes(self) -> int:
         """Memory of the distinct parameters and buffers."""

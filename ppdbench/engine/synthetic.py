@@ -79,7 +79,6 @@ def _fill(model: Any, shape: Shape) -> None:
 def tokenizer(vocab: int, context: int) -> Any:
     """Bytes as tokens; ids beyond them decode to a visible placeholder such as ⟨1234⟩."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*SPECIALS, *alphabet]
@@ -87,11 +86,19 @@ def tokenizer(vocab: int, context: int) -> Any:
     bytewise = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(names)}, merges=[]))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bytewise.decoder = decoders.ByteLevel()
+    return wrapped(bytewise, context)
+
+
+def wrapped(core: Any, context: int) -> Any:
+    """A tokenizer as transformers knows it, with our special tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    pad, bos, eos = SPECIALS
     return PreTrainedTokenizerFast(
-        tokenizer_object=bytewise,
-        pad_token=SPECIALS[0],
-        bos_token=SPECIALS[1],
-        eos_token=SPECIALS[2],
+        tokenizer_object=core,
+        pad_token=pad,
+        bos_token=bos,
+        eos_token=eos,
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )

@@ -33,8 +33,8 @@ class TrainedLayers:
         """The pass over `length` tokens from the beginning."""
         device = self.adapter.device
         if self._maker is None or self._maker.device != device:
-            narrowest = min((w for w in self.adapter.windows if w is not None), default=None)
-            self._maker = StepMaker(self.adapter.max_positions, device, narrowest)
+            limit, window = self.adapter.max_positions, self.adapter.narrowest_window
+            self._maker = StepMaker(limit, device, window)
         return self._maker.chain(0, length)
 
     def embed(self, tokens: Tensor, step: Step) -> Tensor:
@@ -54,7 +54,7 @@ class TrainedLayers:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head after any layer."""
-        return self.adapter.readout(self.adapter.norm(hidden))
+        return self.adapter.logits(hidden)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

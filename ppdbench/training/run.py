@@ -12,16 +12,23 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ppdbench.engine.loading import ModelSpec, load_stock, resolve_device, weight_fingerprint
-from ppdbench.engine.shapes import Shape
-from ppdbench.engine.synthetic import configuration
+from ppdbench.engine.loading import (
+    DTYPES,
+    ModelSpec,
+    load_stock,
+    resolve_device,
+    weight_fingerprint,
+)
+from ppdbench.engine.shapes import SPECIALS, Shape
+from ppdbench.engine.synthetic import configuration, wrapped
 from ppdbench.errors import ConfigError
 from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.heads import HeadsObjective
 from ppdbench.training.layerskip import LayerSkipObjective
 from ppdbench.training.recipe import Recipe
 from ppdbench.training.text import Blocks, TextSpec, documents, tokenized
-from ppdbench.training.trainer import TrainConfig, Trainer, Watch
+from ppdbench.training.trainer import TrainConfig, Trainer
+from ppdbench.workload import Report
 
 TOKENS, HELD_OUT = "tokens.bin", "held-out.bin"
 
@@ -116,7 +123,7 @@ class Training:
             self.objective.zero_grad()
         return min(times) * self.config.batch_size / micro
 
-    def carry_out(self, *, resume: bool, watch: Watch) -> Any:
+    def carry_out(self, *, resume: bool, watch: Report) -> Any:
         """Train to the end; the trained objective."""
         trainer = Trainer(self.objective, self.blocks, self.config, self.job.out, self.facts)
         trainer.run(resume=resume, watch=watch)
@@ -172,8 +179,6 @@ def layerskip_from_scratch(shape: Shape, device: str, recipe: Recipe, job: Job) 
 def _layerskip(
     model: Any, tokenizer: Any, recipe: Recipe, job: Job, facts: dict[str, Any]
 ) -> Training:
-    if not any(p.is_floating_point() for p in model.parameters()):
-        raise ConfigError("quantised weights cannot be trained; load the model in full precision")
     # Trained in float32; mixed precision is the accelerator's business.
     model = model.float().train().requires_grad_(True)
     objective = LayerSkipObjective(model, recipe, job.config.sequence, job.config.seed)
@@ -191,38 +196,27 @@ def new_model(shape: Shape, seed: int) -> Any:
 def trained_tokenizer(text: TextSpec, vocab: int, context: int) -> Any:
     """Byte-level BPE learned from the text; the same text gives the same tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=["<pad>", "<s>", "</s>"],
+        special_tokens=SPECIALS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(documents(text), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        model_max_length=context,
-        clean_up_tokenization_spaces=False,
-    )
+    return wrapped(bpe, context)
 
 
-def save_heads(objective: HeadsObjective, out: Path) -> None:
-    """Put trained heads where `probe --head` finds them."""
-    objective.save(out)
+def check_save_dtype(dtype: str) -> None:
+    """Refuse a type before the training it would come after."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"--save-dtype {dtype!r}: use {', '.join(DTYPES)}")
 
 
 def save_model(objective: LayerSkipObjective, tokenizer: Any, out: Path, dtype: str) -> None:
     """Write an ordinary transformers folder."""
-    from ppdbench.engine.loading import DTYPES
-
-    if dtype not in DTYPES:
-        raise ConfigError(f"--save-dtype {dtype!r}: use {', '.join(DTYPES)}")
     objective.model.to(DTYPES[dtype]).save_pretrained(out)
     tokenizer.save_pretrained(out)

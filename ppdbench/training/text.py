@@ -152,6 +152,7 @@ class Blocks:
         self.length = length
         self.seed = seed
         self.count = len(ids) // length
+        self._held: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
 
     def batch(self, step: int, size: int) -> npt.NDArray[np.int64]:
         """The blocks [size, length] of a step: every block once per epoch, in seeded order."""
@@ -164,11 +165,10 @@ class Blocks:
         return self.ids[start : start + self.length].astype(np.int64)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        held: tuple[int, npt.NDArray[np.int64]] | None = getattr(self, "_held", None)
-        if held is None or held[0] != epoch:
+        if self._held is None or self._held[0] != epoch:
             order = np.random.default_rng((self.seed, epoch)).permutation(self.count)
-            held = self._held = (epoch, order)
-        return held[1]
+            self._held = (epoch, order)
+        return self._held[1]
 
 
 def tokenized(spec: TextSpec, tokenizer: Any, vocab_size: int, path: Path) -> npt.NDArray[Any]:

@@ -10,7 +10,6 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from torch import Tensor, nn
 
 from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError
 from ppdbench.training.text import Blocks
+from ppdbench.workload import Report
 
 SCHEDULES = ("cosine", "constant")
+PRECISIONS = ("no", "bf16", "fp16")
 LOG, STATE = "train.jsonl", "training.json"
 CHECKPOINTS = "checkpoints"
 KEEP = 2  # the newest one may be the one that was being written
-
-Watch = Callable[[str, int, "int | None"], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +54,8 @@ class TrainConfig:
             raise ConfigError(f"micro_batch={self.micro_batch}; use 1..{self.batch_size}")
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"schedule={self.schedule!r}; use {' or '.join(SCHEDULES)}")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"precision={self.precision!r}; use {', '.join(PRECISIONS)}")
         if not 0 <= self.warmup_ratio <= 1:
             raise ConfigError(f"warmup_ratio={self.warmup_ratio}; use 0..1")
         if not self.learning_rate > 0:
@@ -112,7 +113,7 @@ class Trainer:
 
     # Running
 
-    def run(self, *, resume: bool, watch: Watch) -> None:
+    def run(self, *, resume: bool, watch: Report) -> None:
         """Train from the beginning or from the newest checkpoint to the last step."""
         first = self._begin(resume)
         self.objective.train()
@@ -127,9 +128,9 @@ class Trainer:
                 if (step + 1) % self.config.checkpoint_every == 0:
                     self._checkpoint(step + 1)
         except KeyboardInterrupt:
-            self._checkpoint(step)
+            # No checkpoint now: the step may be half taken, here or on another process.
             raise Interrupted(
-                f"interrupted at step {step}; its checkpoint is in {self.out}, continue with "
+                f"interrupted at step {step}; the last checkpoint is in {self.out}, continue with "
                 "--resume"
             ) from None
         if self.config.steps % self.config.checkpoint_every:

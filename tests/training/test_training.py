@@ -237,6 +237,29 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+def test_ctrl_c_in_the_middle_of_a_step_leaves_a_checkpoint_of_whole_steps(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ppdbench.training.trainer import Trainer
+
+    assert run([*LAYERSKIP, "--steps", "10", "--out", "whole"]) == 0
+    command = [*LAYERSKIP, "--steps", "10", "--out", "stopped"]
+    plain = Trainer._step
+
+    def interrupted(self: Trainer, step: int) -> Any:
+        found = plain(self, step)  # the weights have moved, the step is not counted yet
+        if step == 6:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_step", interrupted)
+        assert run(command) == 130
+    assert "interrupted at step 6" in capsys.readouterr().err
+    assert run([*command, "--resume"]) == 0
+    assert log(home / "stopped") == log(home / "whole")
+
+
 def test_micro_batches_add_up_to_the_batch(home: Path) -> None:
     plain = [*LAYERSKIP, "--p-max", "0", "--steps", "5"]
     assert run([*plain, "--out", "one"]) == 0
@@ -300,6 +323,8 @@ def test_a_loss_that_turns_nan_stops_and_keeps_the_last_checkpoint(
         ("--micro-batch 9", "micro_batch=9; use 1..4"),
         ("--text nothing.txt", "neither a file nor a folder"),
         ("--shape layers=2", "give one of them"),
+        ("--save-dtype int4", "--save-dtype 'int4': use float32"),
+        ("--precision int4", "precision='int4'; use no"),
     ],
 )
 def test_bad_settings_are_one_line(
