@@ -48,6 +48,7 @@ training_options = stack(
     click.option("--beta2", type=float, default=0.999, show_default=True, help="Of AdamW."),
     click.option("--clip", type=float, help="Largest gradient norm (no limit)."),
     click.option("--precision", default="no", show_default=True, help="no, bf16 or fp16."),
+    click.option("--compile", is_flag=True, help="Compile the model: a slow start, faster steps."),
     click.option("--checkpoint-every", type=int, default=200, show_default=True, help="Steps."),
     click.option("--seed", type=int, default=0, show_default=True),
     click.option("--dry-run", is_flag=True, help="Only say what it would do, need and take."),
@@ -107,12 +108,17 @@ def heads_command(layers: str | None, loss: str, rank: int | None, **options: An
 @click.option(
     "--save-dtype", default="float32", show_default=True, help="Type of the saved weights."
 )
+@click.option("--task", "tasks", multiple=True, help="Task to score every exit on afterwards.")
+@click.option("--data", default="hub", show_default=True, help="Data of the tasks, as in decode.")
+@click.option("--limit", type=int, help="Use the first N examples of each task (all).")
 @training_options
 @model_options
 def layerskip_command(
     preset: str | None, shape: str | None, save_dtype: str, **options: Any
 ) -> int:
     """Train a model whose early layers can already read out.
+
+    Afterwards every exit is measured on --held-out text and on each --task.
 
     \b
     ppdbench train layerskip --model ./my-model --text ./corpus.txt --out ./skipping --steps 100
@@ -122,6 +128,7 @@ def layerskip_command(
 
     run.check_save_dtype(save_dtype)
     recipe, rate = _recipe(preset, scratch=shape is not None, options=options)
+    tasks, data, limit = (options.pop(name) for name in ("tasks", "data", "limit"))
     job, resume, dry = _job(options, learning_rate=rate)
     if shape is None:
         asked = options["model"]
@@ -136,11 +143,40 @@ def layerskip_command(
         training = run.layerskip_from_scratch(parse(shape), options["device"], recipe, job)
     if dry:
         return _print_plan(training)
-    return _carry_out(
+    _carry_out(
         training,
         resume,
         lambda trained: run.save_model(trained, training.tokenizer, job.out, save_dtype),
     )
+    if tasks and training.is_main:
+        _score_exits(job.out, tasks, data, limit, options["device"])
+    return 0
+
+
+def _score_exits(
+    model: Path, tasks: tuple[str, ...], data: str, limit: int | None, device: str
+) -> None:
+    """The quality of outputs read out after each layer, as a run folder beside the model."""
+    from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
+    from ppdbench.bench.summary import summarize
+    from ppdbench.engine.loading import ModelSpec
+    from ppdbench.report import decode_tables
+    from ppdbench.report.export import emit
+
+    layers = json.loads((model / "config.json").read_text("utf-8"))["num_hidden_layers"]
+    exits = [Choice(name="early-exit", options={"exit_layer": str(n)}) for n in range(1, layers)]
+    config = DecodeConfig(
+        model=ModelSpec(name=str(model.absolute()), device=device),
+        tasks=tasks,
+        data=data,
+        limit=limit,
+        methods=(*exits, Choice(name="greedy")),
+        warmup=0,
+    )
+    with progress() as report:
+        scored = run_decode(config, model / "exits", kind="bench", resume=False, report=report)
+    emit([decode_tables.quality(summarize(scored.header, scored.samples))], None, "table")
+    notice(f"run: {scored.path}")
 
 
 def _recipe(preset: str | None, *, scratch: bool, options: dict[str, Any]) -> tuple[Recipe, float]:
@@ -186,7 +222,8 @@ def _job(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool, b
     }
     held_out = take("held_out")
     names: list[str] = ["batch_size", "micro_batch", "sequence", "schedule", "warmup_ratio"]
-    names += ["weight_decay", "beta2", "clip", "seed", "precision", "checkpoint_every"]
+    names += ["weight_decay", "beta2", "clip", "seed", "precision", "compile"]
+    names += ["checkpoint_every"]
     rate = take("learning_rate")
     config = TrainConfig(
         steps=1 if steps is None else steps,
@@ -222,10 +259,11 @@ def _carry_out(training: Training, resume: bool, save: Callable[[Any], None]) ->
     out = training.job.out
     with progress() as report:
         trained = training.carry_out(resume=resume, watch=report)
+    if training.is_main:
+        save(trained)  # before anything that takes long or may fail
     quality = training.quality()
     if not training.is_main:
         return 0
-    save(trained)
     lines = [json.loads(line) for line in (out / LOG).read_text("utf-8").splitlines()]
     save_picture(training_curves(lines), out / "loss.png")
     if quality:

@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ppdbench.engine.loading import Loaded
+from ppdbench.engine.loading import REFERENCE, Loaded
 from ppdbench.errors import ConfigError
+from ppdbench.resources import reference_model
 
 FORMAT, VERSION = "ppdbench-addon", 1
 HEADER, TENSORS = "heads.json", "heads.safetensors"
@@ -47,7 +48,7 @@ def load_heads(folder: str | Path, loaded: Loaded) -> dict[int, ExitHead]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    folder = Path(folder)
+    folder = reference_model("heads") if str(folder) == REFERENCE else Path(folder)
     header = _header(folder)
     _check_model(folder, header, loaded)
     try:

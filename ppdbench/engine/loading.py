@@ -24,6 +24,8 @@ DTYPES = {
     "float16": torch.float16,
 }
 REFERENCE = "reference"
+# Models that travel with the package, and where in its folder.
+EMBEDDED = {REFERENCE: "", "reference-draft": "draft"}
 STAND_IN = "synthetic:demo"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
@@ -117,20 +119,51 @@ def load_stock(spec: ModelSpec) -> tuple[Any, Any]:
             synthetic.build(shape, dtype, device),
             synthetic.tokenizer(shape.vocab, shape.context),
         )
+    path = _source(spec)
+    if Path(path).is_dir():
+        _check_folder(Path(path))
+    with _one_line_errors(spec):
+        return _from_pretrained(path, spec, device)
+
+
+def load_words(spec: ModelSpec) -> tuple[Any, int]:
+    """The tokenizer and the vocabulary size of a model, without its weights."""
+    if spec.is_synthetic:
+        shape = parse(spec.name)
+        return synthetic.tokenizer(shape.vocab, shape.context), shape.vocab
+    path, shared = _source(spec), _how(spec)
+    with _one_line_errors(spec):
+        from transformers import AutoConfig, AutoTokenizer
+
+        config = AutoConfig.from_pretrained(path, **shared)
+        return AutoTokenizer.from_pretrained(path, **shared), int(config.vocab_size)
+
+
+def _source(spec: ModelSpec) -> str:
+    """The folder or hub id behind a name; a folder must be there."""
     if not spec.name.strip():
         raise ConfigError("--model is empty; give a hub id, a local folder or synthetic:SPEC")
-    if spec.name == REFERENCE and not reference_is_there():
+    if spec.name in EMBEDDED and not reference_is_there():
         raise ConfigError(
             "this copy of ppdbench carries no trained reference model; use "
             f"--model {STAND_IN}, a hub id or a local folder"
         )
-    path = str(reference_model() if spec.name == REFERENCE else Path(spec.name).expanduser())
-    if Path(path).is_dir():
-        _check_folder(Path(path))
-    elif spec.name.startswith((".", "/", "~")) or path.count("/") > 1:
+    if spec.name in EMBEDDED:
+        return str(reference_model(EMBEDDED[spec.name]))
+    path = str(Path(spec.name).expanduser())
+    is_path = spec.name.startswith((".", "/", "~")) or path.count("/") > 1
+    if is_path and not Path(path).is_dir():
         raise ConfigError(f"model folder {spec.name} does not exist")
-    with _one_line_errors(spec):
-        return _from_pretrained(path, spec, device)
+    return path
+
+
+def _how(spec: ModelSpec) -> dict[str, Any]:
+    """What every `from_pretrained` is told."""
+    return {
+        "revision": spec.revision,
+        "local_files_only": spec.offline or spec.name in EMBEDDED,
+        "trust_remote_code": spec.trust_remote_code,
+    }
 
 
 def _from_pretrained(path: str, spec: ModelSpec, device: torch.device) -> tuple[Any, Any]:
@@ -138,11 +171,7 @@ def _from_pretrained(path: str, spec: ModelSpec, device: torch.device) -> tuple[
 
     from ppdbench.engine.adapters import ADAPTERS
 
-    shared = {
-        "revision": spec.revision,
-        "local_files_only": spec.offline or spec.name == REFERENCE,
-        "trust_remote_code": spec.trust_remote_code,
-    }
+    shared = _how(spec)
     config = AutoConfig.from_pretrained(path, **shared)
     if config.model_type not in ADAPTERS:
         raise UnsupportedModel(
@@ -198,7 +227,7 @@ def _one_line_errors(spec: ModelSpec) -> Iterator[None]:
     except PpdbenchError:
         raise
     except Exception as error:  # these libraries' errors share no narrower root
-        is_folder = Path(spec.name).is_dir() or spec.name == REFERENCE
+        is_folder = Path(spec.name).is_dir() or spec.name in EMBEDDED
         if not is_folder and (spec.offline or os.environ.get("HF_HUB_OFFLINE") == "1"):
             raise ConfigError(
                 f"model {spec.name!r} is not on this machine and the hub is off limits (offline); "
@@ -228,13 +257,14 @@ def token_ids(model: Any) -> tuple[frozenset[int], int]:
 
 @torch.no_grad()
 def weight_fingerprint(model: Any) -> str:
-    """A hash over every parameter's name, shape, type and up to 4,096 evenly spaced values.
+    """A hash over every parameter's name, shape and up to 4,096 evenly spaced values.
 
-    Sampled, so that a 70B model does not take minutes; any retraining changes it.
+    Sampled, so that a 70B model does not take minutes; any retraining changes it. The values
+    count, not their type: weights stored in bfloat16 are the same when loaded as float32.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
         flat = parameter.detach().reshape(-1)
         stride = max(1, -(-flat.numel() // 4096))
         digest.update(flat[::stride].float().cpu().numpy().tobytes())

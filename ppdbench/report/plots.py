@@ -7,7 +7,6 @@ Colours are told apart by colour-blind readers too, and colour never says anythi
 from __future__ import annotations
 
 import io
-import os
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.report import paths
 from ppdbench.report.grid import CLASS_NAMES, SUBSTITUTE, TokenGrid, rank_class, visible
 from ppdbench.theory import FigurePoint
 
@@ -94,16 +94,7 @@ def quiet_style() -> Iterator[None]:
 
 def check_path(path: str | Path) -> Path:
     """Refuse a picture that could not be written, before work is spent on it."""
-    path = Path(path)
-    if path.suffix.lower() not in METADATA:
-        raise ConfigError(f"{path}: no picture format has this suffix; use {', '.join(METADATA)}")
-    # Missing folders are made on saving, so ask the nearest one that is there.
-    if path.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a directory")
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"cannot write {path}: {there} is not a writable folder")
-    return path
+    return paths.check_path(path, METADATA, "picture")
 
 
 def save(figure: Figure, path: str | Path) -> None:

@@ -29,14 +29,15 @@ def plan_sheet(plan: Plan) -> Sheet:
 
 
 def quality_sheet(quality: Sequence[ExitQuality]) -> Sheet:
-    """Held-out loss and perplexity of every exit."""
-    rows = tuple((q.head, q.layer, q.loss, q.perplexity) for q in quality)
+    """Held-out loss, perplexity and accuracy of every exit."""
+    rows = tuple((q.head, q.layer, q.loss, q.perplexity, q.accuracy) for q in quality)
     return Sheet(
         "Held-out text, read out after each layer",
-        ("head", "layer", "loss", "perplexity"),
+        ("head", "layer", "loss", "perplexity", "next token"),
         rows,
         notes=("head N: the model's own; Y: trained for the layer.",),
         digits={"perplexity": 2},
+        percent=frozenset({"next token"}),
     )
 
 

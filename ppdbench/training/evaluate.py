@@ -19,15 +19,17 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ExitQuality:
-    """One exit: after how many layers, through which head, mean loss per token, perplexity.
+    """One exit: after how many layers, through which head, and how well it predicts.
 
-    head N is the model's own, Y one trained for the layer.
+    head N is the model's own, Y one trained for the layer. `loss` is the mean over tokens,
+    `accuracy` the share of tokens that it finds most likely.
     """
 
     layer: int
     head: str
     loss: float
     perplexity: float
+    accuracy: float
 
 
 @torch.no_grad()
@@ -50,6 +52,7 @@ def by_layer(
     layers = TrainedLayers(model.eval(), sequence)
     rows = torch.from_numpy(np.asarray(ids[: count * length]).astype(np.int64)).view(count, length)
     sums: dict[tuple[str, int], float] = defaultdict(float)
+    hits: dict[tuple[str, int], int] = defaultdict(int)
     for part in torch.split(rows, batch):
         part = part.to(layers.adapter.device)
         step = layers.step(sequence)
@@ -61,9 +64,16 @@ def by_layer(
             if heads and index + 1 in heads:
                 readers["Y"] = heads[index + 1]
             for name, reader in readers.items():
-                loss = float(cross_entropy(reader(normed), part[:, 1:]))
-                sums[name, index + 1] += loss * len(part)
+                logits, targets = reader(normed), part[:, 1:]
+                sums[name, index + 1] += float(cross_entropy(logits, targets)) * len(part)
+                hits[name, index + 1] += int((logits.argmax(-1) == targets).sum())
     return [
-        ExitQuality(layer, head, loss / count, math.exp(min(loss / count, 700.0)))
+        ExitQuality(
+            layer,
+            head,
+            loss / count,
+            math.exp(min(loss / count, 700.0)),
+            hits[head, layer] / (count * sequence),
+        )
         for (head, layer), loss in sorted(sums.items())
     ]

@@ -57,6 +57,7 @@ class HeadsObjective(nn.Module):
         *,
         loss: str = "ce",
         rank: int | None = None,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         if loss not in LOSSES:
@@ -65,7 +66,8 @@ class HeadsObjective(nn.Module):
             raise ConfigError(f"--rank {rank}: use 1 or more, or leave it out for whole heads")
         self.loss, self.rank = loss, rank
         # In a list, so that the frozen model is no part of what is trained or saved.
-        self._frozen = [TrainedLayers(model.requires_grad_(False).eval(), sequence)]
+        frozen = model.requires_grad_(False).eval()
+        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
         n_layers = self._frozen[0].n_layers
         outside = [n for n in layers if not 1 <= n < n_layers]
         if outside or not layers:

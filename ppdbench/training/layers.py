@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ppdbench.errors import ConfigError
 class TrainedLayers:
     """The layers of a model that is being trained, or read, over whole sequences."""
 
-    def __init__(self, model: Any, sequence: int) -> None:
+    def __init__(self, model: Any, sequence: int, *, compiled: bool = False) -> None:
         attention.install(model)
         self.model = model
         self.adapter: Adapter = adapter_for(model)
@@ -28,6 +29,10 @@ class TrainedLayers:
         self.n_layers = len(self.adapter.layers)
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
         self._maker: StepMaker | None = None
+        self._loss: Callable[[Tensor, Tensor], Tensor] = self._plain_loss
+        if compiled:
+            self.adapter.compile()
+            self._loss = torch.compile(self._plain_loss)
 
     def step(self, length: int) -> Step:
         """The pass over `length` tokens from the beginning."""
@@ -55,6 +60,13 @@ class TrainedLayers:
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head after any layer."""
         return self.adapter.logits(hidden)
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """How badly the readout after any layer predicts `targets` [batch, sequence]."""
+        return self._loss(hidden, targets)
+
+    def _plain_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(self.logits(hidden), targets)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.training.layers import TrainedLayers, cross_entropy
+from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.recipe import Recipe
 
 Losses = dict[str, Tensor]
@@ -20,12 +20,14 @@ Losses = dict[str, Tensor]
 class LayerSkipObjective(nn.Module):
     """The loss of one step; the module whose parameters are trained."""
 
-    def __init__(self, model: Any, recipe: Recipe, sequence: int, seed: int) -> None:
+    def __init__(
+        self, model: Any, recipe: Recipe, sequence: int, seed: int, *, compiled: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
         self.recipe = recipe
         self.seed = seed
-        self.layers = TrainedLayers(model, sequence)
+        self.layers = TrainedLayers(model, sequence, compiled=compiled)
         recipe.check(self.layers.n_layers)
 
     def forward(self, blocks: Tensor, t: int, total: int) -> Losses:
@@ -41,7 +43,7 @@ class LayerSkipObjective(nn.Module):
                 index, hidden, step, self._kept(index, len(blocks), t, total, draw)
             )
             if index in exits:
-                found = cross_entropy(layers.logits(hidden), targets)
+                found = layers.loss(hidden, targets)
                 weighted.append(exits[index] * found)
         early = [w.detach() / exits[i] for w, i in zip(weighted, exits, strict=True)][:-1]
         parts = {"loss": torch.stack(weighted).sum(), "last": found.detach()}

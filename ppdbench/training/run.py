@@ -144,7 +144,10 @@ def heads(
     """Heads for exit `layers` (none: all but the last) of a frozen model."""
     model, tokenizer = load_stock(spec)
     chosen = list(layers) or list(range(1, int(model.config.num_hidden_layers)))
-    objective = HeadsObjective(model, chosen, job.config.sequence, loss=loss, rank=rank)
+    config = job.config
+    objective = HeadsObjective(
+        model, chosen, config.sequence, loss=loss, rank=rank, compiled=config.compile
+    )
     facts = {
         "kind": "heads",
         "model": spec.name,
@@ -181,7 +184,10 @@ def _layerskip(
 ) -> Training:
     # Trained in float32; mixed precision is the accelerator's business.
     model = model.float().train().requires_grad_(True)
-    objective = LayerSkipObjective(model, recipe, job.config.sequence, job.config.seed)
+    config = job.config
+    objective = LayerSkipObjective(
+        model, recipe, config.sequence, config.seed, compiled=config.compile
+    )
     return Training(objective, model, tokenizer, job, facts)
 
 
@@ -220,3 +226,4 @@ def save_model(objective: LayerSkipObjective, tokenizer: Any, out: Path, dtype: 
     """Write an ordinary transformers folder."""
     objective.model.to(DTYPES[dtype]).save_pretrained(out)
     tokenizer.save_pretrained(out)
+    objective.model.float()  # what is measured from here on are the weights that were saved

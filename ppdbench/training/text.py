@@ -221,7 +221,6 @@ def _identity(spec: TextSpec, tokenizer: Any, vocab_size: int) -> dict[str, Any]
             if file.is_file():
                 status = file.stat()
                 files.append([file.name, status.st_size, status.st_mtime_ns])
-    words = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
     return {
         "sources": list(spec.sources),
         "split": spec.split,
@@ -229,5 +228,11 @@ def _identity(spec: TextSpec, tokenizer: Any, vocab_size: int) -> dict[str, Any]
         "max_documents": spec.max_documents,
         "files": files,
         "vocab_size": vocab_size,
-        "tokenizer": hashlib.sha256(words).hexdigest()[:16],
+        "tokenizer": vocabulary_hash(tokenizer),
     }
+
+
+def vocabulary_hash(tokenizer: Any) -> str:
+    """A hash of which id stands for which piece of text."""
+    words = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
+    return hashlib.sha256(words).hexdigest()[:16]

@@ -44,6 +44,7 @@ class TrainConfig:
     clip: float | None = None
     seed: int = 0
     precision: str = "no"
+    compile: bool = False
     checkpoint_every: int = 200
 
     def __post_init__(self) -> None:

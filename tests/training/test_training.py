@@ -376,3 +376,28 @@ def test_two_processes_have_the_losses_of_one(home: Path) -> None:
     for a, b in zip(alone, together, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
     assert (home / "together" / "model.safetensors").is_file()
+
+
+def test_every_exit_is_scored_on_tasks_afterwards(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = "layers=3,hidden=32,heads=2,vocab=300,context=1024"
+    words = ["--shape", shape, "--text", "text.txt", "--out", "new", "--steps", "2", *SMALL]
+    tasks = ["--task", "gsm8k", "--data", "builtin", "--limit", "1", "--rotation", "2"]
+    assert run(["train", "layerskip", *words, *tasks]) == 0
+    out = capsys.readouterr().out
+    for name in ("early-exit:exit_layer=1", "early-exit:exit_layer=2", "greedy"):
+        assert any(line.split()[:2] == ["gsm8k", name] for line in out.splitlines())
+    assert (home / "new" / "exits" / "samples.jsonl").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler has some of its own
+def test_compiled_training_takes_the_same_steps(home: Path) -> None:
+    losses = []
+    for out, extra in (("plain", []), ("compiled", ["--compile"])):
+        words = ["--model", "./model", "--text", "text.txt", "--out", out, "--steps", "4", *SMALL]
+        assert run(["train", "layerskip", *words, "--rotation", "3", "--p-max", "0.5", *extra]) == 0
+        lines = (home / out / "train.jsonl").read_text("utf-8").splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -1,0 +1,156 @@
+"""From the folders that `make reference` trains in to the model inside the package.
+
+    python -m benchmarks.reference assemble WORK    copy what ships into ppdbench/reference/
+    python -m benchmarks.reference measure          how it speaks: loops, continuations
+
+What is copied is what was trained; only two facts in config.json are changed: the type that
+the weights are run in by default (stored in half the space, run in float32) and the longest
+sequence (the longest it was trained on).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppdbench.resources import PACKAGE
+
+HOME = PACKAGE / "reference"
+MODEL = ("config.json", "generation_config.json", "model.safetensors")
+WORDS = ("tokenizer.json", "tokenizer_config.json")
+HEADS = ("heads.json", "heads.safetensors")
+TRAINED_POSITIONS = 2048
+
+MEASURED = {"reference": "skip2", "twin": "twin2", "heads": "heads", "draft": "draft"}
+SMOOTH = 20  # steps per point of the loss curves
+
+# A loop: the end of an output repeats a cycle of at most CYCLE tokens.
+TAIL, CYCLE = 32, 8
+
+PROSE = (
+    "It was a dark and stormy night, and",
+    "The old man walked slowly down to the river. He",
+    "In 1905, the city council decided to",
+    "The agency announced on Monday that",
+    '"I do not think," said the captain,',
+)
+
+
+def assemble(work: Path) -> None:
+    """Copy the trained model, its draft model and its heads into the package."""
+    for source, target in (("skip2", HOME), ("draft", HOME / "draft")):
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (*MODEL, *WORDS):
+            shutil.copyfile(work / source / name, target / name)
+        config = json.loads((target / "config.json").read_text("utf-8"))
+        config["dtype"] = "float32"
+        config["max_position_embeddings"] = TRAINED_POSITIONS
+        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    same = {(HOME / part / "tokenizer.json").read_bytes() for part in ("", "draft")}
+    if len(same) != 1:
+        raise SystemExit("the draft model has another tokenizer")
+    measured = {name: work / run / "quality.json" for name, run in MEASURED.items()}
+    quality = {n: json.loads(p.read_text("utf-8")) for n, p in measured.items() if p.is_file()}
+    (HOME / "quality.json").write_text(json.dumps(quality, indent=1) + "\n", "utf-8")
+    draw_losses(work)
+    copy_heads(work)
+    for path in HOME.rglob("*.safetensors"):
+        path.chmod(0o644)
+    size = sum(path.stat().st_size for path in HOME.rglob("*") if path.is_file())
+    print(f"{HOME}: {size / 1e6:.1f} MB")
+
+
+def copy_heads(work: Path) -> None:
+    """The heads in half the space, like the model they belong to."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    (HOME / "heads").mkdir(exist_ok=True)
+    shutil.copyfile(work / "heads" / HEADS[0], HOME / "heads" / HEADS[0])
+    tensors = load_file(work / "heads" / HEADS[1])
+    halved = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    save_file(halved, HOME / "heads" / HEADS[1])
+
+
+def draw_losses(work: Path) -> None:
+    """The last layer's loss over both stages, with LayerSkip and without."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, label in (("skip", "LayerSkip"), ("twin", "without"), ("draft", "draft model")):
+        stages = ("draft",) if name == "draft" else (f"{name}1", f"{name}2")
+        logs = [work / stage / "train.jsonl" for stage in stages]
+        tokens, losses, before = [], [], 0
+        for log in filter(Path.is_file, logs):
+            lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+            for start in range(0, len(lines) - SMOOTH + 1, SMOOTH):
+                part = lines[start : start + SMOOTH]
+                tokens.append((before + part[-1]["tokens"]) / 1e6)
+                losses.append(sum(line["last"] for line in part) / SMOOTH)
+            before += lines[-1]["tokens"]
+        axes.plot(tokens, losses, label=label, linewidth=1.2)
+    axes.set(xlabel="million tokens", ylabel="training loss after the last layer", ylim=(3, 6))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(HOME / "loss.png", dpi=110, metadata={"Software": None})
+
+
+def loops(output: Sequence[int]) -> bool:
+    """Whether the last TAIL tokens repeat a cycle of at most CYCLE."""
+    tail = list(output[-TAIL:])
+    if len(tail) < TAIL:
+        return False
+    return any(tail[n:] == tail[:-n] for n in range(1, CYCLE + 1))
+
+
+def measure(model: str, new_tokens: int = 128) -> None:
+    """The share of outputs that loop on every builtin task, and prose continued greedily."""
+    from ppdbench.bench.clock import Clock
+    from ppdbench.decoding.limits import Limits
+    from ppdbench.decoding.loop import autoregressive
+    from ppdbench.engine.loading import ModelSpec, load
+    from ppdbench.engine.quiet import quiet
+    from ppdbench.engine.session import Session
+    from ppdbench.tasks import task_names
+    from ppdbench.workload import RunConfig, Workload, capacity
+
+    quiet()
+    spec = ModelSpec(name=model, offline=True)
+    config = RunConfig(
+        model=spec, tasks=tuple(task_names()), data="builtin", max_new_tokens=new_tokens
+    )
+    loaded = load(spec)
+    items = Workload.read(config).encode(loaded)
+    session = Session(loaded.staged, capacity(items))
+    clock = Clock(loaded.staged.device)
+    looping: dict[str, list[bool]] = {}
+    for item in items:
+        limits = Limits(new_tokens, loaded.eos_ids)
+        output = autoregressive(session, item.ids, limits, clock).output_ids
+        looping.setdefault(item.task.name, []).append(loops(output))
+    every = [looped for task in looping.values() for looped in task]
+    print("| task | outputs | end in a loop |\n| --- | ---: | ---: |")
+    for task, found in [*looping.items(), ("all", every)]:
+        print(f"| {task} | {len(found)} | {100 * sum(found) / len(found):.0f}% |")
+    print()
+    for text in PROSE:
+        ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
+        output = autoregressive(session, ids, Limits(48, loaded.eos_ids), clock).output_ids
+        print(f"> {text}**{loaded.tokenizer.decode(output, skip_special_tokens=True)}**\n")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["assemble"] and len(sys.argv) == 3:
+        assemble(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["measure"]:
+        measure(sys.argv[2] if len(sys.argv) > 2 else "reference")
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The embedded model: whole, loadable by anyone, exact, and as good as its README says."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from ppdbench.decoding.limits import Limits
+from ppdbench.engine.heads import load_heads
+from ppdbench.engine.loading import Loaded, ModelSpec, load
+from ppdbench.resources import reference_model
+from ppdbench.strategies import METHODS
+from ppdbench.strategies.base import Setup
+from ppdbench.testing import Case, decode, reference
+
+HOME = reference_model()
+PROMPTS = (
+    "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:",
+    "The old man walked slowly down to the river. He",
+)
+OPTIONS = {
+    "layerskip": {"exit_layer": "2"},
+    "speculative": {"draft_model": "reference-draft"},
+    "prompt-lookup": {},
+    "lookahead": {},
+    "jacobi": {},
+    "draft-verify": {},
+}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    return load(ModelSpec(offline=True, device="cpu"))
+
+
+def test_it_is_small_enough_to_travel_and_runs_in_float32(loaded: Loaded) -> None:
+    files = [path for path in HOME.rglob("*") if path.suffix in (".safetensors", ".json")]
+    assert sum(path.stat().st_size for path in files) < 20e6
+    assert 8 <= loaded.staged.n_layers <= 12
+    assert loaded.staged.dtype == torch.float32
+    assert loaded.max_positions >= 2048
+
+
+def test_transformers_alone_loads_it(loaded: Loaded) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(HOME, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(HOME, local_files_only=True)
+    assert 5e6 <= model.num_parameters() <= 10e6
+    for text in PROMPTS:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        with torch.inference_mode():
+            truth = model.generate(
+                torch.tensor([ids]), max_new_tokens=24, do_sample=False, pad_token_id=0
+            )
+        case = Case(text, ids, _limits(24, loaded))
+        assert list(reference(case, loaded.staged).output_ids) == truth[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("method", sorted(OPTIONS))
+def test_every_method_gives_the_greedy_output(method: str, loaded: Loaded) -> None:
+    setup = Setup(loaded, 64)
+    decoder = METHODS.get(method).build(OPTIONS[method]).prepare(setup)
+    for text in PROMPTS:
+        ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
+        case = Case(text, ids, _limits(64 - len(ids), loaded))
+        ours = decode(decoder, case, loaded.staged)
+        assert ours.output_ids == reference(case, loaded.staged).output_ids
+
+
+def test_its_heads_and_its_draft_model_belong_to_it(loaded: Loaded) -> None:
+    assert sorted(load_heads("reference", loaded)) == list(range(1, loaded.staged.n_layers))
+    words = [(HOME / part / "tokenizer.json").read_bytes() for part in ("", "draft")]
+    assert words[0] == words[1]
+
+
+def test_greedy_prose_is_made_of_english_words(loaded: Loaded) -> None:
+    text = "The old man walked slowly down to the river. He"
+    ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
+    case = Case(text, ids, _limits(40, loaded))
+    said = loaded.tokenizer.decode(list(reference(case, loaded.staged).output_ids))
+    words = re.findall(r"[a-z]+", said.lower())
+    common = {"the", "and", "he", "was", "a", "to", "of", "his", "in", "had", "it", "that"}
+    assert len(words) >= 10
+    assert len(common & set(words)) >= 3
+
+
+def test_the_readme_quotes_what_was_measured() -> None:
+    readme = (HOME / "README.md").read_text("utf-8")
+    quality = json.loads((HOME / "quality.json").read_text("utf-8"))
+    for name in ("reference", "twin"):
+        for entry in quality[name]:
+            assert f"{entry['perplexity']:.2f}" in readme
+
+
+def _limits(n: int, loaded: Loaded) -> Limits:
+    return Limits(n, loaded.eos_ids)
