@@ -1,11 +1,39 @@
-"""Whether an output is exactly what greedy decoding gives."""
+"""Whether an output is exactly what greedy decoding gives, and if not, whether rounding did it.
+
+A pass over several rows may round differently from a pass over one. Where two outputs part,
+both kinds of pass are made once more over the same tokens, and what they differ by is
+measured: only a choice closer than that may be a tie.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ppdbench.decoding.loop import Decoded
+    from ppdbench.engine.session import Session
 
 Verdict = Literal["identical", "tie", "mismatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict and, where outputs differ, what it rests on.
+
+    `position` is the first output token that differs, `margin` by how much greedy decoding
+    preferred its token there, `discrepancy` by how much the two kinds of pass move any two
+    logits apart on that prefix.
+    """
+
+    verdict: Verdict
+    position: int | None = None
+    margin: float | None = None
+    discrepancy: float | None = None
 
 
 def first_difference(ours: Sequence[int], greedy: Sequence[int]) -> int | None:
@@ -16,6 +44,57 @@ def first_difference(ours: Sequence[int], greedy: Sequence[int]) -> int | None:
     return None if len(ours) == len(greedy) else min(len(ours), len(greedy))
 
 
-def compare(ours: Sequence[int], greedy: Sequence[int]) -> Verdict:
-    """Token ids against token ids, up to and including EOS, both capped alike."""
-    return "identical" if first_difference(ours, greedy) is None else "mismatch"
+def judge(
+    ours: Decoded, greedy: Decoded, prompt_ids: list[int], session: Session, *, rounding: bool
+) -> Judgement:
+    """Token ids against token ids, up to and including EOS, both capped alike.
+
+    `rounding` says whether the two could differ by it at all: not where every pass of both
+    had the same shape.
+    """
+    position = first_difference(ours.output_ids, greedy.output_ids)
+    if position is None:
+        return Judgement("identical")
+    if not 0 < position < min(len(ours.output_ids), len(greedy.output_ids)):
+        return Judgement("mismatch", position)
+    single, several = _both_ways(session, prompt_ids, ours, position)
+    theirs, own = greedy.output_ids[position], ours.output_ids[position]
+    margin = float(single[theirs] - single[own])
+    moved = several - single
+    discrepancy = float(moved.max() - moved.min())
+    verdict: Verdict = "tie" if rounding and abs(margin) <= discrepancy else "mismatch"
+    return Judgement(verdict, position, margin, discrepancy)
+
+
+@torch.inference_mode()
+def _both_ways(
+    session: Session, prompt_ids: list[int], ours: Decoded, position: int
+) -> tuple[Tensor, Tensor]:
+    """The logits [vocab] that choose output `position`: one row per pass, and as verified."""
+    output = ours.output_ids
+    _prefill(session, prompt_ids)
+    for token in output[:position]:
+        logits = session.advance(session.ids([token]))
+    single = logits[0, 0].float()
+
+    _prefill(session, prompt_ids)
+    done = 1  # output tokens chosen; the prefill chose the first
+    for rows, accepted in zip(ours.rows, ours.accepted, strict=True):
+        known = output[done - 1 : done + accepted]
+        # What was drafted and rejected is not known any more, and no other row depends on it.
+        row = [*known, *[known[-1]] * (rows - len(known))]
+        start = session.cached
+        step = session.chain(rows)
+        if ours.trees:
+            step = session.tree([*range(-1, accepted), *[-1] * (rows - 1 - accepted)])
+        hidden = session.forward(session.ids(row), step)
+        if position <= done + accepted:
+            return single, session.logits(hidden)[0, position - done].float()
+        session.cache.truncate(start + 1 + accepted)
+        done += 1 + accepted
+    raise AssertionError("no step chose this position")
+
+
+def _prefill(session: Session, prompt_ids: list[int]) -> None:
+    session.reset(prompt_ids)
+    session.prefill()

@@ -1,19 +1,29 @@
-"""The decoding loop: prefill, then one step after another until a limit is reached.
+"""The decoding loop: prefill, then propose, verify and commit until a limit is reached.
 
-Every step ends by reading its token, which is the only point where host and device meet;
-the clock is read there and nowhere else.
+Every step ends by reading its tokens, which is the only point where host and device meet;
+the clock is read there and, once more, between drafting and verifying.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ppdbench.bench.clock import Clock
+from ppdbench.decoding.draft import EMPTY, Draft
 from ppdbench.decoding.limits import Finish, Limits
+from ppdbench.decoding.sampling import GREEDY, Chooser
+from ppdbench.decoding.verify import Outcome, accept_greedy, accept_sampled
 from ppdbench.engine.session import Session
+from ppdbench.engine.staged import Tap
 from ppdbench.errors import NumericalError
+
+if TYPE_CHECKING:
+    from ppdbench.strategies.base import Proposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +31,10 @@ class Decoded:
     """One output and how it came about.
 
     The prefill yields the first token and each step `1 + accepted` more, so
-    `len(output_ids) == 1 + sum(accepted) + len(accepted)`, less what the last step
-    committed beyond a limit.
+    `len(output_ids) == 1 + sum(accepted) + len(accepted)`, less one where a limit ended the
+    output at a drafted token. `draft_ms` is the part of each step before its verification;
+    `rows` holds the query rows of each pass, and `trees` says whether any draft branched;
+    `exits` how many layers each token ran through, where a method leaves some out.
     """
 
     output_ids: tuple[int, ...]
@@ -31,45 +43,210 @@ class Decoded:
     prefill_ms: float
     step_ms: tuple[float, ...]
     finish: Finish
+    draft_ms: tuple[float, ...] = ()
+    rows: tuple[int, ...] = ()
+    trees: bool = False
+    exits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a strategy learns of a new sequence besides its tokens.
+
+    `taps` holds what the layers that it asked for gave over the prompt: [1, n, hidden].
+    """
+
+    chooser: Chooser
+    taps: dict[int, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a pass over a draft found, for the strategy to learn from.
+
+    `predictions` holds the model's most likely token after the newest token, then after each
+    node of the draft; `hidden` [1, 1 + n, hidden] what the last layer gave there; `taps` the
+    same for the layers that the strategy asked for.
+    """
+
+    draft: Draft
+    outcome: Outcome
+    predictions: tuple[int, ...]
+    hidden: Tensor
+    taps: dict[int, Tensor]
 
 
 @torch.inference_mode()
 def autoregressive(
-    session: Session, prompt_ids: list[int], limits: Limits, clock: Clock
+    session: Session,
+    prompt_ids: list[int],
+    limits: Limits,
+    clock: Clock,
+    chooser: Chooser = GREEDY,
 ) -> Decoded:
-    """Plain greedy decoding: the reference every other strategy is compared with."""
+    """One token per pass: the reference that every strategy is compared with."""
     session.reset(prompt_ids)
     clock.synchronize()
     before = clock.now()
     logits = session.prefill()
-    token = logits.argmax(-1)
+    token = chooser.choose(logits[:, -1])
     output = [int(token)]
     after = clock.now()
     prefill_ms, step_ms = 1e3 * (after - before), []
     session.tokens.append(output[-1])
     # Collected, not read: a NaN anywhere in the logits is what argmax picks.
-    peaks = [logits.amax()]
+    peaks = {1: logits.amax()}
     while (finish := limits.finish(output)) is None:
         before = clock.now()
         logits = session.advance(token)
-        token = logits.argmax(-1)
+        token = chooser.choose(logits[:, -1])
         output.append(int(token))
         step_ms.append(1e3 * (clock.now() - before))
         session.tokens.append(output[-1])
-        peaks.append(logits.amax())
+        peaks[len(output)] = logits.amax()
+    _refuse_nan(session, peaks)
+    n = len(step_ms)
+    none, one = (0,) * n, (1,) * n
+    return Decoded(tuple(output), none, none, prefill_ms, tuple(step_ms), finish, rows=one)
+
+
+@torch.inference_mode()
+def speculative(
+    session: Session,
+    proposer: Proposer,
+    prompt_ids: list[int],
+    limits: Limits,
+    clock: Clock,
+    chooser: Chooser = GREEDY,
+) -> Decoded:
+    """Propose, verify, commit: any strategy's drafts, the model's own output."""
+    session.reset(prompt_ids)
+    verifier = Verifier(session, chooser, proposer.taps)
+    clock.synchronize()
+    before = clock.now()
+    output = [verifier.first()]
+    session.tokens.append(output[-1])
+    proposer.start(session, Opening(chooser, verifier.prompt_taps))
+    clock.synchronize()
+    prefill_ms = 1e3 * (clock.now() - before)
+    proposed, accepted, rows, step_ms, draft_ms = [], [], [], [], []
+    trees = False
+    while (finish := limits.finish(output)) is None:
+        before = clock.now()
+        # The token that the model adds itself takes the last place.
+        room = limits.max_new_tokens - len(output) - 1
+        draft = proposer.propose(session, room) if room else EMPTY
+        draft.check(session.model.vocab_size)
+        draft = draft.within(room)
+        trees = trees or draft.parents is not None
+        between = clock.now()
+        verified = verifier.verify(draft, len(output) + 1)
+        new = [*(draft.tokens[node] for node in verified.outcome.path), verified.outcome.token]
+        kept = _commit(output, new, limits)
+        session.tokens += new[:kept]
+        if kept == len(new):
+            proposer.learn(session, verified)
+        after = clock.now()
+        proposed.append(draft.proposed)
+        accepted.append(min(kept, len(verified.outcome.path)))
+        rows.append(1 + len(draft))
+        draft_ms.append(1e3 * (between - before))
+        step_ms.append(1e3 * (after - before))
+    _refuse_nan(session, verifier.peaks)
+    return Decoded(
+        tuple(output),
+        tuple(proposed),
+        tuple(accepted),
+        prefill_ms,
+        tuple(step_ms),
+        finish,
+        tuple(draft_ms),
+        tuple(rows),
+        trees,
+    )
+
+
+def _commit(output: list[int], new: list[int], limits: Limits) -> int:
+    """Append tokens one by one, as greedy decoding would, until a limit; how many it took."""
+    for count, token in enumerate(new, start=1):
+        output.append(token)
+        if limits.finish(output) is not None:
+            return count
+    return len(new)
+
+
+@dataclass(slots=True)
+class Verifier:
+    """Runs the model over drafts and leaves in the cache what was accepted."""
+
+    session: Session
+    chooser: Chooser
+    taps: tuple[int, ...] = ()
+    peaks: dict[int, Tensor] = field(default_factory=dict)  # by output position
+    prompt_taps: dict[int, Tensor] = field(default_factory=dict)
+
+    def first(self) -> int:
+        """Run the prompt; the first token of the output."""
+        logits = self.session.prefill(tap=self._tap(self.prompt_taps))
+        self.peaks[1] = logits.amax()
+        return int(self.chooser.choose(logits[:, -1]))
+
+    def verify(self, draft: Draft, position: int) -> Verified:
+        """One pass over the newest token and the draft; decides from output `position` on."""
+        session, start = self.session, self.session.cached
+        taps: dict[int, Tensor] = {}
+        hidden = self._pass(draft, taps)
+        logits = session.logits(hidden)  # [1, 1 + n, vocab]
+        self.peaks[position] = logits.amax()
+        predictions = tuple(logits[0].argmax(-1).tolist())
+        if self.chooser.target.greedy:
+            outcome = accept_greedy(draft, predictions)
+        else:
+            generator = self.chooser.generator
+            outcome = accept_sampled(draft, logits[0], self.chooser.target, generator)
+        session.cache.keep(start, [0, *(1 + node for node in outcome.path)])
+        return Verified(draft, outcome, predictions, hidden, taps)
+
+    def _pass(self, draft: Draft, taps: dict[int, Tensor]) -> Tensor:
+        """Hidden states [1, 1 + n, hidden] after the last layer."""
+        session, n = self.session, 1 + len(draft)
+        if draft.parents is None:
+            step = session.chain(n)
+        else:
+            step = session.tree([-1, *(1 + parent for parent in draft.parents)])
+        if draft.computed is None:
+            hidden = session.embed(session.ids([session.tokens[-1], *draft.tokens]), step)
+            first = 0
+        else:
+            hidden, first = draft.computed.hidden, draft.computed.layers
+        last = session.model.n_layers
+        return session.run(hidden, first, last, step, tap=self._tap(taps))
+
+    def _tap(self, into: dict[int, Tensor]) -> Tap | None:
+        """Keeps what the layers give that the strategy wants to see."""
+        if not self.taps:
+            return None
+
+        def tap(layer: int, hidden: Tensor) -> None:
+            if layer in self.taps:
+                into[layer] = hidden
+
+        return tap
+
+
+def _refuse_nan(session: Session, peaks: dict[int, Tensor]) -> None:
     try:
-        check_finite(torch.stack(peaks), session.model.n_layers)
+        check_finite(torch.stack(list(peaks.values())), session.model.n_layers, list(peaks))
     except NumericalError:
         session.cache.wipe()
         raise
-    none = (0,) * len(step_ms)
-    return Decoded(tuple(output), none, none, prefill_ms, tuple(step_ms), finish)
 
 
-def check_finite(peaks: torch.Tensor, layer: int) -> None:
-    """Refuse outputs that came from NaN or infinite logits."""
+def check_finite(peaks: Tensor, layer: int, positions: Sequence[int] | None = None) -> None:
+    """Refuse outputs that came from NaN or infinite logits; `positions` of outputs, 1, 2, ..."""
     if not bool(torch.isfinite(peaks).all()):
-        position = int((~torch.isfinite(peaks)).nonzero()[0, 0]) + 1
+        first = int((~torch.isfinite(peaks)).nonzero()[0, 0])
+        position = first + 1 if positions is None else positions[first]
         raise NumericalError(
             f"NaN or infinite logits after layer {layer} at output position {position}; "
             "try --dtype float32 or check the weights"

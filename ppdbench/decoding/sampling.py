@@ -66,6 +66,31 @@ class Target:
         return probabilities / probabilities.sum(-1, keepdim=True)
 
 
+class Chooser:
+    """Picks the tokens of one example: the most likely ones, or seeded draws."""
+
+    def __init__(self, target: Target, generator: torch.Generator | None = None) -> None:
+        self.target = target
+        self.generator = torch.Generator() if generator is None else generator
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """One token [1, 1] for `logits` [1, vocab]."""
+        if self.target.greedy:
+            return logits.argmax(-1, keepdim=True)
+        return self.target.choose(logits, [self.generator])
+
+    def draw(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A drafted token [1, 1] and, if it was drawn, what from: [1, vocab]."""
+        if self.target.greedy:
+            return logits.argmax(-1, keepdim=True), None
+        probabilities = self.target.distribution(logits)
+        token = torch.multinomial(probabilities.cpu(), 1, generator=self.generator)
+        return token.to(logits.device), probabilities
+
+
+GREEDY = Chooser(Target())
+
+
 def generator_for(seed: int, *names: str) -> torch.Generator:
     """A generator of its own for each example, so that order does not change what is drawn."""
     digest = hashlib.sha256("\0".join([str(seed), *names]).encode()).digest()

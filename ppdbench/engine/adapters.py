@@ -6,6 +6,8 @@ Decoder layers are the loaded model's own modules.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -40,6 +42,7 @@ class Adapter:
         self.config = model.config
         self.body = model.get_submodule(self.body_path)
         self.layers: list[nn.Module] = list(getattr(self.body, self.layers_name))
+        self._passes = [layer.forward for layer in self.layers]
         self.embedding: nn.Module = getattr(self.body, self.embedding_name)
         self.final_norm: nn.Module | None = getattr(self.body, self.norm_name)
         self.head: nn.Module = model.get_output_embeddings()
@@ -66,7 +69,7 @@ class Adapter:
         arguments: dict[str, Any] = {"attention_mask": mask, self.cache_argument: cache}
         if rotary is not None:
             arguments["position_embeddings"] = rotary
-        out: Tensor = self.layers[index].forward(hidden, **arguments)
+        out: Tensor = self._passes[index](hidden, **arguments)
         return out
 
     def norm(self, hidden: Tensor) -> Tensor:
@@ -99,6 +102,19 @@ class Adapter:
             return cos[None, step.start : step.end], sin[None, step.start : step.end]
         index = step.positions.to(cos.device)
         return cos[index], sin[index]
+
+    def with_layers(self, others: Mapping[int, nn.Module]) -> Adapter:
+        """The same, but with other modules in the place of some layers."""
+        twin = copy.copy(self)
+        twin.layers = [others.get(i, layer) for i, layer in enumerate(self.layers)]
+        twin._passes = [
+            others[i].forward if i in others else call for i, call in enumerate(self._passes)
+        ]
+        return twin
+
+    def compile(self) -> None:
+        """Compile the layers, with one artefact for all of them and for any batch."""
+        self._passes = [torch.compile(layer.forward, dynamic=True) for layer in self.layers]
 
     def pack(self) -> None:
         """Lay the weights out for this machine's matrix kernels."""

@@ -65,12 +65,12 @@ class KVCache:
     def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
         """Announce the rows that the layers [start_layer, stop_layer) are about to write.
 
-        A pass of fixed shape knows its rows only as a tensor; who makes it says by `hold`
-        how long the layers are afterwards.
+        Of a pass whose rows the host does not know, who makes it says by `hold` how long the
+        layers are afterwards.
         """
         if step.end > self.capacity or step.key_length > self.capacity:
             raise ValueError(f"pass ends at row {step.end}, the cache holds {self.capacity}")
-        if step.rows is None:
+        if step.known:
             for layer in range(start_layer, stop_layer):
                 if step.start > self.lengths[layer]:
                     raise ValueError(

@@ -9,7 +9,7 @@ position, never a row).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ class Step:
     `contiguous` says that positions are start, start+1, ... for every sequence, so that
     position tables can be sliced instead of gathered. `visible` is None where causal
     order alone decides (one query, or a prefill from row 0); else a mask [batch or 1,
-    query, key]. `rows` holds the rows to write as a tensor, for shapes that stay fixed.
+    query, key]. `rows` holds the rows to write as a tensor, for shapes that stay fixed; `idle`
+    of them, the last, only fill up the shape, and `known` says whether the host knows where
+    the others are.
     """
 
     start: int
@@ -34,12 +36,14 @@ class Step:
     # Where queries and keys stand, for windows to measure: [batch or 1, query] and [.., key].
     places: tuple[Tensor, Tensor] | None = None
     rows: Tensor | None = None
+    idle: int = 0
+    known: bool = True
     _windowed: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
         """The first cache row after those this pass writes."""
-        return self.start + self.n_query
+        return self.start + self.n_query - self.idle
 
     def mask(self, window: int | None) -> Tensor | None:
         """The boolean mask [batch or 1, 1, query, key] for layers with this window."""
@@ -55,28 +59,89 @@ class Step:
         return self._windowed[window]
 
 
+@dataclass(frozen=True, slots=True)
+class FixedShape:
+    """The one shape of every decoding pass: query rows, and key rows that they read.
+
+    Each row is then computed by the same kernel in the same order, whatever the others hold.
+    Rows that a pass does not need are written behind the keys, where nobody looks.
+    """
+
+    rows: int
+    keys: int
+
+
 class StepMaker:
     """Makes the steps of a run from index tensors that are allocated once.
 
-    `window` is the narrowest of the model's sliding windows, if it has any.
+    `window` is the narrowest of the model's sliding windows, if it has any. With a `shape`
+    all steps but prefills have it.
     """
 
-    def __init__(self, capacity: int, device: torch.device, window: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        device: torch.device,
+        window: int | None = None,
+        shape: FixedShape | None = None,
+    ) -> None:
         self.capacity = capacity
         self.device = device
         self.window = window
+        self.shape = shape
         self.index = torch.arange(capacity, device=device)[None]  # [1, capacity]
+
+    def prefill(self, n_query: int) -> Step:
+        """The first tokens of one unpadded sequence."""
+        step = Step(0, n_query, n_query, self.index[:, :n_query], contiguous=True)
+        if n_query > 1 and self.window is not None and n_query > self.window:
+            self._causal(step)
+        return step
 
     def chain(self, start: int, n_query: int) -> Step:
         """Consecutive tokens of one unpadded sequence; keys are exactly the rows so far."""
         end = start + n_query
-        positions = self.index[:, start:end]
-        step = Step(start, n_query, end, positions, contiguous=True)
+        step = Step(start, n_query, end, self.index[:, start:end], contiguous=True)
+        if self.shape is not None:
+            return self._filled_up(self._causal(step), self.shape)
         if n_query > 1 and (start > 0 or (self.window is not None and end > self.window)):
-            keys = self.index[:, :end]
-            step.visible = keys[:, None, :] <= positions[:, :, None]
-            step.places = (positions, keys)
+            self._causal(step)
         return step
+
+    def _causal(self, step: Step) -> Step:
+        keys = self.index[:, : step.end]
+        step.visible = keys[:, None, :] <= step.positions[:, :, None]
+        step.places = (step.positions, keys)
+        return step
+
+    def _filled_up(self, step: Step, shape: FixedShape) -> Step:
+        """The same pass in the fixed shape."""
+        idle = shape.rows - step.n_query
+        if idle < 0 or step.end > shape.keys:
+            raise ValueError(
+                f"a pass of {step.n_query} rows up to row {step.end} in a shape of {shape}"
+            )
+        assert step.visible is not None
+        assert step.places is not None
+        visible = torch.zeros(1, shape.rows, shape.keys, dtype=torch.bool, device=self.device)
+        visible[:, : step.n_query, : step.key_length] = step.visible
+        # A softmax over nothing would be NaN: idle rows look at the first key.
+        visible[:, step.n_query :, 0] = True
+        positions = torch.nn.functional.pad(step.positions, (0, idle))
+        later = self.index[:, step.key_length : shape.keys]
+        behind = self.index[0, shape.keys : shape.keys + idle]
+        return replace(
+            step,
+            n_query=shape.rows,
+            key_length=shape.keys,
+            positions=positions,
+            contiguous=False,
+            visible=visible,
+            places=(positions, torch.cat([step.places[1], later], dim=1)),
+            rows=torch.cat([self.index[0, step.start : step.end], behind]),
+            idle=idle,
+            _windowed={},
+        )
 
     def fixed(self, start: Tensor, n_query: int, key_length: int) -> Step:
         """Consecutive tokens in a shape that never changes: `start` is a tensor of one row.
@@ -95,25 +160,30 @@ class StepMaker:
             visible=keys[:, None, :] <= positions[:, :, None],
             places=(positions, keys),
             rows=positions[0],
+            known=False,
         )
 
-    def tree(self, start: int, parents: Sequence[int]) -> Step:
+    def tree(self, start: int, parents: Sequence[int], last: int | None = None) -> Step:
         """A flattened tree whose node i hangs on node `parents[i]` (-1: on the sequence).
 
-        Every node sees the sequence, its ancestors and itself; its position is its depth.
+        Every node sees the sequence, its ancestors and itself; its position is its depth, or
+        `last` where it would lie beyond that.
         """
         depth: list[int] = []
-        ancestors = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+        lines: list[list[int]] = []
         for node, parent in enumerate(parents):
             if not -1 <= parent < node:
                 raise ValueError(f"tree node {node} names parent {parent}; use -1..{node - 1}")
             depth.append(0 if parent < 0 else depth[parent] + 1)
-            if parent >= 0:
-                ancestors[node] = ancestors[parent]
-            ancestors[node, node] = True
+            lines.append([node] if parent < 0 else [*lines[parent], node])
+        ancestors = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+        flat = [node * len(parents) + other for node, line in enumerate(lines) for other in line]
+        ancestors.view(-1)[flat] = True
         positions = torch.tensor([depth], device=self.device) + start
+        if last is not None:
+            positions = positions.clamp(max=last)
         prefix = torch.ones(len(parents), start, dtype=torch.bool)
-        return Step(
+        step = Step(
             start=start,
             n_query=len(parents),
             key_length=start + len(parents),
@@ -122,6 +192,7 @@ class StepMaker:
             visible=torch.cat([prefix, ancestors], dim=1).to(self.device)[None],
             places=(positions, torch.cat([self.index[:, :start], positions], dim=1)),
         )
+        return step if self.shape is None else self._filled_up(step, self.shape)
 
     def padded(self, start: int, n_query: int, padding: Tensor) -> Step:
         """Consecutive tokens of sequences padded on the left by `padding` rows each: [batch]."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from ppdbench.engine.masks import Step
 from ppdbench.engine.staged import StagedModel, Tap
 
 
@@ -12,12 +16,17 @@ class Session:
     """Tokens so far and the cache rows behind them; the buffers serve one example after another.
 
     `tokens` are all known tokens. The cache holds a prefix of them: after `prefill` all,
-    during decoding all but the newest.
+    during decoding all but the newest. `fixed_rows` makes every pass after the prefill one of
+    that many query rows over one key length; callers still hand in and get only theirs.
     """
 
-    def __init__(self, model: StagedModel, capacity: int) -> None:
+    def __init__(
+        self, model: StagedModel, capacity: int, *, spare: int = 0, fixed_rows: int | None = None
+    ) -> None:
         self.model = model
-        self.cache, self.steps = model.new_cache(capacity)
+        self.capacity = capacity
+        self.fixed_rows = fixed_rows
+        self.cache, self.steps = model.new_cache(capacity, spare=spare, fixed_rows=fixed_rows)
         self.tokens: list[int] = []
 
     @property
@@ -30,20 +39,59 @@ class Session:
         self.tokens = list(prompt_ids)
         self.cache.truncate(0)
 
-    def forward(self, tokens: Tensor, *, tap: Tap | None = None) -> Tensor:
-        """Run all layers over the next tokens [1, query]; the last one's hidden state."""
-        step = self.steps.chain(self.cached, tokens.shape[1])
-        hidden = self.model.forward(tokens, step, self.cache, tap=tap)
-        return hidden[:, -1:]
+    def ids(self, tokens: Sequence[int]) -> Tensor:
+        """Tokens on the device: [1, n]."""
+        return torch.tensor([tokens], device=self.model.device)
+
+    # Passes over the rows that follow
+
+    def chain(self, n: int, start: int | None = None) -> Step:
+        """The pass over the next `n` tokens, from row `start` (the first that is not cached)."""
+        return self.steps.chain(self.cached if start is None else start, n)
+
+    def tree(self, parents: Sequence[int]) -> Step:
+        """The pass over the nodes of a tree that hangs on the cached tokens."""
+        return self.steps.tree(self.cached, parents, last=self.capacity - 1)
+
+    def embed(self, tokens: Tensor, step: Step) -> Tensor:
+        """Tokens [1, n] to what layer 0 takes."""
+        if not step.idle:
+            return self.model.embed(tokens, step)
+        n = tokens.shape[1]
+        return self.model.embed(pad(tokens, (0, step.idle)), step)[:, :n]
+
+    def run(
+        self, hidden: Tensor, first: int, last: int, step: Step, *, tap: Tap | None = None
+    ) -> Tensor:
+        """Layers [first, last) over `hidden` [1, n, hidden]."""
+        n = hidden.shape[1]
+        if not step.idle:
+            return self.model.run(hidden, first, last, step, self.cache, tap=tap)
+        seen = None if tap is None else lambda layer, hidden: tap(layer, hidden[:, :n])
+        filled = pad(hidden, (0, 0, 0, step.idle))
+        return self.model.run(filled, first, last, step, self.cache, tap=seen)[:, :n]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head over `hidden` [1, n, hidden], after whichever layer."""
+        n = hidden.shape[1]
+        idle = max(0, (self.fixed_rows or 0) - n)
+        return self.model.logits(pad(hidden, (0, 0, 0, idle)) if idle else hidden)[:, :n]
+
+    def forward(
+        self, tokens: Tensor, step: Step | None = None, *, tap: Tap | None = None
+    ) -> Tensor:
+        """All layers over `tokens` [1, n], a chain unless told: hidden states [1, n, hidden]."""
+        step = self.chain(tokens.shape[1]) if step is None else step
+        return self.run(self.embed(tokens, step), 0, self.model.n_layers, step, tap=tap)
 
     def prefill(self, *, tap: Tap | None = None) -> Tensor:
         """Run the prompt; logits [1, 1, vocab] after its last token."""
-        ids = torch.tensor([self.tokens], device=self.model.device)
-        return self.model.logits(self.forward(ids, tap=tap))
+        step = self.steps.prefill(len(self.tokens))
+        return self.logits(self.forward(self.ids(self.tokens), step, tap=tap)[:, -1:])
 
     def advance(self, token: Tensor, *, tap: Tap | None = None) -> Tensor:
         """Run one token [1, 1] (already on the device); logits [1, 1, vocab] after it."""
-        return self.model.logits(self.forward(token, tap=tap))
+        return self.logits(self.forward(token, tap=tap))
 
     def rollback(self, length: int) -> None:
         """Back to the first `length` tokens."""

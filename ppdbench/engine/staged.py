@@ -10,7 +10,7 @@ from torch import Tensor
 from ppdbench.engine import attention
 from ppdbench.engine.adapters import adapter_for
 from ppdbench.engine.cache import KVCache
-from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.masks import FixedShape, Step, StepMaker
 from ppdbench.engine.packing import packed_bytes
 
 Tap = Callable[[int, Tensor], None]
@@ -40,12 +40,25 @@ class StagedModel:
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
 
     def new_cache(
-        self, capacity: int, *, batch: int = 1, layers: range | None = None
+        self,
+        capacity: int,
+        *,
+        batch: int = 1,
+        layers: range | None = None,
+        spare: int = 0,
+        fixed_rows: int | None = None,
     ) -> tuple[KVCache, StepMaker]:
-        """A cache for sequences of up to `capacity` tokens, and the maker of its steps."""
+        """A cache for sequences of up to `capacity` tokens, and the maker of its steps.
+
+        `spare` rows hold the branches of trees that the sequence will not keep. `fixed_rows`
+        gives every decoding pass that many query rows and one key length.
+        """
         self.adapter.prepare(capacity)
-        cache = KVCache(self.cache_shape, capacity, batch=batch, layers=layers)
-        return cache, StepMaker(capacity, self.device, self.adapter.narrowest_window)
+        rows = capacity + spare
+        shape = None if fixed_rows is None else FixedShape(fixed_rows, rows)
+        cache = KVCache(self.cache_shape, rows + (fixed_rows or 0), batch=batch, layers=layers)
+        window = self.adapter.narrowest_window
+        return cache, StepMaker(cache.capacity, self.device, window, shape)
 
     def embed(self, tokens: Tensor, step: Step) -> Tensor:
         """Tokens [batch, query] to what layer 0 takes."""

@@ -1,12 +1,24 @@
-"""Identity is token by token, and a prefix is not identical."""
+"""Identity is token by token, a prefix is not identical, and a tie must be measured."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from ppdbench.decoding.identity import compare, first_difference
+from ppdbench.decoding import identity
+from ppdbench.decoding.identity import Judgement, first_difference, judge
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import Decoded
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from tests.decoding.matrix import CAPACITY, Case, Oracle, decode, reference
+from tests.families import stock_model
+from tests.helpers import staged, tokens
 
 CASES: list[tuple[Sequence[int], Sequence[int], int | None]] = [
     ([], [], None),
@@ -37,14 +49,133 @@ def test_the_first_difference_is_found(
     assert first_difference(greedy, ours) == position
 
 
-@pytest.mark.parametrize(("ours", "greedy", "position"), CASES)
-def test_outputs_are_identical_exactly_where_they_never_differ(
-    ours: Sequence[int], greedy: Sequence[int], position: int | None
+PROMPT = tokens(9, 0)
+CASE = Case("plain", PROMPT, Limits(12))
+
+
+def with_ids(decoded: Decoded, *changes: tuple[int, int]) -> Decoded:
+    """The same run with other tokens at some positions."""
+    ids = list(decoded.output_ids)
+    for position, token in changes:
+        ids[position] = token
+    return dataclasses.replace(decoded, output_ids=tuple(ids))
+
+
+def judged(model: StagedModel, ours: Decoded, greedy: Decoded, rounding: bool = True) -> Judgement:
+    return judge(ours, greedy, PROMPT, Session(model, CAPACITY), rounding=rounding)
+
+
+def test_equal_outputs_are_identical_without_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = staged("llama")
+    ours, greedy = decode(Oracle(model, 3), CASE, model), reference(CASE, model)
+    monkeypatch.setattr(identity, "_both_ways", None)
+    assert judged(model, ours, greedy) == Judgement("identical")
+
+
+def test_a_wrong_token_is_a_mismatch_with_its_position_and_margin() -> None:
+    model = staged("llama")
+    greedy = reference(CASE, model)
+    ours = decode(Oracle(model, 3), CASE, model)
+    for position in range(1, 12):
+        wrong = with_ids(ours, (position, (greedy.output_ids[position] + 1) % 96))
+        found = judged(model, wrong, greedy)
+        assert (found.verdict, found.position) == ("mismatch", position)
+        assert found.margin is not None
+        assert found.discrepancy is not None
+        assert found.margin > 1e3 * found.discrepancy
+
+
+def test_a_missing_token_or_a_wrong_first_one_is_a_mismatch_whatever_the_logits() -> None:
+    model = staged("llama")
+    greedy = reference(CASE, model)
+    for ids in (greedy.output_ids[:-1], (*greedy.output_ids, 7), (3, *greedy.output_ids[1:])):
+        ours = dataclasses.replace(greedy, output_ids=ids)
+        assert judged(model, ours, greedy).verdict == "mismatch"
+
+
+def twins(gap: float) -> tuple[StagedModel, int, int]:
+    """A model whose fourth output token, a, is preferred to another, b, by `gap` alone."""
+    stock = stock_model("llama")
+    a = reference(CASE, staged("llama")).output_ids[3]
+    b = (a + 1) % 96
+    head = stock.get_output_embeddings().weight.data
+    head[b] = head[a] * (1 - gap)
+    stock.model.embed_tokens.weight.data[b] = stock.model.embed_tokens.weight.data[a]
+    return StagedModel(stock), a, b
+
+
+def swapped(gap: float) -> tuple[StagedModel, Decoded, Decoded, int]:
+    """Greedy's output, and one that takes the other twin where greedy took the first."""
+    model, a, b = twins(gap)
+    greedy = reference(CASE, model)
+    position = next(i for i, t in enumerate(greedy.output_ids) if i and t in (a, b))
+    other = b if greedy.output_ids[position] == a else a
+    ours = with_ids(decode(Oracle(model, 3), CASE, model), (position, other))
+    return model, ours, greedy, position
+
+
+def test_a_choice_closer_than_rounding_is_a_tie_and_its_figures_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = "identical" if position is None else "mismatch"
-    assert compare(ours, greedy) == expected
-    assert compare(greedy, ours) == expected
+    model, ours, greedy, position = swapped(1e-7)
+    found = judged(model, ours, greedy)
+    assert found.position == position
+    assert found.margin is not None
+    assert found.discrepancy is not None
+    assert found.verdict == ("tie" if abs(found.margin) <= found.discrepancy else "mismatch")
+    # What the two kinds of pass differ by decides, and nothing else.
+    real = identity._both_ways
+    for moved, verdict in ((2.0 * found.margin, "tie"), (0.5 * found.margin, "mismatch")):
+
+        def both(*arguments: Any, moved: float = moved) -> tuple[Tensor, Tensor]:
+            single, _ = real(*arguments)
+            several = single.clone()
+            several[0] += moved
+            return single, several
+
+        monkeypatch.setattr(identity, "_both_ways", both)
+        assert judged(model, ours, greedy).verdict == (verdict if found.margin else "tie")
 
 
-def test_lists_and_tuples_of_the_same_tokens_are_identical() -> None:
-    assert compare([5, 6], (5, 6)) == "identical"
+def test_where_every_pass_had_one_shape_nothing_is_a_tie() -> None:
+    model, ours, greedy, _ = swapped(0.0)
+    assert judged(model, ours, greedy).verdict == "tie"
+    assert judged(model, ours, greedy, rounding=False).verdict == "mismatch"
+
+
+def test_a_clear_preference_is_no_tie() -> None:
+    model, ours, greedy, _ = swapped(1e-3)
+    assert judged(model, ours, greedy).verdict == "mismatch"
+
+
+@pytest.mark.parametrize("wrong_from", [0, 1, 3])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_both_ways_repeat_the_passes_that_chose_the_token(
+    name: str, wrong_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = staged(name)
+    seen: dict[int, Tensor] = {}
+    real = Session.logits
+
+    def logits(self: Session, hidden: Tensor) -> Tensor:
+        out = real(self, hidden)
+        for row in range(out.shape[1]):
+            # Row by row: the prefill decides output 0, a later row what follows its token.
+            seen[max(0, self.cached - len(PROMPT) - out.shape[1] + 1 + row)] = out[0, row].clone()
+        return out
+
+    monkeypatch.setattr(Session, "logits", logits)
+    oracle = Oracle(model, 3, wrong_from)
+    oracle.known = [*PROMPT, *reference(CASE, model).output_ids]
+    monkeypatch.setattr(oracle, "start", lambda *_: None)
+    seen.clear()
+    ours = decode(oracle, CASE, model)
+    as_verified = dict(seen)
+    seen.clear()
+    reference(CASE, model)
+    one_by_one = dict(seen)
+    monkeypatch.setattr(Session, "logits", real)
+    for position in range(1, 12):
+        single, several = identity._both_ways(Session(model, CAPACITY), PROMPT, ours, position)
+        assert torch.equal(single, one_by_one[position].float())
+        assert torch.equal(several, as_verified[position].float())
