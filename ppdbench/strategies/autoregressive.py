@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ppdbench.strategies.base import strategy
+from ppdbench.strategies.base import Setup, strategy
 
 if TYPE_CHECKING:
     from ppdbench.bench.clock import Clock
     from ppdbench.decoding.limits import Limits
     from ppdbench.decoding.loop import Decoded
+    from ppdbench.decoding.sampling import Chooser
     from ppdbench.engine.session import Session
 
 
@@ -19,10 +20,25 @@ if TYPE_CHECKING:
 class Greedy:
     """The most likely token, one pass each."""
 
+    def prepare(self, setup: Setup) -> Autoregressive:
+        """Nothing to make ready."""
+        return Autoregressive()
+
+
+class Autoregressive:
+    """One row per pass."""
+
+    rows = 1
+
     def decode(
-        self, session: Session, prompt_ids: list[int], limits: Limits, clock: Clock
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
     ) -> Decoded:
         """The reference output."""
         from ppdbench.decoding.loop import autoregressive
 
-        return autoregressive(session, prompt_ids, limits, clock)
+        return autoregressive(session, prompt_ids, limits, clock, chooser)

@@ -9,26 +9,106 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
 
 from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.registry import Registry
 
+T = TypeVar("T")
+C = TypeVar("C", bound=type[Any])
+
 if TYPE_CHECKING:
     from ppdbench.bench.clock import Clock
+    from ppdbench.decoding.draft import Draft
     from ppdbench.decoding.limits import Limits
-    from ppdbench.decoding.loop import Decoded
+    from ppdbench.decoding.loop import Decoded, Opening, Verified
+    from ppdbench.decoding.sampling import Chooser
+    from ppdbench.engine.loading import Loaded
     from ppdbench.engine.session import Session
 
 
-class Strategy(Protocol):
-    """Decodes one prompt; its options are the fields of its dataclass."""
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a strategy is made ready for: the model, the longest sequence, the run's seed."""
+
+    target: Loaded
+    capacity: int
+    seed: int = 0
+
+
+class Decoder(Protocol):
+    """Decodes one prompt after another."""
+
+    @property
+    def rows(self) -> int:
+        """The most query rows that a pass after the prefill has."""
+        ...
 
     def decode(
-        self, session: Session, prompt_ids: list[int], limits: Limits, clock: Clock
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
     ) -> Decoded:
         """Tokens of one prompt, step by step."""
         ...
+
+
+class Proposer:
+    """A decoder that only proposes; the loop verifies and commits, so outputs are exact.
+
+    `trees` says that its drafts branch, which only greedy verification can follow. `taps` names
+    the layers, as numbers of layers run, whose outputs it wants to see; `loaded`
+    says what else it read, with fingerprints, for the header of the run.
+    """
+
+    taps: tuple[int, ...] = ()
+    trees: bool = False
+    rows: int = 1
+    loaded: Mapping[str, str] = MappingProxyType({})
+
+    def start(self, session: Session, opening: Opening) -> None:
+        """A new sequence, its prompt run and its first token chosen: forget all others."""
+
+    def propose(self, session: Session, room: int) -> Draft:
+        """What may follow `session.tokens`; tokens deeper than `room` cannot be committed."""
+        raise NotImplementedError
+
+    def learn(self, session: Session, verified: Verified) -> None:
+        """What became of a draft; `session.tokens` already holds what was committed.
+
+        The draft may be shorter than what was proposed, and empty at the end of an output.
+        """
+
+    def decode(
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
+    ) -> Decoded:
+        """Propose, verify, commit."""
+        from ppdbench.decoding.loop import speculative
+
+        return speculative(session, self, prompt_ids, limits, clock, chooser)
+
+
+class Strategy(Protocol):
+    """A method's options, the fields of a dataclass; files and weights load in `prepare`."""
+
+    def prepare(self, setup: Setup) -> Decoder:
+        """Ready to decode, once per run."""
+        ...
+
+
+def option(default: T, help: str) -> T:
+    """A field of a strategy with the line that `list methods` shows."""
+    made: T = dataclasses.field(default=default, metadata={"help": help})
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +160,6 @@ class Method:
 
 METHODS: Registry[Method] = Registry("method")
 
-C = TypeVar("C", bound=type[Any])
-
 
 def strategy(name: str, *, exact: bool = True, trained: bool = False) -> Callable[[C], C]:
     """Register a dataclass as the method called `name`."""
@@ -100,9 +178,9 @@ def settings(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
-            raise ConfigError(f"--set {pair!r}: use key=value")
+            raise ConfigError(f"option {pair!r} of a method: use key=value")
         if key in result:
-            raise ConfigError(f"--set {key} is given twice")
+            raise ConfigError(f"option {key} of a method is given twice")
         result[key] = value
     return result
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ppdbench.errors import DataError
 from ppdbench.tasks.spec import Columns, Task
-from ppdbench.tasks.yamlfile import kind
+from ppdbench.yamlfile import kind
 
 
 class _Missing:

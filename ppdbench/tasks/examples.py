@@ -11,7 +11,7 @@ from ppdbench.tasks.columns import find_first, text_at, texts_at
 from ppdbench.tasks.data import Row
 from ppdbench.tasks.spec import Task
 from ppdbench.tasks.templates import Template
-from ppdbench.tasks.yamlfile import kind
+from ppdbench.yamlfile import kind
 
 
 @dataclass(frozen=True, slots=True)

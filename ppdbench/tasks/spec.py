@@ -10,7 +10,7 @@ from pathlib import Path
 from ppdbench import resources
 from ppdbench.errors import UnknownName
 from ppdbench.tasks.templates import RESERVED, Template
-from ppdbench.tasks.yamlfile import Keys, read_yaml
+from ppdbench.yamlfile import Keys, read_yaml
 
 METRICS = (
     "rouge1",

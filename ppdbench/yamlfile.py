@@ -34,15 +34,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def read_yaml(path: Path) -> Keys:
-    """The file's top-level mapping."""
+def read_yaml(path: Path, what: str = "task") -> Keys:
+    """The top-level mapping of a task file, or of another kind of file."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         content = yaml.load(text, Loader=_Loader)
     except FileNotFoundError:
-        raise ConfigError(f"task file {path} does not exist; give a path or a task name") from None
+        hint = "give a path or a task name" if what == "task" else "give a path"
+        raise ConfigError(f"{what} file {path} does not exist; {hint}") from None
     except OSError as error:
-        raise ConfigError(f"task file {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{what} file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
     except yaml.YAMLError as error:
@@ -50,7 +51,7 @@ def read_yaml(path: Path) -> Keys:
     except (RecursionError, ValueError) as error:  # nested too deep; an impossible date
         raise ConfigError(f"{path}: not YAML this program can read: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: a task file is a mapping (key: value), not {kind(content)}")
+        raise ConfigError(f"{path}: a {what} file is a mapping (key: value), not {kind(content)}")
     return Keys(content, path.name)
 
 
@@ -91,9 +92,9 @@ class Keys:
             raise self._wrong(key, "text or null", value)
         return value
 
-    def number(self, key: str) -> int:
+    def number(self, key: str, default: int | _Required = REQUIRED) -> int:
         """A whole number."""
-        value = self._get(key, REQUIRED)
+        value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "a whole number", value)
         return value
@@ -105,7 +106,7 @@ class Keys:
             raise self._wrong(key, "true or false", value)
         return value
 
-    def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    def texts(self, key: str, default: tuple[str, ...] | _Required = REQUIRED) -> tuple[str, ...]:
         """A list of texts."""
         value = self._get(key, default)
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):

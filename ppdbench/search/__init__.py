@@ -1,0 +1,1 @@
+"""Settings that a model wants found before it decodes."""
