@@ -8,14 +8,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= results/demo
 
-.PHONY: help demo setup test test-fast check format wheel benchmark clean
+.PHONY: help demo setup test test-fast check format reference reference-twin wheel benchmark clean
 
 help:
-	@echo "make demo       install, then match rates and greedy decoding on embedded parts"
+	@echo "make demo       install, then match rates and speedups of the embedded model"
 	@echo "make test       all tests"
 	@echo "make test-fast  tests without those marked slow"
 	@echo "make check      ruff and strict mypy"
 	@echo "make benchmark  the figures of the README: greedy and probing against generate()"
+	@echo "make reference  train the embedded model again (hours; needs TEXT and HELD_OUT)"
 	@echo "make wheel      build the wheel into dist/"
 
 setup: $(READY)
@@ -31,10 +32,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/ppdbench probe --offline --task gsm8k --task squad --limit 8 --max-new-tokens 64 \
-	    --show-example 0 --plot $(DEMO)/match-rates.png --out $(DEMO)/probe
+	    --head reference --show-example 0 --plot $(DEMO)/match-rates.png --out $(DEMO)/probe
 	$(BIN)/ppdbench theory --run $(DEMO)/probe -k 3
-	$(BIN)/ppdbench decode --offline --method greedy --task gsm8k --task squad --limit 8 \
-	    --max-new-tokens 64 --out $(DEMO)/decode
+	$(BIN)/ppdbench bench --offline --task gsm8k --task squad --limit 8 --max-new-tokens 64 \
+	    --method greedy --method layerskip --method speculative:draft_model=reference-draft \
+	    --method prompt-lookup --method lookahead --method early-exit \
+	    --out $(DEMO)/bench --export $(DEMO)/bench.md
 	@echo "written: $(DEMO)/"
 
 test: $(READY)
@@ -56,6 +59,35 @@ benchmark: $(READY)
 	$(BIN)/python -m benchmarks.probing
 	$(BIN)/ppdbench env --baseline --model synthetic:llama-20m
 	$(BIN)/ppdbench env --baseline --model synthetic:llama-20m --dtype bfloat16
+
+# The embedded model: mostly short sequences at a constant rate, then long ones down to zero.
+# The twin is the same without LayerSkip, to compare with; it does not ship.
+TEXT ?= ../shared/data/corpus
+HELD_OUT ?= ../shared/data/corpus_heldout
+WORK ?= results/reference
+TRAIN := $(BIN)/ppdbench train
+DATA := --text $(TEXT) --held-out $(HELD_OUT)
+HOW := --weight-decay 0.1 --beta2 0.95 --clip 1 --precision bf16 --compile --threads 1
+SHAPE := hidden=256,kv_heads=2,ffn=704,vocab=4096,context=4096,tie=true
+SHORT := $(DATA) $(HOW) --shape layers=8,$(SHAPE) --steps 2400 --batch-size 32 --sequence 256 \
+    --learning-rate 2e-3 --schedule constant
+LONG := $(DATA) $(HOW) --steps 200 --batch-size 4 --sequence 2048 --learning-rate 2e-3 \
+    --warmup-ratio 0.02 --seed 1 --save-dtype bfloat16
+PLAIN := --p-max 0 --no-early-exit-loss
+
+reference: $(READY)
+	$(TRAIN) layerskip $(SHORT) --preset scratch-1.5b --rotation 7 --e-scale 0.5 --out $(WORK)/skip1
+	$(TRAIN) layerskip --model ./$(WORK)/skip1 $(LONG) --rotation 7 --e-scale 0.5 --p-max 0.1 \
+	    --out $(WORK)/skip2
+	$(TRAIN) heads --model ./$(WORK)/skip2 --dtype float32 --rank 32 --loss kl $(DATA) $(HOW) \
+	    --steps 120 --batch-size 16 --sequence 512 --learning-rate 2e-3 --out $(WORK)/heads
+	$(TRAIN) layerskip --shape layers=1,$(SHAPE) $(DATA) $(HOW) $(PLAIN) --steps 500 \
+	    --batch-size 16 --sequence 512 --learning-rate 4e-3 --save-dtype bfloat16 --out $(WORK)/draft
+	$(BIN)/python -m benchmarks.reference assemble $(WORK)
+
+reference-twin: $(READY)
+	$(TRAIN) layerskip $(SHORT) $(PLAIN) --out $(WORK)/twin1
+	$(TRAIN) layerskip --model ./$(WORK)/twin1 $(LONG) $(PLAIN) --out $(WORK)/twin2
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist .

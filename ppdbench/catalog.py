@@ -28,16 +28,28 @@ def methods() -> list[dict[str, Any]]:
     """Every decoding strategy with its options."""
     from ppdbench.strategies import METHODS
 
-    return [
-        {
-            "name": method.name,
-            "exact": method.exact,
-            "trained": method.trained,
-            "options": [asdict(option) for option in method.options()],
-            "summary": method.summary,
-        }
-        for method in map(METHODS.get, METHODS.names())
-    ]
+    return [method(name) for name in METHODS]
+
+
+def method(name: str) -> dict[str, Any]:
+    """One decoding strategy with its options."""
+    from ppdbench import strategies
+
+    found = strategies.method(name)
+    return {
+        "name": found.name,
+        "exact": found.exact,
+        "trained": found.trained,
+        "options": [asdict(option) for option in found.options()],
+        "summary": found.summary,
+    }
+
+
+def broken_plugins() -> dict[str, str]:
+    """Plugins with strategies that could not be loaded, and why."""
+    from ppdbench.strategies import BROKEN_PLUGINS
+
+    return BROKEN_PLUGINS
 
 
 def tasks() -> list[dict[str, Any]]:
@@ -61,7 +73,10 @@ def tasks() -> list[dict[str, Any]]:
 def models() -> list[dict[str, Any]]:
     """What --model understands: the embedded model, synthetic shapes, families."""
     there = "shipped with the package" if reference_is_there() else "not in this version"
-    entries = [{"model": "reference", "kind": "embedded", "what": there}]
+    entries = [
+        {"model": "reference", "kind": "embedded", "what": there},
+        {"model": "reference-draft", "kind": "embedded", "what": f"its draft model, {there}"},
+    ]
     entries += [
         {
             "model": f"{PREFIX}{name}",

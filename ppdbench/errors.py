@@ -6,6 +6,7 @@ PpdbenchError
 ├── DataError             a data set, a prompt or a run folder that cannot be used
 ├── UnsupportedModel      a model family, shape or file this package does not run
 ├── NumericalError        NaN or infinity where a number was needed
+├── DraftError            a strategy proposed what no pass could verify
 └── Interrupted           stopped from outside, with everything finished so far kept
 
 Each message says what was wrong, what is allowed and what to try, in one line.
@@ -48,6 +49,10 @@ class UnsupportedModel(PpdbenchError):
 
 class NumericalError(PpdbenchError):
     """NaN or infinity where a number was needed."""
+
+
+class DraftError(PpdbenchError):
+    """A strategy proposed something that no pass could verify."""
 
 
 class Interrupted(PpdbenchError):

@@ -23,9 +23,9 @@ def builtin_data() -> Path:
     return PACKAGE / "builtin"
 
 
-def reference_model() -> Path:
-    """Where the embedded reference model lies, in versions that carry one."""
-    return PACKAGE / "reference"
+def reference_model(part: str = "") -> Path:
+    """Where the embedded reference model lies, or what was trained for it: `draft`, `heads`."""
+    return PACKAGE / "reference" / part
 
 
 def reference_is_there() -> bool:

@@ -45,7 +45,8 @@ def read_run(path: str | Path) -> StoredRun:
     folder = Path(path)
     header = _read_header(folder)
     samples, torn, _ = _read_samples(folder / SAMPLES)
-    return StoredRun(folder, header, samples, torn)
+    latest = {sample_key(sample): sample for sample in samples}  # a failure may be tried again
+    return StoredRun(folder, header, list(latest.values()), torn)
 
 
 def _read_header(folder: Path) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
     asked = json.loads(json.dumps(asked))
     differing = [
         f"{part}.{name}" if name else part
-        for part in ("kind", "config", "model", "data")
+        for part in ("kind", "config", "model", "data", "methods")
         for name in _differing(stored.get(part), asked.get(part))
         if (part, name) not in VIEWS
     ]

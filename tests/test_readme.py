@@ -20,6 +20,7 @@ FAST = {"--baseline": ["--prompt-tokens", "4", "--new-tokens", "4", "--rounds", 
 SHORT = {
     "probe": ["--max-new-tokens", "8"],
     "decode": ["--max-new-tokens", "8"],
+    "bench": ["--max-new-tokens", "8", "--limit", "2"],
     "train": ["--steps", "2"],
 }
 
@@ -36,8 +37,10 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = (ROOT / "ppdbench/builtin/squad/validation.jsonl").read_text("utf-8")
     (tmp_path / "my-data.jsonl").write_text(rows, "utf-8")
     (tmp_path / "corpus.txt").write_text(README, "utf-8")
-    (task,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
-    (tmp_path / "my-task.yaml").write_text(task, "utf-8")
+    files = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    for content in files:
+        name = "suite.yaml" if "methods:" in content else "my-task.yaml"
+        (tmp_path / name).write_text(content, "utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

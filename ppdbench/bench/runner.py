@@ -1,4 +1,4 @@
-"""A decoding run: the method and its baseline on every example, interleaved and compared."""
+"""A decoding run: methods and their baseline on every example, interleaved and compared."""
 
 from __future__ import annotations
 
@@ -7,123 +7,193 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ppdbench.bench.clock import Clock
+from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome, limits_of
 from ppdbench.bench.environment import peak_memory_bytes
-from ppdbench.decoding.identity import compare, first_difference
-from ppdbench.decoding.limits import Limits, visible_text
-from ppdbench.decoding.loop import Decoded
+from ppdbench.decoding.limits import visible_text
+from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, load
-from ppdbench.engine.session import Session
-from ppdbench.errors import ConfigError, NumericalError
+from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.header import run_header
 from ppdbench.store import RunFolder, check_target
-from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Strategy
+from ppdbench.strategies import method
+from ppdbench.strategies.base import Method, Setup, Strategy, settings
 from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A method and the options asked for, as they were typed."""
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self) -> tuple[Method, Strategy]:
+        """The method and its strategy, or an error that says what is wrong."""
+        found = method(self.name)
+        return found, found.build(self.options)
+
+    @classmethod
+    def parse(cls, text: str) -> Choice:
+        """`layerskip` or `layerskip:exit_layer=2,draft_length=4`."""
+        name, _, pairs = text.partition(":")
+        return cls(name=name, options=settings(tuple(p for p in pairs.split(",") if p)))
+
+    def __str__(self) -> str:
+        pairs = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}:{pairs}" if pairs else self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig(RunConfig):
     """What a decoding run is told."""
 
-    method: str = "greedy"
-    options: Mapping[str, str] = field(default_factory=dict)
+    methods: tuple[Choice, ...] = (Choice(name="greedy"),)
+    target: Target = field(default_factory=Target)
+    strict: bool = False
     warmup: int = 2
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if self.warmup < 0:
             raise ConfigError(f"--warmup {self.warmup}: use 0 or more")
+        if not self.methods:
+            raise ConfigError("no method given; see `ppdbench list methods`")
+        named = [str(choice) for choice in self.methods]
+        repeated = sorted({name for name in named if named.count(name) > 1})
+        if repeated:
+            raise ConfigError(f"method {', '.join(repeated)} is given twice")
+        if self.strict and not self.target.greedy:
+            raise ConfigError("--strict compares with greedy decoding; leave --target out")
+
+    def labels(self) -> list[str]:
+        """What each method is called in this run: its options too where its name is not enough."""
+        names = [choice.name for choice in self.methods]
+        return [
+            choice.name if names.count(choice.name) == 1 else str(choice) for choice in self.methods
+        ]
 
 
-def run_decode(config: DecodeConfig, out: Path, *, resume: bool, report: Report) -> Finished:
+def run_decode(
+    config: DecodeConfig, out: Path, *, kind: str = "decode", resume: bool, report: Report
+) -> Finished:
     """Decode every example that the run folder does not hold yet."""
-    method = METHODS.get(config.method)
-    strategy = method.build(config.options)
+    built = [choice.build() for choice in config.methods]
     check_target(out, resume=resume)
     work = Workload.read(config)
     loaded = load(config.model)
     items = work.encode(loaded)
-    header = run_header("decode", config, loaded, work)
-    options = {option.name: getattr(strategy, option.name) for option in method.options()}
-    header["method"] = {"name": method.name, "exact": method.exact, "options": options}
-    baseline = METHODS.get("greedy").build({})
-    duel = Duel(loaded, strategy, baseline, Session(loaded.staged, capacity(items)))
+    setup = Setup(loaded, capacity(items), config.seed)
+    prepared = [
+        _prepare(label, chosen, strategy, setup, config.target, alone=len(built) == 1)
+        for label, (chosen, strategy) in zip(config.labels(), built, strict=True)
+    ]
+    contestants = [entry for entry in prepared if isinstance(entry, Contestant)]
+    header = run_header(kind, config, loaded, work)
+    header["methods"] = {
+        label: {
+            "name": chosen.name,
+            "exact": chosen.exact,
+            "options": {o.name: getattr(strategy, o.name) for o in chosen.options()},
+            "loaded": dict(getattr(entry.decoder, "loaded", {}))
+            if isinstance(entry, Contestant)
+            else {},
+        }
+        for label, (chosen, strategy), entry in zip(config.labels(), built, prepared, strict=True)
+    }
+    labels = zip(config.labels(), prepared, strict=True)
+    header["not_run"] = {label: entry for label, entry in labels if isinstance(entry, str)}
+    contest = Contest(loaded, contestants, setup, config.target, strict=config.strict)
     with RunFolder(out, header, resume=resume) as folder:
-        missing = [item for item in items if _key(item, config) not in folder.done]
-        report("warming up", len(folder.done), len(items))
-        for item in missing[:1] * config.warmup:
-            duel.run(item, swapped=False)
+        missing = [item for item in items if _left(item, contestants, folder)]
+        report("warming up", len(items) - len(missing), len(items))
+        for item in missing[:1]:
+            contest.warm_up(item, config.warmup)
         for number, item in enumerate(missing):
-            ours, theirs = duel.run(item, swapped=bool(number % 2))
-            sample = _sample(item, config, ours, theirs, loaded)
-            sample["peak_memory_bytes"] = peak_memory_bytes(loaded.staged.device)
-            folder.append(sample)
-            report(f"{config.method} on {item.task.name}", len(folder.done), len(items))
+            outcomes = contest.run(item, turn=number)
+            for contestant in _left(item, contestants, folder):
+                sample = _sample(item, contestant, outcomes, loaded)
+                sample["peak_memory_bytes"] = peak_memory_bytes(loaded.staged.device)
+                folder.append(sample)
+            report(item.task.name, len(items) - len(missing) + number + 1, len(items))
         samples = list(folder.done.values())
     return Finished(
         path=out, header=header, samples=samples, cut=cut_tokens(items), torn=folder.torn
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Duel:
-    """A method and greedy, one example after another in turns, so that drift hits both."""
-
-    loaded: Loaded
-    method: Strategy
-    baseline: Strategy
-    session: Session
-
-    def run(self, item: Item, *, swapped: bool) -> tuple[Decoded, Decoded]:
-        """Both outputs of one example; `swapped` lets the baseline go first."""
-        if swapped:
-            theirs = self._decode(self.baseline, item)
-            return self._decode(self.method, item), theirs
-        ours = self._decode(self.method, item)
-        return ours, self._decode(self.baseline, item)
-
-    def _decode(self, strategy: Strategy, item: Item) -> Decoded:
-        clock = Clock(self.loaded.staged.device)
-        try:
-            return strategy.decode(self.session, item.ids, limits_of(item, self.loaded), clock)
-        except NumericalError as error:
-            raise NumericalError(f"example {item.example.id}: {error}") from error
+def _prepare(
+    label: str, chosen: Method, strategy: Strategy, setup: Setup, target: Target, *, alone: bool
+) -> Contestant | str:
+    """Ready to decode, or why it cannot; with nothing else to go on with that is an error."""
+    try:
+        decoder = strategy.prepare(setup)
+        if not target.greedy and getattr(decoder, "trees", False):
+            raise ConfigError(
+                f"{label} proposes trees, and sampled verification is for chains; leave "
+                f"--target {target.kind} out"
+            )
+        return Contestant(label, chosen, decoder)
+    except PpdbenchError as error:
+        if alone:
+            raise
+        return str(error)
 
 
-def limits_of(item: Item, loaded: Loaded) -> Limits:
-    """What ends the output of an example."""
-    return Limits(item.max_new_tokens, loaded.eos_ids, item.task.stop, loaded.tokenizer)
-
-
-def _key(item: Item, config: DecodeConfig) -> tuple[Any, ...]:
-    return (item.task.name, item.example.id, config.method, None)
+def _left(item: Item, contestants: list[Contestant], folder: RunFolder) -> list[Contestant]:
+    """Who has no result for this example yet; failures are tried again."""
+    left = []
+    for contestant in contestants:
+        sample = folder.done.get((item.task.name, item.example.id, contestant.label, None))
+        if sample is None or sample["verdict"] == "failed":
+            left.append(contestant)
+    return left
 
 
 def _sample(
-    item: Item, config: DecodeConfig, ours: Decoded, theirs: Decoded, loaded: Loaded
+    item: Item, contestant: Contestant, outcomes: Mapping[str, Outcome], loaded: Loaded
 ) -> dict[str, Any]:
     """Everything measured on one example; means are made when it is read."""
-    verdict = compare(ours.output_ids, theirs.output_ids)
+    outcome, baseline, again = (outcomes[n] for n in (contestant.label, *BASELINE))
     sample: dict[str, Any] = {
         "example_id": item.example.id,
         "task": item.task.name,
-        "method": config.method,
-        "verdict": verdict,
-        "finish": ours.finish,
+        "method": contestant.label,
+        "verdict": outcome.verdict,
         "cut_tokens": item.cut_tokens,
         "prompt_ids": item.ids,
+        "references": list(item.example.references),
+    }
+    if outcome.decoded is None:
+        return {**sample, "output_ids": [], "error": outcome.error}
+    ours, theirs, floor = outcome.decoded, baseline.decoded, again.decoded
+    assert theirs is not None
+    assert floor is not None
+    sample |= {
+        "finish": ours.finish,
         "output_ids": list(ours.output_ids),
         "text": visible_text(loaded.tokenizer, ours.output_ids, limits_of(item, loaded)),
-        "references": list(item.example.references),
         "accepted": list(ours.accepted),
         "proposed": list(ours.proposed),
-        "prefill_ms": round(ours.prefill_ms, 4),
-        "step_ms": [round(ms, 4) for ms in ours.step_ms],
-        "baseline_prefill_ms": round(theirs.prefill_ms, 4),
-        "baseline_step_ms": [round(ms, 4) for ms in theirs.step_ms],
+        "rows": list(ours.rows),
+        "prefill_ms": _rounded(ours.prefill_ms),
+        "step_ms": [_rounded(ms) for ms in ours.step_ms],
+        "draft_ms": [_rounded(ms) for ms in ours.draft_ms],
+        "baseline_prefill_ms": _rounded(theirs.prefill_ms),
+        "baseline_step_ms": [_rounded(ms) for ms in theirs.step_ms],
+        "baseline_again_ms": _rounded(sum(floor.step_ms)),
     }
-    if verdict != "identical":
-        sample["first_difference"] = first_difference(ours.output_ids, theirs.output_ids)
-        sample["baseline_ids"] = list(theirs.output_ids)
+    if ours.exits:
+        sample["exits"] = list(ours.exits)
+    if outcome.judgement is not None and outcome.judgement.position is not None:
+        assert outcome.reference is not None
+        sample |= {
+            "first_difference": outcome.judgement.position,
+            "margin": outcome.judgement.margin,
+            "discrepancy": outcome.judgement.discrepancy,
+            "baseline_ids": list(outcome.reference.output_ids),
+        }
     return sample
+
+
+def _rounded(ms: float) -> float:
+    return round(ms, 4)

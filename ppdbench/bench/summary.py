@@ -10,64 +10,124 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.bench.stats import paired_ratio
+from ppdbench.bench.stats import Ratio, paired_ratio
 from ppdbench.errors import DataError
 
 Sample = Mapping[str, Any]
 VERDICTS = ("identical", "tie", "mismatch")
+ALL = "all tasks"
 
 
 def summarize(
     header: Mapping[str, Any], samples: Sequence[Sample], *, scores: bool = True
 ) -> list[dict[str, Any]]:
-    """One object per task, as `decode --format json` prints it."""
+    """One object per task and method, as `decode --format json` prints it, tasks together."""
     if not samples:
         raise DataError("the run holds no finished samples")
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample["task"], sample["method"]), []).append(sample)
+    tasks = list(dict.fromkeys(task for task, _ in groups))
+    ordered = sorted(groups, key=lambda group: tasks.index(group[0]))
+    return [_summary(header, task, label, groups[task, label], scores) for task, label in ordered]
+
+
+def overall(header: Mapping[str, Any], samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """One object per method over all tasks; no quality, which no two tasks share."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
-        groups.setdefault(sample["task"], []).append(sample)
-    return [_summary(header, task, group, scores) for task, group in groups.items()]
+        groups.setdefault(sample["method"], []).append(sample)
+    return [_summary(header, ALL, label, group, False) for label, group in groups.items()]
 
 
 def _summary(
-    header: Mapping[str, Any], task: str, group: Sequence[Sample], scores: bool
+    header: Mapping[str, Any], task: str, label: str, group: Sequence[Sample], scores: bool
 ) -> dict[str, Any]:
+    model, method = header["model"], header["methods"][label]
+    done = [sample for sample in group if sample["verdict"] != "failed"]
     verdicts = Counter(sample["verdict"] for sample in group)
-    ours = [sum(sample["step_ms"]) for sample in group]
-    theirs = [sum(sample["baseline_step_ms"]) for sample in group]
-    steps = sum(len(sample["step_ms"]) for sample in group)
-    tokens = sum(len(sample["output_ids"]) - 1 for sample in group)
-    proposed = sum(sum(sample["proposed"]) for sample in group)
-    timed = [(a, b) for a, b in zip(theirs, ours, strict=True) if b > 0]
-    # No speed-up is ever quoted beside a mismatch.
-    fair = bool(timed) and not verdicts["mismatch"]
-    ratio = paired_ratio([a for a, _ in timed], [b for _, b in timed]) if fair else None
-    model = header["model"]
     return {
         "model": model["name"],
         "dtype": model["dtype"],
         "synthetic": model["synthetic"],
-        "method": header["method"]["name"],
-        "options": header["method"]["options"],
-        "exact": header["method"]["exact"],
+        "strict": header["config"]["strict"],
+        "target": header["config"]["target"]["kind"],
+        "method": method["name"],
+        "label": label,
+        "options": method["options"],
+        "exact": method["exact"],
         "task": task,
         "n_examples": len(group),
-        "n_tokens": sum(len(sample["output_ids"]) for sample in group),
+        "n_tokens": sum(len(sample["output_ids"]) for sample in done),
         **{verdict: verdicts[verdict] for verdict in VERDICTS},
-        "prefill_ms": sum(sample["prefill_ms"] for sample in group) / len(group),
+        "failed": verdicts["failed"],
+        "agreement": None if method["exact"] or not done else _agreement(done),
+        **_times(done),
+        "peak_memory_bytes": max((sample["peak_memory_bytes"] for sample in done), default=None),
+        "quality": _quality(header, task, done) if scores and done else None,
+    }
+
+
+def _times(group: Sequence[Sample]) -> dict[str, float | None]:
+    """Speeds, acceptance and the paired ratio; None where nothing was timed or nothing is fair."""
+    ours = [sum(sample["step_ms"]) for sample in group]
+    theirs = [sum(sample["baseline_step_ms"]) for sample in group]
+    again = [sample["baseline_again_ms"] for sample in group]
+    steps = sum(len(sample["step_ms"]) for sample in group)
+    tokens = sum(len(sample["output_ids"]) - 1 for sample in group)
+    proposed = sum(sum(sample["proposed"]) for sample in group)
+    accepted = sum(sum(sample["accepted"]) for sample in group)
+    # No speed-up is ever quoted beside a mismatch.
+    fair = not any(sample["verdict"] == "mismatch" for sample in group)
+    ratio = _per_token_ratio(group, theirs, ours) if fair else None
+    floor = _per_token_ratio(group, theirs, again, same_output=True)
+    return {
+        "prefill_ms": sum(s["prefill_ms"] for s in group) / len(group) if group else None,
         "ms_per_token": sum(ours) / tokens if tokens else None,
         "tokens_per_s": 1e3 * tokens / sum(ours) if sum(ours) else None,
+        "draft_share": sum(sum(s["draft_ms"]) for s in group) / sum(ours) if sum(ours) else None,
         "committed_per_step": tokens / steps if steps else None,
-        "accepted_per_proposed": (
-            sum(sum(sample["accepted"]) for sample in group) / proposed if proposed else None
-        ),
+        "accepted_per_proposed": accepted / proposed if proposed else None,
         "speedup": ratio.value if ratio else None,
         "speedup_low": ratio.low if ratio else None,
         "speedup_high": ratio.high if ratio else None,
-        "baseline_tokens_per_s": 1e3 * tokens / sum(theirs) if sum(theirs) else None,
-        "peak_memory_bytes": max(sample["peak_memory_bytes"] for sample in group),
-        "quality": _quality(header, task, group) if scores else None,
+        "noise_low": floor.low if floor else None,
+        "noise_high": floor.high if floor else None,
+        "baseline_tokens_per_s": _rate(group, theirs),
     }
+
+
+def _baseline_tokens(sample: Sample) -> int:
+    return len(sample["baseline_step_ms"])
+
+
+def _rate(group: Sequence[Sample], theirs: Sequence[float]) -> float | None:
+    tokens = sum(map(_baseline_tokens, group))
+    return 1e3 * tokens / sum(theirs) if sum(theirs) else None
+
+
+def _per_token_ratio(
+    group: Sequence[Sample],
+    theirs: Sequence[float],
+    ours: Sequence[float],
+    *,
+    same_output: bool = False,
+) -> Ratio | None:
+    """Times per token, so that outputs of unequal length compare; each example by its length."""
+    pairs = []
+    for sample, a, b in zip(group, theirs, ours, strict=True):
+        n = len(sample["output_ids"]) - 1
+        of_theirs = _baseline_tokens(sample)
+        if a > 0 and b > 0 and n and of_theirs:
+            pairs.append((a, b if same_output else b * of_theirs / n))
+    return paired_ratio([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+
+
+def _agreement(group: Sequence[Sample]) -> float:
+    """The share of greedy's tokens that an inexact method gives before it first differs."""
+    kept: int = sum(s.get("first_difference", len(s["output_ids"])) for s in group)
+    asked: int = sum(len(s.get("baseline_ids", s["output_ids"])) for s in group)
+    return kept / asked
 
 
 def _quality(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
     from ppdbench.workload import Finished, Report
 
@@ -67,6 +68,24 @@ def chosen_data(data: str | None, model: str | None) -> str:
     return data or ("builtin" if model in (None, "reference") else "hub")
 
 
+# Which targets an option of drawing serves.
+DRAWN_BY = {"top_k": {"top-k"}, "top_p": {"top-p"}, "temperature": {"top-k", "top-p"}}
+
+
+def chosen_targets(kinds: Sequence[str], options: dict[str, Any]) -> tuple[Target, ...]:
+    """The targets of these kinds; takes the options of drawing out of `options`."""
+    from ppdbench.decoding.sampling import Target
+    from ppdbench.errors import ConfigError
+
+    drawing = {name: options.pop(name) for name in DRAWN_BY}
+    drawing = {name: value for name, value in drawing.items() if value is not None}
+    for name, served in DRAWN_BY.items():
+        if name in drawing and not served & set(kinds):
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} needs --target {' or '.join(sorted(served))}")
+    return tuple(Target(kind=kind, **drawing) for kind in kinds)
+
+
 def numbers(option: str, text: str) -> tuple[int, ...]:
     """`1,3,5` to numbers, each once, smallest first."""
     from ppdbench.errors import ConfigError
@@ -102,6 +121,15 @@ def check_pictures(*paths: str | None) -> None:
         from ppdbench.report.plots import check_path
 
         for path in asked:
+            check_path(path)
+
+
+def check_exports(paths: Sequence[str]) -> None:
+    """Refuse files that the result could not be written to, before any work is done."""
+    if paths:
+        from ppdbench.report.export import check_path
+
+        for path in paths:
             check_path(path)
 
 

@@ -6,10 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import chosen_data, closing_notes, model_spec, notice, progress, run_folder
-from ppdbench.cli.options import format_option, model_options, run_options, task_options
+from ppdbench.cli.common import (
+    check_exports,
+    chosen_data,
+    chosen_targets,
+    closing_notes,
+    model_spec,
+    notice,
+    progress,
+    run_folder,
+)
+from ppdbench.cli.options import (
+    decoding_options,
+    format_option,
+    model_options,
+    run_options,
+    task_options,
+)
 
 if TYPE_CHECKING:
+    from ppdbench.bench.runner import Choice
     from ppdbench.workload import Finished
 
 
@@ -17,51 +33,83 @@ if TYPE_CHECKING:
 @click.option("--method", default="greedy", show_default=True, help="See `list methods`.")
 @click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of the method.")
-@click.option("--warmup", default=2, show_default=True, help="Untimed runs before the first.")
+@decoding_options
 @task_options
 @model_options
 @run_options
 @format_option
-def command(tasks: tuple[str, ...], pairs: tuple[str, ...], form: str, **options: Any) -> int:
+def command(method: str, pairs: tuple[str, ...], form: str, **options: Any) -> int:
     """One strategy on one task: tokens, time, acceptance, identity, quality.
 
     \b
     ppdbench decode --method greedy --task squad --limit 8
+    ppdbench decode --method prompt-lookup --set max_draft=4 --task xsum --strict
     ppdbench decode --method greedy --model ./my-model --task gsm8k --data ./test.jsonl
     """
+    from ppdbench.bench.runner import Choice
+    from ppdbench.strategies.base import settings
+
+    choice = Choice(name=method, options=settings(pairs))
+    return decode(choice, form=form, **options)
+
+
+def decode(*choices: Choice, form: str, kind: str = "decode", **options: Any) -> int:
+    """Run methods on tasks, print what they did and return the exit code."""
     from ppdbench.bench.environment import set_threads
     from ppdbench.bench.runner import DecodeConfig, run_decode
-    from ppdbench.bench.summary import summarize
+    from ppdbench.bench.summary import overall, summarize
     from ppdbench.engine.quiet import quiet
     from ppdbench.report import decode_tables
-    from ppdbench.report.export import emit
-    from ppdbench.strategies.base import settings
+    from ppdbench.report.export import emit, write
 
     quiet()
     set_threads(options["threads"])
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    data = chosen_data(options.pop("data"), options["model"])
+    exports = options.pop("exports")
+    check_exports(exports)
+    (target,) = chosen_targets([options.pop("target") or "greedy"], options)
+    data = chosen_data(options.pop("data"), asked)
+    tasks = options.pop("tasks") or ("gsm8k",)
     config = DecodeConfig(
-        model=model_spec(options),
-        tasks=tasks or ("gsm8k",),
-        data=data,
-        options=settings(pairs),
-        **options,
+        model=model_spec(options), tasks=tasks, data=data, methods=choices, target=target, **options
     )
-    folder = run_folder(
-        out, resume, "decode", config.method, "+".join(config.tasks), config.model.name
-    )
+    what = choices[0].name if kind == "decode" else f"{len(choices)}-methods"
+    folder = run_folder(out, resume, kind, what, "+".join(config.tasks), config.model.name)
     with progress() as report:
-        run = run_decode(config, folder, resume=resume, report=report)
+        run = run_decode(config, folder, kind=kind, resume=resume, report=report)
     summaries = summarize(run.header, run.samples)
-    sheets = [decode_tables.long(summaries)] if form == "csv" else decode_tables.sheets(summaries)
-    emit(sheets, summaries[0] if len(summaries) == 1 else summaries, form)
-    mismatches = sum(summary["mismatch"] for summary in summaries)
+    alone = len(summaries) == 1 and kind == "decode"
+    content = summaries[0] if alone else summaries
+    if kind == "decode":
+        sheets = decode_tables.sheets(summaries)
+    else:
+        sheets = decode_tables.contest(summaries, overall(run.header, run.samples))
+    every = [decode_tables.long(summaries)]
+    emit(every if form == "csv" else sheets, content, form)
+    for path in exports:
+        write(path, every if path.endswith(".csv") else sheets, content)
     _unscored_note(run)
     closing_notes(run, asked)
+    return _verdict(run, summaries)
+
+
+def _verdict(run: Finished, summaries: list[dict[str, Any]]) -> int:
+    """The exit code, and a line on stderr for each reason it is not 0."""
+    broken = run.header["not_run"]
+    for label, error in broken.items():
+        notice(f"ppdbench: {label} did not run: {error}")
+    failed = [sample for sample in run.samples if sample["verdict"] == "failed"]
+    if failed:
+        first = failed[0]
+        notice(
+            f"ppdbench: {len(failed)} examples failed; the first: {first['method']} on "
+            f"{first['task']} {first['example_id']}: {first['error']}"
+        )
+    mismatches = sum(s["mismatch"] for s in summaries if s["exact"])
     if mismatches:
-        notice(f"ppdbench: {mismatches} outputs differ from greedy (see verdict in {folder})")
-    return 1 if mismatches else 0
+        notice(f"ppdbench: {mismatches} outputs differ from greedy (see verdict in {run.path})")
+        return 1
+    return 3 if failed or broken else 0
 
 
 def _unscored_note(run: Finished) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ppdbench.cli.common import notice
 from ppdbench.cli.options import format_option
 
 SHOWN = {"tasks": ("name", "dataset", "tokens", "metrics")}
@@ -14,22 +15,45 @@ KINDS = ("methods", "tasks", "models", "tables")
 
 @click.command("list")
 @click.argument("kind", type=click.Choice(KINDS))
+@click.argument("method", required=False)
 @format_option
-def command(kind: str, form: str) -> int:
-    """What there is, with options and defaults.
+def command(kind: str, method: str | None, form: str) -> int:
+    """What there is, with options and defaults; with a METHOD, what its options mean.
 
     \b
     ppdbench list methods
+    ppdbench list methods layerskip
     ppdbench list tasks --format json
     """
     from ppdbench import catalog
+    from ppdbench.errors import ConfigError
     from ppdbench.report.export import Sheet, emit
 
+    if method is not None:
+        if kind != "methods":
+            raise ConfigError(f"list {kind} takes no further name, got {method!r}")
+        return _one_method(method, form)
     entries: list[dict[str, Any]] = getattr(catalog, kind)()
     # All of it goes to files; people get what fits a line.
     columns = SHOWN.get(kind, tuple(entries[0])) if form == "table" else tuple(entries[0])
     rows = tuple(tuple(_cell(entry[column]) for column in columns) for entry in entries)
     emit([Sheet(kind, columns, rows)], entries, form)
+    if kind == "methods":
+        for name, why in catalog.broken_plugins().items():
+            notice(f"note: the plugin {name!r} cannot be loaded: {why}")
+    return 0
+
+
+def _one_method(name: str, form: str) -> int:
+    """The options of one method, with what they mean."""
+    from ppdbench import catalog
+    from ppdbench.report.export import Sheet, emit
+
+    entry = catalog.method(name)
+    options = entry["options"]
+    columns = ("name", "type", "default", "help")
+    rows = tuple(tuple(str(option[column]) for column in columns) for option in options)
+    emit([Sheet(f"{name}: {entry['summary']}", columns, rows)], entry, form)
     return 0
 
 

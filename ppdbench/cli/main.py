@@ -17,7 +17,10 @@ from ppdbench.errors import PpdbenchError, UnknownName
 COMMANDS = {
     "probe": "Per-layer match rates against the final layer.",
     "decode": "One decoding strategy on one task.",
+    "bench": "Several strategies on several tasks, side by side.",
     "train": "Heads for exit layers, and the LayerSkip recipe.",
+    "skips": "Which blocks draft-verify should skip with a model.",
+    "datastore": "The text that --method rest looks things up in.",
     "theory": "Latency and compute that match rates promise.",
     "list": "What there is: methods, tasks, models, tables.",
     "env": "This machine, and how fast the baseline runs on it.",

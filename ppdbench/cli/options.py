@@ -61,6 +61,28 @@ task_options = stack(
     ),
 )
 
+drawing_options = stack(
+    click.option("--top-k", type=int, help="k of the top-k target (3)."),
+    click.option("--top-p", type=float, help="p of the top-p target (0.95)."),
+    click.option("--temperature", type=float, help="Temperature of both (1)."),
+)
+
+decoding_options = stack(
+    click.option("--target", help="How tokens are picked: greedy (default), top-k, top-p."),
+    drawing_options,
+    click.option(
+        "--strict", is_flag=True, help="Every pass in one fixed shape: no ties from rounding."
+    ),
+    click.option("--warmup", default=2, show_default=True, help="Untimed runs before the first."),
+    click.option(
+        "--export",
+        "exports",
+        multiple=True,
+        metavar="FILE",
+        help="Write the result to .json, .csv, .md or .tex too; may be repeated.",
+    ),
+)
+
 run_options = stack(
     click.option(
         "--out", metavar="DIR", help="Folder of the run (results/COMMAND-TASK-MODEL-TIME)."

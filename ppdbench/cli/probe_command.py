@@ -9,6 +9,7 @@ import click
 from ppdbench.cli.common import (
     check_pictures,
     chosen_data,
+    chosen_targets,
     closing_notes,
     model_spec,
     notice,
@@ -16,15 +17,17 @@ from ppdbench.cli.common import (
     progress,
     run_folder,
 )
-from ppdbench.cli.options import format_option, model_options, run_options, task_options
+from ppdbench.cli.options import (
+    drawing_options,
+    format_option,
+    model_options,
+    run_options,
+    task_options,
+)
 
 if TYPE_CHECKING:
     from ppdbench.probe.runner import ProbeConfig, ProbeRun
     from ppdbench.probe.summary import Rate
-
-
-# Which targets an option of drawing serves.
-DRAWN_BY = {"top_k": {"top-k"}, "top_p": {"top-p"}, "temperature": {"top-k", "top-p"}}
 
 
 @click.command("probe")
@@ -37,11 +40,11 @@ DRAWN_BY = {"top_k": {"top-k"}, "top_p": {"top-p"}, "temperature": {"top-k", "to
     multiple=True,
     help="How the final token is picked: greedy (default), top-k, top-p; may be repeated.",
 )
-@click.option("--top-k", type=int, help="k of the top-k target (3).")
-@click.option("--top-p", type=float, help="p of the top-p target (0.95).")
-@click.option("--temperature", type=float, help="Temperature of both (1).")
+@drawing_options
 @click.option("--bucket", type=int, help="Positions per bucket (the task's, or an eighth).")
-@click.option("--head", metavar="DIR", help="Trained heads, reported beside the model's own.")
+@click.option(
+    "--head", metavar="DIR", help="Trained heads (or `reference`), beside the model's own."
+)
 @click.option("--stop-at-eos", is_flag=True, help="End at EOS instead of forcing full length.")
 @click.option(
     "--batch-size",
@@ -100,23 +103,14 @@ def command(
 
 
 def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
-    from ppdbench.decoding.sampling import Target
-    from ppdbench.errors import ConfigError
     from ppdbench.probe.runner import ProbeConfig
 
     kinds = options.pop("targets") or ("greedy",)
-    drawing = {name: options.pop(name) for name in ("top_k", "top_p", "temperature")}
-    drawing = {name: value for name, value in drawing.items() if value is not None}
-    for name, served in DRAWN_BY.items():
-        if name in drawing and not served & set(kinds):
-            option = name.replace("_", "-")
-            raise ConfigError(f"--{option} needs --target {' or '.join(sorted(served))}")
-    targets = tuple(Target(kind=kind, **drawing) for kind in kinds)
     data = chosen_data(options.pop("data"), options["model"])
     return ProbeConfig(
         model=model_spec(options),
         tasks=tasks,
-        targets=targets,
+        targets=chosen_targets(kinds, options),
         ks=numbers("-k", options.pop("ks")),
         data=data,
         **options,

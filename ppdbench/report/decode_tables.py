@@ -1,4 +1,4 @@
-"""What one decoding run says, for people."""
+"""What a decoding run says, for people."""
 
 from __future__ import annotations
 
@@ -6,37 +6,106 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.stats import FEW, FEW_EXAMPLES
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.export import Sheet
 
 Summary = Mapping[str, Any]
+PAIRED = "Speedup: greedy's decode time over the method's, paired by example, 95% bootstrap."
 
 
 def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
-    """Speed, identity and, where it was scored, quality per task."""
+    """Speed, identity and, where it was scored, quality of one method per task."""
     return [
         _speed(summaries),
         _identity(summaries),
-        *([_quality(summaries)] if _scored(summaries) else []),
+        *([quality(summaries)] if _scored(summaries) else []),
     ]
 
 
-def speedup_text(summary: Summary) -> str:
-    """The paired ratio with its interval; nothing beside a mismatch, no claim inside the noise."""
-    if summary["speedup"] is None:
-        return "-"
-    if summary["speedup_low"] is None:
-        return f"{summary['speedup']:.2f}x"
-    interval = f"[{summary['speedup_low']:.2f}, {summary['speedup_high']:.2f}]"
+def contest(summaries: Sequence[Summary], overall: Sequence[Summary]) -> list[Sheet]:
+    """Several methods side by side: one table per task, one for all, and quality."""
+    tasks = list(dict.fromkeys(s["task"] for s in summaries))
+    tables = [_side_by_side([s for s in summaries if s["task"] == task]) for task in tasks]
+    if len(tasks) > 1:
+        tables.append(_side_by_side(overall))
+    return [*tables, *([quality(summaries)] if _scored(summaries) else [])]
+
+
+def speedup_cells(summary: Summary) -> tuple[str, str]:
+    """The paired ratio, and its interval.
+
+    Nothing beside a mismatch, and no claim where noise could have made it.
+    """
+    value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
+    if value is None:
+        return "-", "-"
+    if low is None:
+        return f"{value:.2f}x", "-"
+    interval = f"[{low:.2f}, {high:.2f}]"
     if summary["method"] == "greedy":
-        return f"noise floor {interval}"
-    if summary["speedup_low"] <= 1 <= summary["speedup_high"]:
-        return f"no difference {interval}"
-    return f"{summary['speedup']:.2f}x {interval}"
+        return "noise floor", interval
+    noise = summary["noise_low"], summary["noise_high"]
+    if low <= 1 <= high or (None not in noise and noise[0] <= value <= noise[1]):
+        return "no difference", interval
+    return f"{value:.2f}x", interval
+
+
+def verdict_text(summary: Summary) -> str:
+    """What became of the outputs, in words; alarming ones first."""
+    if summary["target"] != "greedy":
+        words = [f"sampled ({summary['target']})"]
+    elif not summary["exact"]:
+        agreement = summary["agreement"]
+        words = ["inexact" if agreement is None else f"inexact, {100 * agreement:.1f}% agree"]
+    else:
+        kinds = {"mismatch": "MISMATCH", "tie": "tie", "identical": "identical"}
+        words = [f"{summary[kind]} {word}" for kind, word in kinds.items() if summary[kind]]
+    if summary["failed"]:
+        words.insert(0, f"{summary['failed']} FAILED")
+    return ", ".join(words)
+
+
+def _side_by_side(summaries: Sequence[Summary]) -> Sheet:
+    first = summaries[0]
+    rows = tuple(
+        (
+            s["label"],
+            s["tokens_per_s"],
+            s["committed_per_step"],
+            verdict_text(s),
+            *speedup_cells(s),
+        )
+        for s in summaries
+    )
+    return Sheet(
+        f"{first['task']}: {first['n_examples']} examples, {_setting(first)}",
+        ("method", "tokens/s", "per step", "output", "speedup", "95%"),
+        rows,
+        notes=tuple(_contest_notes(summaries)),
+        digits={"tokens/s": 1, "per step": 2},
+    )
+
+
+def _contest_notes(summaries: Sequence[Summary]) -> list[str]:
+    notes = [PAIRED]
+    floors = [s for s in summaries if s["noise_low"] is not None]
+    if floors:
+        low, high = min(s["noise_low"] for s in floors), max(s["noise_high"] for s in floors)
+        notes.append(f"Greedy against itself: [{low:.2f}, {high:.2f}], the noise of this machine.")
+    if min(s["n_examples"] for s in summaries) < FEW_EXAMPLES:
+        notes.append(FEW)
+    return notes
+
+
+def _setting(summary: Summary) -> str:
+    """The model, and what a reader must know to compare with another run."""
+    marks = [summary["dtype"]]
+    marks += ["random weights"] if summary["synthetic"] else []
+    marks += ["strict"] if summary["strict"] else []
+    return f"{summary['model']} ({', '.join(marks)})"
 
 
 def _speed(summaries: Sequence[Summary]) -> Sheet:
     first = summaries[0]
-    warning = ", random weights" if first["synthetic"] else ""
     columns = {
         "task": "task",
         "examples": "n_examples",
@@ -45,17 +114,22 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
         "ms/token": "ms_per_token",
         "tokens/s": "tokens_per_s",
         "per step": "committed_per_step",
+        "accepted": "accepted_per_proposed",
     }
+    if first["method"] == "greedy":
+        del columns["accepted"]  # it proposes nothing
     rows = tuple(tuple(s[name] for name in columns.values()) for s in summaries)
+    peak = max((s["peak_memory_bytes"] or 0 for s in summaries), default=0)
     return Sheet(
-        f"{first['method']}{_options(first)} on {first['model']} ({first['dtype']}{warning})",
+        f"{first['method']}{_options(first)} on {_setting(first)}",
         tuple(columns),
         rows,
         notes=(
             "Steps alone; the first token belongs to the prefill. Peak memory of the process: "
-            f"{max(s['peak_memory_bytes'] for s in summaries) / 2**20:.0f} MiB.",
+            f"{peak / 2**20:.0f} MiB.",
         ),
-        digits={"prefill ms": 2, "ms/token": 3, "tokens/s": 1, "per step": 2},
+        digits={"prefill ms": 2, "ms/token": 3, "tokens/s": 1, "per step": 2, "accepted": 1},
+        percent=frozenset({"accepted"}),
     )
 
 
@@ -66,37 +140,27 @@ def _options(summary: Summary) -> str:
 
 
 def _identity(summaries: Sequence[Summary]) -> Sheet:
-    rows: list[tuple[Cell, ...]] = [
-        (s["task"], s["identical"], s["tie"], s["mismatch"], speedup_text(s)) for s in summaries
-    ]
-    notes = ["Speedup: greedy's decode time over the method's, paired by example, 95% bootstrap."]
-    if summaries[0]["method"] == "greedy":
-        notes.append("Greedy against itself: the noise floor of this machine.")
-    if min(s["n_examples"] for s in summaries) < FEW_EXAMPLES:
-        notes.append(FEW)
-    return Sheet(
-        "Against greedy",
-        ("task", "identical", "tie", "mismatch", "speedup"),
-        tuple(rows),
-        notes=tuple(notes),
-    )
+    rows = tuple((s["task"], verdict_text(s), *speedup_cells(s)) for s in summaries)
+    notes = _contest_notes(summaries)
+    return Sheet("Against greedy", ("task", "output", "speedup", "95%"), rows, notes=tuple(notes))
 
 
 def _scored(summaries: Sequence[Summary]) -> bool:
     return any(s["quality"] for s in summaries)
 
 
-def _quality(summaries: Sequence[Summary]) -> Sheet:
+def quality(summaries: Sequence[Summary]) -> Sheet:
+    """The scores of every task and method."""
     rows = tuple(
-        (s["task"], metric, value)
+        (s["task"], s["label"], metric, value)
         for s in summaries
         for metric, value in (s["quality"] or {}).items()
     )
-    return Sheet("Quality", ("task", "metric", "value"), rows)
+    return Sheet("Quality", ("task", "method", "metric", "value"), rows)
 
 
 def long(summaries: Sequence[Summary]) -> Sheet:
-    """Every figure, one task per row, for other programs."""
+    """Every figure, one task and method per row, for other programs."""
     names = tuple(name for name in summaries[0] if name not in ("options", "quality"))
     return Sheet(
         "decoding",

@@ -7,12 +7,16 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from ppdbench.errors import ConfigError
+from ppdbench.report import paths
 
 Cell = str | int | float | None
 
@@ -60,7 +64,7 @@ class Sheet:
 
 
 GAP = 2  # blanks between two columns
-NARROWEST = 8  # columns of text may be wrapped down to this
+NARROWEST = 8  # columns of text may be wrapped down to this, but not within words
 NAME = 24  # but names in the first column, which are there to be typed again, only to this
 
 
@@ -71,9 +75,10 @@ def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> Non
     """
     console = console or Console(soft_wrap=False)
     for sheet in sheets:
-        widths = _least_widths(sheet)
-        if sum(widths) + GAP * (len(widths) - 1) <= console.width - 2:
-            console.print(_drawn(sheet, widths))
+        least = _least_widths(sheet)
+        room = console.width - 2 - GAP * (len(least) - 1)
+        if sum(least) <= room:
+            console.print(_drawn(sheet, _widened(sheet, least, room)))
         else:
             _print_stacked(sheet, console)
         for note in sheet.notes:
@@ -81,17 +86,36 @@ def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> Non
         console.print()
 
 
+def _columns(sheet: Sheet) -> list[tuple[str, ...]]:
+    return list(zip(sheet.header, *sheet.text_rows(), strict=True))
+
+
+def _longest(column: Sequence[str]) -> int:
+    return max(len(line) for cell in column for line in cell.split("\n"))
+
+
 def _least_widths(sheet: Sheet) -> list[int]:
-    """How narrow each column may get: numbers whole, names nearly so, text wrapped."""
+    """How narrow each column may get: numbers whole, names nearly so, text by words."""
     widths = []
-    for index, column in enumerate(zip(sheet.header, *sheet.text_rows(), strict=True)):
-        longest = max(len(line) for cell in column for line in cell.split("\n"))
-        limit = longest if sheet.is_number(index) else NAME if index == 0 else NARROWEST
+    for index, column in enumerate(_columns(sheet)):
+        longest = _longest(column)
+        word = max(len(word) for cell in column for word in cell.split() or [""])
+        limit = longest if sheet.is_number(index) else NAME if index == 0 else max(NARROWEST, word)
         widths.append(min(longest, limit))
     return widths
 
 
-def _drawn(sheet: Sheet, least: Sequence[int]) -> RichTable:
+def _widened(sheet: Sheet, least: Sequence[int], room: int) -> list[int]:
+    """The room that is left goes to the columns that would wrap most."""
+    longest = [_longest(column) for column in _columns(sheet)]
+    widths = list(least)
+    while sum(widths) < room and widths != longest:
+        missing = [want - have for want, have in zip(longest, widths, strict=True)]
+        widths[missing.index(max(missing))] += 1
+    return widths
+
+
+def _drawn(sheet: Sheet, widths: Sequence[int]) -> RichTable:
     drawn = RichTable(
         title=Text(sheet.title),
         title_justify="left",
@@ -100,11 +124,11 @@ def _drawn(sheet: Sheet, least: Sequence[int]) -> RichTable:
         pad_edge=False,
         collapse_padding=True,
     )
-    for index, (column, width) in enumerate(zip(sheet.header, least, strict=True)):
+    for index, (column, width) in enumerate(zip(sheet.header, widths, strict=True)):
         drawn.add_column(
             Text(column),
             justify="right" if sheet.is_number(index) else "left",
-            min_width=width,
+            width=width,
             overflow="fold",
         )
     for row in sheet.text_rows():
@@ -192,12 +216,34 @@ def to_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+WRITERS = {"csv": to_csv, "markdown": to_markdown, "latex": to_latex}
+FORM_OF = {".json": "json", ".csv": "csv", ".md": "markdown", ".tex": "latex"}
+
+
 def emit(sheets: Sequence[Sheet], json_value: Any, form: str) -> None:
     """Write the result of a command to stdout in the form asked for."""
     if form == "table":
         print_sheets(sheets)
         return
-    writers = {"csv": to_csv, "markdown": to_markdown, "latex": to_latex}
-    text = to_json(json_value) if form == "json" else writers[form](sheets)
     # Plain writing, so that nothing is wrapped or coloured on its way into a file.
-    Console(soft_wrap=True).file.write(text)
+    Console(soft_wrap=True).file.write(_text(sheets, json_value, form))
+
+
+def _text(sheets: Sequence[Sheet], json_value: Any, form: str) -> str:
+    return to_json(json_value) if form == "json" else WRITERS[form](sheets)
+
+
+def check_path(path: str | Path) -> Path:
+    """Refuse a file that `write` could not write."""
+    return paths.check_path(path, FORM_OF, "table")
+
+
+def write(path: str | Path, sheets: Sequence[Sheet], json_value: Any) -> None:
+    """Write the result of a command to a file, in the form that its suffix names."""
+    path = check_path(path)
+    text = _text(sheets, json_value, FORM_OF[path.suffix.lower()])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -195,7 +195,9 @@ CASES = {
     "unknown task": probe("--task gsm8kk", "'gsm8kk'", "did you mean gsm8k", "squad"),
     "empty task": probe("--task=", "task", "name"),
     "task file that is not there": probe("--task no.yaml", "no.yaml", "does not exist"),
-    "unknown method": decode("--method gredy", "'gredy'", "did you mean greedy", "known: greedy"),
+    "unknown method": decode(
+        "--method gredy", "'gredy'", "did you mean greedy", "known: draft-verify, "
+    ),
     "unknown option of a method": decode(
         "--method patient --set weit=3", "'weit'", "did you mean wait", "eager, wait"
     ),

@@ -211,3 +211,16 @@ def test_help_and_lists_do_not_wait_for_torch(words: list[str]) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
+
+
+def test_one_method_is_listed_with_what_its_options_mean(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = printed(capsys, "list", "methods", "layerskip")
+    assert "layers that draft" in out
+    entry = json.loads(printed(capsys, "list", "methods", "layerskip", "--format", "json"))
+    assert {o["name"] for o in entry["options"]} >= {"exit_layer", "draft_length"}
+    assert all(o["help"] for o in entry["options"])
+    assert run(["list", "methods", "layerskp"]) == 2
+    assert "did you mean layerskip?" in capsys.readouterr().err
+    assert run(["list", "tasks", "gsm8k"]) == 2

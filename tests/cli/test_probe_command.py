@@ -448,8 +448,9 @@ def test_cut_prompts_are_counted_though_tasks_share_their_ids(
 
 
 def test_without_a_model_the_stand_in_is_named_in_a_note(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("ppdbench.resources.reference_is_there", lambda: False)
     small = ["--limit", "1", "--max-new-tokens", "2", "--out", "run", "--format", "json"]
     assert run(["probe", *small]) == 0
     captured = capsys.readouterr()

@@ -1,0 +1,71 @@
+"""`ppdbench datastore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ppdbench.cli.common import chosen_model, notice, progress, stand_in_note
+
+
+@click.command("datastore")
+@click.option(
+    "--text",
+    multiple=True,
+    required=True,
+    help="File, folder of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]]; may be repeated.",
+)
+@click.option(
+    "--split-by", default="blank-line", show_default=True, help="Documents: blank-line or file."
+)
+@click.option("--column", default="text", show_default=True, help="Column of .jsonl and hub.")
+@click.option("--max-documents", type=int, help="Use the first N documents (all).")
+@click.option(
+    "--depth", type=int, default=16, show_default=True, help="Tokens of the longest lookup."
+)
+@click.option("--out", required=True, metavar="DIR", help="Folder for the datastore.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Whose tokens: hub id, local folder, `reference` (the default) or synthetic:SPEC.",
+)
+@click.option("--revision", help="Revision of a hub model.")
+@click.option("--offline", is_flag=True, help="Never ask the hub.")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a hub model.")
+def command(**options: Any) -> int:
+    """Build the text that --method rest looks things up in.
+
+    Needs the model's tokenizer, not its weights, and about 40 bytes of memory per token.
+
+    \b
+    ppdbench datastore --model ./my-model --text ./corpus --out ./store
+    ppdbench datastore --text ./questions.jsonl --column question --out ./store --max-documents 1000
+    """
+    from ppdbench.datastore import build
+    from ppdbench.engine.loading import ModelSpec, load_words
+    from ppdbench.engine.quiet import quiet
+    from ppdbench.errors import ConfigError
+    from ppdbench.training.text import TextSpec
+
+    quiet()
+    if not options["out"]:
+        raise ConfigError("--out is empty; give a folder")
+    text = TextSpec(
+        sources=options["text"],
+        split=options["split_by"],
+        column=options["column"],
+        max_documents=options["max_documents"],
+        offline=options["offline"],
+    )
+    names = ("revision", "offline", "trust_remote_code")
+    spec = ModelSpec(name=chosen_model(options["model"]), **{name: options[name] for name in names})
+    out = Path(options["out"]).expanduser()
+    tokenizer, vocab_size = load_words(spec)
+    with progress() as report:
+        store = build(text, tokenizer, vocab_size, out, depth=options["depth"], report=report)
+    stand_in_note(options["model"])
+    click.echo(f"{store.header.tokens:,} tokens, sorted by {store.header.depth}: {out}")
+    notice(f"use: --method rest --set datastore={out}")
+    return 0

@@ -1,0 +1,99 @@
+"""`ppdbench skips`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppdbench.cli.common import chosen_data, model_spec, notice, progress, stand_in_note
+from ppdbench.cli.options import format_option, model_options
+
+if TYPE_CHECKING:
+    from ppdbench.report.export import Sheet
+    from ppdbench.search.skip_search import Found
+
+
+@click.command("skips")
+@click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
+@click.option("--search", default="greedy", show_default=True, help="greedy or bayes.")
+@click.option("--budget", default=200, show_default=True, help="Sets to try at most.")
+@click.option("--draft-length", default=8, show_default=True, help="Tokens drafted at most.")
+@click.option("--data", help="hub, builtin, or a file or folder with the data set's columns.")
+@click.option("--split", help="Split of the data set (the task's own).")
+@click.option("--limit", default=4, show_default=True, help="Use the first N examples of each.")
+@click.option("--shots", default=0, show_default=True, help="Worked examples before each.")
+@click.option("--max-new-tokens", type=int, help="Tokens to generate (the task's own).")
+@click.option("--seed", default=0, show_default=True, help="Seed of everything drawn.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    default="skip_layers.json",
+    show_default=True,
+    help="File that the set is added to; sets of other models in it stay.",
+)
+@model_options
+@format_option
+def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
+    """Which blocks draft-verify should skip with a model: found, shown and kept in a file.
+
+    \b
+    ppdbench skips --task gsm8k --limit 4 --out skip_layers.json
+    ppdbench skips --model ./my-model --task xsum --search bayes --budget 400
+    """
+    from ppdbench.bench.environment import set_threads
+    from ppdbench.engine.quiet import quiet
+    from ppdbench.errors import ConfigError
+    from ppdbench.report.export import emit
+    from ppdbench.search.skip_search import SearchConfig, run_search
+
+    quiet()
+    set_threads(options["threads"])
+    if not out:
+        raise ConfigError("--out is empty; give a file such as skip_layers.json")
+    asked = options["model"]
+    data = chosen_data(options.pop("data"), asked)
+    config = SearchConfig(
+        model=model_spec(options), tasks=tasks or ("gsm8k",), data=data, **options
+    )
+    with progress() as report:
+        found = run_search(config, Path(out), report=report)
+    emit([_sheet(found)], asdict(found), form)
+    stand_in_note(asked)
+    if found.cut:
+        notice(f"note: {found.cut} prompts were too long and were cut")
+    if found.score.speedup <= 1:
+        notice("note: no set that was tried promises to beat greedy decoding; this is the best")
+    notice(f"written: {out} ({found.model})")
+    return 0
+
+
+def _sheet(found: Found) -> Sheet:
+    from ppdbench.report.export import Sheet
+
+    sets = {"found": (found.skips, found.score), "default": (found.default, found.default_score)}
+    return Sheet(
+        title=f"Blocks that drafts skip: {found.model} ({found.n_layers} layers)",
+        header=("set", "attention", "mlp", "agreement", "cost", "speed-up", "draft"),
+        rows=tuple(
+            (
+                name,
+                " ".join(map(str, skips.attention)) or "-",
+                " ".join(map(str, skips.mlp)) or "-",
+                score.agreement,
+                score.cost,
+                score.speedup,
+                score.draft_length,
+            )
+            for name, (skips, score) in sets.items()
+        ),
+        notes=(
+            f"{found.tried} sets tried. agreement: drafted tokens that are the model's, given its "
+            "own text; cost: weights read against a whole pass; speed-up: predicted from both, "
+            "with drafts of fixed length (draft).",
+        ),
+        digits={"agreement": 1, "cost": 3, "speed-up": 3},
+        percent=frozenset({"agreement"}),
+    )

@@ -1,0 +1,23 @@
+"""Files that results go into: refused before work is spent on them, not after."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ppdbench.errors import ConfigError
+
+
+def check_path(path: str | Path, suffixes: Iterable[str], what: str) -> Path:
+    """Refuse a file that could not be written, or whose suffix says nothing to `what`."""
+    path = Path(path)
+    if path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{path}: no {what} format has this suffix; use {', '.join(suffixes)}")
+    # Missing folders are made on saving, so ask the nearest one that is there.
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a directory")
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"cannot write {path}: {there} is not a writable folder")
+    return path
