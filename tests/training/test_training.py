@@ -186,8 +186,9 @@ def test_a_trained_model_is_an_ordinary_folder_and_early_layers_read_better(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    common = ["--steps", "80", "--held-out", "text.txt", "--clip", "1"]
-    assert run([*LAYERSKIP, *common, "--out", "skipping"]) == 0
+    common = ["--steps", "80", "--held-out", "text.txt", "--clip", "1", "--learning-rate", "3e-3"]
+    recipe = ["--p-max", "0.1", "--e-scale", "1"]
+    assert run([*LAYERSKIP, *common, *recipe, "--out", "skipping"]) == 0
     plain = [*LAYERSKIP, *common, "--p-max", "0", "--no-early-exit-loss", "--out", "plain"]
     assert run(plain) == 0
     capsys.readouterr()
@@ -196,7 +197,9 @@ def test_a_trained_model_is_an_ordinary_folder_and_early_layers_read_better(
         name: [q["loss"] for q in json.loads((home / name / "quality.json").read_text("utf-8"))]
         for name in ("skipping", "plain")
     }
-    assert losses["skipping"][1] < losses["plain"][1]
+    # By 0.2 and 0.4 for every seed tried: far beyond what another processor's rounding does.
+    assert losses["skipping"][0] < losses["plain"][0] - 0.1
+    assert losses["skipping"][1] < losses["plain"][1] - 0.1
     assert losses["skipping"][2] < losses["plain"][2]
     assert (home / "skipping" / "loss.png").is_file()
 
