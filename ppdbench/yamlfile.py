@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -99,7 +100,14 @@ class Keys:
             raise self._wrong(key, "a whole number", value)
         return value
 
-    def flag(self, key: str, default: bool) -> bool:
+    def real(self, key: str) -> float:
+        """A number that need not be whole."""
+        value = self._get(key, REQUIRED)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, "a number", value)
+        return float(value)
+
+    def flag(self, key: str, default: bool | _Required = REQUIRED) -> bool:
         """true or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
@@ -112,6 +120,13 @@ class Keys:
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise self._wrong(key, "a list of texts", value)
         return tuple(value)
+
+    def items(self, key: str) -> list[Any]:
+        """A list, of whatever."""
+        value = self._get(key, REQUIRED)
+        if not isinstance(value, list):
+            raise self._wrong(key, "a list", value)
+        return value
 
     def columns(
         self, key: str, default: _Required | None = REQUIRED, none_allowed: bool = True
@@ -135,6 +150,15 @@ class Keys:
             raise self._wrong(key, "a mapping (key: value)", value)
         return Keys(value, self.where, f"{self._prefix}{key}.")
 
+    def sections(self, key: str, name: str) -> list[Keys]:
+        """A list of mappings; complaints call the first of them `name` 1."""
+        made = []
+        for number, value in enumerate(self.items(key), 1):
+            if not isinstance(value, dict):
+                raise self.error(f"{name} {number} must be a mapping, not {kind(value)}")
+            made.append(Keys(value, f"{self.where}: {name} {number}"))
+        return made
+
     def refuse_the_rest(self) -> None:
         """Raise for any key that nobody asked for."""
         for key in self.names():
@@ -149,6 +173,14 @@ class Keys:
     def error(self, message: str) -> ConfigError:
         """A complaint about this file."""
         return ConfigError(f"{self.where}: {message}")
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Let complaints about what was read here say which file it was."""
+        try:
+            yield
+        except ConfigError as error:
+            raise self.error(str(error)) from None
 
     def _get(self, key: str, default: object) -> Any:
         self._asked.add(key)

@@ -244,7 +244,7 @@ def test_a_damaged_file_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot write .*; choose another --out"):
+    with pytest.raises(ConfigError, match=r"cannot write .*; choose another place"):
         save(tmp_path / "none" / "skip_layers.json", "a", SkipSet((1,)))
 
 

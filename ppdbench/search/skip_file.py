@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.errors import ConfigError
+from ppdbench.jsonfile import read_json, write_whole
 
 KEYS = ("attention", "mlp")
 
@@ -55,27 +56,10 @@ class SkipSet:
 def read_skips(path: Path) -> dict[str, SkipSet]:
     """All entries of a file, by the model they are for."""
     where = f"skip file {path}"
-    try:
-        content = json.loads(path.read_text("utf-8"), object_pairs_hook=_no_twins)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{where} does not exist; `ppdbench skips --out {path}` makes one"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON that can be used: {error}") from error
+    content = read_json(path, "skip file", f"`ppdbench skips --out {path}` makes one")
     if not isinstance(content, dict) or not content:
         raise ConfigError(f'{where}: use {{model: {{"attention": [...], "mlp": [...]}}}}')
     return {model: _entry(f"{where}: {model}", value) for model, value in content.items()}
-
-
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands there twice")
-    return made
 
 
 def _entry(where: str, value: Any) -> SkipSet:
@@ -121,9 +105,4 @@ def save(path: Path, name: str, skips: SkipSet) -> None:
         f'    "mlp": {list(entry.mlp)}\n  }}'
         for model, entry in sets.items()
     ]
-    partial = path.with_name(f"{path.name}.part")
-    try:
-        partial.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,0 +1,273 @@
+"""Trees for people: the curve that a size is chosen from, and the nodes of a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree as Branches
+
+from ppdbench.report.export import Cell, Sheet
+from ppdbench.trees import dynamic, static
+from ppdbench.trees.build import Built
+from ppdbench.trees.calibration import Accuracies
+from ppdbench.trees.curve import Plan, Point
+from ppdbench.trees.dynamic import DynamicTree
+from ppdbench.trees.latency import Latency
+from ppdbench.trees.tree import Node, Tree
+
+# The curve
+
+
+def curve_sheet(built: Built) -> Sheet:
+    """What trees of each size promise, the chosen one marked."""
+    plan, latency = built.plan, built.latency
+    rows = [_row(plan, point, point is built.chosen) for point in built.points]
+    on = "" if latency is None else f", {latency.label}"
+    rivals = list(built.chosen.others)
+    return Sheet(
+        f"{built.kind.capitalize()} trees for {plan.accuracies.method}{on}",
+        tuple(rows[0]),
+        tuple(tuple(row.values()) for row in rows),
+        notes=(*_counting_notes(plan, rivals), *_latency_notes(latency)),
+        digits={"tokens/step": 3, **dict.fromkeys(rivals, 3), "pass ms": 2, "speedup": 2},
+    )
+
+
+def _row(plan: Plan, point: Point, is_chosen: bool) -> dict[str, Cell]:
+    row: dict[str, Cell] = {"rows": point.rows, "nodes": point.nodes}
+    if plan.inserted:
+        row["inserted"] = point.rows - point.nodes
+    row |= {"tokens/step": point.tokens_per_step, **point.others}
+    if point.seconds is not None:
+        row |= {"pass ms": 1e3 * point.seconds, "speedup": point.speedup}
+    return {**row, "chosen": "yes" if is_chosen else ""}
+
+
+def _counting_notes(plan: Plan, rivals: Sequence[str]) -> Iterator[str]:
+    inserted = ", inserted: those that make guesses" if plan.inserted else ""
+    yield (
+        f"rows: of a pass; nodes: those that hold tokens, the newest included{inserted}. "
+        f"tokens/step: expected, the model's own included; {' and '.join(rivals)}: the same for "
+        "such a tree with no more rows."
+    )
+
+
+def _latency_notes(latency: Latency | None) -> Iterator[str]:
+    if latency is None:
+        yield "No pass was timed, so no speedup: --model or --latency FILE asks for it."
+        return
+    yield (
+        f"pass: median of {latency.rounds} rounds behind {latency.context} tokens on "
+        f"{latency.device}, threads: {latency.threads}, dips smoothed; speedup: over greedy "
+        f"decoding at {1e3 * latency.at(1):.2f} ms a token, drafting itself not counted."
+    )
+
+
+def curve_json(built: Built) -> dict[str, Any]:
+    """The same for programs."""
+    plan, latency = built.plan, built.latency
+    return {
+        "method": plan.accuracies.method,
+        "kind": built.kind,
+        "calibration_n": plan.accuracies.n,
+        "depth": plan.depth,
+        "rows_per_guess": plan.inserted,
+        "seed": plan.seed,
+        "chosen": _point_json(built.chosen),
+        "points": [_point_json(point) for point in built.points],
+        "latency": None if latency is None else asdict(latency),
+    }
+
+
+def _point_json(point: Point) -> dict[str, Any]:
+    return {
+        "size": point.size,
+        "rows": point.rows,
+        "nodes": point.nodes,
+        "tokens_per_step": point.tokens_per_step,
+        "others": point.others,
+        "pass_s": point.seconds,
+        "speedup": point.speedup,
+    }
+
+
+# A tree
+
+
+@dataclass(frozen=True)
+class View:
+    """One tree with what is known of its nodes, each beginning with the newest token.
+
+    A static tree has no `prompts`; nothing has probabilities without accuracies. `reached` says
+    how likely each node is to be accepted, `last` to be the last one, `share` how much of the
+    time a dynamic tree is in this state and `tokens` what a step in it gives.
+    """
+
+    name: str
+    tree: Tree
+    prompts: tuple[int, ...] | None = None
+    reached: tuple[float, ...] | None = None
+    last: tuple[float, ...] | None = None
+    share: float | None = None
+    tokens: float | None = None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The newest token and the tree's nodes."""
+        return ((), *self.tree.paths)
+
+    @property
+    def title(self) -> str:
+        """What there is in this view, in a line."""
+        said = [f"{len(self.nodes)} nodes"]
+        if self.prompts is not None:
+            said.append(f"{sum(self.prompts)} prompt tokens")
+        if self.share is not None:
+            said.append(f"{100 * self.share:.1f}% of steps")
+        if self.tokens is not None:
+            said.append(f"{self.tokens:.3f} tokens/step")
+        return f"{self.name}: {', '.join(said)}"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A static tree, or the states of a dynamic one, and what a step gives in the long run."""
+
+    views: tuple[View, ...]
+    title: str
+    tokens: float | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers at the nodes are."""
+        notes = ["rank: of the guess, 0 the likeliest"]
+        if self.tokens is not None:
+            notes.append("%: how often accepted, with all above")
+        if self.views[0].prompts is not None:
+            notes.append("+: prompt tokens that follow")
+        return (f"{'; '.join(notes)}.",)
+
+
+def show(tree: Tree | DynamicTree, accuracies: Accuracies | None) -> Shown:
+    """What there is to see of a tree, with accuracies or without."""
+    kind = "static" if isinstance(tree, Tree) else "dynamic"
+    views = tuple(_views(tree, accuracies))
+    if accuracies is None:
+        return Shown(views, f"{kind} tree")
+    if isinstance(tree, Tree):
+        tokens = static.expected_tokens(tree, accuracies)
+    else:
+        tokens = dynamic.amortized_tokens(tree, accuracies)
+    title = f"{kind} tree, {accuracies.method}: {tokens:.3f} tokens a step expected"
+    return Shown(views, title, tokens)
+
+
+def _views(tree: Tree | DynamicTree, accuracies: Accuracies | None) -> Iterator[View]:
+    if isinstance(tree, Tree):
+        yield View("tree", tree, **_chances(tree, accuracies))
+        return
+    shares: Sequence[float | None] = [None] * tree.reach
+    if accuracies is not None:
+        shares = dynamic.steady_state(dynamic.transitions(tree, accuracies)).tolist()
+    for k, (state, share) in enumerate(zip(tree.states, shares, strict=True), 1):
+        chances = _chances(state.tree, accuracies)
+        name = f"state {k} of {tree.reach}"
+        yield View(name, state.tree, prompts=state.prompts, share=share, **chances)
+
+
+def _chances(tree: Tree, accuracies: Accuracies | None) -> dict[str, Any]:
+    if accuracies is None:
+        return {}
+    return {
+        "reached": (1.0, *static.probabilities(tree, accuracies)),
+        "last": dynamic.last_probabilities(tree, accuracies),
+        "tokens": static.expected_tokens(tree, accuracies),
+    }
+
+
+def print_shown(shown: Shown, console: Console | None = None) -> None:
+    """Draw trees with lines."""
+    console = console or Console(soft_wrap=False)
+    console.print(Text(shown.title, style="bold"))
+    for view in shown.views:
+        console.print()
+        console.print(Text(view.title, style="bold"))
+        console.print(_drawn(view))
+    for note in shown.notes:
+        console.print()
+        console.print(Text(note, style="dim"))
+
+
+def _drawn(view: View) -> Branches:
+    root = Branches(_label(view, 0), guide_style="dim")
+    made: dict[Node, Branches] = {(): root}
+    for place, path in enumerate(view.tree.paths, 1):
+        made[path] = made[path[:-1]].add(_label(view, place))
+    return root
+
+
+def _label(view: View, place: int) -> Text:
+    path = view.nodes[place]
+    label = Text(f"rank {path[-1]}" if path else "newest token")
+    if view.reached is not None:
+        likely = view.reached[place]
+        label.append(f"  {100 * likely:.1f}%", style="bold" if likely >= 0.1 else "")
+    if view.prompts is not None:
+        label.append(f"  +{view.prompts[place]}", style="dim")
+    return label
+
+
+def nodes_sheet(shown: Shown) -> Sheet:
+    """Every node in a row."""
+    rows = [row for view in shown.views for row in _node_rows(view)]
+    return Sheet(
+        shown.title,
+        tuple(rows[0]),
+        tuple(tuple(row.values()) for row in rows),
+        notes=("node: ranks from the newest token on, from 0.",),
+        percent=frozenset({"accepted", "last accepted"}),
+    )
+
+
+def _node_rows(view: View) -> Iterator[dict[str, Cell]]:
+    for place, path in enumerate(view.nodes):
+        row: dict[str, Cell] = {} if view.prompts is None else {"state": view.name}
+        row |= {"node": " ".join(map(str, path)) or "newest token", "depth": len(path)}
+        if view.prompts is not None:
+            row["prompts"] = view.prompts[place]
+        if view.reached is not None and view.last is not None:
+            row |= {"accepted": view.reached[place], "last accepted": view.last[place]}
+        yield row
+
+
+def shown_json(shown: Shown) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "title": shown.title,
+        "tokens_per_step": shown.tokens,
+        "views": [_view_json(view) for view in shown.views],
+    }
+
+
+def _view_json(view: View) -> dict[str, Any]:
+    facts: Mapping[str, Any] = {
+        "prompts": view.prompts,
+        "accepted": view.reached,
+        "last": view.last,
+    }
+    return {
+        "name": view.name,
+        "share": view.share,
+        "tokens_per_step": view.tokens,
+        "nodes": [
+            {
+                "path": list(path),
+                **{name: each[place] for name, each in facts.items() if each is not None},
+            }
+            for place, path in enumerate(view.nodes)
+        ],
+    }

@@ -1,0 +1,121 @@
+"""From accuracies to the tree that pays on this machine: grow, time, choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppdbench.errors import ConfigError
+from ppdbench.report.paths import check_path
+from ppdbench.trees.calibration import Accuracies
+from ppdbench.trees.curve import Plan, Point, curve, fastest, timed
+from ppdbench.trees.latency import Latency, measure
+
+if TYPE_CHECKING:
+    from ppdbench.engine.loading import ModelSpec
+    from ppdbench.workload import Report
+
+SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+LARGEST = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """What is asked for; `size` None: the best of `sizes`.
+
+    `measuring` holds what was said of the measurement, by the names of `Latency`. With a size
+    and nothing said, no pass is timed.
+    """
+
+    calibration: Path
+    kind: str | None = None
+    size: int | None = None
+    sizes: tuple[int, ...] = ()
+    depth: int | None = None
+    rows_per_guess: float | None = None
+    seed: int = 0
+    latency: Path | None = None
+    model: ModelSpec
+    threads: int | None = None
+    context: int = 256
+    rounds: int = 48
+    measuring: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for option, sizes in (("--size", (self.size,)), ("--sizes", self.sizes)):
+            for size in sizes:
+                if size is not None and not 1 <= size <= LARGEST:
+                    raise ConfigError(f"{option} {size}: use 1..{LARGEST} rows")
+        if self.latency is not None:
+            check_path(self.latency, (".json",), "latency")
+
+
+@dataclass(frozen=True)
+class Built:
+    """The chosen tree among those it was compared with."""
+
+    plan: Plan
+    kind: str
+    points: tuple[Point, ...]
+    chosen: Point
+    latency: Latency | None
+
+
+def build(config: BuildConfig, report: Report | None = None) -> Built:
+    """Grow a tree of each size, time passes of as many rows, and choose."""
+    accuracies = Accuracies.load(config.calibration)
+    plan = Plan.of(accuracies, config.depth, config.rows_per_guess, config.seed)
+    kind = config.kind or plan.kinds[0]
+    latency = _stored(config)
+    sizes = config.sizes or (SIZES if latency is None else latency.sizes)
+    wanted = set(sizes) if config.size is None else {*sizes, config.size}
+    points = curve(plan, kind, wanted)
+    if latency is None and (config.size is None or config.measuring):
+        # Trees need not have all the rows they may have.
+        rows = {*wanted, *(point.rows for point in points)}
+        latency = _measured(config, rows, report)
+    if latency is not None:
+        points = timed(points, latency)
+    chosen = fastest(points) if config.size is None else _of_size(config.size, kind, points)
+    return Built(plan, kind, tuple(points), chosen, latency)
+
+
+def _of_size(size: int, kind: str, points: list[Point]) -> Point:
+    """The tree of a size, which may be that of a smaller one where it cannot grow."""
+    fitting = [point for point in points if point.rows <= size]
+    if not fitting:
+        least = points[0].rows
+        raise ConfigError(f"no {kind} tree has {size} rows or fewer; use {least} or more")
+    return fitting[-1]
+
+
+def _stored(config: BuildConfig) -> Latency | None:
+    """The times in the file given, if it is there, checked against what was said of them."""
+    if config.latency is None or not config.latency.exists():
+        return None
+    latency = Latency.load(config.latency)
+    for name, asked in config.measuring.items():
+        held = getattr(latency, name, None)
+        if asked not in ("auto", held):
+            raise ConfigError(
+                f"{config.latency} was measured with {name} {held}, not {asked}; drop "
+                f"--{name} or give --latency another file"
+            )
+    return latency
+
+
+def _measured(config: BuildConfig, rows: set[int], report: Report | None) -> Latency:
+    from ppdbench.bench.environment import set_threads
+    from ppdbench.engine.loading import load
+    from ppdbench.engine.quiet import quiet
+
+    quiet()
+    set_threads(config.threads)
+    latency = measure(
+        load(config.model), rows, context=config.context, rounds=config.rounds, report=report
+    )
+    if config.latency is not None:
+        latency.save(config.latency)
+    return latency

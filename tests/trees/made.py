@@ -1,0 +1,28 @@
+"""Accuracies made up for tests."""
+
+from __future__ import annotations
+
+import random
+
+from ppdbench.trees.calibration import Accuracies
+
+
+def accuracies(*distances: tuple[float, ...], method: str = "medusa", n: int = 1000) -> Accuracies:
+    """With these probabilities, by distance and rank."""
+    return Accuracies(method, tuple(tuple(round(p * n) for p in row) for row in distances), n)
+
+
+def drawn(seed: int, distances: int = 3, top: int = 6, method: str = "prompt-tokens") -> Accuracies:
+    """Falling with distance and, mostly, with rank, as measured ones do."""
+    draw = random.Random(seed)
+    n, best = 5000, draw.uniform(0.3, 0.8)
+    hits = []
+    for _ in range(distances):
+        left, share, row = n, best, []
+        for _ in range(top):
+            row.append(int(left * share * draw.uniform(0.5, 1.0)))
+            left -= row[-1]
+            share *= draw.uniform(0.3, 0.9)
+        hits.append(tuple(row))
+        best *= draw.uniform(0.5, 0.95)
+    return Accuracies(method, tuple(hits), n)

@@ -1,0 +1,73 @@
+"""Accuracies: what they say, how sure they are, what their file may hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppdbench.errors import ConfigError
+from ppdbench.trees.calibration import ENOUGH_TOKENS, Accuracies
+
+SOME = Accuracies("medusa", ((600, 200, 50), (400, 100, 80)), 1000)
+
+
+def test_probabilities_are_the_share_of_hits() -> None:
+    assert SOME.p(0, 0) == 0.6
+    assert SOME.p(1, 2) == 0.08
+    assert SOME.distances == 2
+
+
+def test_intervals_hold_the_share_and_shrink_with_tokens() -> None:
+    low, high = SOME.interval(0, 1)
+    assert low < 0.2 < high
+    few = Accuracies("medusa", ((20,),), 100).interval(0, 0)
+    assert few[1] - few[0] > 2 * (high - low)
+
+
+def test_few_tokens_are_warned_of_with_the_interval() -> None:
+    few = Accuracies("medusa", ((30,),), 50)
+    assert "only 50 tokens" in few.doubt()
+    assert "60.0% of the time" in few.doubt()
+    assert "from 46.2% to 72.4%" in few.doubt()
+    assert str(ENOUGH_TOKENS) in few.doubt()
+    assert SOME.doubt() == ""
+
+
+def test_saved_accuracies_are_read_back(tmp_path: Path) -> None:
+    SOME.save(tmp_path / "a.json")
+    assert Accuracies.load(tmp_path / "a.json") == SOME
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "more hits than positions": ({"hits": [[600, 401]]}, "1001 hits at distance 1 of only 1000"),
+    "negative": ({"hits": [[5, -1]]}, "hits at distance 1 must be whole numbers"),
+    "fraction": ({"hits": [[0.5]]}, "hits at distance 1 must be whole numbers"),
+    "nothing": ({"hits": []}, "a list for each distance"),
+    "nothing at a distance": ({"hits": [[5], []]}, "a list for each distance"),
+    "flat": ({"hits": [600, 200]}, "hits holds the number 600"),
+    "no positions": ({"n": 0, "hits": [[0]]}, "n=0 positions"),
+    "text": ({"n": "many"}, "n must be a whole number"),
+    "no method": ({"method": ""}, "method must be text"),
+    "unknown": ({"model": "x"}, "unknown key model"),
+    "format": ({"format": "ppdbench-tree"}, "is no calibration file"),
+    "version": ({"version": 7}, "version 7"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_told_with_their_name(tmp_path: Path, name: str) -> None:
+    changes, says = BAD[name]
+    good = {"format": "ppdbench-calibration", "version": 1, "method": "medusa", "n": 1000}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**good, "hits": [[600, 200]], **changes}))
+    with pytest.raises(ConfigError, match=says) as raised:
+        Accuracies.load(path)
+    assert "a.json" in str(raised.value)
+
+
+def test_a_missing_file_is_told_with_what_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="probe --what drafts --calibration FILE"):
+        Accuracies.load(tmp_path / "none.json")
