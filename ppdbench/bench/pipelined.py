@@ -1,0 +1,120 @@
+"""Predictive Pipelined Decoding held against its own theory, from stored samples; no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ppdbench import theory
+from ppdbench.bench.stats import paired_ratio
+
+Sample = Mapping[str, Any]
+Facts = Mapping[str, Any]
+
+
+def pipelined(facts: Facts | None, group: Sequence[Sample]) -> dict[str, Any]:
+    """What `decode` reports of `ppd` beyond other methods; nothing for these.
+
+    Three predictions of the speedup over one unit: the theorem with the measured match rate, the
+    same cost for the very matches that were found, and these with this machine's layer times.
+    Gain efficiency is the share of the theorem's gain that was measured.
+    """
+    timed = [sample for sample in group if sample.get("matches")]
+    if facts is None or not timed:
+        return {}
+    n_layers, exit_after, k = (facts[name] for name in ("n_layers", "exit_after", "k"))
+    p = match_rate(timed)
+    predicted = 1 / theory.latency_per_token(n_layers, exit_after, p)
+    tokens = sum(len(sample["output_ids"]) for sample in timed)
+    over = _over_greedy(facts, timed)
+    measured = over["speedup_one_unit"]
+    return {
+        "form": facts["form"],
+        "p": p,
+        "predicted_speedup": predicted,
+        "predicted_speedup_matches": _predicted_by_matches(facts, timed),
+        "predicted_speedup_times": _predicted_by_times(facts, timed),
+        **over,
+        "gain_efficiency": gain_efficiency(measured, predicted),
+        "communication_ms_per_token": sum(s["communication_ms"] for s in timed) / tokens,
+        "units": facts["units"],
+        "units_busy": _units_busy(facts, timed),
+        "units_busy_predicted": theory.compute_per_time_unit(n_layers, exit_after, k, p),
+        "weight_bytes_per_unit": facts["weight_bytes_per_unit"],
+        "run_lengths": run_length_counts(timed),
+    }
+
+
+def match_rate(group: Sequence[Sample]) -> float:
+    """How often the token was among its candidates, over all positions."""
+    return sum(sum(s["matches"]) for s in group) / sum(len(s["matches"]) for s in group)
+
+
+def gain_efficiency(measured: float | None, predicted: float) -> float | None:
+    """The share of the predicted gain that was measured."""
+    return None if measured is None or predicted <= 1 else (measured - 1) / (predicted - 1)
+
+
+def run_length_counts(group: Sequence[Sample]) -> dict[int, int]:
+    """How many runs had which length; the last of each output is cut off and left out."""
+    lengths = [n for s in group for n in theory.run_lengths(list(map(bool, s["matches"])))[:-1]]
+    return dict(sorted(Counter(lengths).items()))
+
+
+def geometric(p: float, length: int) -> float:
+    """The share of runs of this length if matches are independent."""
+    return float(p ** (length - 1) * (1 - p))
+
+
+def _predicted_by_matches(facts: Facts, group: Sequence[Sample]) -> float | None:
+    """Layer-times of greedy decoding over those that these matches need, after the prefill."""
+    layers, exit_after = facts["n_layers"], facts["exit_after"]
+    hits, steps = _hits(group)
+    needed = steps * layers - hits * (layers - exit_after)
+    return steps * layers / needed if steps else None
+
+
+def _predicted_by_times(facts: Facts, group: Sequence[Sample]) -> float | None:
+    """The same with the time that each part takes here, heads included, when it runs alone.
+
+    Both halves run at the same time, and the slower one decides.
+    """
+    ms = facts["layer_times"]
+    hits, steps = _hits(group)
+    together = max(ms["early_head"] + ms["ahead"], ms["upper"] + ms["head"])
+    if facts["form"] == "replicated":
+        together = ms["early_head"] + max(ms["lower"] - ms["middle"], ms["upper"] + ms["head"])
+    needed = steps * together + hits * ms["middle"] + (steps - hits) * ms["lower"]
+    greedy = steps * (ms["lower"] + ms["upper"] + ms["head"])
+    return greedy / needed if steps else None
+
+
+def _hits(group: Sequence[Sample]) -> tuple[int, int]:
+    """Steps after the first token, and how many of them began with a head start."""
+    return sum(sum(s["matches"][:-1]) for s in group), sum(len(s["matches"]) - 1 for s in group)
+
+
+def _units_busy(facts: Facts, group: Sequence[Sample]) -> float:
+    """Layers run over layer-times, counted from the matches themselves."""
+    layers, exit_after, k = (facts[name] for name in ("n_layers", "exit_after", "k"))
+    matches = [list(map(bool, s["matches"])) for s in group]
+    ran = sum(theory.compute_of_matches(m, layers, exit_after, k) for m in matches)
+    return ran / sum(theory.latency_of_matches(m, layers, exit_after) for m in matches)
+
+
+def _over_greedy(facts: Facts, group: Sequence[Sample]) -> dict[str, float | None]:
+    """Against greedy decoding on one unit and on all of them; nothing for one process."""
+    threads = sorted({int(n) for s in group for n in s["greedy_ms"]})
+    fair = not any(s["verdict"] == "mismatch" for s in group)
+    result: dict[str, float | None] = {}
+    for name, n in (("one_unit", threads[:1]), ("all_units", threads[-1:])):
+        pairs = [
+            (s["greedy_ms"][str(n[0])], sum(s["step_ms"])) for s in group if n and s["step_ms"]
+        ]
+        ratio = paired_ratio([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+        ratio = ratio if fair else None
+        result[f"speedup_{name}"] = ratio.value if ratio else None
+        result[f"speedup_{name}_low"] = ratio.low if ratio else None
+        result[f"speedup_{name}_high"] = ratio.high if ratio else None
+    return result

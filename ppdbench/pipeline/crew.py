@@ -1,0 +1,135 @@
+"""The units of one form, whoever started their processes."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from ppdbench.errors import UnitError
+from ppdbench.pipeline import ranks
+from ppdbench.pipeline.channel import Channel, GroupLink, Layout, Link, SharedLink, join
+from ppdbench.pipeline.plan import Plan
+from ppdbench.pipeline.process import Maker, Unit
+from ppdbench.pipeline.ranks import RankUnit
+
+Wires = tuple[Channel, Channel]
+_KEYS = itertools.count()
+
+
+class Join:
+    """A unit's first task: meet the others. Nobody waits for one that failed to load."""
+
+
+class Crew:
+    """The units besides this process; started anew after a failure.
+
+    `order` makes what a unit is told from its rank and its link. With `shared`, units of this
+    machine talk through memory, and else through a process group.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        names: Sequence[str],
+        make: Maker,
+        order: Callable[[int, Link], Any],
+        layout: Layout,
+        *,
+        shared: bool,
+    ) -> None:
+        self._plan, self._names, self._make, self._order = plan, names, make, order
+        self._layout, self._shared = layout, shared and ranks.world() == 1
+        self._units: list[Unit | RankUnit] = []
+        self.weight_bytes: list[int] = [facts["weight_bytes"] for facts in self._start()]
+
+    def _start(self) -> list[dict[str, Any]]:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                return self._meet(str(Path(folder) / "meeting"))
+        except BaseException:
+            self._kill()
+            raise
+
+    def _meet(self, meeting: str) -> list[dict[str, Any]]:
+        key, device = next(_KEYS), self._plan.target.staged.device
+        meeting = meeting if ranks.world() == 1 else f"ppd-{key}"
+        context = torch.multiprocessing.get_context("spawn")
+        links = [self._link(context, meeting, at) for at in self._ranks()]
+        for at, name, link in zip(self._ranks(), self._names, links, strict=True):
+            self._units.append(self._begin(context, key, at, name, self._order(at, link)))
+        facts = [unit.ready() for unit in self._units]
+        for unit in self._units:
+            unit.begin(Join())
+        self.wires = self._open(links, device)
+        for unit in self._units:
+            unit.finish()
+        return facts
+
+    def _ranks(self) -> range:
+        return range(1, 1 + len(self._names))
+
+    def _link(self, context: Any, meeting: str, at: int) -> SharedLink | GroupLink:
+        if self._shared:
+            return SharedLink.make(context, self._layout)
+        world = 1 + len(self._names)
+        return GroupLink(meeting, world, at, self._layout, self._plan.patience_s)
+
+    def _begin(self, context: Any, key: int, at: int, name: str, order: Any) -> Unit | RankUnit:
+        if ranks.world() > 1:
+            return RankUnit.start(name, at, key, self._make, order)
+        return Unit.start(context, name, self._make, order, self._plan.patience_s)
+
+    def _open(self, links: Sequence[SharedLink | GroupLink], device: torch.device) -> list[Wires]:
+        """This process's ends of all links; one group serves all that need one."""
+        group: Any = None
+        wires = []
+        for link, unit in zip(links, self._units, strict=True):
+            if isinstance(link, SharedLink):
+                wires.append(link.open(0, device, unit.watch))
+                continue
+            group = group or join(link.meeting, 0, link.world, link.patience_s)
+            wires.append(link.within(group, 0, device))
+        return wires
+
+    @contextmanager
+    def output(self, tasks: Sequence[Any]) -> Iterator[list[tuple[Wires, Callable[[], Any]]]]:
+        """Every unit at work on one output: its wires, and what gives its report.
+
+        Whatever goes wrong meanwhile ends the units: they may be anywhere in it.
+        """
+        if not self._units:
+            self._start()
+        try:
+            for unit, task in zip(self._units, tasks, strict=True):
+                unit.begin(task)
+            yield [(wire, unit.finish) for wire, unit in zip(self.wires, self._units, strict=True)]
+        except BaseException as error:
+            try:
+                self._explain(error)
+            finally:
+                self._kill()
+            raise
+
+    def _explain(self, error: BaseException) -> None:
+        """A lost connection is only how a unit's own error looks from here."""
+        if isinstance(error, UnitError):
+            for unit in self._units:
+                unit.watch(0.0)
+
+    def _kill(self) -> None:
+        for unit in self._units:
+            unit.kill()
+        self._units = []
+
+    def close(self) -> None:
+        """End the units, kindly."""
+        for unit in self._units:
+            unit.stop()
+        self._units = []

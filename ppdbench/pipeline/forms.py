@@ -1,0 +1,155 @@
+"""The forms that Predictive Pipelined Decoding comes in, ready to decode prompt after prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ppdbench.bench.clock import Clock
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import Decoded
+from ppdbench.decoding.sampling import Chooser
+from ppdbench.engine.session import Session
+from ppdbench.pipeline import ranks
+from ppdbench.pipeline.cores import confined, share_out, threads_per_unit
+from ppdbench.pipeline.decode import InPlace, UpperHalf, pipelined
+from ppdbench.pipeline.log import Log
+from ppdbench.pipeline.plan import Plan
+from ppdbench.pipeline.replicated import REPLICA_ROWS, Main, Replicas
+from ppdbench.pipeline.split import UpperUnit
+from ppdbench.pipeline.times import layer_times
+from ppdbench.pipeline.units import Lower, Upper
+from ppdbench.strategies.base import Decoder
+
+
+class Form(Decoder):
+    """What all forms share: a share of the cores for this process, and what reports need."""
+
+    name: str
+
+    def __init__(self, plan: Plan, units: int) -> None:
+        if units > 1 and ranks.world() > 1:
+            ranks.check_world(self.name, units)
+        self.plan, self.rows, self.units = plan, plan.k, units
+        self.threads = threads_per_unit(units)
+        self._cores = share_out(units, self.threads)
+        staged = plan.target.staged
+        with confined(self._cores[0], self.threads):
+            times = layer_times(staged, plan.capacity, plan.exit_after, plan.k)
+        self.facts = {
+            "form": self.name,
+            "n_layers": staged.n_layers,
+            "exit_after": plan.exit_after,
+            "k": plan.k,
+            "units": units,
+            "threads_per_unit": self.threads,
+            "layer_times": times,
+            "weight_bytes_per_unit": self._begin(),
+        }
+
+    def _begin(self) -> list[int]:
+        """Start the other units; the weights that each unit needs, in bytes."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _halves(
+        self, session: Session, prompt_ids: list[int], chooser: Chooser
+    ) -> Iterator[tuple[Lower, UpperHalf]]:
+        """Both halves of the model for one output."""
+        raise NotImplementedError
+
+    def decode(
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
+    ) -> Decoded:
+        """One output."""
+        with (
+            confined(self._cores[0], self.threads),
+            self._halves(session, prompt_ids, chooser) as (lower, upper),
+        ):
+            return pipelined(lower, upper, prompt_ids, limits, clock)
+
+
+class Inline(Form):
+    """One process does everything, one thing after the other: tokens and matches, no gain.
+
+    Its latency is what theory and this machine's layer times make of the matches.
+    """
+
+    name = "inline"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan, units=1)
+
+    def _begin(self) -> list[int]:
+        return [self.plan.target.staged.weight_bytes()]
+
+    @contextmanager
+    def _halves(
+        self, session: Session, prompt_ids: list[int], chooser: Chooser
+    ) -> Iterator[tuple[Lower, UpperHalf]]:
+        plan, log = self.plan, Log("main")
+        upper = InPlace(Upper(session, plan.exit_after, chooser), log)
+        yield Lower(session, plan.exit_after, plan.k, log, plan.early_head()), upper
+
+
+class Split(Form):
+    """Unit A, in this process, has the layers up to the exit; unit B those after it."""
+
+    name = "split"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan, units=2)
+
+    def _begin(self) -> list[int]:
+        plan = self.plan
+        self._upper = UpperUnit(plan, self.threads, self._cores[1])
+        return [plan.target.staged.part_bytes(range(plan.exit_after)), self._upper.weight_bytes]
+
+    @contextmanager
+    def _halves(
+        self, session: Session, prompt_ids: list[int], chooser: Chooser
+    ) -> Iterator[tuple[Lower, UpperHalf]]:
+        plan = self.plan
+        with self._upper.output(session, len(prompt_ids), chooser) as upper:
+            yield Lower(session, plan.exit_after, plan.k, Log("A"), plan.early_head()), upper
+
+    def close(self) -> None:
+        """End unit B."""
+        self._upper.close()
+
+
+class Replicated(Form):
+    """The paper's form: this process and one whole replica of the model per candidate."""
+
+    name = "replicated"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan, units=1 + plan.k)
+        self.rows = REPLICA_ROWS
+
+    def _begin(self) -> list[int]:
+        self._replicas = Replicas(self.plan, self.threads, self._cores[1:])
+        return [self.plan.target.staged.weight_bytes(), *self._replicas.weight_bytes]
+
+    @contextmanager
+    def _halves(
+        self, session: Session, prompt_ids: list[int], chooser: Chooser
+    ) -> Iterator[tuple[Lower, UpperHalf]]:
+        plan, log = self.plan, Log("main")
+        upper = InPlace(Upper(session, plan.exit_after, chooser), log)
+        with self._replicas.output(session, prompt_ids) as links:
+            yield Main(session, plan.exit_after, links, log, plan.early_head()), upper
+
+    def close(self) -> None:
+        """End the replicas."""
+        self._replicas.close()
+
+
+FORMS: dict[str, type[Inline] | type[Split] | type[Replicated]] = {
+    form.name: form for form in (Inline, Split, Replicated)
+}

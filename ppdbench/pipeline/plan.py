@@ -1,0 +1,41 @@
+"""What every form of Predictive Pipelined Decoding is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ppdbench.engine.heads import ExitHead
+from ppdbench.engine.loading import Loaded, ModelSpec, resolve_device
+from ppdbench.engine.session import Session
+from ppdbench.pipeline.units import EarlyHead, own_head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What every form is told."""
+
+    target: Loaded
+    capacity: int
+    exit_after: int
+    k: int
+    head: ExitHead | None
+    patience_s: float
+
+    def early_head(self) -> EarlyHead:
+        """How candidates are read out."""
+        return own_head if self.head is None else partial(_trained, self.target, self.head)
+
+
+def _trained(loaded: Loaded, head: ExitHead, session: Session, hidden: Tensor) -> Tensor:
+    return head.logits(loaded.staged.adapter, loaded.staged.adapter.norm(hidden))
+
+
+def device_of(spec: ModelSpec, rank: int) -> ModelSpec:
+    """The same model on the GPU of this rank, where there is one for each; else where it was."""
+    if resolve_device(spec.device).type == "cuda" and rank < torch.cuda.device_count():
+        return replace(spec, device=f"cuda:{rank}")
+    return spec

@@ -1,0 +1,162 @@
+"""Compute units as processes that this one starts, watches and ends.
+
+A unit loads its part of the model, says that it is ready and then serves one output after
+another. Between outputs it sleeps. Whatever goes wrong in it is reported here as what it is; if
+it dies without a word, hangs, or loses this process, neither side waits for the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from ppdbench.errors import PpdbenchError, UnitError
+from ppdbench.pipeline.channel import Watch
+
+START_S = 300.0  # to import, load and lay out the weights
+STOP_S = 2.0
+
+
+class Server(Protocol):
+    """What a unit does, in the unit's own process."""
+
+    facts: dict[str, Any]
+
+    def serve(self, task: Any) -> Any:
+        """One output; what it reports afterwards."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what other processes would wait for."""
+        ...
+
+
+# Makes a unit ready in its own process, which asks the second while it waits for the others.
+Maker = Callable[[Any, Watch], Server]
+
+
+@dataclass(slots=True)
+class Unit:
+    """A unit in a process of its own, as seen from the one that started it."""
+
+    name: str
+    patience_s: float
+    _process: Any
+    _line: Connection
+
+    @classmethod
+    def start(cls, context: Any, name: str, make: Maker, order: Any, patience_s: float) -> Unit:
+        """Begin; `ready` waits until it can serve."""
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_main, args=(make, order, theirs, os.getpid()), name=name, daemon=True
+        )
+        process.start()
+        theirs.close()
+        return cls(name, patience_s, process, ours)
+
+    def ready(self) -> dict[str, Any]:
+        """What the unit says of itself once its weights are there."""
+        facts: dict[str, Any] = self._answer(START_S)
+        return facts
+
+    def begin(self, task: Any) -> None:
+        """Hand it the next output."""
+        try:
+            self._line.send(task)
+        except OSError:
+            self.watch(0.0)
+            raise
+
+    def finish(self) -> Any:
+        """What it reports of that output."""
+        return self._answer(self.patience_s)
+
+    def watch(self, waited_s: float) -> None:
+        """Called while this process waits for the unit: an error if it waits in vain."""
+        if self._line.poll():
+            self._read()
+        if not self._process.is_alive():
+            raise UnitError(self._how_it_ended())
+        if waited_s > self.patience_s:
+            raise UnitError(self._silent(self.patience_s))
+
+    def stop(self) -> None:
+        """End it, kindly first."""
+        with contextlib.suppress(OSError, ValueError):
+            self._line.send(None)
+        self._process.join(STOP_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._line.close()
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing."""
+        self._process.kill()
+        self._process.join()
+        self._line.close()
+
+    def _answer(self, seconds: float) -> Any:
+        until = time.monotonic() + seconds
+        while not self._line.poll(0.1):
+            if not self._process.is_alive() and not self._line.poll():
+                raise UnitError(self._how_it_ended())
+            if time.monotonic() > until:
+                raise UnitError(self._silent(seconds))
+        return self._read()
+
+    def _read(self) -> Any:
+        try:
+            kind, content = self._line.recv()
+        except (EOFError, OSError):
+            self._process.join(STOP_S)
+            raise UnitError(self._how_it_ended()) from None
+        if kind == "failed":
+            raise UnitError(f"{self.name} failed: {content}")
+        return content
+
+    def _silent(self, seconds: float) -> str:
+        return (
+            f"{self.name} has not answered for {seconds:.0f} s; raise patience if it is only slow"
+        )
+
+    def _how_it_ended(self) -> str:
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            why = "; the machine may be out of memory" if name == "SIGKILL" else ""
+            return f"{self.name} was killed by {name}{why}"
+        return f"{self.name} ended with exit code {code} before the output was done"
+
+
+def _main(make: Maker, order: Any, line: Connection, parent: int) -> None:
+    """A unit's process, from its first line to its last."""
+    # An interrupt reaches every process of the terminal; the one that started us decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch(waited_s: float) -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    server = None
+    try:
+        server = make(order, watch)
+        line.send(("ready", server.facts))
+        while (task := line.recv()) is not None:
+            line.send(("done", server.serve(task)))
+    except EOFError:
+        pass  # whoever started us is gone
+    except PpdbenchError as error:
+        line.send(("failed", str(error)))
+    except Exception as error:
+        line.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+    finally:
+        if server is not None:
+            server.close()

@@ -1,0 +1,136 @@
+"""Predictive Pipelined Decoding for people: what was gained of what theory promised, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ppdbench.bench.pipelined import geometric
+from ppdbench.report.export import Sheet
+
+Summary = Mapping[str, Any]
+LONGEST_RUN = 8  # longer ones share a row
+
+PREDICTIONS = (
+    "Predicted: Theorem 4.1 with the measured match rate p; the same cost for the matches that "
+    "were found; these with the times of the parts on this machine."
+)
+EFFICIENCY = (
+    "Efficiency: the share of the theorem's gain over one unit that was measured. All units: "
+    "against greedy decoding with the threads of all units together."
+)
+INLINE = "One process ran everything in turn: its latency is predicted, not measured."
+
+
+def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
+    """All tables on the `ppd` rows among these; none if there are none."""
+    ours = [s for s in summaries if "p" in s]
+    return [_gain(ours), _resources(ours), _runs(ours)] if ours else []
+
+
+def _gain(summaries: Sequence[Summary]) -> Sheet:
+    rows = tuple(
+        (
+            s["task"],
+            s["label"],
+            s["p"],
+            *(_times(s[f"predicted_speedup{end}"]) for end in ("", "_matches", "_times")),
+            _times(s["speedup_one_unit"]),
+            _interval(s, "one_unit"),
+            s["gain_efficiency"],
+            _times(s["speedup_all_units"]),
+        )
+        for s in summaries
+    )
+    alone = any(s["form"] == "inline" for s in summaries)
+    return Sheet(
+        "Theory and measurement",
+        (
+            "task",
+            "method",
+            "p",
+            "theorem",
+            "matches",
+            "times",
+            "one unit",
+            "95%",
+            "efficiency",
+            "all units",
+        ),
+        rows,
+        notes=(PREDICTIONS, EFFICIENCY, *((INLINE,) if alone else ())),
+        digits={"p": 3, "efficiency": 2},
+    )
+
+
+def _resources(summaries: Sequence[Summary]) -> Sheet:
+    rows = tuple(
+        (
+            s["task"],
+            s["label"],
+            s["units"],
+            s["units_busy"],
+            s["units_busy_predicted"],
+            s["communication_ms_per_token"],
+            s["communication_ms_per_token"] / s["ms_per_token"] if s["ms_per_token"] else None,
+            " + ".join(f"{size / 2**20:.1f}" for size in s["weight_bytes_per_unit"]),
+        )
+        for s in summaries
+    )
+    return Sheet(
+        "Units",
+        (
+            "task",
+            "method",
+            "units",
+            "busy",
+            "equation 5",
+            "communication ms/token",
+            "of a token",
+            "weights MiB",
+        ),
+        rows,
+        notes=(
+            "Busy: layers run by all processes of the paper's form over layer-times, for the "
+            "matches found; equation 5 is what p alone predicts.",
+        ),
+        digits={"busy": 2, "equation 5": 2, "communication ms/token": 3, "of a token": 1},
+        percent=frozenset({"of a token"}),
+    )
+
+
+def _runs(summaries: Sequence[Summary]) -> Sheet:
+    """Runs of tokens up to a miss, over all tasks, beside what independent matches would give."""
+    rows: list[tuple[str, str, int, float, float]] = []
+    for label in dict.fromkeys(s["label"] for s in summaries):
+        group = [s for s in summaries if s["label"] == label]
+        counts = sum((Counter(s["run_lengths"]) for s in group), Counter[int]())
+        total = sum(counts.values())
+        if not total:
+            continue
+        p = 1 - total / sum(length * n for length, n in counts.items())
+        rows += [
+            (label, str(length), counts[length], counts[length] / total, geometric(p, length))
+            for length in range(1, LONGEST_RUN)
+        ]
+        rest = sum(n for length, n in counts.items() if length >= LONGEST_RUN)
+        expected = p ** (LONGEST_RUN - 1)
+        rows.append((label, f"{LONGEST_RUN} or more", rest, rest / total, expected))
+    return Sheet(
+        "Run lengths",
+        ("method", "tokens", "runs", "share", "if independent"),
+        tuple(rows),
+        notes=("A run ends with a miss; those that the end of an output cut off are left out.",),
+        digits={"share": 1, "if independent": 1},
+        percent=frozenset({"share", "if independent"}),
+    )
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _interval(summary: Summary, name: str) -> str:
+    low, high = (summary[f"speedup_{name}_{end}"] for end in ("low", "high"))
+    return "-" if low is None else f"[{low:.2f}, {high:.2f}]"

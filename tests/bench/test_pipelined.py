@@ -1,0 +1,93 @@
+"""Theory beside measurement, on numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ppdbench.bench.pipelined import gain_efficiency, geometric, pipelined
+
+FACTS = {
+    "form": "split",
+    "n_layers": 4,
+    "exit_after": 2,
+    "k": 3,
+    "units": 2,
+    "threads_per_unit": 1,
+    "weight_bytes_per_unit": [60, 50],
+    "layer_times": {
+        "lower": 2.0,
+        "ahead": 2.5,
+        "middle": 0.0,
+        "upper": 2.0,
+        "head": 1.0,
+        "early_head": 0.5,
+    },
+}
+
+
+def sample(matches: list[int], step_ms: float, **more: Any) -> dict[str, Any]:
+    steps = len(matches) - 1
+    return {
+        "verdict": "identical",
+        "output_ids": list(range(len(matches))),
+        "matches": matches,
+        "step_ms": [step_ms] * steps,
+        "greedy_ms": {"1": 5.0 * steps, "2": 4.0 * steps},
+        "communication_ms": 0.5,
+        **more,
+    }
+
+
+def test_figures_of_one_output_by_hand() -> None:
+    found = pipelined(FACTS, [sample([1, 0, 1, 1, 0], 4.0)])
+    assert found["p"] == pytest.approx(3 / 5)
+    assert found["predicted_speedup"] == pytest.approx(1 / (1 - 0.5 * 0.6))
+    # Four steps after the first token, three of them with a head start of two layers.
+    assert found["predicted_speedup_matches"] == pytest.approx(16 / 10)
+    # Both halves at once take 3; a miss runs the lower half, 2, as well. Greedy: 2 + 2 + 1.
+    assert found["predicted_speedup_times"] == pytest.approx(20 / (4 * 3 + 1 * 2))
+    assert found["speedup_one_unit"] == pytest.approx(5 / 4)
+    assert found["speedup_all_units"] == pytest.approx(1)
+    assert found["gain_efficiency"] == pytest.approx(0.25 / (1 / 0.7 - 1))
+    assert found["communication_ms_per_token"] == pytest.approx(0.1)
+    # The run that the end of the output cut off says nothing about lengths.
+    assert found["run_lengths"] == {2: 1}
+    # Two runs, of two and three tokens: 2 * 5 + 2 * 2 layer-times; 3 * 2 * 5 layers ahead.
+    assert found["units_busy"] == pytest.approx((14 + 30) / 14)
+
+
+def test_outputs_count_by_their_length() -> None:
+    found = pipelined(FACTS, [sample([1, 1], 4.0), sample([0, 0, 0, 0, 0, 0], 5.0)])
+    assert found["p"] == pytest.approx(2 / 8)
+    assert found["predicted_speedup_matches"] == pytest.approx(24 / 22)
+    assert found["run_lengths"] == {1: 5}
+
+
+def test_nothing_is_measured_beside_a_mismatch() -> None:
+    found = pipelined(FACTS, [sample([1, 1, 1], 4.0, verdict="mismatch")])
+    assert found["speedup_one_unit"] is None
+    assert found["gain_efficiency"] is None
+
+
+def test_one_process_has_predictions_only() -> None:
+    alone = {**FACTS, "form": "inline", "units": 1}
+    found = pipelined(alone, [sample([1, 1, 1], 9.0, greedy_ms={})])
+    assert found["speedup_one_unit"] is None
+    assert found["predicted_speedup_matches"] == pytest.approx(2)
+
+
+def test_other_methods_have_none_of_it() -> None:
+    assert pipelined(None, [{"output_ids": [1]}]) == {}
+
+
+def test_no_gain_promised_is_no_efficiency() -> None:
+    assert gain_efficiency(1.2, 1.0) is None
+    assert gain_efficiency(1.2, 1.4) == pytest.approx(0.5)
+
+
+def test_independent_runs_add_up() -> None:
+    assert sum(geometric(0.7, n) for n in range(1, 200)) == pytest.approx(1)
+    mean = sum(n * geometric(0.7, n) for n in range(1, 400))
+    assert mean == pytest.approx(1 / 0.3)
