@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.training.text import TextSpec, tokenized, vocabulary_hash
+from ppdbench.training.text import TextSpec, tokenized
 
 if TYPE_CHECKING:
     from ppdbench.workload import Report

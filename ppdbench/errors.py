@@ -7,6 +7,7 @@ PpdbenchError
 ├── UnsupportedModel      a model family, shape or file this package does not run
 ├── NumericalError        NaN or infinity where a number was needed
 ├── DraftError            a strategy proposed what no pass could verify
+├── UnitError             a process that computes a part of the model died, hung or failed
 └── Interrupted           stopped from outside, with everything finished so far kept
 
 Each message says what was wrong, what is allowed and what to try, in one line.
@@ -53,6 +54,10 @@ class NumericalError(PpdbenchError):
 
 class DraftError(PpdbenchError):
     """A strategy proposed something that no pass could verify."""
+
+
+class UnitError(PpdbenchError):
+    """A process that computes a part of the model died, hung or failed: the run cannot go on."""
 
 
 class Interrupted(PpdbenchError):

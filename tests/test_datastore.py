@@ -18,8 +18,9 @@ from ppdbench import datastore
 from ppdbench.cli.datastore_command import command
 from ppdbench.datastore import HEADER, SUFFIXES, TOKENS, Datastore, Header, build, suffix_array
 from ppdbench.engine.synthetic import tokenizer
+from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError, PpdbenchError
-from ppdbench.training.text import TextSpec, vocabulary_hash
+from ppdbench.training.text import TextSpec
 from tests.families import stock_model
 
 EOS = 2

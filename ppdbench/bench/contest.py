@@ -6,17 +6,21 @@ The baseline runs twice: what it gains over itself is the noise of this machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import torch
+
 from ppdbench.bench.clock import Clock
+from ppdbench.bench.environment import usable_cores
 from ppdbench.decoding.identity import Judgement, judge
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.session import Session
-from ppdbench.errors import NumericalError, PpdbenchError
+from ppdbench.errors import NumericalError, PpdbenchError, UnitError
+from ppdbench.pipeline.cores import confined, share_out
 from ppdbench.strategies.base import Decoder, Method, Setup
 from ppdbench.workload import Item
 
@@ -32,6 +36,11 @@ class Contestant:
     method: Method
     decoder: Decoder
 
+    @property
+    def exact(self) -> bool:
+        """Whether outputs must be greedy's: with these options, not just as a rule."""
+        return self.method.exact and self.decoder.acceptance is None
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -42,6 +51,8 @@ class Outcome:
     reference: Decoded | None = None
     judgement: Judgement | None = None
     error: str | None = None
+    by_threads: dict[int, Decoded] = field(default_factory=dict)
+    """Greedy decoding with fewer or more threads, beside methods that spread over units."""
 
 
 class Contest:
@@ -62,6 +73,10 @@ class Contest:
     ) -> None:
         self.loaded, self.contestants, self.setup = loaded, contestants, setup
         self.target, self.strict = target, strict
+        self._threads = torch.get_num_threads()
+        self._others = sorted(
+            {n for c in contestants for n in unit_threads(c.decoder)} - {self._threads}
+        )
         rows = max([c.decoder.rows for c in contestants], default=1)
         self.session = Session(loaded.staged, setup.capacity, spare=rows)
         self._fixed: dict[int, Session] = {}
@@ -76,25 +91,28 @@ class Contest:
 
     def run(self, item: Item, *, turn: int) -> dict[str, Outcome]:
         """All outcomes of one example by label; `turn` decides who goes first."""
-        decoded: dict[str, Decoded | str] = {}
-        entries = [*BASELINE, *(c.label for c in self.contestants)]
         by_label = {c.label: c for c in self.contestants}
+        entries: list[str | int] = [*BASELINE, *self._others, *by_label]
+        greedy: dict[str | int, Decoded] = {}
+        attempts: dict[str, Decoded | str] = {}
         start = turn % len(entries)
-        for label in entries[start:] + entries[:start]:
-            if label in BASELINE:
-                decoded[label] = self._greedy(item, label, self.session)
+        for entry in entries[start:] + entries[:start]:
+            if isinstance(entry, int):
+                with confined(share_out(1, entry)[0], entry):
+                    greedy[entry] = self._greedy(item, f"{entry} threads", self.session)
+            elif entry in BASELINE:
+                greedy[entry] = self._greedy(item, entry, self.session)
             else:
-                decoded[label] = self._attempt(item, by_label[label])
-        outcomes = {}
-        for label in BASELINE:
-            baseline = decoded[label]
-            assert isinstance(baseline, Decoded)
-            outcomes[label] = Outcome("identical", baseline)
-        fast = outcomes[BASELINE[0]].decoded
-        assert fast is not None
-        for contestant in self.contestants:
-            outcomes[contestant.label] = self._outcome(
-                item, contestant, decoded[contestant.label], fast
+                attempts[entry] = self._attempt(item, by_label[entry])
+        outcomes = {label: Outcome("identical", greedy[label]) for label in BASELINE}
+        fast = greedy[BASELINE[0]]
+        by_threads = {self._threads: fast, **{n: greedy[n] for n in self._others}}
+        for label, ours in attempts.items():
+            contestant = by_label[label]
+            wanted = unit_threads(contestant.decoder)
+            outcomes[label] = replace(
+                self._outcome(item, contestant, ours, fast),
+                by_threads={n: by_threads[n] for n in wanted},
             )
         return outcomes
 
@@ -106,6 +124,8 @@ class Contest:
             return contestant.decoder.decode(
                 session, list(item.ids), limits_of(item, self.loaded), self._clock(), chooser
             )
+        except UnitError:
+            raise  # what is to decode the other examples is gone
         except PpdbenchError as error:
             return str(error)
         except Exception as error:
@@ -131,7 +151,7 @@ class Contest:
         reference = self._greedy(item, BASELINE[0], session) if self.strict else fast
         rounding = not self.strict or ours.trees
         judgement = judge(ours, reference, item.ids, self.session, rounding=rounding)
-        if judgement.verdict != "identical" and not contestant.method.exact:
+        if judgement.verdict != "identical" and not contestant.exact:
             return Outcome("inexact", ours, reference, judgement)
         return Outcome(judgement.verdict, ours, reference, judgement)
 
@@ -146,6 +166,13 @@ class Contest:
             return Chooser(self.target)
         seeds = (item.task.name, item.example.id, label)
         return Chooser(self.target, generator_for(self.setup.seed, *seeds))
+
+
+def unit_threads(decoder: Decoder) -> tuple[int, ...]:
+    """The threads of one of its units and of all together; none where it is one process."""
+    if decoder.units == 1:
+        return ()
+    return decoder.threads, min(decoder.threads * decoder.units, usable_cores())
 
 
 def limits_of(item: Item, loaded: Loaded) -> Limits:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,22 @@ class Choice:
         return f"{self.name}:{pairs}" if pairs else self.name
 
 
+def check_choices(choices: Sequence[Choice]) -> None:
+    """Refuse no method, or one given twice."""
+    if not choices:
+        raise ConfigError("no method given; see `ppdbench list methods`")
+    named = [str(choice) for choice in choices]
+    repeated = sorted({name for name in named if named.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"method {', '.join(repeated)} is given twice")
+
+
+def labels(choices: Sequence[Choice]) -> list[str]:
+    """What each method is called in a run: its options too where its name is not enough."""
+    names = [choice.name for choice in choices]
+    return [choice.name if names.count(choice.name) == 1 else str(choice) for choice in choices]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig(RunConfig):
     """What a decoding run is told."""
@@ -56,69 +73,71 @@ class DecodeConfig(RunConfig):
         RunConfig.__post_init__(self)
         if self.warmup < 0:
             raise ConfigError(f"--warmup {self.warmup}: use 0 or more")
-        if not self.methods:
-            raise ConfigError("no method given; see `ppdbench list methods`")
-        named = [str(choice) for choice in self.methods]
-        repeated = sorted({name for name in named if named.count(name) > 1})
-        if repeated:
-            raise ConfigError(f"method {', '.join(repeated)} is given twice")
+        check_choices(self.methods)
         if self.strict and not self.target.greedy:
             raise ConfigError("--strict compares with greedy decoding; leave --target out")
-
-    def labels(self) -> list[str]:
-        """What each method is called in this run: its options too where its name is not enough."""
-        names = [choice.name for choice in self.methods]
-        return [
-            choice.name if names.count(choice.name) == 1 else str(choice) for choice in self.methods
-        ]
 
 
 def run_decode(
     config: DecodeConfig, out: Path, *, kind: str = "decode", resume: bool, report: Report
 ) -> Finished:
     """Decode every example that the run folder does not hold yet."""
+    names = labels(config.methods)
     built = [choice.build() for choice in config.methods]
     check_target(out, resume=resume)
     work = Workload.read(config)
     loaded = load(config.model)
     items = work.encode(loaded)
     setup = Setup(loaded, capacity(items), config.seed)
-    prepared = [
-        _prepare(label, chosen, strategy, setup, config.target, alone=len(built) == 1)
-        for label, (chosen, strategy) in zip(config.labels(), built, strict=True)
-    ]
-    contestants = [entry for entry in prepared if isinstance(entry, Contestant)]
-    header = run_header(kind, config, loaded, work)
-    header["methods"] = {
-        label: {
-            "name": chosen.name,
-            "exact": chosen.exact,
-            "options": {o.name: getattr(strategy, o.name) for o in chosen.options()},
-            "loaded": dict(getattr(entry.decoder, "loaded", {}))
-            if isinstance(entry, Contestant)
-            else {},
-        }
-        for label, (chosen, strategy), entry in zip(config.labels(), built, prepared, strict=True)
-    }
-    labels = zip(config.labels(), prepared, strict=True)
-    header["not_run"] = {label: entry for label, entry in labels if isinstance(entry, str)}
-    contest = Contest(loaded, contestants, setup, config.target, strict=config.strict)
-    with RunFolder(out, header, resume=resume) as folder:
-        missing = [item for item in items if _left(item, contestants, folder)]
-        report("warming up", len(items) - len(missing), len(items))
-        for item in missing[:1]:
-            contest.warm_up(item, config.warmup)
-        for number, item in enumerate(missing):
-            outcomes = contest.run(item, turn=number)
-            for contestant in _left(item, contestants, folder):
-                sample = _sample(item, contestant, outcomes, loaded)
-                sample["peak_memory_bytes"] = peak_memory_bytes(loaded.staged.device)
-                folder.append(sample)
-            report(item.task.name, len(items) - len(missing) + number + 1, len(items))
-        samples = list(folder.done.values())
+    with ExitStack() as started:
+        prepared = [
+            _prepare(label, chosen, strategy, setup, config.target, alone=len(built) == 1)
+            for label, (chosen, strategy) in zip(names, built, strict=True)
+        ]
+        contestants = [entry for entry in prepared if isinstance(entry, Contestant)]
+        for contestant in contestants:
+            started.callback(contestant.decoder.close)
+        header = {**run_header(kind, config, loaded, work), **_about(names, built, prepared)}
+        contest = Contest(loaded, contestants, setup, config.target, strict=config.strict)
+        with RunFolder(out, header, resume=resume) as folder:
+            missing = [item for item in items if _left(item, contestants, folder)]
+            report("warming up", len(items) - len(missing), len(items))
+            for item in missing[:1]:
+                contest.warm_up(item, config.warmup)
+            for number, item in enumerate(missing):
+                outcomes = contest.run(item, turn=number)
+                for contestant in _left(item, contestants, folder):
+                    sample = _sample(item, contestant, outcomes, loaded)
+                    sample["peak_memory_bytes"] = peak_memory_bytes(loaded.staged.device)
+                    folder.append(sample)
+                report(item.task.name, len(items) - len(missing) + number + 1, len(items))
+            samples = list(folder.done.values())
     return Finished(
         path=out, header=header, samples=samples, cut=cut_tokens(items), torn=folder.torn
     )
+
+
+def _about(
+    names: Sequence[str],
+    built: Sequence[tuple[Method, Strategy]],
+    prepared: Sequence[Contestant | str],
+) -> dict[str, Any]:
+    """What the header says of each method, and of those that could not run."""
+    methods, facts, not_run = {}, {}, {}
+    for label, (chosen, strategy), entry in zip(names, built, prepared, strict=True):
+        methods[label] = about = {
+            "name": chosen.name,
+            "exact": chosen.exact,
+            "options": chosen.values(strategy),
+            "loaded": dict[str, str](),
+        }
+        if isinstance(entry, str):
+            not_run[label] = entry
+            continue
+        about |= {"exact": entry.exact, "loaded": dict(entry.decoder.loaded)}
+        if entry.decoder.facts:
+            facts[label] = dict(entry.decoder.facts)
+    return {"methods": methods, "not_run": not_run, "facts": facts}
 
 
 def _prepare(
@@ -127,10 +146,15 @@ def _prepare(
     """Ready to decode, or why it cannot; with nothing else to go on with that is an error."""
     try:
         decoder = strategy.prepare(setup)
-        if not target.greedy and getattr(decoder, "trees", False):
+        if not target.greedy and decoder.trees:
             raise ConfigError(
                 f"{label} proposes trees, and sampled verification is for chains; leave "
                 f"--target {target.kind} out"
+            )
+        if not target.greedy and decoder.acceptance is not None:
+            raise ConfigError(
+                f"{label} keeps tokens by a rule of its own, in place of the sampled one; leave "
+                f"that or --target {target.kind} out"
             )
         return Contestant(label, chosen, decoder)
     except PpdbenchError as error:
@@ -184,6 +208,18 @@ def _sample(
     }
     if ours.exits:
         sample["exits"] = list(ours.exits)
+    if ours.pipelined is not None:
+        sample |= {
+            "matches": list(map(int, ours.pipelined.matches)),
+            "communication_ms": _rounded(ours.pipelined.communication_ms),
+            "greedy_ms": {
+                str(n): _rounded(sum(greedy.step_ms)) for n, greedy in outcome.by_threads.items()
+            },
+            "events": [
+                [unit, what, token, _rounded(start), _rounded(end)]
+                for unit, what, token, start, end in ours.pipelined.events
+            ],
+        }
     if outcome.judgement is not None and outcome.judgement.position is not None:
         assert outcome.reference is not None
         sample |= {

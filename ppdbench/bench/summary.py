@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.stats import Ratio, paired_ratio
 from ppdbench.errors import DataError
 
@@ -63,6 +64,7 @@ def _summary(
         "failed": verdicts["failed"],
         "agreement": None if method["exact"] or not done else _agreement(done),
         **_times(done),
+        **pipelined(header.get("facts", {}).get(label), done),
         "peak_memory_bytes": max((sample["peak_memory_bytes"] for sample in done), default=None),
         "quality": _quality(header, task, done) if scores and done else None,
     }

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+
+from ppdbench.decoding.draft import Draft, Insertion
+from ppdbench.decoding.passes import run_pass
 
 if TYPE_CHECKING:
     from ppdbench.decoding.loop import Decoded
@@ -77,24 +81,50 @@ def _both_ways(
         logits = session.advance(session.ids([token]))
     single = logits[0, 0].float()
 
-    _prefill(session, prompt_ids)
+    _prefill(session, prompt_ids, ours.parts)
     done = 1  # output tokens chosen; the prefill chose the first
-    for rows, accepted in zip(ours.rows, ours.accepted, strict=True):
-        known = output[done - 1 : done + accepted]
-        # What was drafted and rejected is not known any more, and no other row depends on it.
-        row = [*known, *[known[-1]] * (rows - len(known))]
+    joined = ours.inserted or ((),) * len(ours.rows)
+    for rows, inserted, accepted in zip(ours.rows, joined, ours.accepted, strict=True):
         start = session.cached
-        step = session.chain(rows)
-        if ours.trees:
-            step = session.tree([*range(-1, accepted), *[-1] * (rows - 1 - accepted)])
-        hidden = session.forward(session.ids(row), step)
+        session.tokens.append(output[done - 1])
+        nodes = rows - 1 - sum(n for _, n in inserted)
+        kept = output[done : done + accepted]
+        hidden = run_pass(session, _stand_in(kept, nodes, inserted, ours.trees))
         if position <= done + accepted:
-            return single, session.logits(hidden)[0, position - done].float()
+            verified = session.logits(hidden[:, : 1 + nodes])
+            return single, verified[0, position - done].float()
+        session.tokens += kept
         session.cache.truncate(start + 1 + accepted)
         done += 1 + accepted
     raise AssertionError("no step chose this position")
 
 
-def _prefill(session: Session, prompt_ids: list[int]) -> None:
+def _stand_in(
+    kept: Sequence[int], nodes: int, inserted: Sequence[tuple[int, int]], tree: bool
+) -> Draft:
+    """A draft of the shape that was verified, of which `kept` was accepted.
+
+    What was drafted and rejected is not known any more, and no other row depends on it.
+    """
+    tokens = (*kept, *[0] * (nodes - len(kept)))
+    parents = (*range(-1, len(kept) - 1), *[-1] * (nodes - len(kept))) if tree else None
+    insertions = tuple(
+        Insertion(layer, partial(_repeated, n=n), ((),) * n, (0,) * n) for layer, n in inserted
+    )
+    return Draft(tokens, parents, insertions=insertions)
+
+
+def _repeated(hidden: Tensor, n: int) -> Tensor:
+    return hidden[:, :1].expand(-1, n, -1)
+
+
+def _prefill(session: Session, prompt_ids: list[int], parts: Sequence[int] = ()) -> None:
+    """The prompt as a whole, or in the parts that it was run in."""
     session.reset(prompt_ids)
-    session.prefill()
+    if len(parts) < 2:
+        session.prefill()
+        return
+    at = 0
+    for n in parts:
+        session.forward(session.ids(prompt_ids[at : at + n]))
+        at += n

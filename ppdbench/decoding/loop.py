@@ -16,14 +16,28 @@ from torch import Tensor
 from ppdbench.bench.clock import Clock
 from ppdbench.decoding.draft import EMPTY, Draft
 from ppdbench.decoding.limits import Finish, Limits
+from ppdbench.decoding.passes import run_pass
 from ppdbench.decoding.sampling import GREEDY, Chooser
-from ppdbench.decoding.verify import Outcome, accept_greedy, accept_sampled
+from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import Tap
 from ppdbench.errors import NumericalError
 
 if TYPE_CHECKING:
     from ppdbench.strategies.base import Proposer
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined:
+    """How Predictive Pipelined Decoding came about.
+
+    `matches` says of each output token whether it was among its candidates. Events are who did
+    what for which of the first tokens, from when to when, in ms since the output began.
+    """
+
+    matches: tuple[bool, ...]
+    communication_ms: float
+    events: tuple[tuple[str, str, int, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +48,9 @@ class Decoded:
     `len(output_ids) == 1 + sum(accepted) + len(accepted)`, less one where a limit ended the
     output at a drafted token. `draft_ms` is the part of each step before its verification;
     `rows` holds the query rows of each pass, and `trees` says whether any draft branched;
-    `exits` how many layers each token ran through, where a method leaves some out.
+    `inserted` says of each pass after how many layers how many of its rows joined it;
+    `exits` how many layers each token ran through, where a method leaves some out. `parts`
+    are the lengths that the prompt was run in, where it was not run as a whole.
     """
 
     output_ids: tuple[int, ...]
@@ -46,7 +62,10 @@ class Decoded:
     draft_ms: tuple[float, ...] = ()
     rows: tuple[int, ...] = ()
     trees: bool = False
+    inserted: tuple[tuple[tuple[int, int], ...], ...] = ()
     exits: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
+    pipelined: Pipelined | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +85,8 @@ class Verified:
 
     `predictions` holds the model's most likely token after the newest token, then after each
     node of the draft; `hidden` [1, 1 + n, hidden] what the last layer gave there; `taps` the
-    same for the layers that the strategy asked for.
+    same for the layers that the strategy asked for. `inserted` [1, m, hidden] is what the last
+    layer gave for the draft's insertions, `inserted_taps` what those layers gave for them.
     """
 
     draft: Draft
@@ -74,6 +94,8 @@ class Verified:
     predictions: tuple[int, ...]
     hidden: Tensor
     taps: dict[int, Tensor]
+    inserted: Tensor | None = None
+    inserted_taps: dict[int, Tensor] = field(default_factory=dict)
 
 
 @torch.inference_mode()
@@ -121,7 +143,7 @@ def speculative(
 ) -> Decoded:
     """Propose, verify, commit: any strategy's drafts, the model's own output."""
     session.reset(prompt_ids)
-    verifier = Verifier(session, chooser, proposer.taps)
+    verifier = Verifier(session, chooser, proposer.taps, proposer.acceptance)
     clock.synchronize()
     before = clock.now()
     output = [verifier.first()]
@@ -129,14 +151,14 @@ def speculative(
     proposer.start(session, Opening(chooser, verifier.prompt_taps))
     clock.synchronize()
     prefill_ms = 1e3 * (clock.now() - before)
-    proposed, accepted, rows, step_ms, draft_ms = [], [], [], [], []
+    proposed, accepted, rows, inserted, step_ms, draft_ms = [], [], [], [], [], []
     trees = False
     while (finish := limits.finish(output)) is None:
         before = clock.now()
         # The token that the model adds itself takes the last place.
         room = limits.max_new_tokens - len(output) - 1
         draft = proposer.propose(session, room) if room else EMPTY
-        draft.check(session.model.vocab_size)
+        draft.check(session.model.vocab_size, session.model.n_layers)
         draft = draft.within(room)
         trees = trees or draft.parents is not None
         between = clock.now()
@@ -149,7 +171,8 @@ def speculative(
         after = clock.now()
         proposed.append(draft.proposed)
         accepted.append(min(kept, len(verified.outcome.path)))
-        rows.append(1 + len(draft))
+        rows.append(draft.rows)
+        inserted.append(tuple((i.layer, len(i)) for i in draft.insertions))
         draft_ms.append(1e3 * (between - before))
         step_ms.append(1e3 * (after - before))
     _refuse_nan(session, verifier.peaks)
@@ -163,6 +186,7 @@ def speculative(
         tuple(draft_ms),
         tuple(rows),
         trees,
+        tuple(inserted),
     )
 
 
@@ -182,6 +206,7 @@ class Verifier:
     session: Session
     chooser: Chooser
     taps: tuple[int, ...] = ()
+    acceptance: Acceptance | None = None
     peaks: dict[int, Tensor] = field(default_factory=dict)  # by output position
     prompt_taps: dict[int, Tensor] = field(default_factory=dict)
 
@@ -194,33 +219,24 @@ class Verifier:
     def verify(self, draft: Draft, position: int) -> Verified:
         """One pass over the newest token and the draft; decides from output `position` on."""
         session, start = self.session, self.session.cached
-        taps: dict[int, Tensor] = {}
-        hidden = self._pass(draft, taps)
+        tapped: dict[int, Tensor] = {}
+        n = 1 + len(draft)
+        rows = run_pass(session, draft, self._tap(tapped))
+        hidden, inserted = rows[:, :n], rows[:, n:]
         logits = session.logits(hidden)  # [1, 1 + n, vocab]
         self.peaks[position] = logits.amax()
         predictions = tuple(logits[0].argmax(-1).tolist())
-        if self.chooser.target.greedy:
-            outcome = accept_greedy(draft, predictions)
-        else:
+        if not self.chooser.target.greedy:
             generator = self.chooser.generator
             outcome = accept_sampled(draft, logits[0], self.chooser.target, generator)
+        elif self.acceptance is not None:
+            outcome = self.acceptance(draft, logits[0], predictions)
+        else:
+            outcome = accept_greedy(draft, predictions)
         session.cache.keep(start, [0, *(1 + node for node in outcome.path)])
-        return Verified(draft, outcome, predictions, hidden, taps)
-
-    def _pass(self, draft: Draft, taps: dict[int, Tensor]) -> Tensor:
-        """Hidden states [1, 1 + n, hidden] after the last layer."""
-        session, n = self.session, 1 + len(draft)
-        if draft.parents is None:
-            step = session.chain(n)
-        else:
-            step = session.tree([-1, *(1 + parent for parent in draft.parents)])
-        if draft.computed is None:
-            hidden = session.embed(session.ids([session.tokens[-1], *draft.tokens]), step)
-            first = 0
-        else:
-            hidden, first = draft.computed.hidden, draft.computed.layers
-        last = session.model.n_layers
-        return session.run(hidden, first, last, step, tap=self._tap(taps))
+        taps = {layer: states[:, :n] for layer, states in tapped.items()}
+        joined = {layer: states[:, n:] for layer, states in tapped.items()}
+        return Verified(draft, outcome, predictions, hidden, taps, inserted, joined)
 
     def _tap(self, into: dict[int, Tensor]) -> Tap | None:
         """Keeps what the layers give that the strategy wants to see."""

@@ -7,13 +7,13 @@ replaced by a draw from what p has more than q, so that outputs follow p whateve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ppdbench.decoding.draft import Draft
+from ppdbench.decoding.draft import Draft, offspring
 from ppdbench.decoding.sampling import Target
 from ppdbench.errors import ConfigError
 
@@ -26,6 +26,16 @@ class Outcome:
     token: int
 
 
+# A rule in place of `accept_greedy`: of a draft, its logits [1 + n, vocab] and the most likely
+# tokens there. A method that brings one is not exact.
+Acceptance = Callable[[Draft, Tensor, Sequence[int]], Outcome]
+
+
+def keep_all(draft: Draft, logits: Tensor, predictions: Sequence[int]) -> Outcome:
+    """All of a chain, whose tokens are known and not guessed."""
+    return Outcome(tuple(range(len(draft.tokens))), predictions[-1])
+
+
 def accept_greedy(draft: Draft, predictions: Sequence[int]) -> Outcome:
     """Follow the model's own choices through the draft.
 
@@ -36,14 +46,16 @@ def accept_greedy(draft: Draft, predictions: Sequence[int]) -> Outcome:
         while kept < len(draft.tokens) and draft.tokens[kept] == predictions[kept]:
             kept += 1
         return Outcome(tuple(range(kept)), predictions[kept])
-    parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
-    children = {(parents[n], draft.tokens[n]): n for n in range(draft.proposed)}
+    children = offspring(draft.parents or tuple(range(-1, len(draft.tokens) - 1)))
     path: list[int] = []
     at = -1
-    while (node := children.get((at, predictions[at + 1]))) is not None:
+    while True:
+        follow = children[at + 1]
+        right = (n for n in follow if n < draft.proposed and draft.tokens[n] == predictions[at + 1])
+        if (node := next(right, None)) is None:
+            return Outcome(tuple(path), predictions[at + 1])
         path.append(node)
         at = node
-    return Outcome(tuple(path), predictions[at + 1])
 
 
 def accept_sampled(

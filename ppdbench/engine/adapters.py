@@ -7,13 +7,13 @@ Decoder layers are the loaded model's own modules.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.cache import CacheShape, KVCache
+from ppdbench.engine.cache import CacheShape, Rows
 from ppdbench.engine.masks import Step
 from ppdbench.engine.packing import pack
 from ppdbench.errors import UnsupportedModel
@@ -54,8 +54,16 @@ class Adapter:
 
     def embed(self, tokens: Tensor, step: Step) -> Tensor:
         """Tokens [batch, query] to hidden states [batch, query, hidden]."""
+        return self.place(self.words(tokens), step.positions)
+
+    def words(self, tokens: Tensor) -> Tensor:
+        """What tokens [batch, query] mean, wherever they stand."""
         hidden: Tensor = self.embedding(tokens)
         return hidden
+
+    def place(self, words: Tensor, positions: Tensor) -> Tensor:
+        """Words, or what is trained to stand for one, at these positions [batch or 1, query]."""
+        return words
 
     def call_layer(
         self,
@@ -63,7 +71,7 @@ class Adapter:
         hidden: Tensor,
         mask: Tensor | None,
         rotary: Rotary,
-        cache: KVCache | None,
+        cache: Rows | None,
     ) -> Tensor:
         """One decoder layer."""
         arguments: dict[str, Any] = {"attention_mask": mask, self.cache_argument: cache}
@@ -122,6 +130,24 @@ class Adapter:
             pack(layer)
         self.head = pack(self.head)
         self.model.set_output_embeddings(self.head)
+
+    def drop(self, layers: Iterable[int]) -> None:
+        """Free the weights of layers that this process never runs; their types stay known."""
+        for index in layers:
+            _free(self.layers[index])
+
+    def drop_embedding(self) -> None:
+        """Free the embedding, unless the head reads the same memory."""
+        shared = {p.data_ptr() for p in self.head.parameters()}
+        if not any(p.data_ptr() in shared for p in self.embedding.parameters()):
+            _free(self.embedding)
+
+    def parts(self, layers: range) -> list[nn.Module]:
+        """What it takes to run these layers and to read out after the last of them."""
+        own = [self.layers[i] for i in layers]
+        first = [self.embedding] if 0 in layers else []
+        norm = [] if self.final_norm is None else [self.final_norm]
+        return [*first, *own, *norm, self.head]
 
     # Facts read once
 
@@ -252,8 +278,8 @@ class GPT2Adapter(Adapter):
     embedding_name = "wte"
     layers_name = "h"
 
-    def embed(self, tokens: Tensor, step: Step) -> Tensor:
-        hidden: Tensor = self.embedding(tokens) + self.body.wpe(step.positions)
+    def place(self, words: Tensor, positions: Tensor) -> Tensor:
+        hidden: Tensor = words + self.body.wpe(positions)
         return hidden
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
@@ -272,13 +298,15 @@ class OPTAdapter(GPT2Adapter):
     embedding_name = "embed_tokens"
     layers_name = "layers"
 
-    def embed(self, tokens: Tensor, step: Step) -> Tensor:
-        hidden = self.embedding(tokens)
+    def words(self, tokens: Tensor) -> Tensor:
+        hidden = super().words(tokens)
         if self.body.project_in is not None:
             hidden = self.body.project_in(hidden)
-        places: Tensor = self.body.embed_positions(None, position_ids=step.positions)
-        out: Tensor = hidden + places
-        return out
+        return hidden
+
+    def place(self, words: Tensor, positions: Tensor) -> Tensor:
+        places: Tensor = self.body.embed_positions(None, position_ids=positions)
+        return words + places
 
     def pack(self) -> None:
         super().pack()
@@ -296,6 +324,11 @@ class OPTAdapter(GPT2Adapter):
         if self.body.project_out is not None:
             normed = self.body.project_out(normed)
         return normed
+
+
+def _free(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.data = parameter.new_empty(0)
 
 
 def adapter_for(model: Any) -> Adapter:

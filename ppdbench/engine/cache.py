@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +32,16 @@ class CacheShape:
         """Memory that `capacity` rows take over all layers."""
         row = 2 * self.n_layers * self.n_heads * self.head_dim * self.dtype.itemsize
         return row * capacity * batch
+
+
+class Rows(Protocol):
+    """What attention modules hand new keys and values to, and get those to look at from."""
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Take the new rows of `layer`; all rows that its queries may look at."""
+        ...
 
 
 class KVCache:
@@ -91,6 +102,8 @@ class KVCache:
         step = self._step
         assert step is not None, "begin() was not called"
         keys, values = self._keys[layer], self._values[layer]
+        for given in step.given:
+            key, value = given.over(key, value, layer)
         if step.rows is not None:
             keys.index_copy_(2, step.rows, key)
             values.index_copy_(2, step.rows, value)
@@ -117,21 +130,26 @@ class KVCache:
         for layer, held in self.lengths.items():
             self.lengths[layer] = min(held, length)
 
-    def keep(self, base: int, rows: Sequence[int]) -> None:
-        """Of the rows from `base` on keep only base+rows[0], base+rows[1], ..., in that order."""
+    def keep(self, base: int, rows: Sequence[int], layers: range | None = None) -> None:
+        """Of the rows from `base` on keep only base+rows[0], base+rows[1], ..., in that order.
+
+        In the given layers, where others do not hold the same rows.
+        """
+        layers = self.layers if layers is None else layers
         if list(rows) != sorted(set(rows)) or (rows and rows[0] < 0):
             raise ValueError(f"rows to keep must rise from 0 or more, not {list(rows)}")
         end = base + len(rows)
-        for layer in self.layers:
+        for layer in layers:
             if rows and base + rows[-1] >= self.lengths[layer]:
                 raise ValueError(f"layer {layer} holds {self.lengths[layer]} rows, not all of them")
         if list(rows) != list(range(len(rows))):
-            for layer in self.layers:
+            for layer in layers:
                 keys, values = self._keys[layer], self._values[layer]
                 source = torch.tensor(rows, device=keys.device) + base
                 keys[:, :, base:end] = keys.index_select(2, source)
                 values[:, :, base:end] = values.index_select(2, source)
-        self.truncate(end)
+        for layer in layers:
+            self.lengths[layer] = min(self.lengths[layer], end)
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys and values that `layer` holds: [batch, heads, length, head_dim]."""

@@ -7,10 +7,12 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ppdbench.engine import synthetic
 from ppdbench.engine.shapes import PREFIX, parse
@@ -94,17 +96,23 @@ def resolve_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch
     return stored
 
 
-def load(spec: ModelSpec) -> Loaded:
-    """The model behind `spec`, its weights laid out for this machine."""
+def load(spec: ModelSpec, *, keep: range | None = None) -> Loaded:
+    """The model behind `spec`, its weights laid out for this machine.
+
+    `keep` are the layers that this process runs, all of them unless told.
+    """
     model, tokenizer = load_stock(spec)
-    return take_over(spec, model, tokenizer)
+    return take_over(spec, model, tokenizer, keep=keep)
 
 
-def take_over(spec: ModelSpec, model: Any, tokenizer: Any) -> Loaded:
+def take_over(
+    spec: ModelSpec, model: Any, tokenizer: Any, *, keep: range | None = None, packed: bool = True
+) -> Loaded:
     """Turn a stock transformers model into one the engine runs."""
     fingerprint = weight_fingerprint(model)
     eos, pad = token_ids(model)
-    return Loaded(spec, StagedModel(model), tokenizer, eos, pad, fingerprint)
+    staged = StagedModel(model, packed=packed, keep=keep)
+    return Loaded(spec, staged, tokenizer, eos, pad, fingerprint)
 
 
 def load_stock(spec: ModelSpec) -> tuple[Any, Any]:
@@ -255,17 +263,22 @@ def token_ids(model: Any) -> tuple[frozenset[int], int]:
     return frozenset(ids), int(pad)
 
 
-@torch.no_grad()
 def weight_fingerprint(model: Any) -> str:
-    """A hash over every parameter's name, shape and up to 4,096 evenly spaced values.
+    """The fingerprint of all parameters of a model."""
+    return tensor_fingerprint(model.named_parameters())
+
+
+@torch.no_grad()
+def tensor_fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash over every tensor's name, shape and up to 4,096 evenly spaced values.
 
     Sampled, so that a 70B model does not take minutes; any retraining changes it. The values
     count, not their type: weights stored in bfloat16 are the same when loaded as float32.
     """
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(f"{name} {tuple(parameter.shape)}".encode())
-        flat = parameter.detach().reshape(-1)
+    for name, tensor in sorted(tensors, key=itemgetter(0)):
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        flat = tensor.detach().reshape(-1)
         stride = max(1, -(-flat.numel() // 4096))
         digest.update(flat[::stride].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]

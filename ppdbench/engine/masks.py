@@ -10,9 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
+
+# Rows that join a pass behind a tree: the rows that each one sees, and how deep it stands.
+Joined = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Rows of a pass whose keys and values are trained, whatever the layers make of them.
+
+    `keys` and `values` [layers, heads, rows, head_dim] belong to the rows from `first` on.
+    """
+
+    keys: Tensor
+    values: Tensor
+    first: int = 0
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows these are."""
+        return self.keys.shape[2]
+
+    def over(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """What a layer made of all rows, [batch, heads, query, head_dim], with these in place."""
+        return self._put(key, self.keys[layer]), self._put(value, self.values[layer])
+
+    def _put(self, computed: Tensor, trained: Tensor) -> Tensor:
+        rows = trained.to(computed).expand(len(computed), -1, -1, -1)
+        before, after = computed[:, :, : self.first], computed[:, :, self.first + self.n_rows :]
+        return torch.cat([before, rows, after], dim=2)
 
 
 @dataclass(slots=True)
@@ -24,7 +55,7 @@ class Step:
     order alone decides (one query, or a prefill from row 0); else a mask [batch or 1,
     query, key]. `rows` holds the rows to write as a tensor, for shapes that stay fixed; `idle`
     of them, the last, only fill up the shape, and `known` says whether the host knows where
-    the others are.
+    the others are. `given` are keys and values that are not left to the layers.
     """
 
     start: int
@@ -38,6 +69,7 @@ class Step:
     rows: Tensor | None = None
     idle: int = 0
     known: bool = True
+    given: tuple[Given, ...] = ()
     _windowed: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -163,33 +195,31 @@ class StepMaker:
             known=False,
         )
 
-    def tree(self, start: int, parents: Sequence[int], last: int | None = None) -> Step:
+    def tree(
+        self,
+        start: int,
+        parents: Sequence[int],
+        last: int | None = None,
+        joined: Sequence[Joined] = (),
+    ) -> Step:
         """A flattened tree whose node i hangs on node `parents[i]` (-1: on the sequence).
 
         Every node sees the sequence, its ancestors and itself; its position is its depth, or
-        `last` where it would lie beyond that.
+        `last` where it would lie beyond that. Rows that joined the tree see the sequence,
+        themselves and the rows they name, and stand as deep as they say.
         """
-        depth: list[int] = []
-        lines: list[list[int]] = []
-        for node, parent in enumerate(parents):
-            if not -1 <= parent < node:
-                raise ValueError(f"tree node {node} names parent {parent}; use -1..{node - 1}")
-            depth.append(0 if parent < 0 else depth[parent] + 1)
-            lines.append([node] if parent < 0 else [*lines[parent], node])
-        ancestors = torch.zeros(len(parents), len(parents), dtype=torch.bool)
-        flat = [node * len(parents) + other for node, line in enumerate(lines) for other in line]
-        ancestors.view(-1)[flat] = True
-        positions = torch.tensor([depth], device=self.device) + start
+        seen, depths = _family(tuple(parents), tuple(joined), self.device)
+        positions = depths + start
         if last is not None:
             positions = positions.clamp(max=last)
-        prefix = torch.ones(len(parents), start, dtype=torch.bool)
+        n = positions.shape[1]
         step = Step(
             start=start,
-            n_query=len(parents),
-            key_length=start + len(parents),
+            n_query=n,
+            key_length=start + n,
             positions=positions,
             contiguous=False,
-            visible=torch.cat([prefix, ancestors], dim=1).to(self.device)[None],
+            visible=torch.nn.functional.pad(seen, (start, 0), value=True)[None],
             places=(positions, torch.cat([self.index[:, :start], positions], dim=1)),
         )
         return step if self.shape is None else self._filled_up(step, self.shape)
@@ -212,4 +242,53 @@ class StepMaker:
             # Rows, not positions: within a sequence their distance is the same, and padding
             # has no positions of its own.
             places=(rows, keys),
+        )
+
+
+def behind(length: int, reach: Tensor, positions: Tensor, own: Tensor) -> Step:
+    """The pass over rows at `positions` [row] behind a text of `length` rows that ran before.
+
+    A row sees the text up to row `reach` [row], that one included, and of the rows with it
+    those that `own` [row, row] names, which should name itself.
+    """
+    text = torch.arange(length, device=positions.device)
+    n = len(positions)
+    return Step(
+        start=length,
+        n_query=n,
+        key_length=length + n,
+        positions=positions[None],
+        contiguous=False,
+        visible=torch.cat([text <= reach[:, None], own], dim=1)[None],
+        places=(positions[None], torch.cat([text, positions])[None]),
+    )
+
+
+@lru_cache(maxsize=256)
+def _family(
+    parents: tuple[int, ...], joined: tuple[Joined, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Which rows of a tree see which, [row, row], and how deep each one stands, [1, row].
+
+    Kept, because decoding meets the same tree again and again, each time behind a longer
+    sequence.
+    """
+    n = len(parents) + sum(len(depths) for _, depths in joined)
+    seen = np.eye(n, dtype=np.bool_)
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"tree node {node} names parent {parent}; use -1..{node - 1}")
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+        if parent >= 0:
+            seen[node] |= seen[parent]
+    for sees, deep in joined:
+        for row, others in enumerate(sees, start=len(depths)):
+            seen[row, list(others)] = True
+        depths += deep
+    # Ordinary tensors even if made while decoding, so that they serve everywhere.
+    with torch.inference_mode(False):
+        return (
+            torch.from_numpy(seen).to(device),
+            torch.tensor([depths], dtype=torch.long, device=device),
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ppdbench.engine.masks import Step
+from ppdbench.engine.masks import Joined, Step
 from ppdbench.engine.staged import StagedModel, Tap
 
 
@@ -18,15 +18,24 @@ class Session:
     `tokens` are all known tokens. The cache holds a prefix of them: after `prefill` all,
     during decoding all but the newest. `fixed_rows` makes every pass after the prefill one of
     that many query rows over one key length; callers still hand in and get only theirs.
+    `layers` are those that this process runs, all of them unless told.
     """
 
     def __init__(
-        self, model: StagedModel, capacity: int, *, spare: int = 0, fixed_rows: int | None = None
+        self,
+        model: StagedModel,
+        capacity: int,
+        *,
+        spare: int = 0,
+        fixed_rows: int | None = None,
+        layers: range | None = None,
     ) -> None:
         self.model = model
         self.capacity = capacity
         self.fixed_rows = fixed_rows
-        self.cache, self.steps = model.new_cache(capacity, spare=spare, fixed_rows=fixed_rows)
+        self.cache, self.steps = model.new_cache(
+            capacity, layers=layers, spare=spare, fixed_rows=fixed_rows
+        )
         self.tokens: list[int] = []
 
     @property
@@ -49,9 +58,15 @@ class Session:
         """The pass over the next `n` tokens, from row `start` (the first that is not cached)."""
         return self.steps.chain(self.cached if start is None else start, n)
 
-    def tree(self, parents: Sequence[int]) -> Step:
-        """The pass over the nodes of a tree that hangs on the cached tokens."""
-        return self.steps.tree(self.cached, parents, last=self.capacity - 1)
+    def tree(
+        self, parents: Sequence[int], start: int | None = None, joined: Sequence[Joined] = ()
+    ) -> Step:
+        """The pass over a tree that hangs on the rows before `start` (all that are cached).
+
+        `joined` are rows behind it that are no tokens.
+        """
+        start = self.cached if start is None else start
+        return self.steps.tree(start, parents, self.capacity - 1, joined)
 
     def embed(self, tokens: Tensor, step: Step) -> Tensor:
         """Tokens [1, n] to what layer 0 takes."""

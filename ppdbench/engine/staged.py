@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ppdbench.engine import attention
 from ppdbench.engine.adapters import adapter_for
@@ -23,8 +23,11 @@ class StagedModel:
     followed by `run(b, c)` equals `run(a, c)`, wherever the two halves are computed.
     """
 
-    def __init__(self, model: Any, *, packed: bool = True) -> None:
-        """Takes `model` over: its attention is exchanged and, on a CPU, its weights packed."""
+    def __init__(self, model: Any, *, packed: bool = True, keep: range | None = None) -> None:
+        """Takes `model` over: its attention is exchanged and, on a CPU, its weights packed.
+
+        `keep` are the layers that this process runs; the weights of others are freed.
+        """
         self.model = model.eval().requires_grad_(False)
         attention.install(model)
         self.adapter = adapter_for(model)
@@ -35,8 +38,12 @@ class StagedModel:
         self.dtype = self.adapter.dtype
         self.cache_shape = self.adapter.cache_shape()
         self.windows = self.adapter.windows
+        if keep is not None:
+            self.adapter.drop(i for i in range(self.n_layers) if i not in keep)
         if packed:
             self.adapter.pack()
+        if keep is not None and 0 not in keep:
+            self.adapter.drop_embedding()
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
 
     def new_cache(
@@ -106,6 +113,15 @@ class StagedModel:
 
     def weight_bytes(self) -> int:
         """Memory of the distinct parameters and buffers."""
-        tensors = {t.data_ptr(): t for t in [*self.model.parameters(), *self.model.buffers()]}
-        plain: int = sum(t.numel() * t.element_size() for t in tensors.values())
-        return plain + packed_bytes(self.model)
+        return _bytes([self.model])
+
+    def part_bytes(self, layers: range) -> int:
+        """Memory of what runs these layers and reads out after them."""
+        return _bytes(self.adapter.parts(layers))
+
+
+def _bytes(modules: Sequence[nn.Module]) -> int:
+    held = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    tensors = {t.data_ptr(): t for t in held if t.numel()}
+    plain: int = sum(t.numel() * t.element_size() for t in tensors.values())
+    return plain + sum(map(packed_bytes, modules))

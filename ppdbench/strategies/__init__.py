@@ -3,11 +3,16 @@
 from ppdbench.errors import ConfigError
 from ppdbench.strategies import autoregressive as autoregressive
 from ppdbench.strategies import draft_verify as draft_verify
+from ppdbench.strategies import eagle as eagle
 from ppdbench.strategies import early_exit as early_exit
+from ppdbench.strategies import hidden_transfer as hidden_transfer
 from ppdbench.strategies import jacobi as jacobi
 from ppdbench.strategies import layerskip as layerskip
 from ppdbench.strategies import lookahead as lookahead
+from ppdbench.strategies import medusa as medusa
+from ppdbench.strategies import ppd as ppd
 from ppdbench.strategies import prompt_lookup as prompt_lookup
+from ppdbench.strategies import prompt_tokens as prompt_tokens
 from ppdbench.strategies import rest as rest
 from ppdbench.strategies import speculative as speculative
 from ppdbench.strategies.base import METHODS as METHODS

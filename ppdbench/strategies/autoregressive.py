@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ppdbench.strategies.base import Setup, strategy
+from ppdbench.strategies.base import Decoder, Setup, strategy
 
 if TYPE_CHECKING:
     from ppdbench.bench.clock import Clock
@@ -25,10 +25,8 @@ class Greedy:
         return Autoregressive()
 
 
-class Autoregressive:
+class Autoregressive(Decoder):
     """One row per pass."""
-
-    rows = 1
 
     def decode(
         self,

@@ -7,10 +7,11 @@ and their options stays instant.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.registry import Registry
@@ -19,11 +20,14 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ppdbench.bench.clock import Clock
     from ppdbench.decoding.draft import Draft
     from ppdbench.decoding.limits import Limits
     from ppdbench.decoding.loop import Decoded, Opening, Verified
     from ppdbench.decoding.sampling import Chooser
+    from ppdbench.decoding.verify import Acceptance
     from ppdbench.engine.loading import Loaded
     from ppdbench.engine.session import Session
 
@@ -37,13 +41,23 @@ class Setup:
     seed: int = 0
 
 
-class Decoder(Protocol):
-    """Decodes one prompt after another."""
+class Decoder:
+    """Decodes one prompt after another.
 
-    @property
-    def rows(self) -> int:
-        """The most query rows that a pass after the prefill has."""
-        ...
+    `rows` is the most query rows that a pass after the prefill has. `trees` says that passes
+    branch, which only greedy verification can follow. `loaded` says what else was read, with
+    fingerprints, and `facts` what was found out about it, both for the header of the run.
+    `units` processes of `threads` threads each decode together (0: as many as the run has).
+    `acceptance`, where there is one, keeps tokens that greedy decoding would not give.
+    """
+
+    rows: int = 1
+    trees: bool = False
+    loaded: Mapping[str, str] = MappingProxyType({})
+    facts: Mapping[str, Any] = MappingProxyType({})
+    units: int = 1
+    threads: int = 0
+    acceptance: Acceptance | None = None
 
     def decode(
         self,
@@ -54,21 +68,19 @@ class Decoder(Protocol):
         chooser: Chooser,
     ) -> Decoded:
         """Tokens of one prompt, step by step."""
-        ...
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The run is over: end what was started for it."""
 
 
-class Proposer:
+class Proposer(Decoder):
     """A decoder that only proposes; the loop verifies and commits, so outputs are exact.
 
-    `trees` says that its drafts branch, which only greedy verification can follow. `taps` names
-    the layers, as numbers of layers run, whose outputs it wants to see; `loaded`
-    says what else it read, with fingerprints, for the header of the run.
+    `taps` names the layers, as numbers of layers run, whose outputs it wants to see.
     """
 
     taps: tuple[int, ...] = ()
-    trees: bool = False
-    rows: int = 1
-    loaded: Mapping[str, str] = MappingProxyType({})
 
     def start(self, session: Session, opening: Opening) -> None:
         """A new sequence, its prompt run and its first token chosen: forget all others."""
@@ -95,6 +107,18 @@ class Proposer:
         from ppdbench.decoding.loop import speculative
 
         return speculative(session, self, prompt_ids, limits, clock, chooser)
+
+
+@runtime_checkable
+class Guesser(Protocol):
+    """A decoder that says what it would guess at any place of a text, as `probe` asks."""
+
+    def guesses(self, session: Session, prompt_ids: list[int], positions: Sequence[int]) -> Tensor:
+        """Scores [position, distance, vocab] given the text up to each position.
+
+        Distance 1 is the token after the model's own next one.
+        """
+        ...
 
 
 class Strategy(Protocol):
@@ -143,9 +167,20 @@ class Method:
             for f in dataclasses.fields(self.make)
         ]
 
+    def values(self, strategy: Strategy) -> dict[str, Any]:
+        """The options that a strategy of this method has."""
+        return {option.name: getattr(strategy, option.name) for option in self.options()}
+
+    def _types(self) -> dict[str, Any]:
+        """The types of the options; of the dataclasses alone, as other bases have no options."""
+        made: dict[str, Any] = {}
+        for base in filter(dataclasses.is_dataclass, self.make.__mro__):
+            made = {**inspect.get_annotations(base, eval_str=True), **made}
+        return made
+
     def build(self, settings: Mapping[str, str]) -> Strategy:
         """The strategy with `--set` values read as the types its fields declare."""
-        hints = get_type_hints(self.make)
+        hints = self._types()
         known = [option.name for option in self.options()]
         values = {}
         for name, text in settings.items():

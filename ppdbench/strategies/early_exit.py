@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ppdbench.errors import ConfigError
-from ppdbench.strategies.base import Setup, option, strategy
+from ppdbench.strategies.base import Decoder, Setup, option, strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,13 +83,11 @@ class EarlyExit:
         return Exits(self, first)
 
 
-class Exits:
+class Exits(Decoder):
     """One token after another, each through as many layers as it needs.
 
     A pass takes one row, and more only where rows that a layer has not seen wait for it.
     """
-
-    rows = 1
 
     def __init__(self, options: EarlyExit, first: int) -> None:
         self.options = options

@@ -3,12 +3,16 @@
 Leviathan et al. 2023, Chen et al. 2023. The small model keeps a cache of its own, rolled
 back to what it shares with the committed tokens. The growing and shrinking draft follows
 Gante 2023, but starts afresh with each example.
+
+The small model may have prompt tokens of its own (Chen et al. 2024, section 5.3). It then drafts
+several tokens in a pass, and just those that it would draft one by one.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.decoding.draft import Draft
@@ -42,6 +46,10 @@ class Speculative:
         0.0, "draft no further where the likeliest token has less probability (0: off)"
     )
     adaptive: bool = option(False, "shorten drafts after a rejection, lengthen them again after")
+    draft_addon: str = option(
+        "", "prompt tokens trained for draft_model; drafts are then its likeliest tokens"
+    )
+    draft_tree: str = option("", "tree file for them, as in prompt-tokens")
 
     def __post_init__(self) -> None:
         if not self.draft_model.strip():
@@ -54,6 +62,13 @@ class Speculative:
         if not 0 <= self.confidence < 1:
             raise ConfigError(
                 f"speculative: confidence={self.confidence}; use 0 (off) or more, below 1"
+            )
+        if self.draft_tree and not self.draft_addon:
+            raise ConfigError("speculative: draft_tree is for prompt tokens; give draft_addon too")
+        if self.confidence and self.draft_addon:
+            raise ConfigError(
+                "speculative: confidence stops drafts token by token, but with draft_addon several "
+                "are drafted at once; leave one out"
             )
 
     def prepare(self, setup: Setup) -> ModelDrafter:
@@ -71,7 +86,8 @@ class Speculative:
                 f"{self.draft_model} runs {drafter.max_positions} at most; lower "
                 "--max-new-tokens, shorten the prompts or use another draft model"
             )
-        return ModelDrafter(self, drafter, setup)
+        kind = PromptedDrafter if self.draft_addon else ModelDrafter
+        return kind(self, drafter, setup)
 
     def _load(self, target: ModelSpec) -> Loaded:
         from ppdbench.engine.loading import ModelSpec, load
@@ -93,13 +109,13 @@ class ModelDrafter(Proposer):
     draft model has no embedding for, nothing more is drafted in that output.
     """
 
-    def __init__(self, options: Speculative, drafter: Loaded, setup: Setup) -> None:
+    def __init__(self, options: Speculative, drafter: Loaded, setup: Setup, spare: int = 0) -> None:
         from ppdbench.engine.session import Session
 
         self.options = options
         self.rows = 1 + options.draft_length
         self.loaded = {"draft_model": drafter.fingerprint}
-        self.draft = Session(drafter.staged, setup.capacity)
+        self.draft = Session(drafter.staged, setup.capacity, spare=spare)
         self.known = drafter.staged.vocab_size
         self.width = setup.target.staged.vocab_size
 
@@ -121,9 +137,14 @@ class ModelDrafter(Proposer):
         self._rewind(session.tokens)
         pending = session.tokens[self._checked :]
         self._checked = len(session.tokens)
+        drafted, drawn = self._drafted(pending, min(room, self._length))
+        return Draft.chain(drafted, probabilities=cat(drawn) if drawn else None)
+
+    def _drafted(self, pending: list[int], limit: int) -> tuple[list[int], list[Tensor]]:
+        """Up to `limit` tokens after those that wait, and what they were drawn from."""
         drafted: list[int] = []
         drawn: list[Tensor] = []
-        while len(drafted) < min(room, self._length):
+        while len(drafted) < limit:
             logits = self._after(pending)
             if self._unsure(logits):
                 break
@@ -132,7 +153,7 @@ class ModelDrafter(Proposer):
             drafted += pending
             if source is not None:
                 drawn.append(self._widened(source))
-        return Draft.chain(drafted, probabilities=cat(drawn) if drawn else None)
+        return drafted, drawn
 
     def learn(self, session: Session, verified: Verified) -> None:
         if not self.options.adaptive or not verified.draft.tokens:
@@ -168,18 +189,69 @@ class ModelDrafter(Proposer):
     def _unsure(self, logits: Tensor) -> bool:
         """Whether to stop here; it must not depend on the draw, or draws would be biased."""
         likeliest = float(logits.float().softmax(-1).amax())
-        if math.isnan(likeliest):
+        self._refuse_nan(likeliest)
+        return likeliest < self.options.confidence
+
+    def _refuse_nan(self, number: float) -> None:
+        if not math.isfinite(number):
             raise NumericalError(
                 f"speculative: NaN or infinite logits of draft_model={self.options.draft_model} "
                 f"after {len(self.draft.tokens)} tokens; try --dtype float32 or check its weights"
             )
-        return likeliest < self.options.confidence
 
     def _widened(self, probabilities: Tensor) -> Tensor:
         """Over the target's vocabulary: ids that only it has are never drafted."""
         from torch.nn.functional import pad
 
         return pad(probabilities, (0, self.width - probabilities.shape[-1]))
+
+
+class PromptedDrafter(ModelDrafter):
+    """A draft model that verifies guesses of prompt tokens of its own.
+
+    The first pass of a draft runs the tokens that wait, which are known and all stay, with a
+    chain of prompt tokens behind the last of them.
+    """
+
+    def __init__(self, options: Speculative, drafter: Loaded, setup: Setup) -> None:
+        from ppdbench.strategies.prompt_tokens import PromptTokens
+
+        prompted = PromptTokens(addon=options.draft_addon, tree=options.draft_tree)
+        try:
+            self.inner = prompted.prepare(Setup(drafter, setup.capacity))
+        except ConfigError as error:
+            raise ConfigError(f"speculative: draft_addon: {error}") from error
+        super().__init__(options, drafter, setup, spare=self.inner.rows)
+        theirs = {f"draft_{name}": told for name, told in self.inner.loaded.items()}
+        self.loaded = {**self.loaded, **theirs}
+
+    def _drafted(self, pending: list[int], limit: int) -> tuple[list[int], list[Tensor]]:
+        from ppdbench.decoding.loop import Verifier
+        from ppdbench.decoding.sampling import GREEDY
+        from ppdbench.decoding.verify import keep_all
+
+        if not limit:
+            return [], []
+        held, first = self.draft.tokens, len(self.draft.tokens) + len(pending)
+        verifier = Verifier(self.draft, GREEDY, self.inner.taps, keep_all)
+        held.append(pending[0])
+        draft = self.inner.behind(pending)
+        while True:
+            verified = verifier.verify(draft, len(held))
+            held += [
+                *(draft.tokens[node] for node in verified.outcome.path),
+                verified.outcome.token,
+            ]
+            room = first + limit - len(held) - 1  # besides the token that each pass gives itself
+            if room < 0:
+                break
+            self.inner.learn(self.draft, verified)
+            verifier.acceptance = None
+            draft = self.inner.propose(self.draft, room) if room else Draft.empty()
+        self._refuse_nan(float(sum(verifier.peaks.values())))
+        drafted = held[first:]
+        del held[-1]  # nothing has run it yet
+        return list(takewhile(lambda token: token < self.width, drafted)), []
 
 
 def tokenizer_difference(target: Loaded, drafter: Loaded) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -38,8 +39,10 @@ def tree_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """Tree nodes are numbered in order instead of by depth."""
     real = StepMaker.tree
 
-    def tree(self: StepMaker, start: int, parents: Sequence[int], last: int | None = None) -> Step:
-        step = real(self, start, parents, last)
+    def tree(
+        self: StepMaker, start: int, parents: Sequence[int], last: int | None, joined: Any
+    ) -> Step:
+        step = real(self, start, parents, last, joined)
         step.positions = start + torch.arange(len(parents))[None].clamp(max=CAPACITY - 1 - start)
         return step
 
@@ -97,8 +100,10 @@ def a_mask_that_sees_siblings(patch: pytest.MonkeyPatch) -> None:
     """Every node sees all nodes before it."""
     real = StepMaker.tree
 
-    def tree(self: StepMaker, start: int, parents: Sequence[int], last: int | None = None) -> Step:
-        step = real(self, start, parents, last)
+    def tree(
+        self: StepMaker, start: int, parents: Sequence[int], last: int | None, joined: Any
+    ) -> Step:
+        step = real(self, start, parents, last, joined)
         assert step.visible is not None
         step.visible[:, :, start:] = torch.ones(len(parents), len(parents)).tril().bool()
         return step

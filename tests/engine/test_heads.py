@@ -89,7 +89,9 @@ def test_a_full_head_is_a_product_with_its_own_matrix(
     assert sorted(heads) == [1, 2]
     x = normed(loaded)
     for layer, expected in ((1, weight * 2), (2, weight.flip(0))):
-        torch.testing.assert_close(heads[layer].logits(loaded, x), linear(x, expected))
+        torch.testing.assert_close(
+            heads[layer].logits(loaded.staged.adapter, x), linear(x, expected)
+        )
 
 
 @torch.inference_mode()
@@ -105,7 +107,7 @@ def test_a_low_rank_head_is_the_dense_product_added_to_the_models_own(
         dense = weight + tensors[f"layer.{layer}.up"] @ tensors[f"layer.{layer}.down"]
         assert not torch.allclose(dense, weight, atol=0.1)
         torch.testing.assert_close(
-            heads[layer].logits(loaded, x), linear(x, dense), atol=1e-4, rtol=1e-5
+            heads[layer].logits(loaded.staged.adapter, x), linear(x, dense), atol=1e-4, rtol=1e-5
         )
 
 
@@ -118,7 +120,7 @@ def test_a_head_equal_to_the_models_own_reads_out_the_same(family: str, tmp_path
     loaded = take_over(ModelSpec(name=family), stock, None)
     folder = write(tmp_path / "h", header(loaded, layers=[2]), full(weight, 2))
     x = normed(loaded)
-    ours = load_heads(folder, loaded)[2].logits(loaded, x)
+    ours = load_heads(folder, loaded)[2].logits(loaded.staged.adapter, x)
     torch.testing.assert_close(ours, loaded.staged.adapter.readout(x), atol=1e-5, rtol=1e-5)
 
 
@@ -126,7 +128,7 @@ def test_a_head_equal_to_the_models_own_reads_out_the_same(family: str, tmp_path
 def test_heads_take_the_type_of_the_model(model: tuple[Loaded, Tensor], tmp_path: Path) -> None:
     loaded, weight = model
     folder = write(tmp_path / "h", header(loaded, layers=[1]), full(weight.bfloat16(), 1))
-    logits = load_heads(folder, loaded)[1].logits(loaded, normed(loaded))
+    logits = load_heads(folder, loaded)[1].logits(loaded.staged.adapter, normed(loaded))
     assert logits.dtype == torch.float32
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.masks import Step, StepMaker, behind
 
 STEPS = StepMaker(32, torch.device("cpu"))
 
@@ -106,6 +106,36 @@ def test_a_tree_that_is_a_chain_sees_what_a_chain_sees() -> None:
 def test_a_parent_must_come_before_its_child(parents: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         STEPS.tree(3, parents)
+
+
+def test_rows_that_join_a_tree_see_what_they_name_and_stand_where_they_say() -> None:
+    joined = [(((0, 1), (0, 2)), (2, 2)), (((0, 1, 3), ()), (3, 9))]
+    step = STEPS.tree(2, [-1, 0, 0], last=10, joined=joined)
+    assert drawn(step.mask(None)) == [
+        "xxx......",
+        "xxxx.....",
+        "xxx.x....",
+        "xxxx.x...",
+        "xxx.x.x..",
+        "xxxx.x.x.",
+        "xx......x",
+    ]
+    assert step.positions.tolist() == [[2, 3, 3, 4, 4, 5, 10]]
+    assert (step.start, step.end, step.key_length, step.n_query) == (2, 9, 9, 7)
+    assert drawn(step.mask(3))[3:] == ["..xx.x...", "..x.x.x..", "...x.x.x.", "........x"]
+
+
+# Rows behind a text
+
+
+def test_rows_behind_a_text_see_it_up_to_their_reach() -> None:
+    own = torch.eye(3, dtype=torch.bool)
+    own[2, 0] = True
+    step = behind(4, torch.tensor([1, 3, 2]), torch.tensor([2, 4, 4]), own)
+    assert drawn(step.mask(None)) == ["xx..x..", "xxxx.x.", "xxx.x.x"]
+    assert drawn(step.mask(2)) == [".x..x..", "...x.x.", "......x"]
+    assert step.positions.tolist() == [[2, 4, 4]]
+    assert (step.start, step.end, step.key_length, step.n_query) == (4, 7, 7, 3)
 
 
 # Shapes that stay fixed

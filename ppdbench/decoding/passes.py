@@ -1,0 +1,79 @@
+"""One pass of the model over a draft, and over the rows that join it layer by layer.
+
+Below its layer an inserted row does not exist: a pass is run in stages, each with more rows
+than the one before. Rows that were there go on as if nothing had come, and the cache holds
+the new ones behind them, where acceptance drops them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ppdbench.decoding.draft import Draft, Insertion
+from ppdbench.engine.masks import Given, Joined
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import Tap
+from ppdbench.errors import DraftError
+
+
+def run_pass(session: Session, draft: Draft, tap: Tap | None = None) -> Tensor:
+    """Hidden states [1, rows, hidden] after the last layer; all rows are cached afterwards.
+
+    The newest token comes first, then the draft's nodes, then what was inserted.
+    """
+    start = session.cached
+    if draft.parents is None:
+        step = session.chain(1 + len(draft), start)
+    else:
+        step = session.tree(_rooted(draft.parents), start)
+    if draft.computed is None:
+        hidden = session.embed(session.ids([session.tokens[-1], *draft.tokens]), step)
+        done = 0
+    else:
+        hidden, done = draft.computed.hidden, draft.computed.layers
+    joined: list[Joined] = []
+    given: list[Given] = []
+    for insertion in draft.insertions:
+        if insertion.layer > done:
+            hidden = session.run(hidden, done, insertion.layer, step, tap=tap)
+            done = insertion.layer
+        new = _new_rows(insertion, hidden)
+        joined.append((insertion.sees, insertion.depths))
+        step = session.tree(_family(draft), start, joined)
+        if insertion.given is not None:
+            last = hidden.shape[1] + len(insertion)
+            given.append(replace(insertion.given, first=last - insertion.given.n_rows))
+        step.given = tuple(given)
+        if done == 0:
+            positions = step.positions[:, hidden.shape[1] :][:, : len(insertion)]
+            new = session.model.adapter.place(new, positions)
+        hidden = torch.cat([hidden, new], dim=1)
+    return session.run(hidden, done, session.model.n_layers, step, tap=tap)
+
+
+def _family(draft: Draft) -> tuple[int, ...]:
+    """Parents of all rows that are tokens, the newest first."""
+    if draft.parents is None:
+        return tuple(range(-1, len(draft)))
+    return _rooted(draft.parents)
+
+
+@lru_cache(maxsize=256)
+def _rooted(parents: tuple[int, ...]) -> tuple[int, ...]:
+    """The parents of a draft's nodes with the newest token as the first row."""
+    return (-1, *(1 + parent for parent in parents))
+
+
+def _new_rows(insertion: Insertion, hidden: Tensor) -> Tensor:
+    new = insertion.states(hidden)
+    wanted = (1, len(insertion), hidden.shape[-1])
+    if tuple(new.shape) != wanted or new.dtype != hidden.dtype:
+        raise DraftError(
+            f"the insertion after {insertion.layer} layers gave {new.dtype} of shape "
+            f"{tuple(new.shape)}, not {hidden.dtype} of {wanted}"
+        )
+    return new

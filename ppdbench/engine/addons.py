@@ -1,0 +1,233 @@
+"""Parts trained for a model that stays as it is: one schema for all that `train` makes.
+
+An add-on is a folder with `addon.json` ({format, version, method, model, vocabulary,
+vocab_size, hidden_size, options}) and `addon.safetensors`. `model` is the fingerprint of the
+weights that the parts were trained for, `vocabulary` the hash of the tokenizer's words. Both
+must be those of the model that an add-on is opened for: with others it would draft nonsense,
+and nothing but a low acceptance would tell.
+
+Heads for exit layers are older than this schema. Their header names no vocabulary and holds
+the options beside the other facts; a `Layout` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppdbench.engine.loading import REFERENCE, Loaded, tensor_fingerprint, weight_fingerprint
+from ppdbench.engine.vocabulary import vocabulary_hash
+from ppdbench.errors import ConfigError
+from ppdbench.resources import reference_model
+
+FORMAT, VERSION = "ppdbench-addon", 1
+SHOWN = 5  # names of tensors in one line of an error
+
+Shape = tuple[int | None, ...]  # None: any size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The files of an add-on; `flat`: options stand beside the facts, and no vocabulary."""
+
+    header: str = "addon.json"
+    tensors: str = "addon.safetensors"
+    flat: bool = False
+
+
+ADDON = Layout()
+
+
+class Weights:
+    """The tensors of one file, each taken by name with the shape that it must have.
+
+    The file is read once something is asked of it, so that a header can be refused before.
+    """
+
+    def __init__(self, file: Path, loaded: Loaded) -> None:
+        self.file = file
+        self._loaded = loaded
+
+    @cached_property
+    def _read(self) -> tuple[dict[str, Tensor], str]:
+        """The tensors that nobody has taken yet, and the fingerprint of them all."""
+        tensors = read_tensors(self.file)
+        return tensors, tensor_fingerprint(tensors.items())
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all tensors."""
+        return self._read[1]
+
+    def names(self) -> list[str]:
+        """What nobody has taken yet."""
+        return sorted(self._read[0])
+
+    def take(self, name: str, shape: Shape) -> Tensor:
+        """A tensor on the model's device, numbers in the model's type; None fits any size."""
+        left = self._read[0]
+        if name not in left:
+            raise ConfigError(f"{self.file} lacks the tensor {name}")
+        tensor = left.pop(name)
+        found = tuple(tensor.shape)
+        if len(found) != len(shape) or any(
+            wanted not in (None, size) for wanted, size in zip(shape, found, strict=True)
+        ):
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise ConfigError(f"{self.file}: {name} has shape {list(found)}, not [{wanted}]")
+        staged = self._loaded.staged
+        return tensor.to(staged.device, staged.dtype if tensor.is_floating_point() else None)
+
+    def close(self) -> None:
+        """Refuse what nobody took: it may be what the method hangs on."""
+        names = self.names()
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            raise ConfigError(
+                f"{self.file} holds unexpected tensors: {', '.join(names[:SHOWN])}{more}"
+            )
+
+
+class Addon(Weights):
+    """What was trained for one method and one model, with the options it was trained with."""
+
+    def __init__(
+        self, folder: Path, options: dict[str, Any], loaded: Loaded, layout: Layout = ADDON
+    ) -> None:
+        super().__init__(folder / layout.tensors, loaded)
+        self.folder = folder
+        self.options = options
+        self._header = folder / layout.header
+
+    def number(self, name: str, least: int) -> int:
+        """An option that must be a whole number."""
+        value = self.options.get(name)
+        if type(value) is not int or value < least:
+            raise ConfigError(f"{self._header}: {name} is {value!r}; use {least} or more")
+        return value
+
+
+def addon_folder(asked: str | Path, method: str, loaded: Loaded) -> Path:
+    """Where an add-on lies: as asked, or the one that came with the reference model."""
+    shipped = reference_model(method)
+    if str(asked) == REFERENCE:
+        return shipped
+    if str(asked):
+        return Path(asked).expanduser()
+    if loaded.spec.name == REFERENCE and shipped.is_dir():
+        return shipped
+    raise ConfigError(
+        f"{method}: no add-on for {loaded.spec.name}; train one with `ppdbench train {method} "
+        f"--model {loaded.spec.name} --text FILE --out DIR` and give --set addon=DIR"
+    )
+
+
+def open_addon(folder: str | Path, method: str, loaded: Loaded, layout: Layout = ADDON) -> Addon:
+    """The add-on in `folder` ("": the one that came with the model), if it is this model's."""
+    home = addon_folder(folder, method, loaded)
+    header = _header(home, method, layout)
+    _check_model(home, header, loaded, layout)
+    options = header if layout.flat else header.get("options")
+    if not isinstance(options, dict):
+        raise ConfigError(f"{home / layout.header}: options must be an object")
+    return Addon(home, options, loaded, layout)
+
+
+def _header(folder: Path, method: str, layout: Layout) -> dict[str, Any]:
+    path = folder / layout.header
+    try:
+        header = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} holds no trained {method}: {layout.header} is missing; give a folder that "
+            f"`ppdbench train {method}` wrote"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ConfigError(f"{path} does not describe trained {method}")
+    if header.get("method") != method:
+        raise ConfigError(f"{path} does not describe trained {method} but {header.get('method')!r}")
+    if header.get("version") != VERSION:
+        raise ConfigError(
+            f"{path} has version {header.get('version')}, this ppdbench reads {VERSION}"
+        )
+    return header
+
+
+def _check_model(folder: Path, header: Mapping[str, Any], loaded: Loaded, layout: Layout) -> None:
+    facts: dict[str, Any] = {
+        "model": loaded.fingerprint,
+        "vocab_size": loaded.staged.vocab_size,
+        "hidden_size": loaded.staged.hidden_size,
+    }
+    if not layout.flat:
+        facts["vocabulary"] = vocabulary_hash(loaded.tokenizer)
+    for name, value in facts.items():
+        if header.get(name) != value:
+            raise ConfigError(
+                f"the weights in {folder} were trained for another model: their {name} is "
+                f"{header.get(name)}, this model's is {value}"
+            )
+
+
+def save_addon(
+    folder: Path,
+    method: str,
+    model: Any,
+    tokenizer: Any,
+    tensors: Mapping[str, Tensor],
+    options: Mapping[str, Any],
+    layout: Layout = ADDON,
+) -> None:
+    """Write what `open_addon` reads; `model` is the transformers model trained for."""
+    from safetensors.torch import save_file
+
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "method": method,
+        "model": weight_fingerprint(model),
+        "vocab_size": int(model.config.vocab_size),
+        "hidden_size": int(model.config.hidden_size),
+    }
+    if layout.flat:
+        header |= options
+    else:
+        header |= {"vocabulary": vocabulary_hash(tokenizer), "options": dict(options)}
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(kept, folder / layout.tensors)
+    (folder / layout.header).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a .safetensors file, or of a .pt or .bin file that holds nothing else."""
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"{path} is refused: it holds more than plain tensors, or is damaged, and what else "
+            "a pickle holds could run code when read; use a .safetensors file"
+        ) from error
+    except Exception as error:  # what damaged files raise shares no narrower root
+        text = " ".join(str(error).split())
+        raise ConfigError(f"{path} cannot be read: {text[:200]}") from error
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    ):
+        raise ConfigError(f"{path} does not hold tensors by name")
+    return found

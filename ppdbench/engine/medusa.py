@@ -1,0 +1,160 @@
+"""Medusa heads: what the last hidden state already knows of the tokens further ahead.
+
+Cai et al. 2024. The model's own head reads the next token out of the last hidden state, after
+the final norm; head h (from 0) reads the token h + 1 places further out of the same state:
+residual blocks x + SiLU(W x + b), then a matrix to the vocabulary. Ours may instead have a
+low-rank change of the model's own matrix (`down`, `up`), or read through that as it is, and
+they may read the state after fewer layers.
+
+Tensors have the names of the published files in both: `{head}.{block}.linear.weight`,
+`{head}.{block}.linear.bias`, and `{head}.{blocks}.weight` for the matrix. How many heads a
+published file holds is counted from its names: configurations beside them are known to say
+less.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from ppdbench.engine.addons import ADDON, Addon, Weights, addon_folder, open_addon
+from ppdbench.engine.loading import Loaded
+from ppdbench.errors import ConfigError
+
+METHOD = "medusa"
+PUBLISHED = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many heads, each of how many blocks; `rank` None: a whole matrix, 0: none of its own.
+
+    They read the state `after` so many layers (0: all).
+    """
+
+    heads: int
+    blocks: int
+    rank: int | None
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHeads:
+    """All heads stacked, so that one product serves them all: [heads, ...] each."""
+
+    loaded: Loaded
+    blocks: tuple[tuple[Tensor, Tensor], ...]  # [heads, width, width] and [heads, 1, width]
+    readout: tuple[Tensor, ...]  # the matrix, or down and up, or nothing
+    count: int
+    after: int  # layers run before the state that they read
+
+    def first(self, count: int) -> MedusaHeads:
+        """Only the heads that guess least far ahead; they share memory with these."""
+        blocks = tuple((weight[:count], bias[:count]) for weight, bias in self.blocks)
+        readout = tuple(tensor[:count] for tensor in self.readout)
+        return MedusaHeads(self.loaded, blocks, readout, count, self.after)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of the states that they read [n, hidden], before the final norm: [heads, n, vocab]."""
+        adapter = self.loaded.staged.adapter
+        normed: Tensor = adapter.norm(hidden)
+        x = normed.expand(self.count, *normed.shape)
+        for weight, bias in self.blocks:
+            x = x + silu(torch.baddbmm(bias, x, weight.mT))
+        if len(self.readout) == 1:
+            return adapter.cap(x @ self.readout[0].mT)
+        own: Tensor = adapter.head(x)
+        if self.readout:
+            down, up = self.readout
+            own = own + x @ down.mT @ up.mT
+        return adapter.cap(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Medusa:
+    """Heads and where they came from."""
+
+    heads: MedusaHeads
+    folder: Path
+    fingerprint: str
+
+
+def load_medusa(asked: str, loaded: Loaded) -> Medusa:
+    """The heads of an add-on, or of a published file or its folder, checked against the model."""
+    where = addon_folder(asked, METHOD, loaded)
+    published = None if (where / ADDON.header).is_file() else _published(where)
+    if published is None:
+        addon = open_addon(where, METHOD, loaded)
+        weights: Weights = addon
+        shape = _declared(addon)
+    else:
+        weights = Weights(published, loaded)
+        shape = _counted(weights)
+    heads = _stacked(weights, shape, loaded)
+    weights.close()
+    folder = where if published is None else published.parent
+    return Medusa(heads, folder, weights.fingerprint)
+
+
+def _published(where: Path) -> Path | None:
+    """The published file that is asked for, or lies in the folder that is."""
+    if where.is_file():
+        return where
+    return next((where / name for name in PUBLISHED if (where / name).is_file()), None)
+
+
+def _declared(addon: Addon) -> Shape:
+    """What the header of an add-on says."""
+    rank = None if addon.options.get("rank") is None else addon.number("rank", 0)
+    after = addon.number("after", 0) if "after" in addon.options else 0
+    return Shape(addon.number("heads", 1), addon.number("layers", 0), rank, after)
+
+
+def _counted(weights: Weights) -> Shape:
+    """What the names in a published file say."""
+    found = [match for name in weights.names() if (match := MATRIX.fullmatch(name))]
+    if not found:
+        raise ConfigError(
+            f"{weights.file} holds no Medusa heads: no tensor has a name like 0.1.weight"
+        )
+    return Shape(1 + max(int(m[1]) for m in found), max(int(m[2]) for m in found), None)
+
+
+def _stacked(weights: Weights, shape: Shape, loaded: Loaded) -> MedusaHeads:
+    vocab, width = loaded.staged.vocab_size, loaded.staged.adapter.head_width
+
+    def each(part: str, size: tuple[int, ...]) -> Tensor:
+        return torch.stack([weights.take(f"{h}.{part}", size) for h in range(shape.heads)])
+
+    blocks = tuple(
+        (
+            each(f"{b}.linear.weight", (width, width)),
+            each(f"{b}.linear.bias", (width,))[:, None],
+        )
+        for b in range(shape.blocks)
+    )
+    if shape.rank is None:
+        readout: tuple[Tensor, ...] = (each(f"{shape.blocks}.weight", (vocab, width)),)
+    elif shape.rank:
+        down = each(f"{shape.blocks}.down", (shape.rank, width))
+        readout = (down, each(f"{shape.blocks}.up", (vocab, shape.rank)))
+    else:
+        readout = ()
+    after = reading_layer(shape.after, loaded.staged.n_layers)
+    return MedusaHeads(loaded, blocks, readout, shape.heads, after)
+
+
+def reading_layer(after: int, n_layers: int) -> int:
+    """After how many layers heads read; 0 stands for all of them."""
+    if after > n_layers:
+        raise ConfigError(
+            f"heads after {after} layers, but this model has {n_layers}; use 1..{n_layers}, or 0 "
+            "for all"
+        )
+    return after or n_layers

@@ -1,0 +1,94 @@
+"""Medusa: heads on the last hidden state guess the tokens further ahead, all at once.
+
+Cai et al. 2024. The state that yields the next token is read by a head for each distance as
+well, which costs next to nothing. Their likeliest tokens fill a sparse tree of fixed shape,
+and one pass verifies it and yields the state that the next tree is filled from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppdbench.decoding.draft import Draft
+from ppdbench.errors import ConfigError
+from ppdbench.strategies.base import Proposer, Setup, option, strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.engine.medusa import MedusaHeads
+    from ppdbench.engine.session import Session
+    from ppdbench.trees.tree import Tree
+
+
+@strategy("medusa", trained=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Medusa:
+    """Heads on the last hidden state guess several tokens ahead."""
+
+    addon: str = option(
+        "", "what `train medusa` wrote, or a published medusa_lm_head (the reference model's own)"
+    )
+    tree: str = option("", "tree file (the add-on's tree.json, or a general one)")
+    typical: float = option(
+        0.0, "keep what is likely enough: epsilon of typical acceptance, not exact (0: off)"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.typical < 1:
+            raise ConfigError(
+                f"medusa: typical={self.typical}; use 0 (off), or above 0 and below 1"
+            )
+
+    def prepare(self, setup: Setup) -> Guessing:
+        """Load the heads and the tree that they fill."""
+        from ppdbench.engine.medusa import load_medusa
+        from ppdbench.trees.choice import check_top, choose, fingerprint
+
+        medusa = load_medusa(self.addon, setup.target)
+        tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)
+        check_top("medusa", tree.top, setup.target.staged.vocab_size)
+        loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}
+        return Guessing(medusa.heads, tree, loaded, self.typical)
+
+
+class Guessing(Proposer):
+    """Fills the tree from the last hidden state of the newest token that the model has run."""
+
+    _state: Tensor  # [1, hidden]
+
+    def __init__(
+        self, heads: MedusaHeads, tree: Tree, loaded: dict[str, str], typical: float
+    ) -> None:
+        self.heads, self.tree, self.loaded = heads, tree, loaded
+        self.rows = 1 + len(tree)
+        self.trees = tree.parents != tuple(range(-1, len(tree) - 1))
+        self._used = heads.first(tree.depth)
+        self.taps = (heads.after,)
+        if typical:
+            from ppdbench.decoding.typical import Typical
+
+            self.acceptance = Typical(typical)
+
+    def start(self, session: Session, opening: Opening) -> None:
+        self._state = opening.taps[self.heads.after][0, -1:]
+
+    def propose(self, session: Session, room: int) -> Draft:
+        logits = self._used.logits(self._state)[:, 0]
+        tokens = self.tree.fill(logits.topk(self.tree.top).indices)
+        return Draft.tree(tokens, self.tree.parents) if self.trees else Draft.chain(tokens)
+
+    def learn(self, session: Session, verified: Verified) -> None:
+        path = verified.outcome.path
+        row = 1 + path[-1] if path else 0
+        self._state = verified.taps[self.heads.after][0, row : row + 1]
+
+    def guesses(self, session: Session, prompt_ids: list[int], positions: Sequence[int]) -> Tensor:
+        """Logits [position, distance, vocab] of every head at some places of a text."""
+        session.reset(prompt_ids)
+        states: dict[int, Tensor] = {}
+        session.prefill(tap=states.__setitem__)
+        return self.heads.logits(states[self.heads.after][0, list(positions)]).transpose(0, 1)

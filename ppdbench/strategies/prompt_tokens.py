@@ -1,0 +1,117 @@
+"""Prompt tokens: trained rows behind every node of a tree guess what follows if it is kept.
+
+Hardware-aware parallel prompt decoding (Chen et al. 2024). One pass verifies the tree and makes
+the next guesses: a chain of prompt tokens is put behind the newest token and behind each node,
+and those of the last node that is accepted, i of them, fill the next tree, which reaches i
+tokens ahead. How many prompt tokens each node gets is part of the tree, and there is a tree for
+every i. The first pass of an output has nothing to verify yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppdbench.decoding.draft import Draft
+from ppdbench.strategies.base import Proposer, Setup, option, strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppdbench.decoding.chains import Pattern
+    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.engine.prompt_tokens import Prompts
+    from ppdbench.engine.session import Session
+    from ppdbench.engine.staged import StagedModel
+    from ppdbench.trees.dynamic import DynamicTree
+
+
+@strategy("prompt-tokens", trained=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokens:
+    """Trained rows behind every node of a tree guess the tokens that follow."""
+
+    addon: str = option(
+        "", "what `train prompt-tokens` wrote, or a PEFT adapter (the reference model's own)"
+    )
+    tree: str = option(
+        "", "tree file, dynamic or static (the add-on's tree.json, or a general one)"
+    )
+
+    def prepare(self, setup: Setup) -> Prompted:
+        """Load the prompt tokens and the tree that they fill."""
+        from ppdbench.engine.prompt_tokens import load_prompts
+        from ppdbench.trees.choice import check_top, choose_dynamic, fingerprint
+
+        prompts = load_prompts(self.addon, setup.target)
+        tree = choose_dynamic(self.tree, prompts.folder, prompts.chain.prompts, setup.capacity)
+        check_top("prompt-tokens", tree.top, setup.target.staged.vocab_size)
+        loaded = {"addon": prompts.fingerprint, "tree": fingerprint(tree)}
+        return Prompted(prompts, tree, setup.target.staged, loaded)
+
+
+class Prompted(Proposer):
+    """Guesses with the chain of the last node that was accepted."""
+
+    trees = True
+    _pattern: Pattern
+    _guesses: Tensor  # ids [distance, rank]
+
+    def __init__(
+        self, prompts: Prompts, tree: DynamicTree, model: StagedModel, loaded: dict[str, str]
+    ) -> None:
+        from ppdbench.decoding.chains import within_any_room
+
+        self.prompts, self.model, self.loaded = prompts, model, loaded
+        self.patterns = [within_any_room(state, prompts) for state in tree.states]
+        self._openings: dict[int, Pattern] = {}
+        self.rows = max(self._opening(1).rows, *(each[-1].rows for each in self.patterns))
+        self.top = tree.top
+        self.taps = tuple(range(model.n_layers, model.n_layers - prompts.exits, -1))
+
+    def start(self, session: Session, opening: Opening) -> None:
+        self._reach = 0
+
+    def propose(self, session: Session, room: int) -> Draft:
+        if not self._reach:
+            return self.behind(session.tokens[-1:])
+        by_depth = self.patterns[self._reach - 1]
+        self._pattern = by_depth[min(room, len(by_depth) - 1)]
+        tree, insertions = self._pattern.tree, (self._pattern.insertion,)
+        return Draft.tree(tree.fill(self._guesses), tree.parents, insertions=insertions)
+
+    def behind(self, known: Sequence[int]) -> Draft:
+        """All prompt tokens behind the last of some known tokens, the first of them the newest."""
+        self._pattern = self._opening(len(known))
+        return Draft.chain(known[1:], insertions=(self._pattern.insertion,))
+
+    def _opening(self, known: int) -> Pattern:
+        from ppdbench.decoding.chains import opening
+
+        if known not in self._openings:
+            self._openings[known] = opening(known, self.prompts)
+        return self._openings[known]
+
+    def learn(self, session: Session, verified: Verified) -> None:
+        if not verified.draft.insertions:  # the output has all its tokens
+            return
+        path = verified.outcome.path
+        first, self._reach = self._pattern.chains[1 + path[-1] if path else 0]
+        rows = slice(first, first + self.prompts.chain.rows(self._reach))
+        exits = [verified.inserted_taps[layer][0, rows] for layer in self.taps]
+        self._guesses = self.prompts.logits(self.model.adapter, exits).topk(self.top).indices
+
+    def guesses(self, session: Session, prompt_ids: list[int], positions: Sequence[int]) -> Tensor:
+        """Logits [position, distance, vocab] of a whole chain behind some places of a text."""
+        from torch import cat
+
+        from ppdbench.engine.prompt_tokens import guesses_behind
+
+        session.reset(prompt_ids)
+        session.prefill()
+        chain = self.prompts.chain
+        spare = self.rows - chain.prompts * chain.prefix
+        n = max(1, spare // chain.rows(chain.prompts))
+        parts = [positions[first : first + n] for first in range(0, len(positions), n)]
+        return cat([guesses_behind(self.prompts, session, part) for part in parts])
