@@ -86,14 +86,15 @@ def chosen_targets(kinds: Sequence[str], options: dict[str, Any]) -> tuple[Targe
     return tuple(Target(kind=kind, **drawing) for kind in kinds)
 
 
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """`1,3,5` to numbers, each once, smallest first."""
+def numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...]:
+    """`1,3,5` to numbers, each once, smallest first, unless they are to stay as given."""
     from ppdbench.errors import ConfigError
 
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        found = [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"{option} {text!r}: use numbers such as 1,3,5") from None
+    return tuple(found if as_given else sorted(set(found)))
 
 
 def run_folder(out: str | None, resume: bool, *parts: str) -> Path:

@@ -8,6 +8,7 @@ import click
 
 from ppdbench.cli.common import (
     check_exports,
+    check_pictures,
     chosen_data,
     chosen_targets,
     closing_notes,
@@ -33,12 +34,15 @@ if TYPE_CHECKING:
 @click.option("--method", default="greedy", show_default=True, help="See `list methods`.")
 @click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of the method.")
+@click.option("--timeline", metavar="FILE", help="Picture of what each unit of ppd did when.")
 @decoding_options
 @task_options
 @model_options
 @run_options
 @format_option
-def command(method: str, pairs: tuple[str, ...], form: str, **options: Any) -> int:
+def command(
+    method: str, pairs: tuple[str, ...], timeline: str | None, form: str, **options: Any
+) -> int:
     """One strategy on one task: tokens, time, acceptance, identity, quality.
 
     \b
@@ -47,14 +51,39 @@ def command(method: str, pairs: tuple[str, ...], form: str, **options: Any) -> i
     ppdbench decode --method greedy --model ./my-model --task gsm8k --data ./test.jsonl
     """
     from ppdbench.bench.runner import Choice
+    from ppdbench.errors import ConfigError
     from ppdbench.strategies.base import settings
 
+    if timeline is not None and method != "ppd":
+        raise ConfigError(f"--timeline is for --method ppd; {method} has no units")
+    check_pictures(timeline)
     choice = Choice(name=method, options=settings(pairs))
-    return decode(choice, form=form, **options)
+    return decode(choice, form=form, timeline=timeline, **options)
 
 
-def decode(*choices: Choice, form: str, kind: str = "decode", **options: Any) -> int:
-    """Run methods on tasks, print what they did and return the exit code."""
+def decode(*choices: Choice, **options: Any) -> int:
+    """Run methods on tasks, print what they did and return the exit code.
+
+    Of several processes that torchrun started the first does all this, and the others are its
+    compute units.
+    """
+    from ppdbench.errors import ConfigError
+    from ppdbench.pipeline import ranks
+
+    if ranks.rank() > 0:
+        ranks.serve()
+        return 0
+    with ranks.led():
+        if ranks.world() > 1 and not any(choice.name == "ppd" for choice in choices):
+            raise ConfigError(
+                "torchrun starts the units of --method ppd; start other methods without it"
+            )
+        return _decode(*choices, **options)
+
+
+def _decode(
+    *choices: Choice, form: str, kind: str = "decode", timeline: str | None = None, **options: Any
+) -> int:
     from ppdbench.bench.environment import set_threads
     from ppdbench.bench.runner import DecodeConfig, run_decode
     from ppdbench.bench.summary import overall, summarize
@@ -88,9 +117,23 @@ def decode(*choices: Choice, form: str, kind: str = "decode", **options: Any) ->
     emit(every if form == "csv" else sheets, content, form)
     for path in exports:
         write(path, every if path.endswith(".csv") else sheets, content)
+    if timeline is not None:
+        _draw_timeline(run, timeline)
     _unscored_note(run)
     closing_notes(run, asked)
     return _verdict(run, summaries)
+
+
+def _draw_timeline(run: Finished, path: str) -> None:
+    from ppdbench.report.plots import save
+    from ppdbench.report.timeline import timeline
+
+    events: list[Any] = next((s["events"] for s in run.samples if s.get("events")), [])
+    facts = next(iter(run.header["facts"].values()))
+    model = run.header["model"]
+    words = f"{facts['form']}, k = {facts['k']}, exit after {facts['exit_after']} layers"
+    save(timeline(events, f"ppd ({words}) on {model['name']}, {model['dtype']}"), path)
+    notice(f"picture: {path}")
 
 
 def _verdict(run: Finished, summaries: list[dict[str, Any]]) -> int:

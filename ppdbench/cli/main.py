@@ -15,13 +15,15 @@ from ppdbench.errors import PpdbenchError, UnknownName
 
 # Imported when named, so that --help does not wait for torch.
 COMMANDS = {
-    "probe": "Per-layer match rates against the final layer.",
+    "probe": "Per-layer match rates against the final layer; draft accuracy.",
     "decode": "One decoding strategy on one task.",
     "bench": "Several strategies on several tasks, side by side.",
-    "train": "Heads for exit layers, and the LayerSkip recipe.",
+    "train": "Heads and other parts beside a model; the LayerSkip recipe.",
     "skips": "Which blocks draft-verify should skip with a model.",
     "datastore": "The text that --method rest looks things up in.",
+    "tree": "Sparse trees of guesses: build one for this machine, or show one.",
     "theory": "Latency and compute that match rates promise.",
+    "table": "A paper's table with measured numbers beside the printed ones.",
     "list": "What there is: methods, tasks, models, tables.",
     "env": "This machine, and how fast the baseline runs on it.",
 }

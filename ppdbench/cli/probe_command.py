@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ppdbench.cli.common import (
     check_pictures,
@@ -30,7 +31,37 @@ if TYPE_CHECKING:
     from ppdbench.probe.summary import Rate
 
 
+WHATS = ("matches", "drafts", "similarity")
+# What not every kind of probe understands.
+ONLY = {
+    "matches": (
+        *("layers", "ks", "targets", "top_k", "top_p", "temperature", "bucket", "head"),
+        *("stop_at_eos", "batch_size", "show_example", "heatmap"),
+    ),
+    "drafts": ("methods", "calibration"),
+    "similarity": ("methods",),
+}
+
+
 @click.command("probe")
+@click.option(
+    "--what",
+    type=click.Choice(WHATS),
+    default="matches",
+    show_default=True,
+    help="matches of layers with the final token; drafts: guesses of trained methods; similarity: "
+    "of hidden-transfer's pseudo states with true ones.",
+)
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="With --what drafts or similarity: whose guesses; may be repeated.",
+)
+@click.option(
+    "--calibration", metavar="FILE", help="With --what drafts: what `tree build` grows trees from."
+)
 @click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
 @click.option("--layers", help="Layers run: all (default), 4,8,12 or 2-6.")
 @click.option("-k", "--k", "ks", default="1,3,5", show_default=True, help="Candidates, as 1,3,5.")
@@ -55,16 +86,19 @@ if TYPE_CHECKING:
 @click.option(
     "--show-example", type=int, metavar="N", help="Draw layers x tokens of example N, from 0."
 )
-@click.option("--plot", metavar="FILE", help="Write the match-rate curves as .png, .svg or .pdf.")
+@click.option("--plot", metavar="FILE", help="Write the curves as .png, .svg or .pdf.")
 @click.option("--heatmap", metavar="FILE", help="Write layers x positions, for the smallest k.")
 @task_options
 @model_options
 @run_options
 @format_option
-def command(
-    tasks: tuple[str, ...], form: str, plot: str | None, heatmap: str | None, **options: Any
-) -> int:
+@click.pass_context
+def command(ctx: click.Context, /, what: str, **options: Any) -> int:
     """How often each layer's top k already holds the final token.
+
+    With --what drafts: how often the guesses of methods trained to guess ahead hold the token
+    that the model comes to by itself, by distance. With --what similarity: how close the pseudo
+    states of hidden-transfer are to those that the true tokens have, layer by layer.
 
     \b
     ppdbench probe --task gsm8k --limit 8
@@ -72,7 +106,39 @@ def command(
     ppdbench probe --model ./my-model --task xsum --data ./xsum.jsonl
     ppdbench probe --task gsm8k --limit 2 --show-example 0
     ppdbench probe --task squad --target greedy --target top-p --format csv
+    ppdbench probe --what drafts --method medusa --task gsm8k --calibration ./medusa.json
+    ppdbench probe --what similarity --method hidden-transfer --task gsm8k --plot ./similar.png
     """
+    _check_asked(ctx, what)
+    for name in {name for names in ONLY.values() for name in names}.difference(ONLY[what]):
+        options.pop(name)
+    if what == "similarity":
+        from ppdbench.cli.similarity_probe import probe_similarity
+
+        return probe_similarity(**options)
+    if what == "drafts":
+        from ppdbench.cli.drafts_probe import probe_drafts
+
+        return probe_drafts(**options)
+    return _probe_matches(**options)
+
+
+def _check_asked(ctx: click.Context, what: str) -> None:
+    """Refuse options of other kinds of probe."""
+    from ppdbench.errors import ConfigError
+
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        kinds = [kind for kind in WHATS if name in ONLY[kind]]
+        if given and kinds and what not in kinds:
+            named = " or ".join(kinds)
+            raise ConfigError(f"{parameter.opts[-1]} goes with --what {named}, not {what}")
+
+
+def _probe_matches(
+    tasks: tuple[str, ...], form: str, plot: str | None, heatmap: str | None, **options: Any
+) -> int:
     from ppdbench.bench.environment import set_threads
     from ppdbench.engine.quiet import quiet
     from ppdbench.probe import summary

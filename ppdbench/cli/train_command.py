@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ training_options = stack(
         required=True,
         help="File, folder of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]]; may be repeated.",
     ),
-    click.option("--held-out", multiple=True, help="Text to measure every exit on afterwards."),
+    click.option("--held-out", multiple=True, help="Text to measure the result on."),
     click.option(
         "--split-by", default="blank-line", show_default=True, help="Documents: blank-line or file."
     ),
@@ -55,6 +55,9 @@ training_options = stack(
 )
 
 
+save_dtype_option = click.option("--save-dtype", help="Type of the saved weights (the model's).")
+
+
 @click.group("train")
 def command() -> None:
     """Train what the papers learn.
@@ -62,6 +65,10 @@ def command() -> None:
     \b
     ppdbench train heads --model ./my-model --text ./corpus.txt --out ./heads --steps 100
     ppdbench train layerskip --model ./my-model --text ./corpus.txt --out ./skipping --steps 100
+    ppdbench train medusa --model ./my-model --text ./corpus.txt --out ./medusa --steps 100
+    ppdbench train hidden-transfer --model ./my-model --text ./corpus.txt --out ./ht --steps 100
+    ppdbench train prompt-tokens --model ./my-model --text ./corpus.txt --out ./prompts --steps 100
+    ppdbench train eagle --model ./my-model --text ./corpus.txt --out ./eagle --steps 100
     """
 
 
@@ -92,6 +99,237 @@ def heads_command(layers: str | None, loss: str, rank: int | None, **options: An
     if dry:
         return _print_plan(training)
     return _carry_out(training, resume, lambda trained: trained.save(job.out))
+
+
+@command.command("medusa")
+@click.option("--heads", type=int, default=5, show_default=True, help="Tokens guessed ahead.")
+@click.option("--layers", type=int, default=1, show_default=True, help="Residual blocks per head.")
+@click.option(
+    "--after",
+    type=int,
+    default=0,
+    help="Layers run before the state that heads read (all); fewer: early exits, to compare with.",
+)
+@click.option(
+    "--rank",
+    type=int,
+    help="Low-rank change of the model's head instead of a matrix per head; 0: that head as it is.",
+)
+@click.option("--loss", default="kl", show_default=True, help="kl: the model itself; ce: the text.")
+@click.option(
+    "--decay", type=float, default=0.8, show_default=True, help="Of the weight, head by head."
+)
+@save_dtype_option
+@training_options
+@model_options
+def medusa_command(
+    heads: int,
+    layers: int,
+    after: int,
+    rank: int | None,
+    loss: str,
+    decay: float,
+    save_dtype: str | None,
+    **options: Any,
+) -> int:
+    """Heads that guess the tokens after the next one, everything else frozen.
+
+    Afterwards the guesses are measured on --held-out text, by distance.
+
+    \b
+    ppdbench train medusa --model ./my-model --text ./corpus.txt --out ./medusa --steps 100
+    ppdbench train medusa --text ./corpus.txt --out ./medusa --heads 4 --rank 32 --dry-run
+    """
+    from ppdbench.training import run
+    from ppdbench.training.medusa import MedusaPlan
+
+    dtype = None if save_dtype is None else run.saved_dtype(save_dtype)
+    plan = MedusaPlan(heads=heads, layers=layers, after=after, rank=rank, loss=loss, decay=decay)
+    job, resume, dry = _job(options, learning_rate=1e-3)
+    asked = options["model"]
+    training = run.medusa(model_spec(options), plan, job)
+    stand_in_note(asked)
+    if dry:
+        return _print_plan(training)
+    return _carry_out(
+        training, resume, lambda trained: trained.save(job.out, training.tokenizer, dtype)
+    )
+
+
+@command.command("eagle")
+@click.option(
+    "--version", type=int, default=3, show_default=True, help="1 (also for EAGLE-2's trees) or 3."
+)
+@click.option(
+    "--passes", type=int, help="How far it reads its own guesses in training (1: 1, 3: 5)."
+)
+@click.option(
+    "--draft-vocab",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Version 3: a head over so many of the commonest tokens; 0: the model's head.",
+)
+@click.option(
+    "--rank",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Version 3: low-rank change of the model's head; 0: that head as it is.",
+)
+@click.option("--ffn", type=int, default=0, show_default=True, help="Width of its MLP; 0: as wide.")
+@click.option(
+    "--loss",
+    default="kl",
+    show_default=True,
+    help="kl: the model's own distribution; ce: its likeliest token.",
+)
+@click.option(
+    "--decay", type=float, default=0.8, show_default=True, help="Of the weight, pass by pass."
+)
+@click.option("--noise", type=float, help="Half the width of the noise on features (1: 0.1, 3: 0).")
+@save_dtype_option
+@training_options
+@model_options
+def eagle_command(save_dtype: str | None, **options: Any) -> int:
+    """A network of one layer that continues the model's features, everything else frozen.
+
+    Afterwards its guesses are measured on --held-out text, by distance.
+
+    \b
+    ppdbench train eagle --model ./my-model --text ./corpus.txt --out ./eagle --steps 100
+    ppdbench train eagle --text ./corpus.txt --out ./eagle --version 1 --ffn 512 --dry-run
+    """
+    from ppdbench.training import run
+    from ppdbench.training.eagle import EaglePlan
+
+    dtype = None if save_dtype is None else run.saved_dtype(save_dtype)
+    plan = EaglePlan(**{f.name: options.pop(f.name) for f in fields(EaglePlan)})
+    job, resume, dry = _job(options, learning_rate=3e-5)
+    asked = options["model"]
+    training = run.eagle(model_spec(options), plan, job)
+    stand_in_note(asked)
+    if dry:
+        return _print_plan(training)
+    return _carry_out(
+        training, resume, lambda trained: trained.save(job.out, training.tokenizer, dtype)
+    )
+
+
+@command.command("hidden-transfer")
+@click.option("--layers", help="Layers run before each step: 4,5,6 (about 1/2, 5/8 and 3/4).")
+@click.option(
+    "--compare", metavar="LAYERS", help="Train the step after these once after each layer: 3,4,5."
+)
+@click.option(
+    "--mask",
+    default="teacher-forced",
+    show_default=True,
+    help="What a pseudo state sees of what lies between: teacher-forced, chained or masked.",
+)
+@click.option("--loss", default="kl", show_default=True, help="kl or reverse-kl: the model itself.")
+@save_dtype_option
+@training_options
+@model_options
+def hidden_transfer_command(
+    layers: str | None, compare: str | None, save_dtype: str | None, **options: Any
+) -> int:
+    """Matrices that put states of tokens ahead, everything else frozen.
+
+    They are trained one after another, each for --steps or --epochs. Afterwards the guesses are
+    measured on --held-out text, by distance. With --compare each candidate is written to a folder
+    layer-N in --out, to be measured like any other.
+
+    \b
+    ppdbench train hidden-transfer --model ./my-model --text ./corpus.txt --out ./ht --steps 100
+    ppdbench train hidden-transfer --text ./corpus.txt --out ./first --compare 2,3,4,5,6
+    ppdbench train hidden-transfer --text ./corpus.txt --out ./second --layers 4 --compare 4,5,6
+    """
+    from ppdbench.training import run
+    from ppdbench.training.hidden_transfer import TransferPlan
+
+    dtype = None if save_dtype is None else run.saved_dtype(save_dtype)
+    plan = TransferPlan(
+        layers=numbers("--layers", layers, as_given=True) if layers else (),
+        compare=numbers("--compare", compare, as_given=True) if compare else (),
+        mask=options.pop("mask"),
+        loss=options.pop("loss"),
+    )
+    job, resume, dry = _job(options, learning_rate=1e-3)
+    asked = options["model"]
+    training = run.hidden_transfer(model_spec(options), plan, job)
+    stand_in_note(asked)
+    if dry:
+        return _print_plan(training)
+    return _carry_out(
+        training, resume, lambda trained: trained.save(job.out, training.tokenizer, dtype)
+    )
+
+
+# What the paper trains prompt tokens with.
+PROMPT_DEFAULTS = {"batch_size": 4, "sequence": 1024, "warmup_ratio": 0.0}
+
+
+@command.command("prompt-tokens", context_settings={"default_map": PROMPT_DEFAULTS})
+@click.option("--prompts", type=int, default=3, show_default=True, help="Tokens guessed ahead.")
+@click.option("--epts", type=int, default=1, show_default=True, help="Embeddings per prompt token.")
+@click.option(
+    "--mask",
+    default="ensemble",
+    show_default=True,
+    help="What an embedding sees of the others: ensemble, decoder or encoder.",
+)
+@click.option(
+    "--aggregation", default="mean", show_default=True, help="Of an ensemble: mean or learned."
+)
+@click.option("--exits", type=int, default=1, show_default=True, help="Last layers averaged.")
+@click.option(
+    "--prefix", type=int, default=0, show_default=True, help="Trained keys per prompt token."
+)
+@click.option("--custom-head", is_flag=True, help="A head of their own too; see --start.")
+@click.option(
+    "--rank", type=int, default=0, show_default=True, help="Of that head; 0: a whole matrix."
+)
+@click.option(
+    "--loss", default="kl", show_default=True, help="kl or reverse-kl: the model; ce: the text."
+)
+@click.option(
+    "--decay", type=float, default=0.8, show_default=True, help="Of the weight, token by token."
+)
+@click.option(
+    "--insertions", type=int, default=16, show_default=True, help="Places per sequence and step."
+)
+@click.option(
+    "--start", metavar="DIR", help="Go on from these; with --custom-head the second stage."
+)
+@save_dtype_option
+@training_options
+@model_options
+def prompt_tokens_command(start: str | None, save_dtype: str | None, **options: Any) -> int:
+    """Rows that guess what follows a token, everything else frozen.
+
+    Defaults are those of the paper on parallel prompt decoding. Afterwards the guesses are
+    measured on --held-out text, by distance.
+
+    \b
+    ppdbench train prompt-tokens --model ./my-model --text ./corpus.txt --out ./prompts --steps 100
+    ppdbench train prompt-tokens --text ./corpus.txt --out ./eight --epts 8 --mask decoder
+    ppdbench train prompt-tokens --text ./corpus.txt --out ./second --start ./prompts --custom-head
+    """
+    from ppdbench.training import run
+    from ppdbench.training.prompt_tokens import PromptPlan
+
+    dtype = None if save_dtype is None else run.saved_dtype(save_dtype)
+    plan = PromptPlan(**{field.name: options.pop(field.name) for field in fields(PromptPlan)})
+    job, resume, dry = _job(options, learning_rate=1e-2)
+    asked = options["model"]
+    training = run.prompt_tokens(model_spec(options), plan, job, start)
+    stand_in_note(asked)
+    if dry:
+        return _print_plan(training)
+    return _carry_out(
+        training, resume, lambda trained: trained.save(job.out, training.tokenizer, dtype)
+    )
 
 
 @command.command("layerskip")
@@ -126,7 +364,7 @@ def layerskip_command(
     """
     from ppdbench.training import run
 
-    run.check_save_dtype(save_dtype)
+    dtype = run.saved_dtype(save_dtype)
     recipe, rate = _recipe(preset, scratch=shape is not None, options=options)
     tasks, data, limit = (options.pop(name) for name in ("tasks", "data", "limit"))
     job, resume, dry = _job(options, learning_rate=rate)
@@ -146,7 +384,7 @@ def layerskip_command(
     _carry_out(
         training,
         resume,
-        lambda trained: run.save_model(trained, training.tokenizer, job.out, save_dtype),
+        lambda trained: run.save_model(trained, training.tokenizer, job.out, dtype),
     )
     if tasks and training.is_main:
         _score_exits(job.out, tasks, data, limit, options["device"])
@@ -268,7 +506,7 @@ def _carry_out(training: Training, resume: bool, save: Callable[[Any], None]) ->
     save_picture(training_curves(lines), out / "loss.png")
     if quality:
         (out / "quality.json").write_text(
-            json.dumps([asdict(exit_) for exit_ in quality], indent=2) + "\n", "utf-8"
+            json.dumps([asdict(measured) for measured in quality], indent=2) + "\n", "utf-8"
         )
         emit([quality_sheet(quality)], None, "table")
     notice(f"picture: {out / 'loss.png'}")

@@ -111,7 +111,7 @@ class Prober:
     def early_logits(self, layer: int, normed: Tensor, trained: bool) -> Tensor:
         """Logits after `layer` layers, through the model's head or the layer's trained one."""
         if trained:
-            return self.heads[layer].logits(self.loaded, normed)
+            return self.heads[layer].logits(self.model.adapter, normed)
         return self.model.adapter.readout(normed)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.stats import FEW, FEW_EXAMPLES
+from ppdbench.report import pipeline_tables
 from ppdbench.report.export import Sheet
 
 Summary = Mapping[str, Any]
@@ -17,6 +18,7 @@ def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
     return [
         _speed(summaries),
         _identity(summaries),
+        *pipeline_tables.sheets(summaries),
         *([quality(summaries)] if _scored(summaries) else []),
     ]
 
@@ -27,7 +29,11 @@ def contest(summaries: Sequence[Summary], overall: Sequence[Summary]) -> list[Sh
     tables = [_side_by_side([s for s in summaries if s["task"] == task]) for task in tasks]
     if len(tasks) > 1:
         tables.append(_side_by_side(overall))
-    return [*tables, *([quality(summaries)] if _scored(summaries) else [])]
+    return [
+        *tables,
+        *pipeline_tables.sheets(summaries),
+        *([quality(summaries)] if _scored(summaries) else []),
+    ]
 
 
 def speedup_cells(summary: Summary) -> tuple[str, str]:
@@ -161,11 +167,15 @@ def quality(summaries: Sequence[Summary]) -> Sheet:
 
 def long(summaries: Sequence[Summary]) -> Sheet:
     """Every figure, one task and method per row, for other programs."""
-    names = tuple(name for name in summaries[0] if name not in ("options", "quality"))
+    # Some methods have figures that others lack, and what is no single figure has no column.
+    every = dict.fromkeys(name for s in summaries for name in s)
+    compound = {n for s in summaries for n, v in s.items() if isinstance(v, list | dict)}
+    names = tuple(name for name in every if name not in compound | {"quality"})
     return Sheet(
         "decoding",
         names,
         tuple(
-            tuple(str(v) if isinstance(v := s[n], bool) else v for n in names) for s in summaries
+            tuple(str(v) if isinstance(v := s.get(n), bool) else v for n in names)
+            for s in summaries
         ),
     )

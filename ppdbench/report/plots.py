@@ -261,6 +261,52 @@ def _curve(axes: Axes, rows: Sequence[Row], colour: str, dashed: bool) -> None:
 
 
 @quiet_style()
+def draft_accuracies(rows: Sequence[Row]) -> Figure:
+    """Accuracy of the first k guesses: a panel for each task and distance, a line per method."""
+    panels = _split(rows, ("task", "distance"))
+    several = len({task for task, _ in panels}) > 1
+    columns = len({distance for _, distance in panels})
+    colours = dict(zip(dict.fromkeys(row["method"] for row in rows), cycle(PALETTE)))
+    picture, all_axes = _small_multiples(len(panels), 2.6, 2.5, columns)
+    for axes, ((task, distance), panel) in zip(all_axes, panels.items(), strict=True):
+        for (method,), curve in _split(panel, ("method",)).items():
+            ks, accuracy = [row["k"] for row in curve], [row["accuracy"] for row in curve]
+            low, high = [row["low"] for row in curve], [row["high"] for row in curve]
+            axes.plot(ks, accuracy, color=colours[method], marker="o", markersize=3.5)
+            axes.fill_between(ks, low, high, color=colours[method], alpha=0.15, linewidth=0)
+        title = f"{task}, distance {distance}" if several else f"distance {distance}"
+        axes.set_title(_title(title, 2.3))
+        axes.set_ylim(-0.02, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    picture.supxlabel("guesses k", fontsize=9)
+    picture.supylabel("the model's token among the first k", fontsize=9)
+    handles: list[Any] = [Line2D([], [], color=c, label=plain(m)) for m, c in colours.items()]
+    handles.append(Patch(facecolor=INK, alpha=0.15, label="95% interval"))
+    picture.legend(handles=handles, loc="outside right center")
+    return picture
+
+
+@quiet_style()
+def similarities(rows: Sequence[Row]) -> Figure:
+    """Similarity by layer: a panel for each task and method, a line for each step."""
+    panels = _panels(rows, ("task", "method"), always=1)
+    colours = dict(zip(sorted({row["step"] for row in rows}), cycle(PALETTE)))
+    picture, all_axes = _small_multiples(len(panels), width=3.4, height=2.9)
+    for axes, (title, panel) in zip(all_axes, panels.items(), strict=True):
+        for (step,), curve in _split(panel, ("step",)).items():
+            layers, means = [row["layer"] for row in curve], [row["similarity"] for row in curve]
+            axes.plot(layers, means, color=colours[step], marker="o", markersize=3.5)
+        axes.set_title(_title(title, 3.0))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    picture.supxlabel("layers run", fontsize=9)
+    picture.supylabel("cosine of pseudo and true state", fontsize=9)
+    handles = [Line2D([], [], color=c, label=f"step {step}") for step, c in colours.items()]
+    picture.legend(handles=handles, loc="outside right center")
+    return picture
+
+
+@quiet_style()
 def bucket_heatmap(rows: Sequence[Row], k: int) -> Figure:
     """Match rate by layer and token position: a panel for each task."""
     rows = [row for row in rows if row["k"] == k and row["bucket"] != "total"]
@@ -308,7 +354,9 @@ def training_curves(lines: Sequence[Row]) -> Figure:
         raise DataError("no steps to draw")
     picture = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = picture.subplots()
-    names = [name for name in lines[-1] if name not in NO_LOSSES]
+    # What is trained in phases has losses that other phases do not have.
+    logged = dict.fromkeys(name for line in lines for name in line)
+    names = [name for name in logged if name not in NO_LOSSES]
     for name, colour in zip(names, cycle(PALETTE)):
         points = [(line["tokens"], line[name]) for line in lines if name in line]
         xs, ys = zip(*points, strict=True)

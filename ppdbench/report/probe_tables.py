@@ -67,7 +67,10 @@ def pooled(header: Mapping[str, Any], rates: Sequence[Rate], n_examples: int) ->
     return Sheet(
         f"Match rate in %, {label(header)}",
         head,
-        tuple((*names, *(_with_interval(cells[k]) for k in ks)) for names, cells in rows.items()),
+        tuple(
+            (*names, *(with_interval(of[k].match_rate, of[k].low, of[k].high) for k in ks))
+            for names, of in rows.items()
+        ),
         notes=(
             "Share of positions whose final token is among the layer's top k.",
             f"±, < and >: {INTERVAL}.",
@@ -77,13 +80,13 @@ def pooled(header: Mapping[str, Any], rates: Sequence[Rate], n_examples: int) ->
     )
 
 
-def _with_interval(rate: Rate) -> str:
-    if rate.match_rate == 1:
-        return f"100.00 >{100 * rate.low:.1f}"
-    if rate.match_rate == 0:
-        return f"0.00 <{100 * rate.high:.1f}"
-    half = (rate.high - rate.low) / 2
-    return f"{100 * rate.match_rate:.2f} ±{100 * half:.1f}"
+def with_interval(rate: float, low: float, high: float) -> str:
+    """A share in per cent, as it reads in a table."""
+    if rate == 1:
+        return f"100.00 >{100 * low:.1f}"
+    if rate == 0:
+        return f"0.00 <{100 * high:.1f}"
+    return f"{100 * rate:.2f} ±{100 * (high - low) / 2:.1f}"
 
 
 def by_position(rates: Sequence[Rate], n_layers: int, task: str, target: str) -> Sheet:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ppdbench.report.export import Sheet
 
 if TYPE_CHECKING:
-    from ppdbench.training.evaluate import ExitQuality
+    from ppdbench.training.evaluate import ExitQuality, Quality
     from ppdbench.training.run import Plan
 
 
@@ -28,7 +28,33 @@ def plan_sheet(plan: Plan) -> Sheet:
     return Sheet("Training plan", ("what", "value"), rows)
 
 
-def quality_sheet(quality: Sequence[ExitQuality]) -> Sheet:
+def quality_sheet(quality: Sequence[Quality]) -> Sheet:
+    """What was trained, on held-out text: by layer, or by distance for what drafts."""
+    from ppdbench.training.evaluate import ExitQuality
+
+    exits = [q for q in quality if isinstance(q, ExitQuality)]
+    return _exits(exits) if exits else _distances(quality)
+
+
+def _distances(quality: Sequence[Quality]) -> Sheet:
+    from ppdbench.training.evaluate import CandidateQuality
+
+    compared = isinstance(quality[0], CandidateQuality)
+    shares = ("top1", "top3", "top5", "top10")
+    names = (*(("layer",) if compared else ()), "distance", "loss", *shares)
+    return Sheet(
+        "Held-out text, tokens guessed ahead",
+        names,
+        tuple(tuple(getattr(q, name) for name in names) for q in quality),
+        notes=(
+            "distance 1: the token after the model's own next one; loss: KL from the model's.",
+            "top1 ...: how often the model's likeliest token there is among so many guesses.",
+        ),
+        percent=frozenset(shares),
+    )
+
+
+def _exits(quality: Sequence[ExitQuality]) -> Sheet:
     """Held-out loss, perplexity and accuracy of every exit."""
     rows = tuple((q.head, q.layer, q.loss, q.perplexity, q.accuracy) for q in quality)
     return Sheet(

@@ -1,10 +1,13 @@
-"""How well every exit reads: loss and perplexity by layer on text that was not trained on."""
+"""What training was worth, on text that was not trained on.
+
+How well every exit reads, by layer; how well drafted tokens are guessed, by distance.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ppdbench.training.layers import TrainedLayers, cross_entropy
+from ppdbench.probe.match import ranks_of
+from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -30,6 +34,37 @@ class ExitQuality:
     loss: float
     perplexity: float
     accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceQuality:
+    """Guesses at one distance: 1 is the token after the model's own next token.
+
+    `top1` ... `top10` are shares of positions where the token that the model itself finds most
+    likely there, given the text up to it, is among so many guesses.
+    """
+
+    distance: int
+    loss: float
+    top1: float
+    top3: float
+    top5: float
+    top10: float
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateQuality(DistanceQuality):
+    """The same for one of several candidates, which differ by the layer that they read."""
+
+    layer: int
+
+
+Quality = ExitQuality | DistanceQuality
+TOPS = (1, 3, 5, 10)
+
+# Guesses for blocks [batch, sequence + 1], by distance: logits [n, vocab] and, in the same
+# order, the model's own logits at the tokens that they guess.
+Guesses = Callable[[torch.Tensor], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 
 
 @torch.no_grad()
@@ -50,11 +85,9 @@ def by_layer(
     if not count:
         return []
     layers = TrainedLayers(model.eval(), sequence)
-    rows = torch.from_numpy(np.asarray(ids[: count * length]).astype(np.int64)).view(count, length)
     sums: dict[tuple[str, int], float] = defaultdict(float)
     hits: dict[tuple[str, int], int] = defaultdict(int)
-    for part in torch.split(rows, batch):
-        part = part.to(layers.adapter.device)
+    for part in consecutive(ids, length, batch, layers.adapter.device):
         step = layers.step(sequence)
         hidden = layers.embed(part[:, :-1], step)
         for index in range(layers.n_layers):
@@ -77,3 +110,38 @@ def by_layer(
         )
         for (head, layer), loss in sorted(sums.items())
     ]
+
+
+@torch.no_grad()
+def by_distance(
+    guesses: Guesses,
+    ids: npt.NDArray[Any],
+    sequence: int,
+    device: torch.device,
+    *,
+    batch: int = 8,
+) -> list[DistanceQuality]:
+    """Guesses at every distance against the model's own choices, over blocks of `ids`."""
+    loss: dict[int, float] = defaultdict(float)
+    hits: dict[int, Counter[int]] = defaultdict(Counter)
+    seen: Counter[int] = Counter()
+    for part in consecutive(ids, sequence + 1, batch, device):
+        for distance, (logits, own) in enumerate(guesses(part), start=1):
+            rank = ranks_of(logits, own.argmax(-1))
+            loss[distance] += float(divergence(logits, own)) * len(logits)
+            hits[distance].update({k: int((rank < k).sum()) for k in TOPS})
+            seen[distance] += len(logits)
+    return [
+        DistanceQuality(d, loss[d] / n, *(hits[d][k] / n for k in TOPS))
+        for d, n in sorted(seen.items())
+    ]
+
+
+def consecutive(
+    ids: npt.NDArray[Any], length: int, batch: int, device: torch.device
+) -> Iterator[torch.Tensor]:
+    """Batches of blocks [batch, length] one after another; what is left at the end is not used."""
+    count = len(ids) // length
+    rows = torch.from_numpy(np.asarray(ids[: count * length]).astype(np.int64)).view(count, length)
+    for part in torch.split(rows, batch):
+        yield part.to(device)

@@ -6,33 +6,35 @@ before it stays as it is. All layers are trained in one pass over the data.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import kl_div, linear, log_softmax
+from torch.nn.functional import linear
 
-from ppdbench.engine.heads import FORMAT, HEADER, TENSORS, VERSION
-from ppdbench.engine.loading import weight_fingerprint
+from ppdbench.engine.addons import save_addon
+from ppdbench.engine.heads import LAYOUT, METHOD
 from ppdbench.errors import ConfigError
-from ppdbench.training.layers import TrainedLayers, cross_entropy
+from ppdbench.training.evaluate import ExitQuality, by_layer
+from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
+from ppdbench.training.objective import Objective
 
 LOSSES = ("ce", "kl")
 
 
 class TrainableHead(nn.Module):
-    """The model's own head, or, with a rank, that head and a low-rank change of it."""
+    """The model's own head, or, with a rank, that head and a low-rank change of it (0: none)."""
 
     def __init__(self, own: Tensor, rank: int | None) -> None:
         super().__init__()
         self.rank = rank
         if rank is None:
             self.weight = nn.Parameter(own.detach().clone().float())
-        else:
+        elif rank:
             # The change starts at zero and its first half at random, as low-rank changes do.
             vocab, width = own.shape
             self.down = nn.Parameter(torch.randn(rank, width, device=own.device) * width**-0.5)
@@ -42,11 +44,13 @@ class TrainableHead(nn.Module):
         """Logits of normed hidden states; `own` is the model's head."""
         if self.rank is None:
             return linear(normed, self.weight.to(normed.dtype))
+        if not self.rank:
+            return linear(normed, own)
         change = linear(linear(normed, self.down.to(normed.dtype)), self.up.to(normed.dtype))
         return linear(normed, own) + change
 
 
-class HeadsObjective(nn.Module):
+class HeadsObjective(Objective):
     """The sum over exit layers of each head's loss."""
 
     def __init__(
@@ -95,9 +99,7 @@ class HeadsObjective(nn.Module):
     def _one(self, logits: Tensor, final: Tensor, targets: Tensor) -> Tensor:
         if self.loss == "ce":
             return cross_entropy(logits, targets)
-        ours = log_softmax(logits.float().flatten(0, 1), -1)
-        theirs = log_softmax(final.float().flatten(0, 1), -1)
-        return kl_div(ours, theirs, reduction="batchmean", log_target=True)
+        return divergence(logits, final)
 
     @torch.no_grad()
     def _frozen_states(self, inputs: Tensor) -> tuple[dict[int, Tensor], Tensor]:
@@ -121,26 +123,20 @@ class HeadsObjective(nn.Module):
     def _read(self, head: nn.Module, normed: Tensor) -> Tensor:
         return self._frozen[0].adapter.cap(head(normed, self._own()))
 
+    def quality(self, ids: npt.NDArray[Any], sequence: int) -> list[ExitQuality]:
+        """Every exit, through the model's own head and its trained one."""
+        return by_layer(self._frozen[0].model, ids, sequence, heads=self.readers())
+
     def save(self, folder: Path) -> None:
         """Write what `probe --head` reads."""
-        from safetensors.torch import save_file
-
-        model = self._frozen[0].model
         tensors = {
-            f"layer.{name}.{part}": tensor.detach().to(self._own().dtype).cpu().contiguous()
+            f"layer.{name}.{part}": tensor.detach().to(self._own().dtype)
             for name, head in self.heads.items()
             for part, tensor in head.named_parameters()
         }
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "method": "heads",
-            "model": weight_fingerprint(model),
-            "vocab_size": int(model.config.vocab_size),
-            "hidden_size": int(model.config.hidden_size),
+        options = {
             "layers": [int(name) for name in self.heads],
             "rank": self.rank,
             "loss": self.loss,
         }
-        save_file(tensors, folder / TENSORS)
-        (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
+        save_addon(folder, METHOD, self._frozen[0].model, None, tensors, options, LAYOUT)

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
 
 from ppdbench.engine import attention
 from ppdbench.engine.adapters import Adapter, adapter_for
+from ppdbench.engine.cache import Rows
 from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.staged import Tap
 from ppdbench.errors import ConfigError
 
 
@@ -46,16 +49,33 @@ class TrainedLayers:
         """Tokens [batch, sequence] to what layer 0 takes."""
         return self.adapter.embed(tokens, step)
 
-    def layer(self, index: int, hidden: Tensor, step: Step, kept: Tensor | None = None) -> Tensor:
+    def layer(
+        self,
+        index: int,
+        hidden: Tensor,
+        step: Step,
+        kept: Tensor | None = None,
+        cache: Rows | None = None,
+    ) -> Tensor:
         """Layer `index`; with `kept` only those samples pass it, the others go around it."""
         mask = step.mask(self.adapter.windows[index])
         rotary = self.adapter.rotary(step, self._kinds[index])
         if kept is None:
-            return self.adapter.call_layer(index, hidden, mask, rotary, None)
+            return self.adapter.call_layer(index, hidden, mask, rotary, cache)
         if not kept.numel():
             return hidden
         passed = self.adapter.call_layer(index, hidden[kept], mask, rotary, None)
         return hidden.index_copy(0, kept, passed.to(hidden.dtype))
+
+    def last(self, tokens: Tensor, cache: Rows | None = None, tap: Tap | None = None) -> Tensor:
+        """Tokens [batch, sequence] through all layers; `tap` is handed what each one gives."""
+        step = self.step(tokens.shape[1])
+        hidden = self.embed(tokens, step)
+        for index in range(self.n_layers):
+            hidden = self.layer(index, hidden, step, cache=cache)
+            if tap is not None:
+                tap(index + 1, hidden)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head after any layer."""
@@ -72,3 +92,10 @@ class TrainedLayers:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean over tokens; logits [batch, sequence, vocab], targets [batch, sequence]."""
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def divergence(logits: Tensor, own: Tensor) -> Tensor:
+    """KL from the model's `own` distribution, mean over rows; both [..., vocab]."""
+    ours = log_softmax(logits.float().flatten(0, -2), -1)
+    theirs = log_softmax(own.float().flatten(0, -2), -1)
+    return kl_div(ours, theirs, reduction="batchmean", log_target=True)

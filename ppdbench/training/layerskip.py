@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.layers import TrainedLayers
+from ppdbench.training.objective import Objective
 from ppdbench.training.recipe import Recipe
 
 Losses = dict[str, Tensor]
 
 
-class LayerSkipObjective(nn.Module):
+class LayerSkipObjective(Objective):
     """The loss of one step; the module whose parameters are trained."""
 
     def __init__(
@@ -63,3 +66,7 @@ class LayerSkipObjective(nn.Module):
             return None
         kept = (torch.rand(batch, generator=draw) >= p).nonzero()[:, 0]
         return None if len(kept) == batch else kept.to(self.layers.adapter.device)
+
+    def quality(self, ids: npt.NDArray[Any], sequence: int) -> list[ExitQuality]:
+        """Every exit, through the shared head."""
+        return by_layer(self.model, ids, sequence)

@@ -1,4 +1,4 @@
-"""`train heads` and `train layerskip`: from options to a folder that the rest of ppdbench reads."""
+"""`train`: from options to a folder that the rest of ppdbench reads."""
 
 from __future__ import annotations
 
@@ -10,21 +10,28 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import nn
 
+from ppdbench.engine.addons import open_addon
 from ppdbench.engine.loading import (
     DTYPES,
     ModelSpec,
     load_stock,
     resolve_device,
+    take_over,
     weight_fingerprint,
 )
+from ppdbench.engine.prompt_tokens import METHOD as PROMPT_TOKENS
 from ppdbench.engine.shapes import SPECIALS, Shape
 from ppdbench.engine.synthetic import configuration, wrapped
 from ppdbench.errors import ConfigError
-from ppdbench.training.evaluate import ExitQuality, by_layer
+from ppdbench.training.eagle import EagleObjective, EaglePlan, commonest
+from ppdbench.training.evaluate import Quality
 from ppdbench.training.heads import HeadsObjective
+from ppdbench.training.hidden_transfer import TransferObjective, TransferPlan
 from ppdbench.training.layerskip import LayerSkipObjective
+from ppdbench.training.medusa import MedusaObjective, MedusaPlan
+from ppdbench.training.objective import Objective
+from ppdbench.training.prompt_tokens import PromptPlan, PromptsObjective, ordinary_words
 from ppdbench.training.recipe import Recipe
 from ppdbench.training.text import Blocks, TextSpec, documents, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
@@ -66,26 +73,20 @@ class Training:
     """One run: the objective over its text, ready to be planned or carried out."""
 
     def __init__(
-        self, objective: nn.Module, model: Any, tokenizer: Any, job: Job, facts: dict[str, Any]
+        self, objective: Objective, model: Any, tokenizer: Any, job: Job, facts: dict[str, Any]
     ) -> None:
         self.objective, self.model, self.tokenizer, self.job = objective, model, tokenizer, job
-        from accelerate import PartialState
-
-        on_cpu = next(model.parameters()).device.type == "cpu"
-        self.processes = PartialState(cpu=on_cpu)
+        self.processes = _processes(model)
         self.ids = ids = self._tokenized(job.text, TOKENS)
         self.blocks = Blocks(ids, job.config.sequence + 1, job.config.seed)
         self.config = job.config
         if job.epochs is not None:
             steps = round(job.epochs * self.blocks.count / job.config.batch_size)
-            self.config = replace(job.config, steps=max(1, steps))
+            self.config = replace(job.config, steps=max(1, steps) * job.config.phases)
         self.facts = {"text": asdict(job.text), "tokens": len(ids), **facts}
 
     def _tokenized(self, text: TextSpec, name: str) -> npt.NDArray[Any]:
-        """The tokens of a text, written by the first process and read by all."""
-        vocab = int(self.model.config.vocab_size)
-        with self.processes.main_process_first():
-            return tokenized(text, self.tokenizer, vocab, self.job.out / name)
+        return _tokenized(text, self.tokenizer, self.model, self.job.out / name)
 
     @property
     def is_main(self) -> bool:
@@ -129,13 +130,25 @@ class Training:
         trainer.run(resume=resume, watch=watch)
         return trainer.trained()
 
-    def quality(self) -> list[ExitQuality]:
-        """Perplexity by layer on the held-out text, if there is any."""
+    def quality(self) -> Sequence[Quality]:
+        """What was trained, measured on the held-out text if there is any."""
         if self.job.held_out is None:
             return []
         ids = self._tokenized(self.job.held_out, HELD_OUT)
-        heads = self.objective.readers() if isinstance(self.objective, HeadsObjective) else None
-        return by_layer(self.model, ids, min(self.config.sequence, len(ids) - 1), heads=heads)
+        return self.objective.quality(ids, min(self.config.sequence, len(ids) - 1))
+
+
+def _processes(model: Any) -> Any:
+    """The processes of this run, where `torchrun` started several."""
+    from accelerate import PartialState
+
+    return PartialState(cpu=next(model.parameters()).device.type == "cpu")
+
+
+def _tokenized(text: TextSpec, tokenizer: Any, model: Any, path: Path) -> npt.NDArray[Any]:
+    """The tokens of a text, written by the first process and read by all."""
+    with _processes(model).main_process_first():
+        return tokenized(text, tokenizer, int(model.config.vocab_size), path)
 
 
 def heads(
@@ -143,19 +156,76 @@ def heads(
 ) -> Training:
     """Heads for exit `layers` (none: all but the last) of a frozen model."""
     model, tokenizer = load_stock(spec)
+    torch.manual_seed(job.config.seed)
     chosen = list(layers) or list(range(1, int(model.config.num_hidden_layers)))
     config = job.config
     objective = HeadsObjective(
         model, chosen, config.sequence, loss=loss, rank=rank, compiled=config.compile
     )
-    facts = {
-        "kind": "heads",
-        "model": spec.name,
-        "weight_hash": weight_fingerprint(model),
-        "layers": chosen,
-        "loss": loss,
-        "rank": rank,
-    }
+    facts = {"kind": "heads", "layers": chosen, "loss": loss, "rank": rank}
+    return _beside(spec, model, tokenizer, objective, job, facts)
+
+
+def medusa(spec: ModelSpec, plan: MedusaPlan, job: Job) -> Training:
+    """Medusa heads of a frozen model."""
+    model, tokenizer = load_stock(spec)
+    torch.manual_seed(job.config.seed)
+    objective = MedusaObjective(model, plan, job.config.sequence, compiled=job.config.compile)
+    return _beside(spec, model, tokenizer, objective, job, {"kind": "medusa", **asdict(plan)})
+
+
+def eagle(spec: ModelSpec, plan: EaglePlan, job: Job) -> Training:
+    """A draft network of a frozen model; its own vocabulary are the commonest words of the text."""
+    model, tokenizer = load_stock(spec)
+    config, words = job.config, None
+    if plan.draft_vocab:
+        ids = _tokenized(job.text, tokenizer, model, job.out / TOKENS)
+        words = commonest(ids, plan.draft_vocab, int(model.config.vocab_size))
+    objective = EagleObjective(
+        model, plan, config.sequence, config.seed, words=words, compiled=config.compile
+    )
+    return _beside(spec, model, tokenizer, objective, job, {"kind": "eagle", **asdict(plan)})
+
+
+def hidden_transfer(spec: ModelSpec, plan: TransferPlan, job: Job) -> Training:
+    """Matrices of a frozen model; steps and epochs of the job are for each of them."""
+    model, tokenizer = load_stock(spec)
+    plan, config = plan.settled(int(model.config.num_hidden_layers)), job.config
+    phases = len(plan.jobs)
+    job = replace(job, config=replace(config, steps=config.steps * phases, phases=phases))
+    objective = TransferObjective(model, plan, config.sequence, compiled=config.compile)
+    facts = {"kind": "hidden-transfer", **asdict(plan)}
+    return _beside(spec, model, tokenizer, objective, job, facts)
+
+
+def prompt_tokens(spec: ModelSpec, plan: PromptPlan, job: Job, start: str | None) -> Training:
+    """Prompt tokens of a frozen model; `start` is an add-on to go on from."""
+    model, tokenizer = load_stock(spec)
+    config = job.config
+    vocab = int(model.config.vocab_size)
+    words = ordinary_words(tokenizer, vocab, plan.n_words, config.seed)
+    objective = PromptsObjective(
+        model, plan, config.sequence, words, config.seed, compiled=config.compile
+    )
+    facts = {"kind": "prompt-tokens", **asdict(plan)}
+    if start is not None:
+        loaded = take_over(spec, model, tokenizer, packed=False)
+        addon = open_addon(start, PROMPT_TOKENS, loaded)
+        facts["start"] = addon.fingerprint
+        objective.start_from(addon)
+    return _beside(spec, model, tokenizer, objective, job, facts)
+
+
+def _beside(
+    spec: ModelSpec,
+    model: Any,
+    tokenizer: Any,
+    objective: Objective,
+    job: Job,
+    facts: dict[str, Any],
+) -> Training:
+    """The training of parts beside a model that stays as it is."""
+    facts |= {"model": spec.name, "weight_hash": weight_fingerprint(model)}
     return Training(objective.to(next(model.parameters()).device), model, tokenizer, job, facts)
 
 
@@ -216,14 +286,17 @@ def trained_tokenizer(text: TextSpec, vocab: int, context: int) -> Any:
     return wrapped(bpe, context)
 
 
-def check_save_dtype(dtype: str) -> None:
-    """Refuse a type before the training it would come after."""
-    if dtype not in DTYPES:
-        raise ConfigError(f"--save-dtype {dtype!r}: use {', '.join(DTYPES)}")
+def saved_dtype(name: str) -> torch.dtype:
+    """The type of that name; one that does not exist is refused before the training."""
+    if name not in DTYPES:
+        raise ConfigError(f"--save-dtype {name!r}: use {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
-def save_model(objective: LayerSkipObjective, tokenizer: Any, out: Path, dtype: str) -> None:
+def save_model(
+    objective: LayerSkipObjective, tokenizer: Any, out: Path, dtype: torch.dtype
+) -> None:
     """Write an ordinary transformers folder."""
-    objective.model.to(DTYPES[dtype]).save_pretrained(out)
+    objective.model.to(dtype).save_pretrained(out)
     tokenizer.save_pretrained(out)
     objective.model.float()  # what is measured from here on are the weights that were saved

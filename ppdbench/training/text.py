@@ -8,7 +8,6 @@ processes, without reading anything twice.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError
 
 SPLITS = ("blank-line", "file")
@@ -230,9 +230,3 @@ def _identity(spec: TextSpec, tokenizer: Any, vocab_size: int) -> dict[str, Any]
         "vocab_size": vocab_size,
         "tokenizer": vocabulary_hash(tokenizer),
     }
-
-
-def vocabulary_hash(tokenizer: Any) -> str:
-    """A hash of which id stands for which piece of text."""
-    words = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
-    return hashlib.sha256(words).hexdigest()[:16]

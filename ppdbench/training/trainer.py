@@ -30,9 +30,13 @@ KEEP = 2  # the newest one may be the one that was being written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How to train, whatever is trained."""
+    """How to train, whatever is trained.
+
+    `phases` are equal shares of the steps that each have the learning rate's whole course.
+    """
 
     steps: int
+    phases: int = 1
     batch_size: int = 128
     micro_batch: int | None = None
     sequence: int = 2048
@@ -66,12 +70,14 @@ class TrainConfig:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warm-up, then a cosine to 0 or a constant."""
-        warmup = round(self.warmup_ratio * self.steps)
+        steps = self.steps // self.phases
+        step %= steps
+        warmup = round(self.warmup_ratio * steps)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
         if self.schedule == "constant":
             return self.learning_rate
-        done = (step - warmup) / max(1, self.steps - warmup)
+        done = (step - warmup) / max(1, steps - warmup)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -162,9 +162,8 @@ def flipping() -> Iterator[str]:
     """A method that claims to be exact and changes the fourth token of each output."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Flipping:
+    class Flipping(Decoder):
         by: int = 1
-        rows: ClassVar[int] = 1
 
         def prepare(self, setup: Setup) -> Decoder:
             return self

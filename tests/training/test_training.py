@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from ppdbench.cli.main import run
-from ppdbench.engine.synthetic import tokenizer
 from ppdbench.training import layers as training_layers
 from ppdbench.training.heads import HeadsObjective
 from ppdbench.training.layerskip import LayerSkipObjective
@@ -31,16 +30,6 @@ SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-3", "--
 
 def blocks(batch: int = 4, length: int = 17) -> torch.Tensor:
     return torch.randint(3, 96, (batch, length), generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model and a text."""
-    stock_model("llama-mha-tied", vocab_size=300).save_pretrained(tmp_path / "model")
-    tokenizer(300, 96).save_pretrained(tmp_path / "model")
-    (tmp_path / "text.txt").write_text((ROOT / "README.md").read_text("utf-8"), "utf-8")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def log(folder: Path) -> list[dict[str, Any]]:

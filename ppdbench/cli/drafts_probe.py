@@ -1,0 +1,106 @@
+"""`ppdbench probe --what drafts`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ppdbench.cli.common import (
+    check_pictures,
+    chosen_data,
+    closing_notes,
+    model_spec,
+    notice,
+    progress,
+    run_folder,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ppdbench.probe.drafts import DraftsConfig
+    from ppdbench.workload import Finished
+
+
+def config_of(
+    what: str, tasks: tuple[str, ...], methods: tuple[str, ...], options: dict[str, Any]
+) -> DraftsConfig:
+    """What a probe of methods is told; the machine is made ready for it."""
+    from ppdbench.bench.environment import set_threads
+    from ppdbench.bench.runner import Choice
+    from ppdbench.engine.quiet import quiet
+    from ppdbench.errors import ConfigError
+    from ppdbench.probe.drafts import DraftsConfig
+
+    if not methods:
+        usual = "hidden-transfer" if what == "similarity" else "medusa"
+        raise ConfigError(f"--what {what} needs --method: whose guesses, such as {usual}")
+    quiet()
+    set_threads(options["threads"])
+    data = chosen_data(options.pop("data"), options["model"])
+    return DraftsConfig(
+        model=model_spec(options),
+        tasks=tasks or ("gsm8k",),
+        data=data,
+        methods=tuple(Choice.parse(text) for text in methods),
+        **options,
+    )
+
+
+def folder_of(what: str, config: DraftsConfig, out: str | None, resume: bool) -> Path:
+    """Where such a run goes."""
+    names = "+".join(choice.name for choice in config.methods)
+    return run_folder(out, resume, what, names, "+".join(config.tasks), config.model.name)
+
+
+def probe_drafts(
+    tasks: tuple[str, ...],
+    methods: tuple[str, ...],
+    calibration: str | None,
+    plot: str | None,
+    form: str,
+    **options: Any,
+) -> int:
+    """Draft accuracy of methods on tasks, as tables and a picture; what trees are grown from."""
+    from ppdbench.errors import ConfigError
+    from ppdbench.probe import accuracy
+    from ppdbench.probe.drafts import run_drafts
+    from ppdbench.report import draft_tables
+    from ppdbench.report.export import emit
+
+    check_pictures(plot)
+    if calibration is not None and len(methods) > 1:
+        raise ConfigError(f"--calibration is of one method, but there are {len(methods)}")
+    out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
+    config = config_of("drafts", tasks, methods, options)
+    folder = folder_of("drafts", config, out, resume)
+    with progress() as report:
+        run = run_drafts(config, folder, resume=resume, report=report)
+    rows = accuracy.accuracies(run.samples)
+    examples = Counter((sample["task"], sample["method"]) for sample in run.samples)
+    sheets = draft_tables.sheets(run.header, rows, min(examples.values()))
+    content = accuracy.to_json(run.header, run.samples, rows, str(folder))
+    emit([draft_tables.long(rows)] if form == "csv" else sheets, content, form)
+    if plot is not None:
+        from ppdbench.report.plots import draft_accuracies, save, sign
+        from ppdbench.report.probe_tables import label
+
+        save(sign(draft_accuracies([asdict(row) for row in rows]), label(run.header)), plot)
+        notice(f"picture: {plot}")
+    if calibration is not None:
+        _calibrate(run, calibration)
+    closing_notes(run, asked)
+    return 0
+
+
+def _calibrate(run: Finished, path: str) -> None:
+    """Write what trees are grown from, and say how sure it is."""
+    from ppdbench.probe.accuracy import calibration
+
+    (method,) = {sample["method"] for sample in run.samples}
+    found = calibration(run.samples, method)
+    found.save(path)
+    if found.doubt():
+        notice(f"warning: {found.doubt()}")
+    notice(f"calibration: {path}")

@@ -1,0 +1,52 @@
+"""`ppdbench probe --what similarity`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ppdbench.cli.common import check_pictures, closing_notes, notice, progress
+from ppdbench.cli.drafts_probe import config_of, folder_of
+
+
+def probe_similarity(
+    tasks: tuple[str, ...],
+    methods: tuple[str, ...],
+    plot: str | None,
+    form: str,
+    **options: Any,
+) -> int:
+    """How close pseudo states are to true ones, as a table and a picture."""
+    from ppdbench.probe import similarity
+    from ppdbench.probe.drafts import run_drafts
+    from ppdbench.report import draft_tables
+    from ppdbench.report.export import emit
+
+    check_pictures(plot)
+    out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
+    config = config_of("similarity", tasks, methods, options)
+    folder = folder_of("similarity", config, out, resume)
+    with progress() as report:
+        run = run_drafts(
+            config,
+            folder,
+            resume=resume,
+            report=report,
+            kind="similarity",
+            measures=similarity.Cosines,
+        )
+    rows = similarity.similarities(run.samples)
+    sheets = draft_tables.similarity_sheets(run.header, rows)
+    emit(
+        [draft_tables.long(rows)] if form == "csv" else sheets,
+        similarity.to_json(rows, run.header, str(folder)),
+        form,
+    )
+    if plot is not None:
+        from ppdbench.report.plots import save, sign, similarities
+        from ppdbench.report.probe_tables import label
+
+        save(sign(similarities([asdict(row) for row in rows]), label(run.header)), plot)
+        notice(f"picture: {plot}")
+    closing_notes(run, asked)
+    return 0

@@ -1,0 +1,97 @@
+"""From stored ranks of drafted tokens to accuracies by distance; no model, no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ppdbench.bench.stats import clustered_wilson
+from ppdbench.bench.summary import ALL
+from ppdbench.errors import DataError
+from ppdbench.probe.summary import INTERVAL
+from ppdbench.trees.calibration import Accuracies
+
+TOPS = range(1, 11)
+RANKS = 32  # that trees are grown from
+
+Sample = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How often the model's own token is among the first k guesses at a distance."""
+
+    task: str
+    method: str
+    distance: int
+    k: int
+    accuracy: float
+    low: float
+    high: float
+    n: int
+
+
+def accuracies(samples: Sequence[Sample]) -> list[Accuracy]:
+    """Per task, then over all of them if there are several."""
+    tasks = list(dict.fromkeys(sample["task"] for sample in samples))
+    rows = [
+        row
+        for task in tasks
+        for row in _by_method(task, [sample for sample in samples if sample["task"] == task])
+    ]
+    if len(tasks) > 1:
+        rows += _by_method(ALL, samples)
+    if not rows:
+        raise DataError("no output is long enough to guess in; raise --max-new-tokens")
+    return rows
+
+
+def _by_method(task: str, samples: Sequence[Sample]) -> Iterator[Accuracy]:
+    for method in dict.fromkeys(sample["method"] for sample in samples):
+        group = [sample for sample in samples if sample["method"] == method]
+        for distance, ranks in _distances(group).items():
+            for k in TOPS:
+                counts = [(sum(rank < k for rank in r), len(r)) for r in ranks]
+                matched, n = (sum(column) for column in zip(*counts, strict=True))
+                low, high, _ = clustered_wilson(counts)
+                yield Accuracy(task, method, distance, k, matched / n, low, high, n)
+
+
+def _distances(group: Sequence[Sample]) -> dict[int, list[list[int]]]:
+    """Ranks by distance, a list for each example that has any."""
+    found: dict[int, list[list[int]]] = {}
+    for sample in group:
+        for distance, ranks in sample["ranks"].items():
+            if ranks:
+                found.setdefault(int(distance), []).append(ranks)
+    return dict(sorted(found.items()))
+
+
+def calibration(samples: Sequence[Sample], method: str) -> Accuracies:
+    """What trees for `method`, the label of its samples, are grown from."""
+    counts = [
+        Counter(rank for example in ranks for rank in example)
+        for ranks in _distances([s for s in samples if s["method"] == method]).values()
+    ]
+    if not counts:
+        raise DataError("no output is long enough to guess in; raise --max-new-tokens")
+    hits = tuple(tuple(count[rank] for rank in range(RANKS)) for count in counts)
+    return Accuracies(method, hits, counts[0].total())
+
+
+def to_json(
+    header: Mapping[str, Any], samples: Sequence[Sample], rows: Sequence[Accuracy], run: str
+) -> dict[str, Any]:
+    """What `probe --what drafts --format json` prints."""
+    model = header["model"]
+    return {
+        "model": model["name"],
+        "synthetic": model["synthetic"],
+        "task": ",".join(header["config"]["tasks"]),
+        "n_examples": len({(s["task"], s["example_id"]) for s in samples}),
+        "interval": INTERVAL,
+        "rows": [asdict(row) for row in rows],
+        "run": run,
+    }

@@ -1,0 +1,163 @@
+"""How often a method's guesses are right, by distance and rank, on the model's own output.
+
+The model decodes each prompt greedily, as it always would. At every place of that text the
+method then guesses, from what it would know there while decoding: distance 1 is the token
+after the model's own next one. What is kept is the rank of the true token among the guesses,
+the number of tokens that score strictly higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppdbench.bench.clock import Clock
+from ppdbench.bench.contest import limits_of
+from ppdbench.bench.runner import Choice, check_choices, labels
+from ppdbench.decoding.loop import autoregressive
+from ppdbench.engine.loading import Loaded, load
+from ppdbench.engine.session import Session
+from ppdbench.errors import ConfigError, NumericalError
+from ppdbench.header import run_header
+from ppdbench.probe.match import ranks_of
+from ppdbench.store import RunFolder, check_target
+from ppdbench.strategies import METHODS
+from ppdbench.strategies.base import Decoder, Guesser, Setup
+from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
+
+GUESSES_BUDGET = 128 << 20  # bytes of float32 guesses asked for at once
+FARTHEST = 8  # distances that the budget is reckoned with
+
+
+# What a sample says of a method: made of a session, an example and its greedy output.
+Measure = Callable[[Session, Item, Sequence[int]], dict[str, Any]]
+Measures = Callable[[str, Decoder], Measure]  # by the method's label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftsConfig(RunConfig):
+    """What a probe of guesses is told."""
+
+    methods: tuple[Choice, ...]
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        check_choices(self.methods)
+
+
+def run_drafts(
+    config: DraftsConfig,
+    out: Path,
+    *,
+    resume: bool,
+    report: Report,
+    kind: str = "drafts",
+    measures: Measures | None = None,
+) -> Finished:
+    """Probe every example that the run folder does not hold yet."""
+    built = [choice.build() for choice in config.methods]
+    check_target(out, resume=resume)
+    work = Workload.read(config)
+    loaded = load(config.model)
+    items = work.encode(loaded)
+    setup = Setup(loaded, capacity(items), config.seed)
+    names = labels(config.methods)
+    with ExitStack() as started:
+        decoders = {}
+        for name, (_, strategy) in zip(names, built, strict=True):
+            decoders[name] = strategy.prepare(setup)
+            started.callback(decoders[name].close)
+        ready = {name: (measures or Ranks)(name, decoder) for name, decoder in decoders.items()}
+        header = run_header(kind, config, loaded, work)
+        header["methods"] = {
+            name: {
+                "name": chosen.name,
+                "options": chosen.values(strategy),
+                "loaded": dict(decoders[name].loaded),
+            }
+            for name, (chosen, strategy) in zip(names, built, strict=True)
+        }
+        spare = max(decoder.rows for decoder in decoders.values())
+        prober = DraftProber(loaded, Session(loaded.staged, setup.capacity, spare=spare))
+        with RunFolder(out, header, resume=resume) as folder:
+            for number, item in enumerate(items):
+                report(f"probing {item.task.name}", number, len(items))
+                missing = {n: m for n, m in ready.items() if _key(item, n) not in folder.done}
+                for sample in prober.probe(item, missing):
+                    folder.append(sample)
+            samples = list(folder.done.values())
+    return Finished(
+        path=out, header=header, samples=samples, cut=cut_tokens(items), torn=folder.torn
+    )
+
+
+def _key(item: Item, label: str) -> tuple[Any, ...]:
+    return (item.task.name, item.example.id, label, "greedy")
+
+
+class DraftProber:
+    """Greedy outputs, and what is measured of methods at each place of them."""
+
+    def __init__(self, loaded: Loaded, session: Session) -> None:
+        self.loaded, self.session = loaded, session
+        self.clock = Clock(loaded.staged.device)
+
+    def probe(self, item: Item, measures: dict[str, Measure]) -> list[dict[str, Any]]:
+        """A sample for each of the methods."""
+        if not measures:
+            return []
+        limits = limits_of(item, self.loaded)
+        output = autoregressive(self.session, item.ids, limits, self.clock).output_ids
+        return [
+            {
+                "example_id": item.example.id,
+                "task": item.task.name,
+                "method": label,
+                "target": "greedy",
+                "verdict": "identical",
+                "cut_tokens": item.cut_tokens,
+                "prompt_ids": item.ids,
+                "output_ids": list(output),
+                **measure(self.session, item, output),
+            }
+            for label, measure in measures.items()
+        ]
+
+
+class Ranks:
+    """The ranks of the true tokens among a method's guesses, by distance."""
+
+    def __init__(self, label: str, decoder: Decoder) -> None:
+        if not isinstance(decoder, Guesser):
+            trained = [name for name in METHODS if METHODS.get(name).trained]
+            raise ConfigError(
+                f"--method {label}: it makes no guesses by distance; use one that is trained to: "
+                f"{', '.join(trained)}"
+            )
+        self.label, self.guesser = label, decoder
+
+    @torch.inference_mode()
+    def __call__(self, session: Session, item: Item, output: Sequence[int]) -> dict[str, Any]:
+        text = [*item.ids, *output]
+        # From the last token of the prompt to the last one with a token two places further on.
+        places = range(len(item.ids) - 1, len(text) - 2)
+        at_once = max(1, GUESSES_BUDGET // (4 * FARTHEST * session.model.vocab_size))
+        ranks: dict[str, list[int]] = {}
+        for first in range(0, len(places), at_once):
+            some = places[first : first + at_once]
+            guesses = self.guesser.guesses(session, text, some)
+            if bool(torch.isnan(guesses).any()):
+                raise NumericalError(
+                    f"example {item.example.id}: {self.label} guesses NaN; check its weights"
+                )
+            for distance in range(1, guesses.shape[1] + 1):
+                known = [place for place in some if place + 1 + guesses.shape[1] < len(text)]
+                truth = torch.tensor([text[p + 1 + distance] for p in known], device=guesses.device)
+                found = ranks_of(guesses[: len(known), distance - 1], truth)
+                ranks.setdefault(str(distance), []).extend(found.tolist())
+        return {"ranks": ranks}

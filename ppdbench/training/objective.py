@@ -1,0 +1,23 @@
+"""What every training run trains: a module with a loss, and what it is worth afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from ppdbench.training.evaluate import Quality
+
+
+class Objective(nn.Module):
+    """Its parameters are what is trained."""
+
+    def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
+        """At step `t` of `total`: `loss` to minimise over `blocks`, and others to watch."""
+        raise NotImplementedError
+
+    def quality(self, ids: npt.NDArray[Any], sequence: int) -> Sequence[Quality]:
+        """What it does on held-out tokens, in consecutive blocks of `sequence`."""
+        raise NotImplementedError
