@@ -113,8 +113,8 @@ class Dynamic:
 class Level:
     """The nodes of a static tree at one depth.
 
-    `origin` says which of the rows gone on from at the level before each hangs on, `rank` as
-    its how many-th continuation; `inner` are those that something hangs on.
+    `origin` says which row of the pass before each was read from, `rank` which of the guesses
+    there it is, `inner` which of them the next pass goes on from.
     """
 
     origin: Tensor

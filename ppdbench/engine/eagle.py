@@ -28,6 +28,7 @@ from ppdbench.engine import attention
 from ppdbench.engine.adapters import LENGTH_DEPENDENT_ROPE, Adapter
 from ppdbench.engine.cache import CacheShape, KVCache
 from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.staged import Tap
 from ppdbench.errors import ConfigError, UnsupportedModel
 
 VERSIONS = (1, 3)
@@ -122,6 +123,15 @@ class DraftNetwork(nn.Module):
         self.embed_tokens: nn.Embedding | None = None
         self.register_buffer("d2t", None)
         self._rotary: tuple[Tensor, Tensor] | None = None
+
+    def tap(self, into: dict[int, Tensor]) -> Tap:
+        """What a pass of the target has to call, so that `features` finds what it reads."""
+
+        def keep(layer: int, hidden: Tensor) -> None:
+            if layer in self.reads:
+                into[layer] = hidden
+
+        return keep
 
     def features(self, taps: Mapping[int, Tensor]) -> Tensor:
         """What rows read, from the target's outputs by layer: [batch, n, hidden]."""

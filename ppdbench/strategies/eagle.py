@@ -142,9 +142,10 @@ class Drafter(Proposer):
         network, depth = self.network, self.grower.depth
         taps: dict[int, Tensor] = {}
         session.reset(prompt_ids)
-        session.prefill(tap=taps.__setitem__)
-        places = torch.tensor(positions, device=session.model.device)
-        tokens = session.logits(taps[session.model.n_layers][:, places])[0].argmax(-1)
+        step = session.steps.prefill(len(prompt_ids))
+        hidden = session.forward(session.ids(prompt_ids), step, tap=network.tap(taps))
+        places = torch.tensor(positions, device=hidden.device)
+        tokens = session.logits(hidden[:, places])[0].argmax(-1)
         features = network.features(taps)
         rows = DraftRows(network, len(prompt_ids), depth * len(positions))
         if len(prompt_ids) > 1:

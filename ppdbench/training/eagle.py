@@ -86,7 +86,7 @@ class EaglePlan:
 
     @property
     def n_passes(self) -> int:
-        """How often it reads its own guesses in training, the first pass included."""
+        """How many passes, the first of them over the model's own features."""
         return self.passes or (1 if self.version == 1 else DISTANCES)
 
     @property
@@ -166,7 +166,7 @@ class EagleObjective(Objective):
         """What `_one` takes, pass by pass, for inputs [batch, n]; with noise at step `t`."""
         layers, taps = self._frozen[0], dict[int, Tensor]()
         with torch.no_grad():
-            own = layers.logits(layers.last(inputs, tap=taps.__setitem__))
+            own = layers.logits(layers.last(inputs, tap=self.network.tap(taps)))
         features = self.network.features(taps)
         read = features[:, :-1] if t is None else self._noisy(features[:, :-1], t)
         for p, states in enumerate(unrolled(self.network, inputs[:, 1:], read, passes)):

@@ -21,6 +21,7 @@ from ppdbench.decoding.chains import Pattern, opening
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Opening, Verified
+from ppdbench.decoding.passes import run_pass
 from ppdbench.decoding.sampling import GREEDY, Chooser, Target
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded, ModelSpec, take_over
@@ -29,7 +30,7 @@ from ppdbench.engine.prompt_tokens import Chain, Prompts, load_prompts
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.store import read_run
 from ppdbench.strategies import METHODS
 from ppdbench.strategies.base import Guesser, Setup
@@ -276,6 +277,28 @@ def test_known_tokens_have_prompt_tokens_behind_the_last_alone() -> None:
     assert pattern.tree.parents == (-1, 0)
     assert pattern.chains == ((0, 0), (0, 0), (0, 3))
     assert pattern.insertion.sees == ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4))
+
+
+def test_a_draft_that_was_cut_has_the_rows_of_a_smaller_one() -> None:
+    model = staged("mistral-window")
+    prompts = prompts_of(model, **VARIANTS["prefix"])
+    state = UNEVEN.states[2]
+    passes = []
+    for depth, room in ((3, 1), (1, 1)):
+        kept = state.within(depth)
+        pattern = Pattern(kept.tree, kept.prompts, prompts)
+        nodes = tokens(len(kept.tree), 6)
+        whole = Draft.tree(nodes, kept.tree.parents, insertions=(pattern.insertion,))
+        session = Session(model, CAPACITY, spare=40)
+        session.reset(tokens(9, 1))
+        session.prefill()
+        session.tokens.append(17)
+        draft = whole.within(room)
+        assert draft.tokens == tuple(nodes[:2])
+        passes.append(run_pass(session, draft))
+    assert passes[0].shape[1] == 3 + 2 * (2 + 1 + 3) + 6
+    # What the six rows of the prefix give themselves, nobody reads.
+    assert_near(passes[0][:, :-6], passes[1][:, :-6])
 
 
 # Guesses at any place
@@ -640,6 +663,18 @@ def test_sampled_targets_take_drafts_that_were_chosen(tmp_path: Path) -> None:
     ours = prompted.decode(session, tokens(9), Limits(24), CLOCK, chooser)
     assert len(ours.output_ids) == 24
     assert sum(ours.proposed) > 0
+
+
+def test_a_draft_model_that_gives_nan_is_named(tmp_path: Path) -> None:
+    broken = stock_model("llama")
+    with torch.no_grad():
+        broken.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    model = staged("llama")
+    asked = Speculative(draft_model="broken", draft_addon=str(adapter(tmp_path / "p")))
+    setup = Setup(as_loaded(model), CAPACITY)
+    drafter = PromptedDrafter(asked, as_loaded(StagedModel(broken)), setup)
+    with pytest.raises(NumericalError, match="NaN or infinite logits of draft_model=broken"):
+        decode(drafter, Case("plain", tokens(9), Limits(12)), model)
 
 
 @pytest.mark.parametrize(

@@ -311,20 +311,25 @@ def loaded_prompts(folder: str) -> tuple[Loaded, Prompts]:
 def test_a_run_writes_an_addon_and_says_how_far_guesses_reach(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # The same few blocks again and again, and every place of them: nothing but learning moves.
+    (home / "text.txt").write_text(
+        "To guess is to look ahead, and to check is to be sure. " * 20, "utf-8"
+    )
     words = [*TRAIN, "--steps", "40", "--learning-rate", "3e-2", "--held-out", "text.txt"]
-    assert run([*words, "--out", "prompts"]) == 0
+    assert run([*words, "--insertions", "13", "--out", "prompts"]) == 0
     out = capsys.readouterr().out
     assert "tokens guessed ahead" in out
     quality = json.loads((home / "prompts" / "quality.json").read_text("utf-8"))
     assert [row["distance"] for row in quality] == [1, 2, 3]
     assert all(0 <= row["top1"] <= row["top10"] <= 1 for row in quality)
     losses = [line["loss"] for line in log(home / "prompts")]
-    assert sum(losses[-10:]) < 0.97 * sum(losses[:10])
+    # 0.84 with this seed, 0.85 and 0.91 with the next two.
+    assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
     _, prompts = loaded_prompts("prompts")
     assert prompts.chain == Chain(3)
     header = json.loads((home / "prompts" / "addon.json").read_text("utf-8"))
     assert header["method"] == "prompt-tokens"
-    assert header["options"] == asdict(PromptPlan(insertions=4))
+    assert header["options"] == asdict(PromptPlan(insertions=13))
 
 
 def test_a_second_stage_starts_where_the_first_ended(home: Path) -> None:
