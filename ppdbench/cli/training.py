@@ -1,0 +1,135 @@
+"""What all kinds of `ppdbench train` share: their options, and how a run is carried out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppdbench.cli.common import notice, progress
+from ppdbench.cli.options import stack
+
+if TYPE_CHECKING:
+    from ppdbench.training.run import Job, Training
+
+training_options = stack(
+    click.option(
+        "--text",
+        multiple=True,
+        required=True,
+        help="File, folder of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]]; may be repeated.",
+    ),
+    click.option("--held-out", multiple=True, help="Text to measure the result on."),
+    click.option(
+        "--split-by", default="blank-line", show_default=True, help="Documents: blank-line or file."
+    ),
+    click.option("--column", default="text", show_default=True, help="Column of .jsonl and hub."),
+    click.option("--max-documents", type=int, help="Use the first N documents (all)."),
+    click.option("--out", required=True, metavar="DIR", help="Folder for everything written."),
+    click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out."),
+    click.option("--steps", type=int, help="Optimizer steps; instead of --epochs."),
+    click.option("--epochs", type=float, help="Passes over the text (3)."),
+    click.option(
+        "--batch-size", type=int, default=128, show_default=True, help="Sequences per step."
+    ),
+    click.option("--micro-batch", type=int, help="Sequences at once on a device (all of them)."),
+    click.option(
+        "--sequence", type=int, default=2048, show_default=True, help="Tokens per sequence."
+    ),
+    click.option("--learning-rate", type=float, help="Peak learning rate (the preset's)."),
+    click.option("--schedule", default="cosine", show_default=True, help="cosine or constant."),
+    click.option("--warmup-ratio", type=float, default=0.04, show_default=True),
+    click.option("--weight-decay", type=float, default=0.0, show_default=True),
+    click.option("--beta2", type=float, default=0.999, show_default=True, help="Of AdamW."),
+    click.option("--clip", type=float, help="Largest gradient norm (no limit)."),
+    click.option("--precision", default="no", show_default=True, help="no, bf16 or fp16."),
+    click.option("--compile", is_flag=True, help="Compile the model: a slow start, faster steps."),
+    click.option("--checkpoint-every", type=int, default=200, show_default=True, help="Steps."),
+    click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--dry-run", is_flag=True, help="Only say what it would do, need and take."),
+)
+
+save_dtype_option = click.option("--save-dtype", help="Type of the saved weights (the model's).")
+
+
+def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool, bool]:
+    """The options that every kind of training shares, taken out of `options`."""
+    from ppdbench.bench.environment import set_threads
+    from ppdbench.engine.quiet import quiet
+    from ppdbench.errors import ConfigError
+    from ppdbench.training.run import Job
+    from ppdbench.training.text import TextSpec
+    from ppdbench.training.trainer import TrainConfig
+
+    quiet()
+    set_threads(options["threads"])
+    take = options.pop
+    steps, epochs = take("steps"), take("epochs")
+    if steps is not None and epochs is not None:
+        raise ConfigError("--steps and --epochs exclude each other")
+    if epochs is not None and not epochs > 0:
+        raise ConfigError(f"--epochs {epochs}: use a value above 0")
+    text = {
+        "split": take("split_by"),
+        "column": take("column"),
+        "max_documents": take("max_documents"),
+        "offline": options["offline"],
+    }
+    held_out = take("held_out")
+    names: list[str] = ["batch_size", "micro_batch", "sequence", "schedule", "warmup_ratio"]
+    names += ["weight_decay", "beta2", "clip", "seed", "precision", "compile"]
+    names += ["checkpoint_every"]
+    rate = take("learning_rate")
+    config = TrainConfig(
+        steps=1 if steps is None else steps,
+        learning_rate=learning_rate if rate is None else rate,
+        **{name: take(name) for name in names},
+    )
+    job = Job(
+        text=TextSpec(sources=take("text"), **text),
+        held_out=TextSpec(sources=held_out, **text) if held_out else None,
+        config=config,
+        epochs=None if steps is not None else epochs or 3,
+        out=Path(take("out")),
+    )
+    return job, take("resume"), take("dry_run")
+
+
+def print_plan(training: Training) -> int:
+    from ppdbench.report.export import emit
+    from ppdbench.report.training_tables import plan_sheet
+
+    plan = training.plan()
+    emit([plan_sheet(plan)], asdict(plan), "table")
+    return 0
+
+
+def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> int:
+    from ppdbench.report.export import emit
+    from ppdbench.report.plots import save as save_picture
+    from ppdbench.report.plots import training_curves
+    from ppdbench.report.training_tables import quality_sheet
+    from ppdbench.training.trainer import LOG
+
+    out = training.job.out
+    with progress() as report:
+        trained = training.carry_out(resume=resume, watch=report)
+    if training.is_main:
+        save(trained)  # before anything that takes long or may fail
+    quality = training.quality()
+    if not training.is_main:
+        return 0
+    lines = [json.loads(line) for line in (out / LOG).read_text("utf-8").splitlines()]
+    save_picture(training_curves(lines), out / "loss.png")
+    if quality:
+        (out / "quality.json").write_text(
+            json.dumps([asdict(measured) for measured in quality], indent=2) + "\n", "utf-8"
+        )
+        emit([quality_sheet(quality)], None, "table")
+    notice(f"picture: {out / 'loss.png'}")
+    notice(f"written: {out}")
+    return 0
