@@ -81,8 +81,7 @@ class Packet:
     def __init__(self, numbers: Tensor, states: Tensor) -> None:
         self._numbers, self._states = numbers, states
         # Plain reads and writes of single numbers; a tensor takes microseconds for each.
-        on_cpu = numbers.device.type == "cpu"
-        self._fast: Any = memoryview(numbers.numpy()) if on_cpu else numbers  # type: ignore[arg-type]
+        self._fast: Any = memoryview(numbers.numpy())  # type: ignore[arg-type]
         self._logit = self._numbers[4:5].view(torch.float64)
 
     def write(self, kind: Kind, ids: Sequence[int], states: Tensor | None, logit: float) -> None:
@@ -214,16 +213,15 @@ class SharedChannel(Spent):
 class GroupChannel(Spent):
     """Messages of one size to and from one rank of a torch.distributed process group.
 
-    A message leaves when the other side asks for it, so that a few may be under way.
+    They go through host memory, whatever device the model is on. A message leaves when the
+    other side asks for it, so that a few may be under way.
     """
 
     def __init__(self, layout: Layout, peer: int, group: Any, device: torch.device) -> None:
         super().__init__()
         self._peer, self._group = peer, group
-        # gloo moves host memory; nccl moves device memory.
-        place = device if group.name() == "nccl" else torch.device("cpu")
-        self._out = torch.zeros(SLOTS, layout.nbytes, dtype=torch.uint8, device=place)
-        self._back = torch.zeros(layout.nbytes, dtype=torch.uint8, device=place)
+        self._out = torch.zeros(SLOTS, layout.nbytes, dtype=torch.uint8)
+        self._back = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._packets = [layout.view(slot) for slot in self._out]
         self._under_way: list[Any] = [None] * SLOTS
         self._count = 0
