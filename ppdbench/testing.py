@@ -114,6 +114,20 @@ def assert_order_is_nothing(
     return forth
 
 
+def ends_inside_drafts(decoder: Decoder, prompts: Sequence[list[int]], model: StagedModel) -> int:
+    """Every early end of each output, by EOS and by length; how many fell inside a draft."""
+    inside = 0
+    for prompt in prompts:
+        output = free(model, prompt, 24)
+        for place in range(1, 12):
+            ends = Limits(24, frozenset({output[place]}))
+            for limits in (ends, Limits(1 + place)):
+                found = assert_exact(decoder, Case("end", prompt, limits), model)
+                committed = 1 + sum(found.accepted) + len(found.accepted)
+                inside += committed > len(found.output_ids)
+    return inside
+
+
 def exactness_tests(method: str, **options: Any) -> type:
     """A class of tests of a registered method, with these options, for pytest to collect."""
     import pytest

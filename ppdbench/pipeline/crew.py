@@ -6,21 +6,37 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
 
+from ppdbench.engine.loading import ModelSpec
 from ppdbench.errors import UnitError
 from ppdbench.pipeline import ranks
 from ppdbench.pipeline.channel import Channel, GroupLink, Layout, Link, SharedLink, join
-from ppdbench.pipeline.plan import Plan
+from ppdbench.pipeline.cores import Cores
+from ppdbench.pipeline.plan import Plan, device_of
 from ppdbench.pipeline.process import Maker, Unit
 from ppdbench.pipeline.ranks import RankUnit
 
 Wires = tuple[Channel, Channel]
 _KEYS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a process needs to become a unit."""
+
+    spec: ModelSpec
+    exit_after: int
+    capacity: int
+    threads: int
+    cores: Cores
+    rank: int
+    link: Link
 
 
 class Join:
@@ -30,8 +46,7 @@ class Join:
 class Crew:
     """The units besides this process; started anew after a failure.
 
-    `order` makes what a unit is told from its rank and its link. With `shared`, units of this
-    machine talk through memory, and else through a process group.
+    With `shared`, units of this machine talk through memory, and else through a process group.
     """
 
     def __init__(
@@ -39,12 +54,14 @@ class Crew:
         plan: Plan,
         names: Sequence[str],
         make: Maker,
-        order: Callable[[int, Link], Any],
         layout: Layout,
+        threads: int,
+        cores: Sequence[Cores],
         *,
         shared: bool,
     ) -> None:
-        self._plan, self._names, self._make, self._order = plan, names, make, order
+        self._plan, self._names, self._make = plan, names, make
+        self._threads, self._cores = threads, cores
         self._layout, self._shared = layout, shared and ranks.world() == 1
         self._units: list[Unit | RankUnit] = []
         self.weight_bytes: list[int] = [facts["weight_bytes"] for facts in self._start()]
@@ -71,6 +88,18 @@ class Crew:
         for unit in self._units:
             unit.finish()
         return facts
+
+    def _order(self, at: int, link: Link) -> Order:
+        plan = self._plan
+        return Order(
+            spec=device_of(plan.target.spec, at),
+            exit_after=plan.exit_after,
+            capacity=plan.capacity,
+            threads=self._threads,
+            cores=self._cores[at - 1],
+            rank=at,
+            link=link,
+        )
 
     def _ranks(self) -> range:
         return range(1, 1 + len(self._names))

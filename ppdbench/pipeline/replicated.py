@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppdbench.engine.loading import ModelSpec, load
+from ppdbench.engine.loading import load
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
-from ppdbench.pipeline.channel import Channel, Kind, Layout, Link, Watch, take_spent
+from ppdbench.pipeline.channel import Channel, Kind, Layout, Watch, take_spent
 from ppdbench.pipeline.cores import Cores, confine
-from ppdbench.pipeline.crew import Crew, Join
+from ppdbench.pipeline.crew import Crew, Join, Order
 from ppdbench.pipeline.log import Account, Log
-from ppdbench.pipeline.plan import Plan, device_of
+from ppdbench.pipeline.plan import Plan
 from ppdbench.pipeline.units import Ahead, EarlyHead, Lower, Sessions, own_head
 
 REPLICA_ROWS = 2  # the token that a replica did not guess, and its next candidate
@@ -138,19 +138,6 @@ def serve_replica(
     return Account(take_spent(main), log.events)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a replica needs to become one."""
-
-    spec: ModelSpec
-    layers: int
-    capacity: int
-    threads: int
-    cores: Cores
-    rank: int
-    link: Link
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """What a replica needs for one output."""
@@ -167,7 +154,9 @@ class Replica:
         confine(order.cores, order.threads)
         self._order, self._watch = order, watch
         self._staged = load(order.spec).staged
-        self._sessions = Sessions(self._staged, order.capacity, range(order.layers), REPLICA_ROWS)
+        self._layers = self._staged.n_layers - order.exit_after
+        own = range(self._layers)
+        self._sessions = Sessions(self._staged, order.capacity, own, REPLICA_ROWS)
         self.facts: dict[str, Any] = {"weight_bytes": self._staged.weight_bytes()}
 
     def serve(self, task: Task | Join) -> Account | None:
@@ -178,7 +167,7 @@ class Replica:
             return None
         session = self._sessions.of(task.fixed_rows)
         log = Log(f"replica {order.rank}")
-        return serve_replica(session, order.layers, task.prompt, self._main, log)
+        return serve_replica(session, self._layers, task.prompt, self._main, log)
 
     def close(self) -> None:
         """The group ends with the process."""
@@ -190,20 +179,8 @@ class Replicas:
     def __init__(self, plan: Plan, threads: int, cores: Sequence[Cores]) -> None:
         staged = plan.target.staged
         layout = Layout(1, 1, staged.hidden_size, staged.dtype)
-
-        def order(rank: int, link: Link) -> Order:
-            return Order(
-                spec=device_of(plan.target.spec, rank),
-                layers=staged.n_layers - plan.exit_after,
-                capacity=plan.capacity,
-                threads=threads,
-                cores=cores[rank - 1],
-                rank=rank,
-                link=link,
-            )
-
         names = [f"replica {rank}" for rank in range(1, 1 + plan.k)]
-        self._crew = Crew(plan, names, Replica, order, layout, shared=False)
+        self._crew = Crew(plan, names, Replica, layout, threads, cores, shared=False)
         self.weight_bytes = self._crew.weight_bytes
         self.close = self._crew.close
 

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from ppdbench.decoding.sampling import Chooser, Target
-from ppdbench.engine.loading import ModelSpec, load
+from ppdbench.engine.loading import load
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
-from ppdbench.pipeline.channel import Channel, Kind, Layout, Link, Message, Watch, take_spent
+from ppdbench.pipeline.channel import Channel, Kind, Layout, Message, Watch, take_spent
 from ppdbench.pipeline.cores import Cores, confine
-from ppdbench.pipeline.crew import Crew, Join
+from ppdbench.pipeline.crew import Crew, Join, Order
 from ppdbench.pipeline.log import Account, Log
-from ppdbench.pipeline.plan import Plan, device_of
+from ppdbench.pipeline.plan import Plan
 from ppdbench.pipeline.units import Ahead, Sessions, Upper
 
 PROMPT_ROWS = 8  # hidden states of a prompt travel in messages of so many
@@ -113,19 +113,6 @@ def _next_state(inbox: Channel, token: int) -> Tensor | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What unit B needs to become one."""
-
-    spec: ModelSpec
-    exit_after: int
-    capacity: int
-    threads: int
-    cores: Cores
-    rank: int
-    link: Link
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """What unit B needs for one output; the generator's state, where tokens are drawn."""
@@ -172,19 +159,7 @@ class UpperUnit:
     def __init__(self, plan: Plan, threads: int, cores: Cores) -> None:
         staged, rows = plan.target.staged, max(plan.k, PROMPT_ROWS)
         layout = Layout(max(plan.k, 2), rows, staged.hidden_size, staged.dtype)
-
-        def order(rank: int, link: Link) -> Order:
-            return Order(
-                spec=device_of(plan.target.spec, rank),
-                exit_after=plan.exit_after,
-                capacity=plan.capacity,
-                threads=threads,
-                cores=cores,
-                rank=rank,
-                link=link,
-            )
-
-        self._crew = Crew(plan, ["unit B"], UpperServer, order, layout, shared=True)
+        self._crew = Crew(plan, ["unit B"], UpperServer, layout, threads, [cores], shared=True)
         self.weight_bytes = self._crew.weight_bytes[0]
         self.close = self._crew.close
 

@@ -35,7 +35,7 @@ from ppdbench.errors import ConfigError, NumericalError, UnsupportedModel
 from ppdbench.strategies import METHODS
 from ppdbench.strategies.base import Guesser, Setup
 from ppdbench.strategies.eagle import Drafter, Eagle
-from ppdbench.testing import assert_order_is_nothing
+from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from ppdbench.training.eagle import EagleObjective, EaglePlan
 from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free
@@ -171,15 +171,7 @@ def test_what_is_accepted_ends_at_eos_and_at_limits(
     decoder, model = ready(trained, tree=tree), trained[0].staged
     for case in cases(model):
         assert_exact(decoder, case, model)
-    inside = 0
-    for prompt in PROMPTS[:2]:
-        output = free(model, prompt, 24)
-        for place in range(1, 12):
-            ends = Limits(24, frozenset({output[place]}))
-            for limits in (ends, Limits(1 + place)):
-                found = assert_exact(decoder, Case("end", prompt, limits), model)
-                committed = 1 + sum(found.accepted) + len(found.accepted)
-                inside += committed > len(found.output_ids)
+    inside = ends_inside_drafts(decoder, PROMPTS[:2], model)
     assert inside > 10, "no end fell inside a draft"
 
 

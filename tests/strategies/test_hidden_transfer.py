@@ -26,7 +26,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.strategies import METHODS
 from ppdbench.strategies.base import Guesser, Setup
 from ppdbench.strategies.hidden_transfer import HiddenTransfer, Transferring
-from ppdbench.testing import assert_order_is_nothing
+from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from ppdbench.training.hidden_transfer import TransferObjective, TransferPlan
 from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free
@@ -266,15 +266,7 @@ def test_a_perturbed_matrix_is_accepted_less_and_changes_no_output(
 
 def test_what_is_accepted_ends_at_eos_and_at_limits(trained: tuple[Loaded, Path]) -> None:
     decoder, model = ready(trained), trained[0].staged
-    inside = 0
-    for prompt in PROMPTS[:4]:
-        output = free(model, prompt, 24)
-        for place in range(1, 12):
-            ends = Limits(24, frozenset({output[place]}))
-            for limits in (ends, Limits(1 + place)):
-                found = assert_exact(decoder, Case("end", prompt, limits), model)
-                committed = 1 + sum(found.accepted) + len(found.accepted)
-                inside += committed > len(found.output_ids)
+    inside = ends_inside_drafts(decoder, PROMPTS[:4], model)
     assert inside > 5, "no end fell inside a draft"
 
 
