@@ -36,7 +36,7 @@ from ppdbench.engine.masks import Step
 from ppdbench.errors import ConfigError
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import LOSSES
-from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
+from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
 
 TOKEN_WEIGHT = 0.1  # of the loss on tokens beside that on features
@@ -155,7 +155,7 @@ class EagleObjective(Objective):
         if self.plan.loss == "ce":
             tokens = cross_entropy(logits, own.argmax(-1))
         else:
-            tokens = divergence(logits, own)
+            tokens = self._frozen[0].divergence(logits, own)
         if self.plan.version == 3:
             return tokens
         return smooth_l1_loss(states.float(), features.float()) + TOKEN_WEIGHT * tokens

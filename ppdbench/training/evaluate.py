@@ -74,7 +74,7 @@ def by_layer(
     sequence: int,
     *,
     heads: Mapping[int, Head] | None = None,
-    batch: int = 8,
+    batch: int = 2,
 ) -> list[ExitQuality]:
     """Every exit through the model's own norm and head, over consecutive blocks of `ids`.
 
@@ -119,7 +119,7 @@ def by_distance(
     sequence: int,
     device: torch.device,
     *,
-    batch: int = 8,
+    batch: int = 2,
 ) -> list[DistanceQuality]:
     """Guesses at every distance against the model's own choices, over blocks of `ids`."""
     loss: dict[int, float] = defaultdict(float)

@@ -20,7 +20,7 @@ from ppdbench.engine.addons import save_addon
 from ppdbench.engine.heads import LAYOUT, METHOD
 from ppdbench.errors import ConfigError
 from ppdbench.training.evaluate import ExitQuality, by_layer
-from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
+from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
 
 LOSSES = ("ce", "kl")
@@ -99,7 +99,7 @@ class HeadsObjective(Objective):
     def _one(self, logits: Tensor, final: Tensor, targets: Tensor) -> Tensor:
         if self.loss == "ce":
             return cross_entropy(logits, targets)
-        return divergence(logits, final)
+        return self._frozen[0].divergence(logits, final)
 
     @torch.no_grad()
     def _frozen_states(self, inputs: Tensor) -> tuple[dict[int, Tensor], Tensor]:

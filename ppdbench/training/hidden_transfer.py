@@ -30,7 +30,7 @@ from ppdbench.engine.masks import Step
 from ppdbench.errors import ConfigError
 from ppdbench.training.context import Context, Later
 from ppdbench.training.evaluate import CandidateQuality, DistanceQuality, by_distance
-from ppdbench.training.layers import TrainedLayers, divergence
+from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.objective import Objective
 
 LOSSES = ("kl", "reverse-kl")
@@ -106,7 +106,7 @@ class TransferObjective(Objective):
         guessed, own = self._trained(blocks[:, :-1], job)
         if self.plan.loss == "reverse-kl":
             guessed, own = own, guessed
-        loss = divergence(guessed, own)
+        loss = self._frozen[0].divergence(guessed, own)
         return {"loss": loss, self._name(job): loss}
 
     def _name(self, job: int) -> str:

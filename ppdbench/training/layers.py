@@ -33,9 +33,11 @@ class TrainedLayers:
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
         self._maker: StepMaker | None = None
         self._loss: Callable[[Tensor, Tensor], Tensor] = self._plain_loss
+        self.divergence: Callable[[Tensor, Tensor], Tensor] = divergence
         if compiled:
             self.adapter.compile()
             self._loss = torch.compile(self._plain_loss)
+            self.divergence = torch.compile(divergence)
 
     def step(self, length: int) -> Step:
         """The pass over `length` tokens from the beginning."""

@@ -23,7 +23,7 @@ from ppdbench.engine.medusa import METHOD, reading_layer
 from ppdbench.errors import ConfigError
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import LOSSES, TrainableHead
-from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
+from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
 
 
@@ -118,7 +118,7 @@ class MedusaObjective(Objective):
             if self.plan.loss == "ce":
                 found = cross_entropy(logits, blocks[:, 1 + distance :])
             else:
-                found = divergence(logits, own)
+                found = self._frozen[0].divergence(logits, own)
             losses[f"distance {distance}"] = found
         weighted = [self.plan.decay**h * loss for h, loss in enumerate(losses.values())]
         return {"loss": torch.stack(weighted).sum(), **losses}

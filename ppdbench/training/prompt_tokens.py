@@ -39,7 +39,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.training.context import Later, read
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import TrainableHead
-from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
+from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
 
 LOSSES = ("kl", "reverse-kl", "ce")
@@ -184,7 +184,8 @@ class PromptsObjective(Objective):
     def _one(self, guessed: Tensor, own: Tensor, follow: Tensor) -> Tensor:
         if self.plan.loss == "ce":
             return cross_entropy(guessed, follow)
-        return divergence(guessed, own) if self.plan.loss == "kl" else divergence(own, guessed)
+        pair = (guessed, own) if self.plan.loss == "kl" else (own, guessed)
+        return self._frozen[0].divergence(*pair)
 
     def _guesses(self, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [batch, place, prompt, vocab]: what is guessed and what the model itself says."""
