@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= results/demo
 
-.PHONY: help demo setup test test-fast check format reference reference-twin wheel benchmark clean
+.PHONY: help demo setup test test-fast check format reference reference-twin addons wheel benchmark clean
 
 help:
 	@echo "make demo       install, then match rates and speedups of the embedded model"
@@ -17,6 +17,7 @@ help:
 	@echo "make check      ruff and strict mypy"
 	@echo "make benchmark  the figures of the README: greedy and probing against generate()"
 	@echo "make reference  train the embedded model again (hours; needs TEXT and HELD_OUT)"
+	@echo "make addons     train what guesses ahead for the embedded model (an hour)"
 	@echo "make wheel      build the wheel into dist/"
 
 setup: $(READY)
@@ -88,6 +89,31 @@ reference: $(READY)
 reference-twin: $(READY)
 	$(TRAIN) layerskip $(SHORT) $(PLAIN) --out $(WORK)/twin1
 	$(TRAIN) layerskip --model ./$(WORK)/twin1 $(LONG) $(PLAIN) --out $(WORK)/twin2
+
+# What is trained beside the embedded model, which stays as it is; then the trees, grown from
+# how often the guesses were right on the builtin examples and chosen by this machine's times.
+BESIDE := $(DATA) --beta2 0.95 --clip 1 --precision bf16 --compile --threads 1 --dtype float32 \
+    --save-dtype bfloat16 --batch-size 16 --micro-batch 4 --sequence 512
+CALIBRATE := $(BIN)/ppdbench probe --offline --what drafts --task alpaca --task gsm8k \
+    --task humaneval --task mt_bench --task squad --task xsum --limit 12
+GROW := $(BIN)/ppdbench tree build --offline --dtype float32 --threads 2
+
+addons: $(READY)
+	$(TRAIN) medusa --heads 4 --rank 32 $(BESIDE) --steps 300 --learning-rate 2e-3 \
+	    --out $(WORK)/medusa
+	$(TRAIN) eagle --draft-vocab 1024 --passes 3 $(BESIDE) --steps 400 --batch-size 8 \
+	    --learning-rate 2e-3 --out $(WORK)/eagle
+	$(TRAIN) hidden-transfer --layers 4,5,6 $(BESIDE) --steps 90 --learning-rate 1e-2 \
+	    --out $(WORK)/hidden-transfer
+	$(TRAIN) prompt-tokens --prompts 3 $(BESIDE) --steps 240 --learning-rate 1e-2 \
+	    --out $(WORK)/prompt-tokens
+	for method in medusa hidden-transfer prompt-tokens; do \
+	    $(CALIBRATE) --method $$method:addon=$(WORK)/$$method \
+	        --calibration $(WORK)/$$method/calibration.json && \
+	    $(GROW) --calibration $(WORK)/$$method/calibration.json \
+	        --latency $(WORK)/latency.json --out $(WORK)/$$method/tree.json || exit 1; \
+	done
+	$(BIN)/python -m benchmarks.reference addons $(WORK)
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist .

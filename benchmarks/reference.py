@@ -1,6 +1,7 @@
 """From the folders that `make reference` trains in to the model inside the package.
 
     python -m benchmarks.reference assemble WORK    copy what ships into ppdbench/reference/
+    python -m benchmarks.reference addons WORK      the same for what was trained beside it
     python -m benchmarks.reference measure          how it speaks: loops, continuations
 
 What is copied is what was trained; only two facts in config.json are changed: the type that
@@ -22,6 +23,8 @@ HOME = PACKAGE / "reference"
 MODEL = ("config.json", "generation_config.json", "model.safetensors")
 WORDS = ("tokenizer.json", "tokenizer_config.json")
 HEADS = ("heads.json", "heads.safetensors")
+ADDONS = ("medusa", "hidden-transfer", "prompt-tokens", "eagle")
+ADDON = ("addon.json", "addon.safetensors", "quality.json", "calibration.json", "tree.json")
 TRAINED_POSITIONS = 2048
 
 MEASURED = {"reference": "skip2", "twin": "twin2", "heads": "heads", "draft": "draft"}
@@ -57,10 +60,27 @@ def assemble(work: Path) -> None:
     (HOME / "quality.json").write_text(json.dumps(quality, indent=1) + "\n", "utf-8")
     draw_losses(work)
     copy_heads(work)
+    finish()
+
+
+def addons(work: Path) -> None:
+    """Copy the trained add-ons, each with what was measured of it and the tree made from that."""
+    for method in ADDONS:
+        home = HOME / method
+        home.mkdir(exist_ok=True)
+        for name in ADDON:
+            if (work / method / name).is_file():
+                shutil.copyfile(work / method / name, home / name)
+    finish()
+
+
+def finish() -> None:
+    """Everybody may read what ships; say how much it is."""
     for path in HOME.rglob("*.safetensors"):
         path.chmod(0o644)
-    size = sum(path.stat().st_size for path in HOME.rglob("*") if path.is_file())
-    print(f"{HOME}: {size / 1e6:.1f} MB")
+    for folder in (HOME, *(HOME / method for method in ADDONS)):
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        print(f"{folder.relative_to(PACKAGE)}: {size / 1e6:.1f} MB")
 
 
 def copy_heads(work: Path) -> None:
@@ -146,6 +166,8 @@ def measure(model: str, new_tokens: int = 128) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["assemble"] and len(sys.argv) == 3:
         assemble(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["addons"] and len(sys.argv) == 3:
+        addons(Path(sys.argv[2]))
     elif sys.argv[1:2] == ["measure"]:
         measure(sys.argv[2] if len(sys.argv) > 2 else "reference")
     else:
