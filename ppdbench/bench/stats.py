@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +95,7 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
 
 
 def clustered_wilson(
-    matches_per_example: Sequence[tuple[int, int]],
+    matches_per_example: Sequence[tuple[int, int]] | npt.NDArray[Any],
 ) -> tuple[float, float, float]:
     """Wilson's interval for sum(matched) / sum(n), as wide as unequal examples ask for.
 
@@ -104,7 +106,8 @@ def clustered_wilson(
     estimate it from and the plain Wilson interval over all tokens is returned, which is
     then too narrow if examples do differ.
     """
-    counts = np.asarray([pair for pair in matches_per_example if pair[1]], dtype=np.float64)
+    counts = np.asarray(matches_per_example, dtype=np.float64).reshape(-1, 2)
+    counts = counts[counts[:, 1] != 0]
     if not len(counts):
         raise ValueError("no example has any trials")
     if (counts[:, 0] < 0).any() or (counts[:, 0] > counts[:, 1]).any():
@@ -143,8 +146,15 @@ def paired_ratio(
     value = float(times[0].sum() / times[1].sum())
     if times.shape[1] < 2:
         return Ratio(value, None, None)
+    return Ratio(value, *_interval(times.tobytes(), seed, draws))
+
+
+@lru_cache(maxsize=32)  # methods of one run share their noise floor
+def _interval(packed: bytes, seed: int, draws: int) -> tuple[float, float]:
+    """Where 95% of the ratios lie that examples drawn from these [2, example] give."""
+    times = np.frombuffer(packed).reshape(2, -1)
     low, high = np.quantile(_bootstrap(times, seed, draws), (0.025, 0.975))
-    return Ratio(value, float(low), float(high))
+    return float(low), float(high)
 
 
 def _bootstrap(times: npt.NDArray[np.float64], seed: int, draws: int) -> npt.NDArray[np.float64]:
@@ -156,6 +166,53 @@ def _bootstrap(times: npt.NDArray[np.float64], seed: int, draws: int) -> npt.NDA
         chosen = generator.integers(examples, size=(min(block, draws - start), examples))
         ratios.append(times[0][chosen].sum(1) / times[1][chosen].sum(1))
     return np.concatenate(ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """By how much a rate moved; the bounds of its 95% interval are None for a single example."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def paired_change(
+    before: Sequence[tuple[float, float]],
+    after: Sequence[tuple[float, float]],
+    seed: int = 0,
+    draws: int = 2000,
+) -> Change:
+    """The change of a ratio of totals, sum(part) / sum(whole), over the same examples.
+
+    Takes (part, whole) per example of both runs. The interval is the percentile bootstrap that
+    draws examples, both runs together: a change that a few examples make has one around 0.
+    """
+    if len(before) != len(after):
+        raise ValueError(f"{len(before)} examples before, {len(after)} after")
+    if any(sum(whole for _, whole in run) <= 0 for run in (before, after)):
+        raise ValueError("a rate of nothing has no change")
+    counts = np.asarray([before, after], dtype=np.float64)  # [run, example, (part, whole)]
+    value = float(_changes(counts[:, None])[0])
+    if counts.shape[1] < 2:
+        return Change(value, None, None)
+    generator, examples = np.random.default_rng(seed), counts.shape[1]
+    block = max(1, BOOTSTRAP_BLOCK // (4 * examples))
+    found = []
+    for start in range(0, draws, block):
+        chosen = generator.integers(examples, size=(min(block, draws - start), examples))
+        found.append(_changes(counts[:, chosen]))
+    low, high = np.quantile(np.concatenate(found), (0.025, 0.975))
+    return Change(value, float(low), float(high))
+
+
+def _changes(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Of [run, draw, example, (part, whole)]; draws that hold nothing of a run are left out."""
+    parts, wholes = np.moveaxis(counts.sum(2), -1, 0)  # [run, draw] each
+    drawn = (wholes > 0).all(0)
+    before, after = parts[:, drawn] / wholes[:, drawn]
+    changes: npt.NDArray[np.float64] = after - before
+    return changes
 
 
 def _some(values: Sequence[float]) -> Sequence[float]:

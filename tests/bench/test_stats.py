@@ -12,6 +12,7 @@ from ppdbench.bench.stats import (
     median,
     median_absolute_deviation,
     outliers,
+    paired_change,
     paired_ratio,
     wilson,
 )
@@ -170,3 +171,46 @@ def test_bootstrap_covers_the_true_ratio() -> None:
         assert ratio.low is not None and ratio.high is not None
         hits += ratio.low <= 2.0 <= ratio.high
     assert 0.89 <= hits / rounds <= 0.98
+
+
+def test_a_change_of_a_rate_pairs_the_examples_of_both_runs() -> None:
+    before = [(n, 10) for n in (1, 3, 5, 7, 9)]
+    after = [(n + 1, 10) for n, _ in before]
+    change = paired_change(before, after)
+    # Unequal as the examples are, each gained a tenth.
+    assert (change.value, change.low, change.high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_a_change_that_one_of_many_examples_made_has_an_interval_around_none() -> None:
+    before = [(5, 10)] * 8
+    change = paired_change(before, [(0, 10), *before[1:]])
+    assert change.value == pytest.approx(-5 / 80)
+    assert change.low is not None
+    assert change.high is not None
+    assert change.low < -0.1
+    assert change.high == pytest.approx(0)
+
+
+def test_a_change_weighs_examples_by_what_they_count() -> None:
+    change = paired_change([(0, 1), (9, 9)], [(1, 1), (0, 9)])
+    assert change.value == pytest.approx(0.1 - 0.9)
+
+
+def test_a_change_of_one_example_has_no_interval() -> None:
+    change = paired_change([(1, 2)], [(2, 2)])
+    assert (change.value, change.low, change.high) == (0.5, None, None)
+
+
+def test_draws_without_a_single_trial_are_left_out() -> None:
+    change = paired_change([(1, 2), (0, 0), (0, 0)], [(2, 2), (0, 0), (0, 0)])
+    assert (change.low, change.high) == pytest.approx((0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [([], []), ([(1, 2)], []), ([(0, 0)], [(1, 2)]), ([(1, 2)], [(0, 0)])]
+)
+def test_a_change_of_nothing_or_of_unequal_runs_is_refused(
+    before: list[tuple[float, float]], after: list[tuple[float, float]]
+) -> None:
+    with pytest.raises(ValueError, match=r"examples before|rate of nothing"):
+        paired_change(before, after)

@@ -1,0 +1,130 @@
+"""The baseline file: a snapshot as JSON that can be committed, one figure per line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ppdbench.check.figures import Figure, Outputs, Part, rate
+from ppdbench.check.snapshot import MethodFacts, Snapshot, TaskData, snapshot
+from ppdbench.errors import DataError
+from ppdbench.jsonfile import read_versioned, write_versioned
+from ppdbench.store import SCHEMA_VERSION, read_run
+from ppdbench.yamlfile import Keys, kind
+
+FORMAT = "ppdbench-baseline"
+VERSION = 1
+
+
+def read_baseline(path: Path) -> Snapshot:
+    """The baseline in a file, or what another run's folder amounts to."""
+    if path.is_dir():
+        run = read_run(path)
+        refuse_unsound(path, run.samples, run.header)
+        return snapshot(run)
+    missing = "`ppdbench check RUN --baseline FILE --update` writes one"
+    keys = read_versioned(path, "baseline", missing, FORMAT, VERSION)
+    written = keys.number("schema_version")
+    if written != SCHEMA_VERSION:
+        raise DataError(
+            f"{path} was made from a run of schema version {written}, this ppdbench reads "
+            f"{SCHEMA_VERSION}; write it again with --update"
+        )
+    return _read(keys)
+
+
+def write_baseline(path: Path, run_path: Path) -> Snapshot:
+    """Make a run the new baseline; one with failures or mismatches cannot become it."""
+    run = read_run(run_path)
+    refuse_unsound(run_path, run.samples, run.header)
+    made = snapshot(run)
+    figures = tuple(figure for figure in made.figures if rate(figure.parts) is not None)
+    made = replace(made, figures=figures)
+    write_versioned(path, FORMAT, VERSION, as_json(made))
+    return made
+
+
+def as_json(made: Snapshot) -> dict[str, Any]:
+    """A snapshot as the file has it."""
+    content: dict[str, Any] = json.loads(json.dumps(asdict(made)))  # tuples become lists
+    return content
+
+
+def refuse_unsound(path: Path, samples: Sequence[dict[str, Any]], header: dict[str, Any]) -> None:
+    """Refuse what no other run should be measured by."""
+    bad = [s for s in samples if s["verdict"] in ("failed", "mismatch")]
+    if bad:
+        first = bad[0]
+        raise DataError(
+            f"{path} cannot be a baseline: {len(bad)} examples with verdict {first['verdict']}, "
+            f"the first {first['method']} on {first['task']} {first['example_id']}"
+        )
+    for label, error in header.get("not_run", {}).items():
+        raise DataError(f"{path} cannot be a baseline: {label} did not run: {error}")
+
+
+def _read(keys: Keys) -> Snapshot:
+    model = keys.section("model")
+    found = Snapshot(
+        kind=keys.text("kind"),
+        command=keys.texts("command"),
+        model={name: model.text(name) for name in ("name", "weight_hash", "dtype")},
+        settings=keys.mapping("settings"),
+        machine=keys.mapping("machine"),
+        data=tuple(map(_task, keys.sections("data", "task"))),
+        methods=tuple(map(_method, keys.sections("methods", "method"))),
+        outputs=tuple(map(_outputs, keys.sections("outputs", "outputs"))),
+        figures=tuple(map(_figure, keys.sections("figures", "figure"))),
+        peak_memory_bytes=keys.number("peak_memory_bytes"),
+    )
+    keys.refuse_the_rest()
+    _refuse_unequal_lengths(keys, found)
+    return found
+
+
+def _task(keys: Keys) -> TaskData:
+    return TaskData(
+        keys.text("task"), keys.number("version"), keys.text("sha256"), keys.texts("examples")
+    )
+
+
+def _method(keys: Keys) -> MethodFacts:
+    return MethodFacts(
+        keys.text("label"),
+        keys.text("name"),
+        keys.flag("exact"),
+        keys.mapping("options"),
+        keys.mapping("loaded"),
+    )
+
+
+def _outputs(keys: Keys) -> Outputs:
+    return Outputs(keys.text("task"), keys.text("subject"), keys.texts("hashes"))
+
+
+def _figure(keys: Keys) -> Figure:
+    parts = tuple(_part(keys, part) for part in keys.items("parts"))
+    return Figure(keys.text("task"), keys.text("subject"), keys.text("metric"), parts)
+
+
+def _part(keys: Keys, part: Any) -> Part:
+    numbers = isinstance(part, list) and len(part) == 2
+    if not numbers or any(isinstance(n, bool) or not isinstance(n, int | float) for n in part):
+        raise keys.error(f"a part must be two numbers, not {kind(part)}")
+    return part[0], part[1]
+
+
+def _refuse_unequal_lengths(keys: Keys, found: Snapshot) -> None:
+    """Everything per example is as long as its task has examples."""
+    lengths = {data.task: len(data.examples) for data in found.data}
+    entries = [(o.task, o.subject, len(o.hashes)) for o in found.outputs]
+    entries += [(f.task, f.subject, len(f.parts)) for f in found.figures]
+    for task, subject, length in entries:
+        if length != lengths.get(task):
+            raise keys.error(
+                f"{length} entries of {task} with {subject}, but {lengths.get(task, 0)} examples; "
+                "write it again with --update"
+            )

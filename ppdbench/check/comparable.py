@@ -1,0 +1,91 @@
+"""Whether two runs may be compared at all, and whether their machines round alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ppdbench.check.metrics import DECODING
+from ppdbench.check.snapshot import Snapshot
+from ppdbench.errors import DataError
+
+
+def refuse_unlike(now: Snapshot, baseline: Snapshot) -> None:
+    """Refuse to compare runs of other things, saying what differs and what to run."""
+    differences = list(_differences(now, baseline))
+    if differences:
+        raise DataError(
+            f"not comparable with the baseline: {'; '.join(differences)}. The baseline was made by "
+            f"`{' '.join(baseline.command)}`; run that, or make a new baseline with --update"
+        )
+
+
+def _differences(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
+    if now.kind != baseline.kind and not {now.kind, baseline.kind} <= set(DECODING):
+        yield _was("a run of", now.kind, baseline.kind)
+        return
+    for name in ("weight_hash", "dtype"):
+        if now.model[name] != baseline.model[name]:
+            yield _model(now, baseline, name)
+            return
+    for name, value in baseline.settings.items():
+        if now.settings.get(name) != value:
+            yield _was(name, now.settings.get(name), value)
+    yield from _other_data(now, baseline)
+    yield from _other_methods(now, baseline)
+
+
+def _was(what: str, now: Any, baseline: Any) -> str:
+    return f"{what} {now} here, {baseline} there"
+
+
+def _model(now: Snapshot, baseline: Snapshot, name: str) -> str:
+    ours, theirs = (f"{s.model['name']} ({s.model[name]})" for s in (now, baseline))
+    return _was({"weight_hash": "model weights", "dtype": "dtype"}[name], ours, theirs)
+
+
+def _other_data(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
+    ours, theirs = ({data.task: data for data in s.data} for s in (now, baseline))
+    if set(ours) != set(theirs):
+        yield _was("tasks", *(", ".join(sorted(tasks)) for tasks in (ours, theirs)))
+        return
+    for task, data in theirs.items():
+        mine = ours[task]
+        if len(mine.examples) != len(data.examples):
+            yield _was(f"{task} examples", len(mine.examples), len(data.examples))
+        elif (mine.sha256, mine.examples) != (data.sha256, data.examples):
+            yield f"other examples or prompts of {task} (sha256 {mine.sha256}, not {data.sha256})"
+
+
+def _other_methods(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
+    missing = [subject for subject in baseline.subjects if subject not in now.subjects]
+    if missing:
+        what = "targets" if now.kind == "probe" else "methods"
+        yield f"{what} missing: {', '.join(missing)}"
+    ours = {method.label: method for method in now.methods}
+    for theirs in baseline.methods:
+        mine = ours.get(theirs.label)
+        if mine is None:
+            continue
+        for name, value in theirs.options.items():
+            # An option that is new since then is judged by what it does to the figures.
+            if name in mine.options and mine.options[name] != value:
+                yield _was(f"{theirs.label} {name}", mine.options[name], value)
+        if mine.exact != theirs.exact:
+            ours_is, theirs_is = ("exact" if m.exact else "not exact" for m in (mine, theirs))
+            yield _was(f"{theirs.label} is", ours_is, theirs_is)
+        if mine.loaded != theirs.loaded:
+            yield f"{theirs.label} loaded other trained parts"
+
+
+def machine_differences(now: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:
+    """In what two machines differ that rounding depends on."""
+    return [
+        f"{name}: {_shown(now.get(name))}, baseline {_shown(value)}"
+        for name, value in baseline.items()
+        if now.get(name) != value
+    ]
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

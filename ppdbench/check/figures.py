@@ -1,0 +1,124 @@
+"""From samples to figures that can be compared: counts per example, of which rates are ratios.
+
+Every rate here is a total over a total (accepted over proposed, matches over tokens, one time
+over another). Kept per example, the counts tell equal from equal on average, show which example
+changed, and pair two runs example by example. No model, no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppdbench.bench.summary import same_length
+
+Sample = Mapping[str, Any]
+Part = tuple[float, float]  # (part, whole)
+DECODED = ("committed_per_step", "accepted_per_proposed", "match_rate", "speedup")
+NOISE = "noise"  # greedy against itself: no metric, but what a speedup is judged by
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A rate as (part, whole) per example; None where the example failed."""
+
+    task: str
+    subject: str  # whose rate: a method, or a layer and k
+    metric: str
+    parts: tuple[Part | None, ...]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes a figure the only one of its kind in a run."""
+        return self.task, self.subject, self.metric
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What came out, as one hash per example; None where the example failed."""
+
+    task: str
+    subject: str
+    hashes: tuple[str | None, ...]
+
+
+def rate(parts: Sequence[Part | None]) -> float | None:
+    """The ratio of the totals; None of nothing."""
+    there = [part for part in parts if part is not None]
+    whole = sum(n for _, n in there)
+    return sum(part for part, _ in there) / whole if whole else None
+
+
+def output_hash(sample: Sample) -> str | None:
+    """Of the token ids alone."""
+    if sample["verdict"] == "failed":
+        return None
+    return hashlib.sha256(json.dumps(sample["output_ids"]).encode()).hexdigest()[:12]
+
+
+def decode_figures(task: str, label: str, name: str, group: Sequence[Sample]) -> list[Figure]:
+    """The rates of one method on one task, in the order of `group`; those of greedy are all 1."""
+    if name == "greedy":
+        return []
+    made = [None if s["verdict"] == "failed" else _decoded(s) for s in group]
+    return [
+        Figure(task, label, metric, tuple(None if p is None else p[metric] for p in made))
+        for metric in DECODED
+    ]
+
+
+def _decoded(sample: Sample) -> dict[str, Part]:
+    matches, ours = sample.get("matches", ()), sum(sample["step_ms"])
+    return {
+        "committed_per_step": (len(sample["output_ids"]) - 1, len(sample["step_ms"])),
+        "accepted_per_proposed": (sum(sample["accepted"]), sum(sample["proposed"])),
+        "match_rate": (sum(matches), len(matches)),
+        "speedup": _times(sum(sample["baseline_step_ms"]), ours * same_length(sample)),
+    }
+
+
+def noise(task: str, group: Sequence[Sample]) -> Figure:
+    """Greedy decoding against itself on the examples of a task."""
+    parts = [
+        None
+        if sample["verdict"] == "failed"
+        else _times(sum(sample["baseline_step_ms"]), sample["baseline_again_ms"])
+        for sample in group
+    ]
+    return Figure(task, "greedy", NOISE, tuple(parts))
+
+
+def _times(theirs: float, ours: float) -> Part:
+    """Two times of one example; an output of one token took no step and weighs nothing."""
+    return (round(theirs, 3), round(ours, 3)) if theirs > 0 and ours > 0 else (0.0, 0.0)
+
+
+def probe_figures(
+    task: str, target: str, group: Sequence[Sample], ks: Sequence[int]
+) -> list[Figure]:
+    """The match rates of every layer and k, with the model's head and with trained ones."""
+    return [
+        Figure(
+            task,
+            _place(layer, k, trained, target),
+            "match_rate",
+            tuple(_matches(sample[field][layer], k) for sample in group),
+        )
+        for field, trained in (("ranks", False), ("head_ranks", True))
+        for layer in sorted({n for s in group for n in s.get(field, ())}, key=int)
+        for k in ks
+    ]
+
+
+def _place(layer: str, k: int, trained: bool, target: str) -> str:
+    words = [f"layer {layer}, k={k}"]
+    words += ["trained head"] if trained else []
+    words += [target] if target != "greedy" else []
+    return ", ".join(words)
+
+
+def _matches(ranks: Sequence[int], k: int) -> Part:
+    return sum(rank < k for rank in ranks), len(ranks)

@@ -1,0 +1,185 @@
+"""What of a run can be compared with another: small, without prompts, texts or single times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppdbench.check.figures import (
+    Figure,
+    Outputs,
+    Sample,
+    decode_figures,
+    noise,
+    output_hash,
+    probe_figures,
+)
+from ppdbench.check.metrics import KINDS
+from ppdbench.errors import DataError
+from ppdbench.store import SCHEMA_VERSION, StoredRun
+
+# What two runs must have been told alike to be compared, beside model, data and methods.
+SETTINGS = ("max_new_tokens", "shots", "seed")
+OF_DECODING = (*SETTINGS, "strict", "target")
+OF_PROBING = (*SETTINGS, "layers", "ks", "targets", "stop_at_eos")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskData:
+    """The examples of a task: which, and a hash of their prompts."""
+
+    task: str
+    version: int
+    sha256: str
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodFacts:
+    """A method under the name it has in the run."""
+
+    label: str
+    name: str
+    exact: bool
+    options: Mapping[str, Any]
+    loaded: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A run, reduced to what a check compares."""
+
+    schema_version: int = SCHEMA_VERSION
+    kind: str
+    command: tuple[str, ...]
+    model: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    data: tuple[TaskData, ...]
+    methods: tuple[MethodFacts, ...]
+    outputs: tuple[Outputs, ...]
+    figures: tuple[Figure, ...]
+    peak_memory_bytes: int  # 0 where none was measured
+
+    @property
+    def subjects(self) -> list[str]:
+        """Whose outputs there are."""
+        return list(dict.fromkeys(outputs.subject for outputs in self.outputs))
+
+    def examples(self, task: str) -> tuple[str, ...]:
+        """The examples of a task, in the order of everything that is kept per example."""
+        return next(data.examples for data in self.data if data.task == task)
+
+
+def snapshot(run: StoredRun, ks: Sequence[int] | None = None) -> Snapshot:
+    """The snapshot of a run; `ks` counts the ranks of a probe anew, for another run's k."""
+    header = run.header
+    kind = header["kind"]
+    if kind not in KINDS:
+        raise DataError(
+            f"{run.path} is a {kind} run, which nothing checks; use one of {', '.join(KINDS)}"
+        )
+    if not run.samples:
+        raise DataError(f"{run.path} holds no finished samples, so there is nothing to check")
+    groups = _groups(run)
+    decoding = kind != "probe"
+    names = OF_DECODING if decoding else OF_PROBING
+    settings = {name: header["config"][name] for name in names}
+    if not decoding:
+        settings["ks"] = list(ks or settings["ks"])
+    figures = _decoded(header, groups) if decoding else _probed(groups, settings["ks"])
+    return Snapshot(
+        kind=kind,
+        command=tuple(header["command"]),
+        model={name: header["model"][name] for name in ("name", "weight_hash", "dtype")},
+        settings=settings,
+        machine=_machine(header),
+        data=_data(header, groups),
+        methods=_methods(header, groups) if decoding else (),
+        outputs=tuple(
+            Outputs(task, subject, tuple(map(output_hash, group)))
+            for (task, subject), group in groups.items()
+        ),
+        figures=tuple(figures),
+        peak_memory_bytes=max(s.get("peak_memory_bytes", 0) for s in run.samples),
+    )
+
+
+Groups = Mapping[tuple[str, str], Sequence[Sample]]
+
+
+def _groups(run: StoredRun) -> Groups:
+    """The samples by task and by method or target, each with all examples in one order."""
+    subject = "target" if run.header["kind"] == "probe" else "method"
+    found: dict[tuple[str, str], dict[str, Sample]] = {}
+    for sample in run.samples:
+        found.setdefault((sample["task"], sample[subject]), {})[sample["example_id"]] = sample
+    subjects = dict.fromkeys(subject for _, subject in found)
+    groups = {}
+    for task, data in run.header["data"].items():
+        for subject in subjects:
+            by_id = found.get((task, subject), {})
+            if len(by_id) != data["examples"]:
+                raise DataError(
+                    f"{run.path} is unfinished: {len(by_id)} of {data['examples']} examples of "
+                    f"{task} with {subject}; continue it with --resume"
+                )
+            # Interrupted runs finish their examples in another order.
+            groups[task, subject] = [by_id[example] for example in sorted(by_id, key=_by_number)]
+    return groups
+
+
+def _by_number(example_id: str) -> tuple[int, str]:
+    """9 before 10."""
+    return (int(example_id), "") if example_id.isdecimal() else (-1, example_id)
+
+
+def _decoded(header: Mapping[str, Any], groups: Groups) -> list[Figure]:
+    figures, tasks = [], set()
+    for (task, label), group in groups.items():
+        if task not in tasks:
+            tasks.add(task)
+            figures.append(noise(task, group))
+        figures += decode_figures(task, label, header["methods"][label]["name"], group)
+    return figures
+
+
+def _probed(groups: Groups, ks: Sequence[int]) -> list[Figure]:
+    return [
+        figure
+        for (task, target), group in groups.items()
+        for figure in probe_figures(task, target, group, ks)
+    ]
+
+
+def _data(header: Mapping[str, Any], groups: Groups) -> tuple[TaskData, ...]:
+    examples = {task: tuple(s["example_id"] for s in group) for (task, _), group in groups.items()}
+    return tuple(
+        TaskData(task, data["version"], data["sha256"], examples[task])
+        for task, data in header["data"].items()
+    )
+
+
+def _methods(header: Mapping[str, Any], groups: Groups) -> tuple[MethodFacts, ...]:
+    ran = {label for _, label in groups}
+    return tuple(
+        MethodFacts(label, about["name"], about["exact"], about["options"], about["loaded"])
+        for label, about in header["methods"].items()
+        if label in ran
+    )
+
+
+def _machine(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What rounding depends on."""
+    environment = header["environment"]
+    cpu = environment["cpu"]
+    return {
+        "cpu": cpu["model"],
+        "features": cpu["features"],
+        "device": header["model"]["device"],
+        "gpus": [device["name"] for device in environment["devices"]],
+        "threads": environment["torch"]["threads"],
+        "torch": environment["packages"]["torch"],
+        "largest_isa": environment["variables"].get("ONEDNN_MAX_CPU_ISA"),
+    }

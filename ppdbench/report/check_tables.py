@@ -1,0 +1,87 @@
+"""What a check found, for people: tables, and the page that a CI job shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppdbench.check.comparison import Comparison
+from ppdbench.check.figures import NOISE, rate
+from ppdbench.check.judge import Check
+from ppdbench.check.metrics import METRICS
+from ppdbench.check.snapshot import Snapshot
+from ppdbench.report.export import Sheet, to_markdown
+
+HEADER = ("what", "figure", "baseline", "now", "limit", "verdict")
+
+
+def sheets(comparison: Comparison) -> list[Sheet]:
+    """One table per task, then what failed with its reason, and the verdict where logs end."""
+    failures = [_failures(comparison.failed)] if comparison.failed else []
+    return [*_by_task(comparison), *failures, _verdict(comparison)]
+
+
+def _by_task(comparison: Comparison) -> list[Sheet]:
+    tasks = dict.fromkeys(check.task for check in comparison.checks)
+    return [_table(t, [c for c in comparison.checks if c.task == t]) for t in tasks]
+
+
+def _table(title: str, checks: Sequence[Check]) -> Sheet:
+    rows = tuple(
+        (c.subject, c.metric, c.text(c.baseline), c.text(c.now), c.limit, c.verdict) for c in checks
+    )
+    notes = tuple(
+        f"{c.verdict} {c.subject} {c.metric}: {c.note}" for c in checks if c.note and not c.failed
+    )
+    return Sheet(title, HEADER, rows, notes=notes)
+
+
+def _verdict(comparison: Comparison) -> Sheet:
+    return Sheet(
+        "Verdict",
+        ("run", "baseline", "verdict"),
+        ((comparison.run, comparison.baseline, comparison.verdict),),
+        notes=(*comparison.notes, *(f"Not run: {text}" for text in comparison.unfinished)),
+    )
+
+
+def long(comparison: Comparison) -> Sheet:
+    """Every check with its numbers in full, a row each."""
+    rows = tuple(
+        (c.task, c.subject, c.metric, c.baseline, c.now, c.limit, c.verdict, c.note)
+        for c in comparison.checks
+    )
+    return Sheet("checks", ("task", *HEADER, "note"), rows)
+
+
+def summary(comparison: Comparison) -> str:
+    """Markdown for a job's page: the verdict, what failed, and all the rest folded away."""
+    sign = {0: "passed", 1: "**failed**", 3: "passed, but examples failed to run"}
+    head = f"## ppdbench check ({comparison.kind}): {sign[comparison.exit_code]}\n"
+    lines = [head, f"{comparison.verdict}. Baseline: `{comparison.baseline}`.\n"]
+    lines += [f"{note}\n" for note in comparison.notes]
+    if comparison.failed:
+        lines.append(to_markdown([_failures(comparison.failed)]))
+    if comparison.unfinished:
+        lines.append("".join(f"- not run: {text}\n" for text in comparison.unfinished))
+    everything = to_markdown(_by_task(comparison))
+    lines.append(f"<details><summary>All checks</summary>\n\n{everything}\n</details>\n")
+    return "\n".join(lines) + "\n"
+
+
+def _failures(failed: Sequence[Check]) -> Sheet:
+    rows = tuple(
+        (c.task, c.subject, c.metric, c.text(c.baseline), c.text(c.now), c.limit, c.note)
+        for c in failed
+    )
+    return Sheet("Failed", ("task", *HEADER[:-1], "why"), rows)
+
+
+def stored(made: Snapshot) -> Sheet:
+    """What a baseline holds, as rates."""
+    rows = tuple(
+        (f.task, f.subject, f.metric, METRICS.get(f.metric).text(rate(f.parts)))
+        for f in made.figures
+        if f.metric != NOISE
+    )
+    title = f"Baseline of {made.model['name']} ({made.model['dtype']})"
+    return Sheet(title, ("task", "what", "figure", "value"), rows)

@@ -1,0 +1,140 @@
+"""The baseline file: small, the same as the run it was made from, and never half understood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppdbench.check.baseline import read_baseline, write_baseline
+from ppdbench.check.comparison import compare_paths
+from ppdbench.check.thresholds import Thresholds, read_thresholds
+from ppdbench.errors import ConfigError, DataError
+from tests.check.made import bench_run, drafting, failed, probe_run
+from tests.conftest import ROOT
+
+COMMITTED = ROOT / "results" / "baselines"
+
+
+@pytest.mark.parametrize("make", [bench_run, probe_run])
+def test_a_file_says_what_the_folder_says(tmp_path: Path, make: Any) -> None:
+    run = make(tmp_path / "run")
+    write_baseline(tmp_path / "baseline.json", run)
+    from_file, from_folder = read_baseline(tmp_path / "baseline.json"), read_baseline(run)
+    assert from_file.outputs == from_folder.outputs
+    assert from_file.data == from_folder.data
+    assert from_file.machine == from_folder.machine
+    # What a run counted nothing of is not kept.
+    assert set(from_file.figures) < set(from_folder.figures) or make is probe_run
+    found = compare_paths(run, tmp_path / "baseline.json", Thresholds())
+    assert found.exit_code == 0
+    assert found.checks == compare_paths(run, run, Thresholds()).checks
+
+
+def test_a_change_of_one_figure_is_a_change_of_one_line(tmp_path: Path) -> None:
+    files = []
+    for name, changes in (("a", ()), ("b", (drafting(lambda s: {"accepted": [0] * 5}, 3),))):
+        write_baseline(tmp_path / f"{name}.json", bench_run(tmp_path / name, *changes))
+        files.append((tmp_path / f"{name}.json").read_text("utf-8").splitlines())
+    differing = [pair for pair in zip(*files, strict=True) if pair[0] != pair[1]]
+    assert len(differing) == 1
+    assert "accepted_per_proposed" in differing[0][0]
+
+
+def test_no_prompt_and_no_text_goes_into_it(tmp_path: Path) -> None:
+    def wordy(sample: dict[str, Any]) -> None:
+        sample |= {"text": "a secret", "prompt_ids": [987654], "references": ["a secret"]}
+
+    write_baseline(tmp_path / "baseline.json", bench_run(tmp_path / "run", wordy))
+    written = (tmp_path / "baseline.json").read_text("utf-8")
+    assert "secret" not in written
+    assert "987654" not in written
+
+
+def test_runs_with_failures_or_mismatches_cannot_become_one(tmp_path: Path) -> None:
+    broken = bench_run(tmp_path / "a", drafting(failed, 2))
+    with pytest.raises(DataError, match="1 examples with verdict failed, the first layerskip on"):
+        write_baseline(tmp_path / "baseline.json", broken)
+    wrong = bench_run(tmp_path / "b", drafting(lambda s: {"verdict": "mismatch"}, 2))
+    with pytest.raises(DataError, match="verdict mismatch"):
+        compare_paths(bench_run(tmp_path / "now"), wrong, Thresholds())
+    missing = bench_run(tmp_path / "c", not_run={"medusa": "no add-on"})
+    with pytest.raises(DataError, match="medusa did not run: no add-on"):
+        write_baseline(tmp_path / "baseline.json", missing)
+    assert not (tmp_path / "baseline.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "version 2, but this ppdbench reads 1"),
+        ({"format": "calibration"}, "its format is 'calibration'"),
+        ({"schema_version": 7}, "made from a run of schema version 7"),
+        ({"figures": [{"task": "squad"}]}, "figure 1: the key parts is missing"),
+        ({"figures": 3}, "figures must be a list"),
+        ({"surprise": 1}, "unknown key surprise"),
+        ({"model": {"name": "m"}}, "the key model.weight_hash is missing"),
+        ({"data": []}, "8 entries of squad with greedy, but 0 examples"),
+    ],
+)
+def test_files_that_cannot_be_used_are_told_in_a_line(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "baseline.json"
+    write_baseline(path, bench_run(tmp_path / "run"))
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **change}), "utf-8")
+    with pytest.raises((ConfigError, DataError)) as caught:
+        read_baseline(path)
+    assert "baseline.json" in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("part", [[1], [1, "2"], 3, [True, 1], None])
+def test_counts_that_are_no_pair_of_numbers_are_refused(tmp_path: Path, part: Any) -> None:
+    path = tmp_path / "baseline.json"
+    write_baseline(path, bench_run(tmp_path / "run"))
+    content = json.loads(path.read_text("utf-8"))
+    content["figures"][0]["parts"][2] = part
+    path.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(ConfigError, match="figure 1: a part must be two numbers"):
+        read_baseline(path)
+
+
+def test_a_missing_file_says_how_to_write_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not exist; `ppdbench check RUN .* --update`"):
+        read_baseline(tmp_path / "baseline.json")
+
+
+# Those that this project checks itself against
+
+
+@pytest.mark.parametrize("name", ["probe", "bench"])
+def test_the_committed_baselines_are_small_and_their_thresholds_fit(name: str) -> None:
+    path = COMMITTED / f"{name}.json"
+    assert path.stat().st_size < 200_000
+    baseline = read_baseline(path)
+    assert baseline.kind == name
+    assert baseline.model["name"] == "reference"
+    read_thresholds(COMMITTED / f"{name}.yaml").refuse_misfits(name, baseline.subjects)
+
+
+def test_the_committed_baselines_cover_what_they_are_for() -> None:
+    probe, bench = (read_baseline(COMMITTED / f"{name}.json") for name in ("probe", "bench"))
+    layers = {figure.subject.split(",")[0] for figure in probe.figures}
+    assert layers == {f"layer {n}" for n in range(1, 9)}
+    assert len(probe.data) == 3
+    names = {method.name for method in bench.methods if method.exact}
+    assert {"greedy", "layerskip", "prompt-lookup", "lookahead", "ppd", "speculative"} <= names
+    for method in ("layerskip", "prompt-lookup", "lookahead"):
+        assert ("gsm8k", method, "accepted_per_proposed") in {f.key for f in bench.figures}
+
+
+def test_the_committed_baselines_were_made_as_the_makefile_makes_their_runs() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for name in ("probe", "bench"):
+        words = read_baseline(COMMITTED / f"{name}.json").command
+        options = [word for word in words[2:] if not word.startswith("results/")]
+        assert words[:2] == ("ppdbench", name)
+        assert all(option in makefile for option in options)

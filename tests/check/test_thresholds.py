@@ -1,0 +1,70 @@
+"""Thresholds: what is demanded where, and what no file can ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ppdbench.check.metrics import METRICS, Rule
+from ppdbench.check.thresholds import Thresholds, read_thresholds
+from ppdbench.errors import ConfigError
+
+
+def read(tmp_path: Path, text: str) -> Thresholds:
+    (tmp_path / "limits.yaml").write_text(text, "utf-8")
+    return read_thresholds(tmp_path / "limits.yaml")
+
+
+def test_a_methods_own_rule_wins_over_the_general_one_and_that_over_the_default(
+    tmp_path: Path,
+) -> None:
+    limits = read(
+        tmp_path,
+        "version: 1\nmetrics: {speedup: {max_drop: 0.2}}\nmethods: {ppd: {speedup: ignored}}\n",
+    )
+    assert limits.rule("speedup", "ppd") == Rule("ignored")
+    assert limits.rule("speedup", "layerskip") == Rule("max_drop", 0.2)
+    assert limits.rule("match_rate", "ppd") == METRICS.get("match_rate").default
+
+
+def test_every_default_is_something_a_file_may_say() -> None:
+    for name in METRICS:
+        assert METRICS.get(name).default.kind in METRICS.get(name).rules
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("version: 2", "version 2, but this ppdbench reads version 1"),
+        ("version: 1\nmetrics: {comitted_per_step: exact}", "did you mean committed_per_step"),
+        ("version: 1\nmethods: {ppd: {speed: ignored}}", "unknown metric 'speed'"),
+        ("version: 1\nmetrics: {speedup: exact}", "speedup cannot be exact; use interval or"),
+        ("version: 1\nmetrics: {speedup: max_drop}", "use interval or {max_drop: NUMBER}"),
+        ("version: 1\nmetrics: {speedup: {max_rise: 1}}", "speedup cannot be max_rise"),
+        ("version: 1\nmetrics: {speedup: {max_drop: 20}}", "max_drop 20; use 0 to 1"),
+        ("version: 1\nmetrics: {peak_memory: {max_rise: -1}}", "use 0 or more"),
+        ("version: 1\nmetrics: {speedup: {max_drop: lots}}", "must be a number"),
+        ("version: 1\nmetrics: {speedup: {}}", "takes one limit"),
+        ("version: 1\nmetrics: {match_rate: {exact: 1}}", "match_rate cannot be exact; use"),
+        ("version: 1\nmetrics: {identity: ignored}", "identity cannot be ignored"),
+        ("version: 1\nlimits: {}", "unknown key limits"),
+        ("version: 1\nmetrics: {speedup: 3}", "must be text"),
+    ],
+)
+def test_what_a_file_cannot_ask_for_is_told_with_what_it_can(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert "limits.yaml" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_rules_for_what_the_run_does_not_have_are_refused(tmp_path: Path) -> None:
+    limits = read(tmp_path, "version: 1\nmetrics: {speedup: ignored}\n")
+    with pytest.raises(ConfigError, match="a probe run has no speedup; it has outputs, match_rate"):
+        limits.refuse_misfits("probe", ["greedy"])
+    limits = read(tmp_path, "version: 1\nmethods: {layerskp: {speedup: ignored}}\n")
+    with pytest.raises(ConfigError, match="unknown method 'layerskp': did you mean layerskip"):
+        limits.refuse_misfits("bench", ["greedy", "layerskip"])
