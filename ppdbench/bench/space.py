@@ -1,0 +1,54 @@
+"""What a sweep goes through: every combination of some values of a method's options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from ppdbench.errors import ConfigError
+from ppdbench.strategies import method
+from ppdbench.strategies.base import Method, Strategy, settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """A grid over some options of one method; `fixed` ones are the same in all cells."""
+
+    method: str
+    axes: Mapping[str, tuple[str, ...]]
+    fixed: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, name: str, grid: tuple[str, ...], pairs: tuple[str, ...]) -> Space:
+        """From words such as `exit_layer=2,4,6`, and `key=value` for what stays."""
+        axes = {key: tuple(values.split(",")) for key, values in settings(grid).items()}
+        fixed = settings(pairs)
+        if not axes:
+            raise ConfigError(
+                "a sweep needs an option with values to try: --grid KEY=VALUE,VALUE; "
+                f"`ppdbench list methods {name}` shows the options"
+            )
+        both = sorted(axes.keys() & fixed.keys())
+        if both:
+            raise ConfigError(f"{both[0]} is given by both --grid and --set; leave one out")
+        return cls(method=name, axes=axes, fixed=fixed)
+
+    def cells(self) -> dict[str, dict[str, str]]:
+        """All options of each cell, under a label that names those that vary."""
+        cells = {}
+        for values in product(*self.axes.values()):
+            varied = dict(zip(self.axes, values, strict=True))
+            pairs = ",".join(f"{key}={value}" for key, value in varied.items())
+            cells[f"{self.method}:{pairs}"] = {**self.fixed, **varied}
+        return cells
+
+    def build(self) -> dict[str, tuple[Method, Strategy]]:
+        """The strategy of each cell, or an error that says what is wrong with one of them."""
+        found = method(self.method)
+        for name, values in self.axes.items():
+            read = [found.read(name, value) for value in values]
+            twice = next((v for v, r in zip(values, read, strict=True) if read.count(r) > 1), None)
+            if twice is not None:
+                raise ConfigError(f"--grid {name} has the value {twice} twice; give each once")
+        return {label: (found, found.build(options)) for label, options in self.cells().items()}

@@ -1,0 +1,241 @@
+"""A sweep: the cells of a grid as the methods of one interleaved run.
+
+At most `AT_ONCE` cells are ready at a time, in a heat with a baseline of its own, so that
+memory for caches and add-ons does not grow with the grid; weights of further models are
+loaded once for all. A cell that spreads over processes has its heat to itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppdbench.bench.compiling import settle
+from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome
+from ppdbench.bench.halving import SEARCHES, Rung, better, expected_samples, portion, rungs
+from ppdbench.bench.runner import (
+    Choice,
+    DecodeConfig,
+    about,
+    cut_of,
+    decode_missing,
+    is_left,
+    prepare,
+    sample_of,
+)
+from ppdbench.bench.space import Space
+from ppdbench.bench.summary import overall
+from ppdbench.conversation import with_later_turns
+from ppdbench.engine.loading import Loaded, ModelSpec, load, load_depth
+from ppdbench.errors import ConfigError, DataError, UnitError
+from ppdbench.header import run_header
+from ppdbench.shares import ALONE, Share
+from ppdbench.store import RunFolder, check_target
+from ppdbench.strategies.base import Decoder, Exiting, Method, Setup, Strategy
+from ppdbench.workload import Finished, Item, Report, Workload, capacity
+
+AT_ONCE = 8
+
+Built = Mapping[str, tuple[Method, Strategy]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepConfig(DecodeConfig):
+    """What a sweep is told; `methods` are the cells of `space`."""
+
+    space: Space
+    search: str = "grid"
+
+    def __post_init__(self) -> None:
+        DecodeConfig.__post_init__(self)
+        if self.search not in SEARCHES:
+            raise ConfigError(f"--search {self.search!r} is not known; use {' or '.join(SEARCHES)}")
+
+
+def choices(space: Space) -> tuple[Choice, ...]:
+    """The cells as `bench` would be told them."""
+    return tuple(Choice(name=space.method, options=options) for options in space.cells().values())
+
+
+def run_sweep(
+    config: SweepConfig, out: Path, *, resume: bool, report: Report, share: Share = ALONE
+) -> Finished:
+    """Decode what the run folder does not hold yet, rung by rung."""
+    built = config.space.build()
+    check_target(out, resume=resume, share=share)
+    if config.search == "halving" and share.is_job:
+        raise ConfigError(
+            "--search halving needs all results of a rung before the next, and jobs do not wait "
+            "for each other; leave --shard out, or use torchrun or --search grid"
+        )
+    _check_depths(built, config.model)
+    work = Workload.read(config)
+    per_task = [len(examples) for _, examples in work.examples]
+    steps = rungs(config.search, len(built), per_task)
+    loaded = load(config.model)
+    items = with_later_turns(work.encode(loaded), loaded)
+    sweep = Sweep(config, built, steps, loaded, items)
+    header = {**run_header("sweep", config, loaded, work), **sweep.audition(report)}
+    with RunFolder(out, header, resume=resume, share=share) as folder:
+        sweep.run(header, folder, report)
+        samples = folder.gather()
+    return Finished(
+        path=out,
+        header=header,
+        samples=samples,
+        cut=cut_of(samples),
+        torn=folder.torn,
+        share=share,
+        missing=max(0, expected_samples(header) - len(samples)),
+    )
+
+
+def _check_depths(built: Built, model: ModelSpec) -> None:
+    """Refuse exits that the model does not have while its weights are not loaded yet."""
+    exiting = [strategy for _, strategy in built.values() if isinstance(strategy, Exiting)]
+    if exiting:
+        n_layers = load_depth(model)
+        for strategy in exiting:
+            strategy.exit_in(n_layers)
+
+
+class Sweep:
+    """The cells and examples of a sweep, and who decodes what together."""
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        built: Built,
+        steps: Sequence[Rung],
+        loaded: Loaded,
+        items: Sequence[Item],
+    ) -> None:
+        self.config, self.built, self.steps, self.loaded = config, built, steps, loaded
+        self.setup = Setup(loaded, capacity(list(items)), config.seed)
+        self._of_rung = [first(items, step.part, config.seed) for step in steps]
+        self._able: dict[str, Decoder] = {}  # cells that can run, in outline
+
+    def audition(self, report: Report) -> dict[str, Any]:
+        """Make each cell ready once, one at a time, for what the header says of them all."""
+        told: dict[str, Any] = {"methods": {}, "not_run": {}, "facts": {}}
+        for label in self.built:
+            entry = self._prepare(label)
+            for part, content in about([label], [self.built[label]], [entry]).items():
+                told[part] |= content
+            if isinstance(entry, Contestant):
+                self._able[label] = _outline(entry.decoder)
+                entry.decoder.close()
+        if not self._able:
+            raise ConfigError(f"no cell can run: {next(iter(told['not_run'].values()))}")
+        steps = zip(self.steps, self._of_rung, strict=True)
+        rungs = [{"cells": step.cells, "examples": len(items)} for step, items in steps]
+        mode = "off" if self.config.strict else self.config.compile
+        compilation = settle(mode, self.setup, self._able, self._tokens(), report)
+        return {**told, "rungs": rungs, "compilation": compilation}
+
+    def _tokens(self) -> int:
+        """How many the cells decode together."""
+        tokens = before = 0
+        for step, items in zip(self.steps, self._of_rung, strict=True):
+            here = sum(item.max_new_tokens for item in items)
+            tokens += step.cells * (here - before)
+            before = here
+        return tokens
+
+    def run(self, header: Mapping[str, Any], folder: RunFolder, report: Report) -> None:
+        """From rung to rung; who goes on follows from what the folder holds."""
+        going = list(self._able)
+        for number, (step, items) in enumerate(zip(self.steps, self._of_rung, strict=True)):
+            if number:
+                folder.meet()
+                speeds = _speeds(header, going, self._of_rung[number - 1], folder)
+                going = better(going, speeds, step.cells)
+            ours = folder.share.part(items)
+            heats = self._heats([n for n in going if any(is_left(i, n, folder) for i in ours)])
+            for turn, heat in enumerate(heats, 1):
+                where = f"rung {number + 1}/{len(self.steps)}, cells {turn}/{len(heats)}"
+                self._heat(heat, items, folder, _prefixed(report, where))
+
+    def _prepare(self, label: str) -> Contestant | str:
+        return prepare(label, *self.built[label], self.setup, self.config.target, alone=False)
+
+    def _heats(self, labels: Sequence[str]) -> list[list[str]]:
+        """Who decodes side by side."""
+        shared = [label for label in labels if self._able[label].units == 1]
+        heats = [shared[i : i + AT_ONCE] for i in range(0, len(shared), AT_ONCE)]
+        return heats + [[label] for label in labels if label not in shared]
+
+    def _heat(
+        self, labels: Sequence[str], items: Sequence[Item], folder: RunFolder, report: Report
+    ) -> None:
+        contestants = []
+        with ExitStack() as started:
+            for label in labels:
+                entry = self._prepare(label)
+                if isinstance(entry, str):
+                    self._give_up(label, items, folder, entry)
+                    continue
+                started.callback(entry.decoder.close)
+                contestants.append(entry)
+            contest = Contest(
+                self.loaded, contestants, self.setup, self.config.target, strict=self.config.strict
+            )
+            try:
+                decode_missing(contest, items, folder, warmup=self.config.warmup, report=report)
+            except UnitError as error:
+                # Only cells that are alone have units: the others go on.
+                self._give_up(labels[0], items, folder, str(error))
+
+    def _give_up(self, label: str, items: Sequence[Item], folder: RunFolder, error: str) -> None:
+        """Record for each example left to us why it was not decoded."""
+        outcomes = dict.fromkeys((label, *BASELINE), Outcome("failed", error=error))
+        for item in folder.share.part(items):
+            if is_left(item, label, folder):
+                folder.append(sample_of(item, label, outcomes, self.loaded))
+
+
+def _outline(decoder: Decoder) -> Decoder:
+    """What is known of a decoder that is not ready any more: neither weights nor caches."""
+    outline = Decoder()
+    outline.rows, outline.units, outline.foreign = decoder.rows, decoder.units, decoder.foreign
+    return outline
+
+
+def first(items: Sequence[Item], part: int, seed: int) -> list[Item]:
+    """1/`part` of each task's examples, in an order drawn from the seed.
+
+    Data sets are sorted by kind often enough that their first examples stand for nothing.
+    """
+    by_task: dict[str, list[list[Item]]] = {}  # the turns of a question stay together
+    for item in items:
+        questions = by_task.setdefault(item.task.name, [])
+        if item.after is None:
+            questions.append([])
+        questions[-1].append(item)
+    taken = []
+    for task, questions in by_task.items():
+        order = random.Random(f"{seed} {task}").sample(questions, len(questions))
+        taken += [turn for question in order[: portion(part, len(order))] for turn in question]
+    return taken
+
+
+def _speeds(
+    header: Mapping[str, Any], labels: Sequence[str], items: Sequence[Item], folder: RunFolder
+) -> dict[str, float | None]:
+    """The paired speedup of each cell on these examples; none where one failed."""
+    keys = [(item.task.name, item.example.id, label, None) for label in labels for item in items]
+    if any(key not in folder.done for key in keys):
+        raise DataError("another process ended before its share was done; continue with --resume")
+    samples = [folder.done[key] for key in keys]
+    return {s["label"]: None if s["failed"] else s["speedup"] for s in overall(header, samples)}
+
+
+def _prefixed(report: Report, where: str) -> Report:
+    def told(text: str, done: int, total: int | None) -> None:
+        report(f"{where}: {text}", done, total)
+
+    return told

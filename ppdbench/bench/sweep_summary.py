@@ -1,0 +1,143 @@
+"""From a stored sweep to its best setting; no model, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppdbench.bench.halving import expected_samples
+from ppdbench.bench.stats import Ratio, paired_ratio
+from ppdbench.bench.summary import no_difference, overall, same_length
+from ppdbench.errors import DataError
+
+Sample = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One setting, where it lies in the grid, and what was measured there."""
+
+    label: str
+    at: Mapping[str, Any]
+    summary: Mapping[str, Any] | None  # None: nothing was
+    error: str | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """Over greedy decoding; None beside a mismatch, a failure or nothing timed."""
+        if self.summary is None or self.summary["failed"]:
+            return None
+        value: float | None = self.summary["speedup"]
+        return value
+
+    @property
+    def examples(self) -> int:
+        """On how many it was measured."""
+        return self.summary["n_examples"] if self.summary else 0
+
+    @property
+    def standing(self) -> str:
+        """How it compares with greedy decoding, in a word or two."""
+        if self.summary is None:
+            return "not run"
+        if self.summary["mismatch"]:
+            return "mismatch"
+        if self.summary["failed"]:
+            return "failed"
+        if self.speedup is None:
+            return "not timed"
+        if no_difference(self.summary):
+            return "no difference"
+        return "faster" if self.speedup > 1 else "slower"
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A sweep as read back, its cells from the best to the worst."""
+
+    header: Mapping[str, Any]
+    axes: Mapping[str, tuple[Any, ...]]
+    rungs: tuple[Mapping[str, int], ...]
+    cells: tuple[Cell, ...]
+    lead: Ratio | None  # how many times faster the best is than the second, by example
+    complete: bool
+
+    @property
+    def summaries(self) -> list[Mapping[str, Any]]:
+        """What was measured, from the best cell to the worst."""
+        return [cell.summary for cell in self.cells if cell.summary is not None]
+
+    @property
+    def leaders(self) -> tuple[Cell, ...]:
+        """The cells with a speedup on the most examples, which alone can be the best."""
+        timed = [cell for cell in self.cells if cell.speedup is not None]
+        return tuple(cell for cell in timed if cell.examples == timed[0].examples)
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the best is faster than the second beyond what examples vary."""
+        return self.lead is not None and self.lead.low is not None and self.lead.low > 1
+
+    def best_at(self, place: Mapping[str, Any]) -> Cell:
+        """The best of the cells with these values."""
+        return next(c for c in self.cells if all(c.at[k] == v for k, v in place.items()))
+
+
+def swept(header: Mapping[str, Any], samples: Sequence[Sample]) -> Swept:
+    """What a sweep found, of an unfinished one what it found so far."""
+    if header["kind"] != "sweep":
+        raise DataError(f"a run of `ppdbench {header['kind']}` is no sweep")
+    if not samples:
+        raise DataError("the run holds no finished samples")
+    summaries = {s["label"]: s for s in overall(header, samples)}
+    names = list(header["config"]["space"]["axes"])
+    cells = tuple(
+        Cell(
+            label,
+            {name: about["options"][name] for name in names},
+            summaries.get(label),
+            header["not_run"].get(label),
+        )
+        for label, about in header["methods"].items()
+    )
+    axes = {name: tuple(dict.fromkeys(cell.at[name] for cell in cells)) for name in names}
+    ordered = tuple(sorted(cells, key=_rank))
+    lead = _lead(ordered, samples)
+    complete = len(samples) >= expected_samples(header)
+    return Swept(header, axes, tuple(header["rungs"]), ordered, lead, complete)
+
+
+def _rank(cell: Cell) -> tuple[bool, int, float]:
+    """Speeds count on the most examples: those who were left behind had been slower there."""
+    return cell.speedup is None, -cell.examples, -(cell.speedup or 0.0)
+
+
+def _lead(ordered: Sequence[Cell], samples: Sequence[Sample]) -> Ratio | None:
+    """The best against the second, each beside its own baseline: they may be of two heats."""
+    if len(ordered) < 2 or ordered[1].speedup is None or ordered[1].examples < ordered[0].examples:
+        return None
+    best, second = (_relative_times(samples, cell.label) for cell in ordered[:2])
+    shared = [example for example in best if example in second]
+    if not shared:
+        return None
+    weights = [best[example][1] for example in shared]
+    return paired_ratio(
+        [second[example][0] * weight for example, weight in zip(shared, weights, strict=True)],
+        [best[example][0] * weight for example, weight in zip(shared, weights, strict=True)],
+    )
+
+
+def _relative_times(
+    samples: Sequence[Sample], label: str
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """By example: time per token over the baseline's, and the baseline's time."""
+    times: dict[tuple[str, str], tuple[float, float]] = {}
+    for sample in samples:
+        if sample["method"] != label or sample["verdict"] == "failed":
+            continue
+        ours, theirs = sum(sample["step_ms"]), sum(sample["baseline_step_ms"])
+        relative = ours * same_length(sample) / theirs if theirs > 0 else 0.0
+        if relative > 0:
+            times[sample["task"], sample["example_id"]] = relative, theirs
+    return times

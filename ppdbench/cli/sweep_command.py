@@ -1,0 +1,203 @@
+"""`ppdbench sweep`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ppdbench.bench.halving import SEARCHES
+from ppdbench.cli.common import (
+    check_exports,
+    check_pictures,
+    chosen_data,
+    chosen_targets,
+    closing_notes,
+    left_over,
+    model_spec,
+    notice,
+    our_share,
+    progress,
+    run_folder,
+    told_elsewhere,
+)
+from ppdbench.cli.decode_command import verdict
+from ppdbench.cli.options import (
+    compile_option,
+    decoding_options,
+    format_option,
+    model_options,
+    run_options,
+    task_options,
+)
+
+if TYPE_CHECKING:
+    from ppdbench.bench.sweep_summary import Swept
+    from ppdbench.store import StoredRun
+    from ppdbench.workload import Finished
+
+SHOWS = {"show", "form", "plot", "exports"}
+
+
+@click.command("sweep")
+@click.option("--method", help="Whose options; see `list methods`.")
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="KEY=VALUE,...",
+    help="An option and the values to try; may be repeated, every combination is a cell.",
+)
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="The same in all cells.")
+@click.option(
+    "--search",
+    type=click.Choice(SEARCHES),
+    default="grid",
+    show_default=True,
+    help="grid: all cells on all examples; halving: all on few, the better half on twice as many, "
+    "until two are left or the examples used up.",
+)
+@click.option("--plot", metavar="FILE", help="Heat map or curve as .png, .svg or .pdf.")
+@click.option("--show", metavar="DIR", help="Show a stored sweep again; nothing is decoded.")
+@click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
+@decoding_options
+@compile_option
+@task_options
+@model_options
+@run_options
+@format_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    form: str,
+    plot: str | None,
+    show: str | None,
+    exports: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """A grid over one method's options: the best setting, a heat map, losses too.
+
+    Cells take turns with greedy decoding as in `bench`, and each result is kept as it finishes.
+
+    \b
+    ppdbench sweep --method layerskip --grid exit_layer=2,4 --grid draft_length=2,4 --limit 4
+    ppdbench sweep --method prompt-lookup --grid max_draft=2,4,8,16 --task xsum --limit 8
+    ppdbench sweep --method lookahead --grid window=2,4,8 --grid ngram=2,3,4 --search halving
+    ppdbench sweep --show results/my-sweep --plot ./sweep.png
+    """
+    check_exports(exports)
+    check_pictures(plot)
+    if show is not None:
+        _check_asked(ctx)
+        return _result(_stored(show), form, plot, exports)
+    run = _run(**options)
+    if told_elsewhere(run):
+        return 0
+    code = _result(run, form, plot, exports)
+    closing_notes(run, options["model"])
+    return code or left_over(run)
+
+
+def _check_asked(ctx: click.Context) -> None:
+    """Refuse options that a stored run has settled."""
+    from ppdbench.errors import ConfigError
+
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        if name not in SHOWS and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(f"--show reads a stored sweep; leave {parameter.opts[0]} out")
+
+
+def _stored(folder: str) -> StoredRun:
+    from ppdbench.store import read_run
+
+    run = read_run(folder)
+    if run.torn:
+        notice("note: the last line of samples.jsonl is incomplete and was left out")
+    return run
+
+
+def _run(
+    method: str | None,
+    grid: tuple[str, ...],
+    pairs: tuple[str, ...],
+    search: str,
+    tasks: tuple[str, ...],
+    out: str | None,
+    resume: bool,
+    **options: Any,
+) -> Finished:
+    from ppdbench.bench.environment import set_threads
+    from ppdbench.bench.space import Space
+    from ppdbench.bench.sweep import SweepConfig, choices, run_sweep
+    from ppdbench.engine.quiet import quiet
+    from ppdbench.errors import ConfigError
+
+    if method is None:
+        raise ConfigError("give --method and --grid, or --show with the folder of a stored sweep")
+    space = Space.parse(method, grid, pairs)
+    quiet()
+    share = our_share(options, out, resume)
+    set_threads(options["threads"], share.on_machine)
+    (target,) = chosen_targets([options.pop("target") or "greedy"], options)
+    data = chosen_data(options.pop("data"), options["model"])
+    config = SweepConfig(
+        model=model_spec(options),
+        tasks=tasks or ("gsm8k",),
+        data=data,
+        target=target,
+        methods=choices(space),
+        space=space,
+        search=search,
+        **options,
+    )
+    folder = run_folder(out, resume, "sweep", method, "+".join(config.tasks), config.model.name)
+    with progress() as report:
+        return run_sweep(config, folder, resume=resume, report=report, share=share)
+
+
+def _result(
+    run: Finished | StoredRun, form: str, plot: str | None, exports: tuple[str, ...]
+) -> int:
+    """Show what a sweep found, write it where asked to, and say how it went."""
+    from ppdbench.bench.sweep_summary import swept
+    from ppdbench.report import sweep_tables
+    from ppdbench.report.export import emit, write
+
+    found = swept(run.header, run.samples)
+    content, sheets = sweep_tables.to_json(found), sweep_tables.sheets(found)
+    every = [sweep_tables.long(found)]
+    if form == "table":
+        _print(found)
+    else:
+        emit(every if form == "csv" else sheets, content, form)
+    for path in exports:
+        write(path, every if path.endswith(".csv") else sheets, content)
+    if plot is not None:
+        _draw(found, plot)
+    return verdict(run, found.summaries)
+
+
+def _print(found: Swept) -> None:
+    from rich.console import Console
+
+    from ppdbench.report.export import print_sheets
+    from ppdbench.report.sweep_map import print_map
+    from ppdbench.report.sweep_tables import cells, typed
+    from ppdbench.report.sweep_tables import verdict as best
+
+    print_sheets([cells(found)])
+    print_map(found, Console(soft_wrap=False))
+    print_sheets([best(found)])
+    line = typed(found)
+    if line is not None:
+        click.echo(line)  # not through rich, which would wrap it
+
+
+def _draw(found: Swept, path: str) -> None:
+    from ppdbench.report.plots import save
+    from ppdbench.report.sweep_plots import sweep_picture
+
+    save(sweep_picture(found), path)
+    notice(f"picture: {path}")

@@ -1,0 +1,46 @@
+"""The command that does again what a stored run did, as it is typed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def decode_line(header: Mapping[str, Any], method: str, options: Mapping[str, Any]) -> str:
+    """`ppdbench decode` with one method, on the model and examples of the run `header` is of."""
+    words = ["ppdbench", "decode", "--method", method]
+    for name, value in options.items():
+        words += ["--set", f"{name}={value}"]
+    for option, value, default in _settings(header["config"]):
+        if value is True and default is False:
+            words.append(option)
+        elif value != default:
+            words += [option, str(value)]
+    return shlex.join(words)
+
+
+def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Option, value, and what it is where nothing is typed."""
+    model, target = config["model"], config["target"]
+    yield "--model", model["name"], "reference"
+    yield "--revision", model["revision"], None
+    yield "--dtype", model["dtype"], "auto"
+    yield "--device", model["device"], "auto"
+    yield "--trust-remote-code", model["trust_remote_code"], False
+    for task in config["tasks"]:
+        yield "--task", task, None
+    yield "--data", config["data"], "builtin" if model["name"] == "reference" else "hub"
+    yield "--split", config["split"], None
+    yield "--limit", config["limit"], None
+    yield "--shots", config["shots"], 0
+    yield "--max-new-tokens", config["max_new_tokens"], None
+    yield "--seed", config["seed"], 0
+    yield "--threads", config["threads"], None
+    yield "--strict", config["strict"], False
+    yield "--compile", config.get("compile", "auto"), "auto"
+    if target["kind"] != "greedy":
+        drawn = target["kind"].replace("-", "_")
+        yield "--target", target["kind"], None
+        yield f"--{target['kind']}", target[drawn], None
+        yield "--temperature", target["temperature"], 1.0
