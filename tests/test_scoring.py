@@ -1,11 +1,17 @@
 """The metrics against the reference implementations and answers worked out by hand."""
 
 import gc
+import json
 import os
+import re
 import socket
+import string
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -13,7 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 from ppdbench import scoring
-from ppdbench.errors import DataError, UnknownName
+from ppdbench.errors import ConfigError, DataError, UnknownName
 from ppdbench.scoring import text
 
 PREDICTIONS = [
@@ -197,6 +203,90 @@ def test_a_metric_class_works_alone(tmp_path: Path) -> None:
     assert found == {"squad_em": 1, "squad_f1": 1}
 
 
+@pytest.mark.parametrize("name", sorted(set(scoring._CLASSES.values())))
+def test_a_metric_class_and_score_say_the_same(name: str, tmp_path: Path) -> None:
+    from ppdbench.scoring import metrics
+
+    pairs = {"predictions": ["#### 3 a b"] * 2, "references": [["#### 3 a"], ["#### 4", "b"]]}
+    if name == "Gsm8k":
+        pairs["references"] = [["#### 3"], ["#### 4", "#### 5"]]
+    found = getattr(metrics, name)(cache_dir=str(tmp_path)).compute(**pairs)
+    assert found == scoring.score(list(found), pairs["predictions"], pairs["references"])
+
+
+def test_pass_at_1_runs_programs_where_that_is_allowed_and_only_there(tmp_path: Path) -> None:
+    from ppdbench.scoring.metrics import HumanEval
+
+    programs = [f"def double(x):\n    return {answer}\n" for answer in ("2 * x", "x", "x + x")]
+    test = "def check(candidate):\n    assert candidate(4) == 8\ncheck(double)"
+    pairs = {"predictions": programs, "references": [[test]] * 3}
+    with pytest.raises(ConfigError, match="allow_code_execution=True"):
+        HumanEval(cache_dir=str(tmp_path)).compute(**pairs)
+    found = HumanEval(cache_dir=str(tmp_path)).compute(**pairs, allow_code_execution=True)
+    assert found == {"humaneval_pass1": pytest.approx(2 / 3)}
+
+
+# Against the reference implementations, on real rows
+
+
+def squad_words(answer: str) -> list[str]:
+    """The official script's steps, in its order: case, punctuation, articles, whitespace."""
+    kept = "".join(c for c in answer.lower() if c not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", kept).split()
+
+
+def squad_pair(guess: str, answer: str) -> tuple[bool, float]:
+    """Exact match, and F1 from precision and recall as the script takes them."""
+    guessed, expected = squad_words(guess), squad_words(answer)
+    shared = sum((Counter(guessed) & Counter(expected)).values())
+    if shared == 0:
+        return guessed == expected, 0.0
+    precision, recall = shared / len(guessed), shared / len(expected)
+    return guessed == expected, 2 * precision * recall / (precision + recall)
+
+
+def test_squad_scores_follow_the_official_script_on_real_answers(real_rows: Path) -> None:
+    for row in real(real_rows / "squad" / "validation.jsonl", 300):
+        answers = row["answers"]["text"]
+        for guess in (answers[0].upper(), f"the {answers[-1]}.", row["context"][:40], "an"):
+            found = scoring.score(["squad_em", "squad_f1"], [guess], [answers])
+            pairs = [squad_pair(guess, answer) for answer in answers]
+            assert found["squad_em"] == max(exact for exact, _ in pairs)
+            assert found["squad_f1"] == pytest.approx(max(f1 for _, f1 in pairs))
+
+
+def test_gsm8k_answers_are_those_that_the_official_expression_finds(real_rows: Path) -> None:
+    official = re.compile(r"#### (\-?[0-9\.\,]+)")
+    for row in real(real_rows / "gsm8k" / "test.jsonl", 1000):
+        match = official.search(row["answer"])
+        assert match is not None
+        assert text.marked_number(row["answer"]) == Decimal(match.group(1).replace(",", ""))
+        assert only("gsm8k_accuracy", row["answer"], row["answer"]) == 1
+
+
+def test_rouge_and_bleu_equal_their_libraries_on_real_rows(real_rows: Path) -> None:
+    import sacrebleu
+    from rouge_score.rouge_scorer import RougeScorer
+
+    pairs = [r["translation"] for r in real(real_rows / "wmt_en_fr" / "test.jsonl", 60)]
+    french, english = [p["fr"] for p in pairs], [p["en"] for p in pairs]
+    found = scoring.score(["bleu", "chrf"], english, [[line] for line in french])
+    assert found["bleu"] == sacrebleu.corpus_bleu(english, [french]).score
+    assert found["chrf"] == sacrebleu.corpus_chrf(english, [french]).score
+
+    rows = list(real(real_rows / "cnn_dailymail" / "validation.jsonl", 20))
+    leads, highlights = [r["article"][:300] for r in rows], [r["highlights"] for r in rows]
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    each = [scorer.score(h, a)["rougeL"].fmeasure for h, a in zip(highlights, leads, strict=True)]
+    score = scoring.score(["rougeL"], leads, [[h] for h in highlights])["rougeL"]
+    assert score == pytest.approx(fmean(each))
+
+
+def real(path: Path, limit: int) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        yield from (json.loads(line) for line in islice(file, limit))
+
+
 def test_an_unknown_metric_gets_a_suggestion() -> None:
     with pytest.raises(UnknownName, match="did you mean rougeL"):
         scoring.score(["rougel"], ["a"], [["a"]])
@@ -235,6 +325,7 @@ names = scoring.available_metrics()
 heavy = {"evaluate", "datasets", "sacrebleu", "rouge_score", "nltk", "torch", "numpy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 scoring.score(names, ["#### 1"], [["#### 1"]])
+assert not {"evaluate", "datasets", "torch"} & set(sys.modules)
 print(len(names))
 """
 

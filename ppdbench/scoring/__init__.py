@@ -7,23 +7,25 @@
 | gsm8k_accuracy | share of problems whose final number is right | 0..1 |
 | topv2_exact_match | share of parses equal up to whitespace | 0..1 |
 | bleu, chrf | sacrebleu's corpus scores with its default settings | 0..100 |
+| humaneval_pass1 | share of programs that pass their tests, where running them was allowed | 0..1 |
 
 An example may have several references; except for bleu and chrf, which use all of them
 together, the best one counts. Importing this module is cheap: the libraries behind the
-metrics load with the first score.
+metrics load with the first score, and none of them is torch. Each metric also exists as an
+`evaluate.Metric`, in `ppdbench.scoring.metrics`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from tempfile import TemporaryDirectory
 
 from ppdbench.errors import DataError, UnknownName
+from ppdbench.scoring import measures
 
-# Metrics that run generated code: not scored here, because that needs a sandbox.
+# Metrics that run generated code: not scored here, but when a sample is made, where allowed.
 NEEDS_EXECUTION = frozenset({"humaneval_pass1"})
 
-# Which class of `ppdbench.scoring.metrics` computes a metric.
+# Which class of `ppdbench.scoring.metrics`, and measure of the same name, computes a metric.
 _CLASSES = {
     "rouge1": "Rouge",
     "rouge2": "Rouge",
@@ -54,26 +56,12 @@ def score(
             raise UnknownName("metric", name, _CLASSES)
     _check(predictions, references)
     values: dict[str, float] = {}
-    for class_name in dict.fromkeys(_CLASSES[name] for name in names):
-        values |= _compute(class_name, predictions, references)
+    rouges = [name for name in names if name in measures.ROUGES]
+    if rouges:  # the one measure whose parts cost something each
+        values |= measures.rouge(predictions, references, rouges)
+    for measure in dict.fromkeys(_CLASSES[name].lower() for name in names if name not in rouges):
+        values |= getattr(measures, measure)(predictions, references)
     return {name: values[name] for name in names}
-
-
-def _compute(
-    class_name: str, predictions: Sequence[str], references: Sequence[Sequence[str]]
-) -> dict[str, float]:
-    from ppdbench.scoring import metrics
-
-    # `evaluate` creates its cache folder even when it keeps everything in memory.
-    with TemporaryDirectory(prefix="ppdbench-") as folder:
-        metric = getattr(metrics, class_name)(keep_in_memory=True, cache_dir=folder)
-        try:
-            found: dict[str, float] = metric.compute(
-                predictions=list(predictions), references=[list(texts) for texts in references]
-            )
-        except UnicodeEncodeError as error:
-            raise DataError(f"a text to score is not valid Unicode: {error}") from error
-    return found
 
 
 def _check(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
@@ -91,3 +79,12 @@ def _check(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> N
             raise DataError(f"references of example {i} must be a list of strings")
         if not texts:
             raise DataError(f"example {i} has no reference; give one or more")
+        _check_unicode(prediction, *texts)
+
+
+def _check_unicode(*texts: str) -> None:
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"a text to score is not valid Unicode: {error}") from error

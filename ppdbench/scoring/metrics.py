@@ -8,17 +8,13 @@ alone: `Squad(cache_dir=folder).compute(predictions=[...], references=[[...]])`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from decimal import Decimal
-from itertools import zip_longest
-from statistics import fmean
 from typing import ClassVar
 
 import evaluate
 from datasets import Features, List, Value
 
-from ppdbench.errors import DataError
-from ppdbench.scoring import text
+from ppdbench.errors import ConfigError
+from ppdbench.scoring import measures
 
 Predictions = list[str]
 References = list[list[str]]
@@ -47,17 +43,9 @@ class Rouge(TextMetric):
     """
 
     source = "Lin, 2004, ROUGE: A Package for Automatic Evaluation of Summaries (rouge-score)"
-    names: ClassVar[tuple[str, ...]] = ("rouge1", "rouge2", "rougeL")
 
     def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        from rouge_score.rouge_scorer import RougeScorer
-
-        scorer = RougeScorer(list(self.names), use_stemmer=True)
-        scores = [
-            scorer.score_multi(texts, prediction)
-            for prediction, texts in zip(predictions, references, strict=True)
-        ]
-        return {name: fmean(float(each[name].fmeasure) for each in scores) for name in self.names}
+        return measures.rouge(predictions, references)
 
 
 class Squad(TextMetric):
@@ -66,10 +54,7 @@ class Squad(TextMetric):
     source = "Rajpurkar et al., 2016, SQuAD: 100,000+ Questions for Machine Comprehension of Text"
 
     def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        return {
-            "squad_em": _mean_of_best(text.squad_exact, predictions, references),
-            "squad_f1": _mean_of_best(text.squad_f1, predictions, references),
-        }
+        return measures.squad(predictions, references)
 
 
 class Bleu(TextMetric):
@@ -78,11 +63,7 @@ class Bleu(TextMetric):
     source = "Post, 2018, A Call for Clarity in Reporting BLEU Scores (sacrebleu)"
 
     def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        from sacrebleu.metrics import BLEU
-
-        # `force` changes no score: it silences a guess that the texts are tokenised.
-        found = BLEU(force=True).corpus_score(predictions, _by_position(references))
-        return {"bleu": float(found.score)}
+        return measures.bleu(predictions, references)
 
 
 class Chrf(TextMetric):
@@ -91,10 +72,7 @@ class Chrf(TextMetric):
     source = "Popović, 2015, chrF: character n-gram F-score for automatic MT evaluation (sacrebleu)"
 
     def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        from sacrebleu.metrics import CHRF
-
-        found = CHRF().corpus_score(predictions, _by_position(references))
-        return {"chrf": float(found.score)}
+        return measures.chrf(predictions, references)
 
 
 class Gsm8k(TextMetric):
@@ -106,7 +84,7 @@ class Gsm8k(TextMetric):
     source = "Cobbe et al., 2021, Training Verifiers to Solve Math Word Problems"
 
     def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        return {"gsm8k_accuracy": _mean_of_best(_same_number, predictions, references)}
+        return measures.gsm8k(predictions, references)
 
 
 class TopV2(TextMetric):
@@ -115,36 +93,31 @@ class TopV2(TextMetric):
     source = "Chen et al., 2020, Low-Resource Domain Adaptation for Compositional Task-Oriented SP"
 
     def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        return {"topv2_exact_match": _mean_of_best(_same_words, predictions, references)}
+        return measures.topv2(predictions, references)
 
 
-def _mean_of_best(
-    measure: Callable[[str, str], float], predictions: Predictions, references: References
-) -> float:
-    return fmean(
-        max(float(measure(prediction, reference)) for reference in texts)
-        for prediction, texts in zip(predictions, references, strict=True)
-    )
+class HumanEval(TextMetric):
+    """pass@1 of one program per problem: the share that runs through its tests without error.
 
+    Predictions are whole programs, prompt included; references are what is run behind them, down
+    to the call of `check`. This runs code that nobody has read, within `ppdbench.sandbox`, and
+    only with `allow_code_execution=True`. Decoding runs do it when a sample is made and store
+    what happened, so that scoring them runs nothing.
+    """
 
-def _by_position(references: References) -> list[tuple[str | None, ...]]:
-    """All first references, all second ones and so on; None where an example has fewer."""
-    return list(zip_longest(*references))
+    source = "Chen et al., 2021, Evaluating Large Language Models Trained on Code"
 
+    def _compute(
+        self, predictions: Predictions, references: References, allow_code_execution: bool = False
+    ) -> dict[str, float]:
+        if not allow_code_execution:
+            raise ConfigError(
+                "HumanEval runs generated code; pass allow_code_execution=True to allow that"
+            )
+        from ppdbench.sandbox import execute
 
-def _same_words(prediction: str, reference: str) -> bool:
-    return text.one_spaced(prediction) == text.one_spaced(reference)
-
-
-def _same_number(prediction: str, reference: str) -> bool:
-    answer = text.marked_number(prediction)
-    if answer is None:
-        answer = text.last_number(prediction)
-    return answer == _expected_number(reference)
-
-
-def _expected_number(reference: str) -> Decimal:
-    number = text.marked_number(reference)
-    if number is None:
-        raise DataError(f"no number after '####' in the GSM8K reference {reference[-60:]!r}")
-    return number
+        passed = [
+            all(execute(f"{program}\n{test}").passed for test in tests)
+            for program, tests in zip(predictions, references, strict=True)
+        ]
+        return {"humaneval_pass1": sum(passed) / len(passed)}

@@ -7,7 +7,7 @@ encoded = encode_prompt(task, examples[0], tokenizer, max_tokens=496)
 """
 
 from ppdbench.tasks.data import Row, data_file, load_rows, load_shot_rows
-from ppdbench.tasks.encode import Encoded, encode_prompt
+from ppdbench.tasks.encode import Encoded, encode_conversation, encode_prompt
 from ppdbench.tasks.examples import Example, Prompt, build_examples
 from ppdbench.tasks.spec import METRICS, Dataset, Task, load_task, task_names
 from ppdbench.tasks.templates import Template
@@ -23,6 +23,7 @@ __all__ = [
     "Template",
     "build_examples",
     "data_file",
+    "encode_conversation",
     "encode_prompt",
     "load_rows",
     "load_shot_rows",

@@ -6,12 +6,12 @@ the model answer. So the context alone is shortened and the template rendered ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.tasks.examples import Example, Prompt
+from ppdbench.tasks.examples import Example, Prompt, turn_prompts
 from ppdbench.tasks.spec import Task
 
 
@@ -49,6 +49,58 @@ def encode_prompt(
         new_tokens = task.max_new_tokens if max_new_tokens is None else max_new_tokens
         raise _too_long(task, example, fitted, max_tokens, new_tokens)
     return Encoded(fitted.ids, len(full.ids) - len(fitted.ids), fitted.text)
+
+
+def encode_conversation(
+    task: Task,
+    example: Example,
+    answers: Sequence[str],
+    tokenizer: Any,
+    *,
+    max_tokens: int,
+    chat: bool | None = None,
+    max_new_tokens: int | None = None,
+) -> Encoded:
+    """Encode the turn that follows `answers`, with everything said before it.
+
+    Without a chat template that is plain text: each answer goes on from its prompt, and the
+    next prompt begins a new paragraph. What does not fit is cut from the end of each answer,
+    all to one length, and then from the context field of the first prompt.
+    """
+    encoder = _Encoder(tokenizer, _use_chat(task, tokenizer, chat))
+    prompts = turn_prompts(task, example)[: len(answers) + 1]
+    full = encoder.encode(*prompts, answers=answers)
+    if len(full.ids) <= max_tokens:
+        return full
+    fitted = _shorten_talk(task, prompts, answers, encoder, max_tokens)
+    if len(fitted.ids) > max_tokens:
+        new_tokens = task.max_new_tokens if max_new_tokens is None else max_new_tokens
+        raise _too_long(task, example, fitted, max_tokens, new_tokens)
+    return Encoded(fitted.ids, len(full.ids) - len(fitted.ids), fitted.text)
+
+
+def _shorten_talk(
+    task: Task, prompts: Sequence[Prompt], answers: Sequence[str], encoder: _Encoder, most: int
+) -> Encoded:
+    """The answers cut to as many tokens each as fit; when not even none does, the context too."""
+    points = [encoder.cut_points(answer) for answer in answers]
+
+    def answered(tokens: int) -> Encoded:
+        cut = [a[: at[min(tokens, len(at) - 1)]] for a, at in zip(answers, points, strict=True)]
+        return encoder.encode(*prompts, answers=cut)
+
+    best = _longest(list(range(max(map(len, points)))), answered, most)
+    name = task.context_field
+    if len(best.ids) <= most or name is None:
+        return best
+    first, *later = prompts
+    context, silent = first.values[name], [""] * len(answers)
+
+    def upto(end: int) -> Encoded:
+        shorter = first.with_value(name, context[:end])
+        return encoder.encode(shorter, *later, answers=silent)
+
+    return _longest(encoder.cut_points(context), upto, most)
 
 
 def _use_chat(task: Task, tokenizer: Any, chat: bool | None) -> bool:
@@ -104,8 +156,10 @@ class _Encoder:
     tokenizer: Any
     chat: bool
 
-    def encode(self, prompt: Prompt) -> Encoded:
-        text = self._wrapped(prompt.text) if self.chat else prompt.text
+    def encode(self, *prompts: Prompt, answers: Sequence[str] = ()) -> Encoded:
+        """The last prompt after all others and the answers to them."""
+        texts = [prompt.text for prompt in prompts]
+        text = self._wrapped(texts, answers) if self.chat else _plain(texts, answers)
         # A chat template writes the special tokens itself: adding them again doubles BOS.
         # verbose=False: a prompt that is too long is cut here, no reason to warn.
         ids = self.tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"]
@@ -121,8 +175,11 @@ class _Encoder:
         # Several byte tokens can share one character, hence the set.
         return sorted({0, len(context), *(end for _, end in spans)})
 
-    def _wrapped(self, text: str) -> str:
-        messages = [{"role": "user", "content": text}]
+    def _wrapped(self, texts: Sequence[str], answers: Sequence[str]) -> str:
+        messages = [{"role": "user", "content": texts[0]}]
+        for answer, text in zip(answers, texts[1:], strict=True):
+            messages.append({"role": "assistant", "content": answer.strip()})
+            messages.append({"role": "user", "content": text})
         try:
             return str(
                 self.tokenizer.apply_chat_template(
@@ -142,3 +199,9 @@ class _Encoder:
                 "from either; give a longer prompt"
             )
         return [bos]
+
+
+def _plain(texts: Sequence[str], answers: Sequence[str]) -> str:
+    """One text: an answer goes on from its prompt, as the model wrote it."""
+    said = [text + answer for text, answer in zip(texts, answers, strict=False)]
+    return "\n\n".join([*said, texts[-1]])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.tasks.columns import find_first, text_at, texts_at
 from ppdbench.tasks.data import Row
-from ppdbench.tasks.spec import Task
+from ppdbench.tasks.spec import Task, opening_field
 from ppdbench.tasks.templates import Template
 from ppdbench.yamlfile import kind
 
@@ -43,6 +43,15 @@ class Example:
     references: tuple[str, ...]
     turns: tuple[str, ...]
     row: Mapping[str, object]
+
+
+def turn_prompts(task: Task, example: Example) -> tuple[Prompt, ...]:
+    """What the user says in each turn; worked examples stand before the first alone."""
+    first, name = example.prompt, opening_field(task)
+    if name is None:
+        return (first,)
+    later = [Prompt.render(first.template, {**first.values, name: t}) for t in example.turns[1:]]
+    return (first, *later)
 
 
 def build_examples(

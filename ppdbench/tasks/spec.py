@@ -25,6 +25,9 @@ METRICS = (
     "topv2_exact_match",
 )
 
+# What `code` names the columns of.
+CODE_PARTS = ("prompt", "test", "entry_point")
+
 Columns = tuple[str | None, ...]
 
 
@@ -65,7 +68,14 @@ class Task:
     context_field: str | None
     shot: Template | None
     shots_split: str | None
+    code: Mapping[str, Columns]  # the parts of a program that tests a completion; empty: none
     source: str
+
+
+def opening_field(task: Task) -> str | None:
+    """The template variable that holds the first user message of a conversation."""
+    firsts = {f"{column}.0" for column in task.turns}
+    return next((name for name, columns in task.fields.items() if firsts & set(columns)), None)
 
 
 def task_names() -> list[str]:
@@ -104,6 +114,7 @@ def _build(keys: Keys, path: Path) -> Task:
         context_field=keys.optional_text("context_field", default=None),
         shot=_shot(keys),
         shots_split=keys.optional_text("shots_split", default=None),
+        code=_code(keys),
         source=str(path),
     )
     keys.refuse_the_rest()
@@ -176,6 +187,15 @@ def _shot(keys: Keys) -> Template | None:
     return None if text is None else Template(f"{keys.where} shot", text)
 
 
+def _code(keys: Keys) -> dict[str, Columns]:
+    if "code" not in keys.names():
+        return {}
+    section = keys.section("code")
+    code = {part: section.columns(part, none_allowed=False) for part in CODE_PARTS}
+    section.refuse_the_rest()
+    return code
+
+
 def _check(task: Task, keys: Keys) -> None:
     """What no single key can say: lengths, metric names, template variables."""
     for name in ("version", "max_new_tokens", "bucket"):
@@ -188,6 +208,10 @@ def _check(task: Task, keys: Keys) -> None:
     for metric in task.metrics:
         if metric not in METRICS:
             raise UnknownName(f"metric in {keys.where}", metric, METRICS)
+    if "humaneval_pass1" in task.metrics and not task.code:
+        raise keys.error("humaneval_pass1 needs code: {prompt: ..., test: ..., entry_point: ...}")
+    if task.turns and opening_field(task) is None:
+        raise keys.error(f"turns: {task.turns[0]} needs a field that reads {task.turns[0]}.0")
     if "" in task.stop:
         raise keys.error("stop must not hold an empty string: it would stop everything at once")
     if task.context_field is not None and task.context_field not in task.fields:

@@ -1,0 +1,66 @@
+"""What generated programs do when they are run, as facts of their samples.
+
+They run once, when their sample is made. Whoever reads the run later finds the outcome and
+runs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from ppdbench.errors import ConfigError
+from ppdbench.sandbox import execute
+from ppdbench.scoring import NEEDS_EXECUTION
+from ppdbench.tasks.code import CodeTest, code_test
+from ppdbench.workload import Item, Workload
+
+
+class CodeRuns:
+    """The tests of all examples that have some, and the sandbox that decides them."""
+
+    def __init__(self, tests: Mapping[tuple[str, str], CodeTest]) -> None:
+        self._tests = tests
+        # Methods that are exact give one program: it runs once for all of them.
+        self._execute = lru_cache(maxsize=64)(execute)
+
+    @classmethod
+    def read(cls, work: Workload) -> CodeRuns:
+        """The tests of a run's examples, whose hash goes with what is known of their source."""
+        tests: dict[tuple[str, str], CodeTest] = {}
+        for task, examples in work.examples:
+            if NEEDS_EXECUTION & set(task.metrics):
+                of_task = {
+                    (task.name, example.id): code_test(task, example) for example in examples
+                }
+                work.sources[task.name]["tests_sha256"] = _digest(of_task)
+                tests |= of_task
+        if not tests:
+            raise ConfigError(
+                "--allow-code-execution: no task of this run has code to run; use --task humaneval "
+                "or leave the option out"
+            )
+        return cls(tests)
+
+    def facts(self, item: Item, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """How the program of a sample ended; nothing for texts that are no programs."""
+        test = self._tests.get((item.task.name, item.example.id))
+        if test is None or sample["verdict"] == "failed":
+            return {}
+        found = self._execute(test.program(sample["text"]))
+        return {
+            "passed": found.passed,
+            "execution": found.outcome,
+            **({"raised": found.raised} if found.raised else {}),
+            "protection": list(found.protection),
+        }
+
+
+def _digest(tests: Mapping[tuple[str, str], CodeTest]) -> str:
+    """Same hash, same tests."""
+    digest = hashlib.sha256()
+    for (task, example_id), test in tests.items():
+        digest.update(f"\0{task}\0{example_id}\0{test.program('')}".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,91 @@
+"""Answers for a judge, in the file format of FastChat's MT-Bench: one line per question.
+
+FastChat reads one file per model and takes its name for the model's, so that several methods
+get a file each.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ppdbench.errors import ConfigError
+from ppdbench.jsonfile import write_whole
+from ppdbench.report import paths
+from ppdbench.tasks import load_task
+
+Sample = Mapping[str, Any]
+
+
+def check_answers(path: str, tasks: Sequence[str]) -> None:
+    """Refuse a file that could not be written, or a run that has no such answers."""
+    paths.check_path(path, (".jsonl",), "answers")
+    if len(tasks) != 1 or not load_task(tasks[0]).turns:
+        raise ConfigError(
+            "--answers is for one task whose questions have turns; use --task mt_bench alone"
+        )
+
+
+def write_answers(
+    path: str | Path, header: Mapping[str, Any], samples: Iterable[Sample]
+) -> dict[Path, int]:
+    """Write each method's answers; the files, and how many questions each lacks."""
+    path = Path(path)
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample["method"], []).append(sample)
+    lacking = {}
+    for label, group in groups.items():
+        place = path if len(groups) == 1 else path.with_stem(f"{path.stem}-{label}")
+        lines, lacking[place] = answers(header, label, group)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_whole(place, text)
+    return lacking
+
+
+def answers(
+    header: Mapping[str, Any], label: str, samples: Sequence[Sample]
+) -> tuple[list[dict[str, Any]], int]:
+    """The lines of one method, by question, and how many questions lack a turn."""
+    questions: dict[str, list[Sample]] = {}
+    for sample in sorted(samples, key=lambda sample: int(sample["turn"])):
+        questions.setdefault(_question(sample), []).append(sample)
+    whole = {
+        name: turns
+        for name, turns in questions.items()
+        if [t["turn"] for t in turns if t["verdict"] != "failed"] == _all(turns)
+    }
+    model = f"{header['model']['name'].rstrip('/').split('/')[-1]}-{label}"
+    lines = [_line(header, model, name, turns) for name, turns in whole.items()]
+    ordered = sorted(lines, key=lambda line: (str(type(line["question_id"])), line["question_id"]))
+    return ordered, len(questions) - len(whole)
+
+
+def _all(turns: Sequence[Sample]) -> list[int]:
+    return list(range(1, turns[0]["turns"] + 1))
+
+
+def _question(sample: Sample) -> str:
+    """The id of the question that a turn belongs to."""
+    name: str = sample["example_id"]
+    return name if sample["turn"] == 1 else name.removesuffix(f"/{sample['turn']}")
+
+
+def _line(
+    header: Mapping[str, Any], model: str, name: str, turns: Sequence[Sample]
+) -> dict[str, Any]:
+    texts = [turn["text"].strip() for turn in turns]
+    # Made of what it stands for, so that writing a run's answers again gives the same file.
+    made_of = json.dumps([model, header["started"], name, texts])
+    return {
+        "question_id": int(name) if name.isdecimal() else name,
+        "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, made_of).hex[:22],
+        "model_id": model,
+        "choices": [{"index": 0, "turns": texts}],
+        "tstamp": datetime.fromisoformat(header["started"]).timestamp(),
+    }

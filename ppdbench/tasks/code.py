@@ -1,0 +1,36 @@
+"""Examples whose answer is a program: what has to stand around it so that it tests itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppdbench.errors import DataError
+from ppdbench.tasks.columns import text_at
+from ppdbench.tasks.examples import Example
+from ppdbench.tasks.spec import Task
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTest:
+    """A prompt to be completed, the definition of `check`, and the name of what it checks."""
+
+    prompt: str
+    test: str
+    entry_point: str
+
+    def program(self, completion: str) -> str:
+        """The program that HumanEval's own harness makes of a completion."""
+        return f"{self.prompt}{completion}\n{self.test}\ncheck({self.entry_point})"
+
+
+def code_test(task: Task, example: Example) -> CodeTest:
+    """The test of an example, from the columns that the task names in `code`.
+
+    The prompt is the column's, not the one that the model read: that may have been cut to fit,
+    or stand behind worked examples.
+    """
+    where = f"{task.name} example {example.id}"
+    test = CodeTest(**{part: text_at(example.row, at, where) for part, at in task.code.items()})
+    if not test.entry_point.isidentifier():
+        raise DataError(f"{where}: the entry point {test.entry_point!r} is no name of a function")
+    return test

@@ -1,0 +1,263 @@
+"""Programs run once, when their sample is made; what happened is a fact from then on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppdbench.bench import execution
+from ppdbench.bench.execution import CodeRuns
+from ppdbench.bench.summary import summarize
+from ppdbench.cli.main import run
+from ppdbench.engine.loading import ModelSpec
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.sandbox import Execution
+from ppdbench.store import read_run
+from ppdbench.tasks import load_rows, load_task
+from ppdbench.tasks.code import code_test
+from ppdbench.tasks.examples import Example, build_examples
+from ppdbench.workload import Item, RunConfig, Workload
+from tests.cli.test_decode_command import model_folder
+
+# What is generated goes on in the comment: the program is right whatever that says, unless it
+# begins a new line.
+RIGHT = "def two():\n    return 2  # "
+WRONG = "def two():\n    return 3  # "
+TEST = "def check(candidate):\n    assert candidate() == 2\n"
+
+
+def rows(*prompts: str, **changes: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "task_id": f"T/{number}",
+            "prompt": prompt,
+            "canonical_solution": "",
+            "test": TEST,
+            "entry_point": "two",
+            **changes,
+        }
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def data(path: Path, content: list[dict[str, Any]]) -> Path:
+    solved = [{**row, "canonical_solution": "2"} for row in content]
+    path.write_text("".join(json.dumps(row) + "\n" for row in solved))
+    return path
+
+
+def workload(path: Path, task: str = "humaneval") -> Workload:
+    spec = ModelSpec(name="any")
+    return Workload.read(RunConfig(model=spec, tasks=(task,), data=str(path)))
+
+
+def items(work: Workload) -> list[Item]:
+    return [Item(t, e, [1], 0, 4) for t, examples in work.examples for e in examples]
+
+
+def decoded(text: str, verdict: str = "identical") -> dict[str, Any]:
+    return {"verdict": verdict, "text": text}
+
+
+def examples(data_name: str | Path) -> list[tuple[Any, Example]]:
+    task = load_task("humaneval")
+    found = load_rows(task, str(data_name), split=None, limit=None, offline=True)
+    return [(task, example) for example in build_examples(task, found)]
+
+
+# The program
+
+
+def test_the_program_is_the_one_of_the_reference_harness() -> None:
+    (task, example), *_ = examples("builtin")
+    row = example.row
+    assert code_test(task, example).program("    return 1\n") == (
+        f"{row['prompt']}    return 1\n\n{row['test']}\ncheck({row['entry_point']})"
+    )
+
+
+def test_solutions_of_the_builtin_examples_pass_and_nothing_else_does() -> None:
+    for task, example in examples("builtin")[::3]:
+        test = code_test(task, example)
+        assert execution.execute(test.program(example.references[0])).passed
+        assert not execution.execute(test.program("    return None\n")).passed
+
+
+def test_solutions_of_humaneval_itself_pass(real_rows: Path) -> None:
+    for task, example in examples(real_rows)[::20]:
+        test = code_test(task, example)
+        assert execution.execute(test.program(example.references[0])).passed, example.id
+        assert not execution.execute(test.program("    pass\n")).passed, example.id
+
+
+def test_a_cut_prompt_and_worked_examples_do_not_change_the_program() -> None:
+    (task, example), *_ = examples("builtin")
+    shot = dataclasses.replace(example.prompt, text="other", values={"prompt": "cut"})
+    shown = dataclasses.replace(example, prompt=shot)
+    assert code_test(task, shown) == code_test(task, example)
+
+
+# Facts of a sample
+
+
+def test_outcomes_become_facts_of_the_sample(tmp_path: Path) -> None:
+    work = workload(data(tmp_path / "d.jsonl", rows(RIGHT)))
+    runs, (item,) = CodeRuns.read(work), items(work)
+    right = runs.facts(item, decoded("so it is"))
+    assert (right["passed"], right["execution"]) == (True, "passed")
+    assert "limits" in right["protection"]
+    assert "raised" not in right
+    wrong = runs.facts(item, decoded("so it is\nnonsense"))
+    assert (wrong["passed"], wrong["execution"]) == (False, "failed")
+    assert wrong["raised"] == "NameError"
+
+
+def test_failed_examples_and_other_tasks_run_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "execute", pytest.fail)
+    work = workload(data(tmp_path / "d.jsonl", rows(RIGHT)))
+    runs, (item,) = CodeRuns.read(work), items(work)
+    assert runs.facts(item, {"verdict": "failed"}) == {}
+    other = dataclasses.replace(item, task=load_task("gsm8k"))
+    assert runs.facts(other, decoded("18")) == {}
+
+
+def test_methods_with_the_same_text_share_one_execution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    def counted(program: str) -> Execution:
+        ran.append(program)
+        return Execution("passed", ("limits",))
+
+    monkeypatch.setattr(execution, "execute", counted)
+    work = workload(data(tmp_path / "d.jsonl", rows(RIGHT)))
+    runs, (item,) = CodeRuns.read(work), items(work)
+    assert runs.facts(item, decoded("a")) == runs.facts(item, decoded("a"))
+    runs.facts(item, decoded("b"))
+    assert len(ran) == 2
+
+
+def test_the_hash_of_the_tests_goes_with_the_data(tmp_path: Path) -> None:
+    found = []
+    for number, test in enumerate((TEST, TEST, TEST + "    assert True\n")):
+        work = workload(data(tmp_path / f"{number}.jsonl", rows(RIGHT, test=test)))
+        assert "tests_sha256" not in work.sources["humaneval"]
+        CodeRuns.read(work)
+        found.append(work.sources["humaneval"]["tests_sha256"])
+    assert found[0] == found[1] != found[2]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test": ""}, r"humaneval example T/0: column 'test' must be text that is not empty"),
+        ({"entry_point": None}, r"column 'entry_point' must be text .* not null"),
+        ({"entry_point": "two(); 1"}, r"entry point 'two\(\); 1' is no name of a function"),
+    ],
+)
+def test_rows_that_cannot_be_tested_are_refused_first(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    work = workload(data(tmp_path / "d.jsonl", rows(RIGHT, **changes)))
+    with pytest.raises(DataError, match=message):
+        CodeRuns.read(work)
+
+
+def test_allowing_code_where_there_is_none_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"no task of this run has code .* --task humaneval"):
+        CodeRuns.read(workload(Path("builtin"), "gsm8k"))
+
+
+# As it is typed
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    model = model_folder(tmp_path / "model")
+    path = data(tmp_path / "d.jsonl", rows(RIGHT, WRONG, RIGHT))
+    words = ["decode", "--task", "humaneval", "--model", model, "--data", path, "--warmup", "0"]
+    return [*map(str, words), "--max-new-tokens", "1", "--out", "run", "--format", "json"]
+
+
+ALLOWED = "--allow-code-execution"
+
+
+def test_pass_at_1_is_stored_and_reading_it_again_runs_nothing(
+    asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run([*asked, ALLOWED]) == 0
+    captured = capsys.readouterr()
+    stored = read_run("run")
+    assert [s["passed"] for s in stored.samples] == [True, False, True]
+    assert [s["execution"] for s in stored.samples] == ["passed", "failed", "passed"]
+    assert stored.samples[1]["raised"] == "AssertionError"
+    quality = {"humaneval_pass1": pytest.approx(2 / 3)}
+    assert json.loads(captured.out)["quality"] == quality
+    assert f"generated code ran within {', '.join(stored.samples[0]['protection'])}" in captured.err
+
+    monkeypatch.setattr(execution, "execute", pytest.fail)
+    assert summarize(stored.header, stored.samples)[0]["quality"] == quality
+    assert run([*asked, ALLOWED, "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out)["quality"] == quality
+
+
+def test_without_the_option_nothing_runs_and_a_note_says_so(
+    asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "execute", pytest.fail)
+    assert run(asked) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["quality"] is None
+    assert "humaneval_pass1 needs generated code to run; --allow-code-execution" in captured.err
+    assert "passed" not in read_run("run").samples[0]
+
+
+def test_a_resumed_run_agrees_with_one_that_was_not_interrupted(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = ("example_id", "output_ids", "passed", "execution", "protection", "raised")
+    assert run([*asked, ALLOWED]) == 0
+    whole = [{name: s.get(name) for name in facts} for s in read_run("run").samples]
+    path = Path("run") / "samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][:40])
+    assert run([*asked, ALLOWED, "--resume"]) == 0
+    assert [{name: s.get(name) for name in facts} for s in read_run("run").samples] == whole
+
+
+def test_resuming_without_the_option_is_refused(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*asked, ALLOWED]) == 0
+    assert run([*asked, "--resume"]) == 2
+    assert "cannot resume: config.allow_code_execution" in capsys.readouterr().err
+
+
+def test_other_tests_are_another_run(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*asked, ALLOWED]) == 0
+    data(Path("d.jsonl"), rows(RIGHT, WRONG, RIGHT, test=TEST + "    assert True\n"))
+    assert run([*asked, ALLOWED, "--resume"]) == 2
+    assert "data.humaneval.tests_sha256 differs" in capsys.readouterr().err
+
+
+def test_random_weights_run_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(execution, "execute", pytest.fail)
+    path = data(tmp_path / "d.jsonl", rows(RIGHT))
+    model = "synthetic:layers=2,hidden=32,heads=2,vocab=300"
+    words = ["decode", "--task", "humaneval", "--model", model, "--data", str(path), ALLOWED]
+    assert run([*words, "--max-new-tokens", "2", "--out", "run"]) == 0
+    assert "passed" not in read_run("run").samples[0]
