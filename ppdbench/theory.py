@@ -164,9 +164,13 @@ def run_lengths(matches: Sequence[bool]) -> list[int]:
 
 def latency_of_matches(matches: Sequence[bool], n_layers: int, exit_after: int) -> float:
     """Exact layer-times of a generation whose matches were recorded."""
+    return latency_of_runs(len(matches), len(run_lengths(matches)), n_layers, exit_after)
+
+
+def latency_of_runs(tokens: int, runs: int, n_layers: int, exit_after: int) -> float:
+    """Exact layer-times of so many tokens in so many runs, of one generation or of several."""
     check_exit(n_layers, exit_after)
-    runs = len(run_lengths(matches))
-    return float(exit_after * len(matches) + (n_layers - exit_after) * runs)
+    return float(exit_after * tokens + (n_layers - exit_after) * runs)
 
 
 def compute_of_matches(matches: Sequence[bool], n_layers: int, exit_after: int, k: int) -> float:
@@ -223,11 +227,9 @@ def figure_points(
 
 def paper_match_rates(layer: int = 20) -> list[MatchRate]:
     """The paper's match rates after `layer` of Vicuna-13B's 40 layers (Table 2)."""
-    import yaml
+    from ppdbench import papers
 
-    from ppdbench.resources import folder
-
-    table = yaml.safe_load((folder("papers") / "ppd_table2.yaml").read_text(encoding="utf-8"))
+    table = papers.read("ppd/2")
     layers = sorted({row["layer"] for row in table["rows"]})
     if layer not in layers:
         raise ConfigError(f"layer={layer} is not in Table 2; use {', '.join(map(str, layers))}")

@@ -7,13 +7,17 @@ they differ, matches were not independent.
 
 from __future__ import annotations
 
-import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ppdbench import theory
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.probe.summary import rank_matrix
 from ppdbench.report.export import Cell, Sheet
 from ppdbench.store import StoredRun
 
@@ -24,6 +28,7 @@ PAPER_TASKS = {"wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
 
 Sample = Mapping[str, Any]
 Series = Mapping[str, Sequence[theory.FigurePoint]]
+Marks = npt.NDArray[np.bool_]  # [example, position]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +178,11 @@ def _rows_of_group(
             # The last layer always agrees with itself and leaves nothing to run ahead of.
             if layer == n_layers or wanted.exit_after not in (None, layer):
                 continue
-            ranks = [_ranks(sample, key, layer) for sample in samples]
+            ranks, known = rank_matrix([_ranks(sample, key, layer) for sample in samples])
             for k in ks:
-                matches = [[rank < k for rank in example] for example in ranks]
-                row = _matched(task, layer, k, head, target, matches)
-                rows.append(_with_theory(row, matches, n_layers))
+                matches = (ranks < k) & known
+                row = _matched(task, layer, k, head, target, matches, known)
+                rows.append(_with_theory(row, matches, known, n_layers))
     return rows
 
 
@@ -192,32 +197,34 @@ def _ranks(sample: Sample, key: str, layer: int) -> list[int]:
 
 
 def _matched(
-    task: str, layer: int, k: int, head: str, target: str, matches: Sequence[Sequence[bool]]
+    task: str, layer: int, k: int, head: str, target: str, matches: Marks, known: Marks
 ) -> TheoryRow:
-    tokens = sum(map(len, matches))
-    rate = sum(map(sum, matches)) / tokens
-    return TheoryRow(task, layer, k, head, target, len(matches), tokens, rate)
+    tokens = int(known.sum())
+    rate = int(matches.sum()) / tokens
+    return TheoryRow(task, layer, k, head, target, len(known), tokens, rate)
 
 
-def _with_theory(row: TheoryRow, matches: Sequence[Sequence[bool]], n_layers: int) -> TheoryRow:
+def _with_theory(row: TheoryRow, matches: Marks, known: Marks, n_layers: int) -> TheoryRow:
     """The row with its latencies, if PPD can exit after its layer."""
     layer, k, p = row.layer, row.k, row.match_rate
     if not _can_exit(n_layers, layer):
         return row
     # Examples differ in length, and the theorem is linear in it.
-    expected = statistics.fmean(
-        theory.expected_latency(n_layers, layer, p, len(example)) for example in matches
+    lengths = Counter(known.sum(1).tolist())
+    expected = sum(
+        n * theory.expected_latency(n_layers, layer, p, length) for length, n in lengths.items()
     )
+    # A run ends with a miss, but for the last one, which ends with its example.
+    runs = row.examples + int((~matches[:, :-1] & known[:, 1:]).sum())
+    recorded = theory.latency_of_runs(row.tokens, runs, n_layers, layer)
     return replace(
         row,
         latency_per_token=theory.latency_per_token(n_layers, layer, p),
-        speedup=n_layers * row.tokens / row.examples / expected,
+        speedup=n_layers * row.tokens / expected,
         compute_per_time_unit=theory.compute_per_time_unit(n_layers, layer, k, p),
         compute_per_token=theory.compute_per_token(n_layers, layer, k, p),
-        expected_latency=expected,
-        recorded_latency=statistics.fmean(
-            theory.latency_of_matches(example, n_layers, layer) for example in matches
-        ),
+        expected_latency=expected / row.examples,
+        recorded_latency=recorded / row.examples,
     )
 
 

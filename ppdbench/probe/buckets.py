@@ -1,0 +1,54 @@
+"""How many output positions share a bucket: asked for, the task's own, or an eighth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ppdbench.errors import PpdbenchError
+from ppdbench.tasks import Task, load_task
+
+
+def divisors(n: int) -> list[int]:
+    """The divisors of `n`, smallest first."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def default_bucket(length: int, task: Task | None) -> int:
+    """The task's own bucket where outputs have its length; else, as in the paper, eight equal
+    ones, or the next fewer that divide the length."""
+    if task is not None and length == task.max_new_tokens:
+        return task.bucket
+    return next(d for d in divisors(length) if length // d <= 8)
+
+
+def stored_buckets(
+    header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]
+) -> dict[str, int]:
+    """The bucket of each task of a stored run; its task files may be gone."""
+    config = header["config"]
+    asked, length = config.get("bucket"), config.get("max_new_tokens")
+    known = _tasks(config.get("tasks") or ())
+    longest: dict[str, int] = {}
+    for sample in samples:
+        n = len(sample["output_ids"])
+        longest[sample["task"]] = max(n, longest.get(sample["task"], 1))
+    return {
+        name: asked or default_bucket(length or _length(known.get(name)) or n, known.get(name))
+        for name, n in longest.items()
+    }
+
+
+def _length(task: Task | None) -> int | None:
+    return task.max_new_tokens if task else None
+
+
+def _tasks(names: Sequence[str]) -> dict[str, Task]:
+    found = {}
+    for name in names:
+        try:
+            task = load_task(name)
+        except PpdbenchError:
+            continue
+        found[task.name] = task
+    return found

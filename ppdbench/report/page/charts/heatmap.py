@@ -1,0 +1,73 @@
+"""Values by row and column, each cell with its words and a shade from nothing to all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ppdbench.report.page.drawing import WIDTH, Box, Drawing, Label, Shape
+from ppdbench.report.page.frame import LETTER
+from ppdbench.report.page.palette import heat
+
+RIGHT, TOP = 8.0, 6.0
+TALLEST, LOWEST = 22.0, 13.0
+WIDEST = 62.0
+SMALL = 0.88  # of the usual letters, those in cells
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """How dark it is, what stands in it and what the pointer shows."""
+
+    shade: float
+    text: str
+    hint: str
+
+
+def heatmap(
+    name: str,
+    title: str,
+    description: str,
+    cells: Mapping[tuple[str, str], Cell],
+    column_label: str,
+) -> Drawing:
+    """Rows and columns in the order in which `cells` names them."""
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    columns = list(dict.fromkeys(column for _, column in cells))
+    left = 14 + LETTER * max(map(len, rows))
+    width = min(WIDEST, (WIDTH - left - RIGHT) / len(columns))
+    height = TALLEST if len(rows) <= 12 else LOWEST
+    shapes: list[Shape] = []
+    for i, row in enumerate(rows):
+        y = TOP + i * height
+        shapes.append(Label(left - 6, y + height / 2 + 3.8, row, anchor="end"))
+        for j, column in enumerate(columns):
+            if (row, column) in cells:
+                at = (left + j * width, y, width, height)
+                shapes += _drawn(at, cells[row, column])
+    bottom = TOP + len(rows) * height
+    shapes += _names(columns, left, width, bottom)
+    shapes.append(Label(left, bottom + 31, column_label))
+    return Drawing(name, title, description, bottom + 38, tuple(shapes))
+
+
+def _drawn(at: tuple[float, float, float, float], cell: Cell) -> list[Shape]:
+    x, y, width, height = at
+    step = heat(cell.shade)
+    shapes: list[Shape] = [Box(x, y, width - 1, height - 1, step, cell.hint)]
+    if width >= SMALL * LETTER * len(cell.text) + 3:
+        middle = x + (width - 1) / 2, y + height / 2 + 3.2
+        shapes.append(Label(*middle, cell.text, f"on-{step}", "middle", 9.5))
+    return shapes
+
+
+def _names(columns: Sequence[str], left: float, width: float, bottom: float) -> list[Shape]:
+    """As many names below as there is room for."""
+    room = LETTER * max(map(len, columns)) + 6
+    every = max(1, math.ceil(room / width))
+    return [
+        Label(left + (j + 0.5) * width, bottom + 14, column, anchor="middle", size=10)
+        for j, column in enumerate(columns)
+        if j % every == 0
+    ]

@@ -1,0 +1,119 @@
+"""The page's building blocks: sections, tables, figures, and words that catch the eye."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ppdbench.bench.stats import FEW, FEW_EXAMPLES
+from ppdbench.report.export import Sheet
+from ppdbench.report.page.drawing import Drawing, svg
+from ppdbench.report.page.html import Child, Node, h
+from ppdbench.report.page.runs import Run
+
+# Words beside a mark that differs in shape too, so that colour says nothing alone.
+MARKS = {"good": "✓", "bad": "✗", "warn": "!", "plain": "·"}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: where links lead, what it is called, what is in it."""
+
+    anchor: str
+    title: str
+    body: tuple[Child, ...]
+
+    def node(self) -> Node:
+        """The section, under a heading of the second level."""
+        heading = f"{self.anchor}-title"
+        return h(
+            "section",
+            h("h2", self.title, id=heading),
+            self.body,
+            id=self.anchor,
+            aria_labelledby=heading,
+        )
+
+
+def figure(drawing: Drawing) -> Node:
+    """A drawing under its title."""
+    return h(
+        "figure",
+        h("figcaption", drawing.title),
+        svg(drawing),
+        h("p", drawing.description, class_="words"),
+    )
+
+
+def gallery(drawings: Sequence[Drawing]) -> Node | None:
+    """Drawings side by side, as many as there is room for."""
+    return h("div", *map(figure, drawings), class_="gallery") if drawings else None
+
+
+def table(sheet: Sheet) -> Node:
+    """A table that scrolls inside its own box where it is wider than the page."""
+    numeric = [sheet.is_number(i) for i in range(len(sheet.header))]
+    heads = (
+        h("th", name, scope="col", class_=_number(n)) for name, n in _zip(sheet.header, numeric)
+    )
+    return h(
+        "div",
+        h(
+            "div",
+            h(
+                "table",
+                h("caption", sheet.title),
+                h("thead", h("tr", heads)),
+                h("tbody", (_row(row, numeric) for row in sheet.text_rows())),
+            ),
+            class_="scroll",
+            tabindex=0,
+            role="region",
+            aria_label=f"table: {sheet.title}",
+        ),
+        (h("p", note, class_="note") for note in sheet.notes),
+        class_="sheet",
+    )
+
+
+def _zip(names: Sequence[str], numeric: Sequence[bool]) -> Iterator[tuple[str, bool]]:
+    return zip((name.replace("\n", " ") for name in names), numeric, strict=True)
+
+
+def _row(cells: Sequence[str], numeric: Sequence[bool]) -> Node:
+    first, *others = cells
+    return h(
+        "tr",
+        h("th", first, scope="row", class_=_number(numeric[0])),
+        (h("td", text, class_=_number(n)) for text, n in _zip(others, numeric[1:])),
+    )
+
+
+def _number(numeric: bool) -> str | None:
+    return "n" if numeric else None
+
+
+def folded(summary: str, *content: Child) -> Node:
+    """What only some readers want to see."""
+    return h("details", h("summary", summary), content)
+
+
+def badge(kind: str, words: str) -> Node:
+    """A short verdict: good, bad, warn or plain."""
+    mark = h("span", MARKS[kind], aria_hidden="true")
+    return h("span", mark, " ", words, class_=f"badge {kind}")
+
+
+def facts(pairs: Sequence[tuple[str, Child]]) -> Node:
+    """Names and what they stand for."""
+    return h("dl", ((h("dt", name), h("dd", value)) for name, value in pairs), class_="facts")
+
+
+def few(run: Run) -> Node | None:
+    """What a reader has to know of intervals over few examples."""
+    return h("p", FEW, class_="note") if run.fewest_examples < FEW_EXAMPLES else None
+
+
+def paragraphs(*words: str, class_: str | None = None) -> list[Node]:
+    """Each text as a paragraph."""
+    return [h("p", text, class_=class_) for text in words if text]

@@ -1,0 +1,152 @@
+"""What the page is about: stored runs, each summarized once, under names that tell them apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ppdbench.bench.summary import overall, summarize
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.probe.buckets import stored_buckets
+from ppdbench.probe.summary import Rate, match_rates
+from ppdbench.store import StoredRun, read_run
+
+PROBES = ("probe",)
+DECODES = ("decode", "bench")
+SWEEPS = ("sweep",)
+DRAFTS = ("drafts",)
+KINDS = (*PROBES, *DECODES, *SWEEPS, *DRAFTS)
+FLAGGED = ("failed", "mismatch", "tie", "inexact")  # verdicts a reader looks for first
+
+Sample = Mapping[str, Any]
+
+
+@dataclass(frozen=True)  # no slots: what is computed once is kept
+class Run:
+    """A stored run and what is derived from it."""
+
+    name: str
+    stored: StoredRun
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """The content of run.json."""
+        return self.stored.header
+
+    @property
+    def kind(self) -> str:
+        """What was run: probe, decode, bench, ..."""
+        return str(self.header["kind"])
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether methods were timed against greedy."""
+        return self.kind in (*DECODES, *SWEEPS)
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether layers were ranked."""
+        return self.kind in PROBES
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """Everything finished, read once."""
+        return list(self.stored.samples)
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """Tasks in the order in which they were run."""
+        return list(dict.fromkeys(sample["task"] for sample in self.samples))
+
+    @cached_property
+    def fewest_examples(self) -> int:
+        """Examples of the task that has the fewest; intervals are only as good as that."""
+        examples = {(sample["task"], sample["example_id"]) for sample in self.samples}
+        return min(Counter(task for task, _ in examples).values())
+
+    @cached_property
+    def processes(self) -> str:
+        """How many processes shared the machine while it was timed."""
+        told = {sample.get("processes", 1) for sample in self.samples}
+        return "jobs that came and went" if None in told else str(max(told))
+
+    @cached_property
+    def failed(self) -> list[Sample]:
+        """Examples without a result."""
+        return [sample for sample in self.samples if sample.get("verdict") == "failed"]
+
+    @cached_property
+    def done(self) -> list[Sample]:
+        """Examples with one."""
+        return [sample for sample in self.samples if sample.get("verdict") != "failed"]
+
+    @property
+    def not_run(self) -> Mapping[str, str]:
+        """Methods that could not even start, and why."""
+        found: Mapping[str, str] = self.header.get("not_run") or {}
+        return found
+
+    @cached_property
+    def summaries(self) -> list[dict[str, Any]]:
+        """A decoding run by task and method. Quality is left out: scoring takes longer than all
+        the rest."""
+        return summarize(self.header, self.samples, scores=False)
+
+    @cached_property
+    def overall(self) -> list[dict[str, Any]]:
+        """A decoding run by method."""
+        return overall(self.header, self.samples) if len(self.tasks) > 1 else self.summaries
+
+    @cached_property
+    def rates(self) -> list[Rate]:
+        """A probe run's match rates, by bucket and pooled."""
+        ks = self.header["config"]["ks"]
+        return match_rates(self.done, ks, stored_buckets(self.header, self.done))
+
+    @cached_property
+    def mismatches(self) -> int:
+        """Outputs of exact methods that differ from greedy's."""
+        if not self.is_decode:
+            return 0
+        return sum(s["mismatch"] for s in self.summaries if s["exact"])
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs in these folders, in that order."""
+    folders = [Path(path) for path in paths]
+    twice = [f for f, n in Counter(folder.resolve() for folder in folders).items() if n > 1]
+    if twice:
+        raise ConfigError(f"run {twice[0]} is given twice")
+    return [_read(name, folder) for name, folder in zip(_names(folders), folders, strict=True)]
+
+
+def _read(name: str, folder: Path) -> Run:
+    stored = read_run(folder)
+    kind = stored.header.get("kind")
+    if kind not in KINDS:
+        raise DataError(f"{folder} holds a {kind} run; a report shows runs of {', '.join(KINDS)}")
+    if not stored.samples:
+        raise DataError(f"{folder} holds no finished samples; finish the run with --resume")
+    run = Run(name, stored)
+    if not run.done and not run.is_decode:
+        raise DataError(f"{folder}: every example failed, so there is nothing to show")
+    return run
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names, with as many of their parents as it takes to tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(p[-depth:]) for p in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def of_kind(runs: Iterable[Run], kinds: Sequence[str]) -> list[Run]:
+    """The runs of these kinds."""
+    return [run for run in runs if run.kind in kinds]

@@ -1,0 +1,50 @@
+"""How many drafted tokens a step keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ppdbench.report.page.charts.histogram import histogram
+from ppdbench.report.page.drawing import Drawing, slug
+from ppdbench.report.page.html import Child, h
+from ppdbench.report.page.parts import Section, gallery, paragraphs
+from ppdbench.report.page.runs import DECODES, Run, of_kind
+
+WORDS = (
+    "Every step commits the drafts that it accepts and one token of the model's own. Methods that "
+    "propose nothing have no picture here."
+)
+
+
+def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
+    """A histogram for each method of each run, over all its tasks."""
+    decoded = of_kind(runs, DECODES)
+    drawings: list[Drawing] = []
+    body: list[Child] = [*paragraphs(WORDS)]
+    for run in decoded:
+        own = _of_run(run)
+        drawings += own
+        body += [h("h3", run.name) if own and len(decoded) > 1 else None, gallery(own)]
+    return (Section("acceptance", "Acceptance", tuple(body)) if drawings else None), drawings
+
+
+def _of_run(run: Run) -> list[Drawing]:
+    return [drawing for s in run.overall if (drawing := _of_method(run, s["label"])) is not None]
+
+
+def _of_method(run: Run, label: str) -> Drawing | None:
+    samples = [s for s in run.done if s["method"] == label]
+    proposed = sum(sum(s["proposed"]) for s in samples)
+    counts = Counter(n for s in samples for n in s["accepted"])
+    if not proposed or not counts:
+        return None
+    accepted = sum(n * steps for n, steps in counts.items())
+    share, steps = accepted / proposed, counts.total()
+    return histogram(
+        slug(run.name, "accepted", label),
+        f"{label}: accepted per step",
+        f"{accepted} of {proposed} proposed tokens accepted ({100 * share:.1f}%) in {steps} steps.",
+        {n: counts[n] for n in range(max(counts) + 1)},
+        "drafts accepted in a step",
+    )

@@ -1,0 +1,61 @@
+"""How often guesses of trained methods hold the model's own token, by distance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppdbench.probe.accuracy import Accuracy, accuracies
+from ppdbench.report import draft_tables
+from ppdbench.report.page.charts.curves import Curve, Value, curves
+from ppdbench.report.page.drawing import Drawing, slug
+from ppdbench.report.page.html import Child, h
+from ppdbench.report.page.parts import Section, few, folded, gallery, table
+from ppdbench.report.page.runs import DRAFTS, Run, of_kind
+
+WORDS = (
+    "Share of places where the model's own token is among the first k guesses. Distance 1 is the "
+    "token after the model's own next one. Bands are 95% intervals."
+)
+
+
+def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
+    """A picture for each task and method of each run, a line for each distance."""
+    probed = of_kind(runs, DRAFTS)
+    drawings: list[Drawing] = []
+    body: list[Child] = [h("p", WORDS)]
+    for run in probed:
+        rows = accuracies(run.done)
+        own = _drawn(run, rows)
+        drawings += own
+        sheets = draft_tables.sheets(run.header, rows, run.fewest_examples)
+        body += [
+            h("h3", run.name) if len(probed) > 1 else None,
+            few(run),
+            gallery(own),
+            folded("All numbers", map(table, sheets)),
+        ]
+    return (Section("drafts", "Draft accuracy", tuple(body)) if probed else None), drawings
+
+
+def _drawn(run: Run, rows: Sequence[Accuracy]) -> list[Drawing]:
+    groups: dict[tuple[str, str], dict[int, list[Accuracy]]] = {}
+    for row in rows:
+        groups.setdefault((row.task, row.method), {}).setdefault(row.distance, []).append(row)
+    return [
+        curves(
+            slug(run.name, "drafts", task, method),
+            f"{task}: {method}",
+            _described(distances),
+            "guesses k",
+            [
+                Curve(f"distance {d}", i, [Value(r.k, r.accuracy, r.low, r.high) for r in of])
+                for i, (d, of) in enumerate(distances.items())
+            ],
+        )
+        for (task, method), distances in groups.items()
+    ]
+
+
+def _described(distances: dict[int, list[Accuracy]]) -> str:
+    first = [f"{100 * of[0].accuracy:.0f}% at distance {d}" for d, of in distances.items()]
+    return f"With one guess: {', '.join(first)}."

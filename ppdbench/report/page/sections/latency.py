@@ -1,0 +1,92 @@
+"""Where the time of an example goes: prefill, drafting, verification, the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ppdbench.report.export import Sheet
+from ppdbench.report.page.charts.stacked import stacked
+from ppdbench.report.page.drawing import Drawing, slug
+from ppdbench.report.page.html import Child, h
+from ppdbench.report.page.parts import Section, folded, gallery, paragraphs, table
+from ppdbench.report.page.runs import DECODES, Run, Sample, of_kind
+
+TOGETHER = "verify and bookkeeping"  # which only runs with --profile have timed apart
+WORDS = (
+    "Mean time of one example. The prefill makes the first token. A step drafts, verifies in one "
+    "pass of the model, and keeps books; for methods that draft inside that pass there is no "
+    "draft time apart. Runs with --profile tell verification and bookkeeping apart."
+)
+
+
+def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
+    """A picture for each task of each run."""
+    decoded = of_kind(runs, DECODES)
+    drawings: list[Drawing] = []
+    body: list[Child] = [*paragraphs(WORDS)]
+    for run in decoded:
+        tasks = {task: _of_task(run, task) for task in run.tasks}
+        own = [_drawn(run, task, bars) for task, bars in tasks.items() if bars]
+        drawings += own
+        body += [
+            h("h3", run.name) if len(decoded) > 1 else None,
+            gallery(own),
+            folded("All numbers", (table(_sheet(t, bars)) for t, bars in tasks.items() if bars)),
+        ]
+    return (Section("latency", "Latency", tuple(body)) if drawings else None), drawings
+
+
+def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:
+    """Mean milliseconds of each part, by method; greedy first, which every run has timed."""
+    groups: dict[str, list[Sample]] = {}
+    for sample in run.done:
+        if sample["task"] == task:
+            groups.setdefault(sample["method"], []).append(sample)
+    profiled = all(sample.get("profile") for group in groups.values() for sample in group)
+    if profiled or "greedy" in groups:
+        return {label: _parts(group, profiled) for label, group in groups.items()}
+    found = {label: _parts(group, profiled=False) for label, group in groups.items()}
+    return {"greedy": _baseline(next(iter(groups.values()))), **found}
+
+
+def _parts(group: Sequence[Sample], profiled: bool) -> dict[str, float]:
+    steps, draft = (_mean([sum(s[name]) for s in group]) for name in ("step_ms", "draft_ms"))
+    found = {"prefill": _mean([s["prefill_ms"] for s in group]), "draft": draft}
+    if profiled:
+        verify = _mean([s["profile"]["pass_ms"] for s in group])
+        return {**found, "verify": verify, "bookkeeping": max(0.0, steps - draft - verify)}
+    return {**found, TOGETHER: max(0.0, steps - draft)}
+
+
+def _baseline(group: Sequence[Sample]) -> dict[str, float]:
+    steps = _mean([sum(s["baseline_step_ms"]) for s in group])
+    prefill = _mean([s["baseline_prefill_ms"] for s in group])
+    return {"prefill": prefill, "draft": 0.0, TOGETHER: steps}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _drawn(run: Run, task: str, bars: Mapping[str, Mapping[str, float]]) -> Drawing:
+    names = list(next(iter(bars.values())))
+    totals = {label: sum(parts.values()) for label, parts in bars.items()}
+    least = min(totals, key=lambda label: totals[label])
+    return stacked(
+        slug(run.name, "latency", task),
+        f"{task}: time per example in ms",
+        f"Least: {least}, {totals[least]:.1f} ms for an example.",
+        names,
+        {label: [parts[name] for name in names] for label, parts in bars.items()},
+        "ms",
+    )
+
+
+def _sheet(task: str, bars: Mapping[str, Mapping[str, float]]) -> Sheet:
+    names = list(next(iter(bars.values())))
+    return Sheet(
+        f"{task}: mean ms per example",
+        ("method", *names, "together"),
+        tuple((m, *(p[name] for name in names), sum(p.values())) for m, p in bars.items()),
+        digits=dict.fromkeys((*names, "together"), 2),
+    )

@@ -1,0 +1,67 @@
+"""The page's first screen: the few numbers a reader came for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppdbench.bench.summary import no_difference
+from ppdbench.probe.summary import TOTAL
+from ppdbench.report.page.html import Node, h
+from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
+
+
+def tiles(runs: Sequence[Run]) -> Node:
+    """A number and what it says, for each thing that was measured."""
+    found = [
+        *(_identity(run) for run in of_kind(runs, DECODES)),
+        *(_fastest(run) for run in of_kind(runs, DECODES)),
+        *(_known_early(run) for run in of_kind(runs, PROBES)),
+    ]
+    return h("ul", (tile for tile in found if tile), class_="tiles")
+
+
+def _tile(number: str, words: str, kind: str = "plain") -> Node:
+    return h("li", h("strong", number), h("span", words), class_=kind)
+
+
+def _identity(run: Run) -> Node | None:
+    exact = [s for s in run.summaries if s["exact"] and s["target"] == "greedy"]
+    judged = sum(s["n_examples"] - s["failed"] for s in exact)
+    same = sum(s["identical"] + s["tie"] for s in exact)
+    if not judged:
+        return None
+    kind = "bad" if same < judged else "plain"
+    return _tile(f"{same} of {judged}", f"outputs are greedy's, up to ties ({run.name})", kind)
+
+
+def _fastest(run: Run) -> Node | None:
+    """The largest gain of an exact method, or that there is none."""
+    # What runs in one process in place of several says nothing about speed.
+    timed = [
+        s
+        for s in run.overall
+        if s["exact"] and s["speedup"] and s["method"] != "greedy" and s.get("form") != "inline"
+    ]
+    if not timed:
+        return None
+    best = max(timed, key=lambda s: s["speedup"])
+    if best["speedup"] <= 1 or no_difference(best):
+        return _tile("no gain", f"of an exact method over greedy beyond noise ({run.name})")
+    low, high = best["speedup_low"], best["speedup_high"]
+    interval = f" [{low:.2f}, {high:.2f}]" if low else ""
+    words = f"as fast as greedy: {best['label']}{interval}, the fastest ({run.name})"
+    return _tile(f"{best['speedup']:.2f}×", words)
+
+
+def _known_early(run: Run) -> Node | None:
+    """The match rate half-way up, which is where pipelining exits."""
+    layers, k = sorted({rate.layer for rate in run.rates}), max(run.header["config"]["ks"])
+    n_layers = run.header["model"]["n_layers"]
+    half = min(layers, key=lambda n: abs(2 * n - n_layers))
+    rate = next(
+        (r for r in run.rates if (r.layer, r.k, r.bucket, r.head) == (half, k, TOTAL, "N")), None
+    )
+    if rate is None:
+        return None
+    where = f"after {half} of {n_layers} layers, k = {k}, {rate.task} ({run.name})"
+    return _tile(f"{100 * rate.match_rate:.0f}%", f"of tokens are known {where}")

@@ -1,0 +1,138 @@
+"""What match rates promise for Predictive Pipelined Decoding, and what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppdbench.bench.pipelined import geometric
+from ppdbench.report import pipeline_tables, theory_tables
+from ppdbench.report.page.charts.histogram import histogram
+from ppdbench.report.page.charts.promise import Kept, Promise, promises
+from ppdbench.report.page.comparison import recorded
+from ppdbench.report.page.drawing import Drawing, slug
+from ppdbench.report.page.html import Child, h
+from ppdbench.report.page.parts import Section, folded, gallery, paragraphs, table
+from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
+
+WORDS = (
+    "While one unit finishes a token, others run the first layers for the k likeliest next ones. "
+    "Lines: the speedup of Theorem 4.1 with the measured match rate; circles: the same cost for "
+    "the matches in the order in which they came. Circles above their line: matches came in runs."
+)
+PIPELINED = "Speedups that a ppd run measured stand beside what theory made of its own matches."
+
+
+def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
+    """Promises of probe runs, and what pipelined runs kept of them."""
+    probes, decoded = of_kind(runs, PROBES), of_kind(runs, DECODES)
+    pipelined = [run for run in decoded if any("p" in s for s in run.summaries)]
+    drawings: list[Drawing] = []
+    body: list[Child] = []
+    for run in probes:
+        own, content = _of_probe(run, pipelined)
+        drawings += own
+        body += content
+    for run in pipelined:
+        own, content = _of_pipelined(run)
+        drawings += own
+        body += content
+    found = Section("theory", "Theory and measurement", tuple(body)) if body else None
+    return found, drawings
+
+
+def _of_probe(run: Run, pipelined: Sequence[Run]) -> tuple[list[Drawing], list[Child]]:
+    n_layers = run.header["model"]["n_layers"]
+    if not any(rate.layer < n_layers for rate in run.rates):
+        return [], []
+    measured = theory_tables.measure(run.stored, theory_tables.Wanted())
+    rows = [row for row in measured.rows if row.speedup is not None and row.recorded_latency]
+    groups: dict[tuple[str, str, str], list[theory_tables.TheoryRow]] = {}
+    for row in rows:
+        groups.setdefault((row.task, row.target, row.head), []).append(row)
+    drawings = []
+    for (task, target, head), group in groups.items():
+        how = "" if target == "greedy" else f", {target} target"
+        whose = ", trained head" if head == "Y" else ""
+        kept = _kept(run, task, pipelined) if head == "N" and target == "greedy" else []
+        drawings.append(
+            promises(
+                slug(run.name, "theory", task, target, head),
+                f"{task}{how}{whose}: speedup promised",
+                _best(group),
+                [_promise(row, n_layers) for row in group],
+                kept,
+            )
+        )
+    content: list[Child] = [
+        h("h3", f"{run.name}: promised"),
+        *paragraphs(WORDS),
+        gallery(drawings),
+        folded("All numbers", map(table, theory_tables.run_sheets(measured))),
+    ]
+    return drawings, content
+
+
+def _promise(row: theory_tables.TheoryRow, n_layers: int) -> Promise:
+    assert row.speedup is not None
+    assert row.recorded_latency is not None
+    recorded_speedup = n_layers * row.tokens / row.examples / row.recorded_latency
+    return Promise(row.layer, row.k, row.speedup, recorded_speedup)
+
+
+def _best(rows: Sequence[theory_tables.TheoryRow]) -> str:
+    best = max(rows, key=lambda row: row.speedup or 0)
+    return (
+        f"At most {best.speedup:.2f}×: exit after layer {best.layer}, k = {best.k}, "
+        f"match rate {100 * best.match_rate:.0f}%."
+    )
+
+
+def _kept(run: Run, task: str, pipelined: Sequence[Run]) -> list[Kept]:
+    """Measured speedups on one unit's terms, with the same weights and the same questions."""
+    same = [
+        other
+        for other in pipelined
+        if all(
+            recorded(other.header, *path) == recorded(run.header, *path)
+            for path in (("model", "weight_hash"), ("model", "dtype"), ("data", task, "sha256"))
+        )
+    ]
+    return [
+        Kept(
+            other.header["facts"][s["label"]]["exit_after"],
+            other.header["facts"][s["label"]]["k"],
+            s["speedup_one_unit"],
+            s["speedup_one_unit_low"],
+            s["speedup_one_unit_high"],
+        )
+        for other in same
+        for s in other.summaries
+        if s["task"] == task and s.get("speedup_one_unit") and not s["options"].get("head")
+    ]
+
+
+def _of_pipelined(run: Run) -> tuple[list[Drawing], list[Child]]:
+    sheets = pipeline_tables.sheets(run.summaries)
+    drawings = [
+        histogram(
+            slug(run.name, "runs", s["label"], s["task"]),
+            f"{s['label']} on {s['task']}: tokens from miss to miss",
+            f"Match rate {100 * s['p']:.0f}%. Marks: what independent matches would give.",
+            s["run_lengths"],
+            "tokens in a run",
+            _independent(s["p"], max(s["run_lengths"])),
+        )
+        for s in run.summaries
+        if s.get("run_lengths")
+    ]
+    content: list[Child] = [
+        h("h3", f"{run.name}: measured"),
+        *paragraphs(PIPELINED),
+        map(table, sheets[:2]),
+        gallery(drawings),
+    ]
+    return drawings, content
+
+
+def _independent(p: float, longest: int) -> dict[int, float]:
+    return {n: geometric(p, n) for n in range(1, longest + 1)}

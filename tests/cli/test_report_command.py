@@ -1,0 +1,109 @@
+"""`ppdbench report` as it is typed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppdbench.cli.main import run
+from tests import sweeps
+from tests.report.page import made
+
+
+def test_it_writes_the_page_and_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = made.bench(tmp_path / "run"), tmp_path / "new" / "page.html"
+    assert run(["report", str(folder), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    assert out.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_every_plot_becomes_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, plots = made.probe(tmp_path / "run"), tmp_path / "plots"
+    words = ["report", str(folder), "--out", str(tmp_path / "p.html"), "--plots", str(plots)]
+    assert run(words) == 0
+    names = {path.name for path in plots.iterdir()}
+    assert "run-match-gsm8k-greedy.svg" in names
+    assert {Path(name).stem for name in names} == {Path(n).stem for n in names if n.endswith("png")}
+    assert f"{len(names) // 2} plots" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no run given"),
+        (["{missing}"], "is no run folder"),
+        (["{run}", "{run}"], "given twice"),
+        (["{run}", "--out", "page.pdf"], "use .html, .htm"),
+        (["{run}", "--out", "/dev/null/page.html"], "not a writable folder"),
+        (["{run}", "--plots", "/dev/null/plots"], "--plots"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"run": made.bench(tmp_path / "run"), "missing": tmp_path / "missing"}
+    assert run(["report", *(word.format(**places) for word in words)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_failed_examples_give_code_3_and_a_page_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [
+        made.decoded("swift", "1"),
+        made.decoded("swift", "2", verdict="failed", output_ids=[], error="ran out of luck"),
+    ]
+    head = made.header("bench", methods=made.methods("swift"))
+    folder, out = made.write(tmp_path / "run", head, samples), tmp_path / "page.html"
+    assert run(["report", str(folder), "--out", str(out)]) == 3
+    assert "ran out of luck" in capsys.readouterr().err
+    assert out.is_file()
+
+
+def test_a_mismatch_gives_code_1(tmp_path: Path) -> None:
+    odd = made.decoded("swift", "1", verdict="mismatch", first_difference=0, baseline_ids=[1])
+    head = made.header("bench", methods=made.methods("swift"))
+    folder = made.write(tmp_path / "run", head, [odd])
+    assert run(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 1
+
+
+def test_a_torn_last_line_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made.bench(tmp_path / "run")
+    with (folder / "samples.jsonl").open("a") as file:
+        file.write('{"example_id": "to')
+    assert run(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
+    assert "incomplete" in capsys.readouterr().err
+    assert "incomplete" in (tmp_path / "page.html").read_text("utf-8")
+
+
+WITHOUT_TORCH = """
+import sys
+from ppdbench.cli.main import run
+code = run(sys.argv[1:])
+assert not {"torch", "transformers", "matplotlib"} & set(sys.modules), "too much was imported"
+sys.exit(code)
+"""
+
+
+def test_it_imports_neither_torch_nor_what_draws_pictures(tmp_path: Path) -> None:
+    swept = sweeps.cells({sweeps.label(exit_layer=2): 1.5})
+    runs = [
+        made.bench(tmp_path / "bench", model__name="reference"),
+        made.probe(tmp_path / "probe"),
+        made.pipelined(tmp_path / "pipelined"),
+        sweeps.write(tmp_path / "sweep", sweeps.header({"exit_layer": [2]}, 2), swept),
+    ]
+    words = ["report", *map(str, runs), "--out", str(tmp_path / "page.html")]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,163 @@
+"""Stored runs written by hand, as small as a page about them can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SHA = {"gsm8k": "aaaa", "squad": "bbbb"}
+
+
+def header(kind: str, /, **changes: Any) -> dict[str, Any]:
+    """What run.json says; `changes` are dotted names with `__` for the dots."""
+    made: dict[str, Any] = {
+        "schema_version": 1,
+        "kind": kind,
+        "ppdbench": "0.1.0",
+        "command": ["ppdbench", kind, "--task", "gsm8k"],
+        "started": "2026-01-02T03:04:05+00:00",
+        "config": {
+            "tasks": ["gsm8k", "squad"],
+            "max_new_tokens": 4,
+            "strict": False,
+            "target": {"kind": "greedy"},
+            "ks": [1, 3],
+            "bucket": 2,
+        },
+        "model": {
+            "name": "tiny",
+            "revision": None,
+            "weight_hash": "feed",
+            "family": "llama",
+            "n_layers": 4,
+            "vocab_size": 100,
+            "dtype": "float32",
+            "device": "cpu",
+            "synthetic": False,
+        },
+        "data": {task: {"metrics": [], "sha256": sha} for task, sha in SHA.items()},
+        "environment": {
+            "python": "3.11",
+            "packages": {"torch": "2.13"},
+            "git": {"commit": "c0ffee0123456789", "modified": False},
+            "cpu": {"model": "Some CPU", "usable_cores": 2},
+            "torch": {"threads": 1},
+            "devices": [],
+        },
+    }
+    if kind != "probe":
+        made |= {"methods": {}, "not_run": {}, "facts": {}}
+    for path, value in changes.items():
+        *parents, name = path.split("__")
+        place = made
+        for parent in parents:
+            place = place[parent]
+        place[name] = value
+    return made
+
+
+def methods(*names: str, exact: bool = True) -> dict[str, Any]:
+    """What run.json says of methods."""
+    return {n: {"name": n, "exact": exact, "options": {}, "loaded": {}} for n in names}
+
+
+def decoded(method: str, example: str = "1", faster: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """One example of five tokens in three steps; greedy took four."""
+    return {
+        "example_id": example,
+        "task": "gsm8k",
+        "method": method,
+        "verdict": "identical",
+        "cut_tokens": 0,
+        "prompt_ids": [1, 2],
+        "references": ["forty-two"],
+        "finish": "length",
+        "output_ids": [5, 6, 7, 8, 9],
+        "text": "abcde",
+        "accepted": [1, 0, 0],
+        "proposed": [2, 2, 2],
+        "rows": [3, 3, 3],
+        "prefill_ms": 3.0,
+        "step_ms": [4.0 / faster] * 3,
+        "draft_ms": [1.0 / faster] * 3,
+        "baseline_prefill_ms": 3.0,
+        "baseline_step_ms": [3.0] * 4,
+        "baseline_again_ms": 12.0 + 0.1 * (int(example) % 3 - 1) if example.isdigit() else 12.0,
+        "peak_memory_bytes": 1 << 20,
+        **changes,
+    }
+
+
+def probed(example: str = "1", **changes: Any) -> dict[str, Any]:
+    """One example of four tokens, known from the third of four layers on but for one."""
+    return {
+        "example_id": example,
+        "task": "gsm8k",
+        "method": "probe",
+        "target": "greedy",
+        "verdict": "identical",
+        "cut_tokens": 0,
+        "prompt_ids": [1, 2],
+        "output_ids": [5, 6, 7, 8],
+        "ranks": {"1": [9, 40, 9, 2], "2": [0, 3, 0, 1], "3": [0, 0, 0, 2], "4": [0, 0, 0, 0]},
+        **changes,
+    }
+
+
+def write(folder: Path, head: dict[str, Any], samples: list[dict[str, Any]]) -> Path:
+    """A run folder."""
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(head), "utf-8")
+    lines = "".join(json.dumps(sample) + "\n" for sample in samples)
+    (folder / "samples.jsonl").write_text(lines, "utf-8")
+    return folder
+
+
+def bench(folder: Path, **changes: Any) -> Path:
+    """Greedy, a method that is twice as fast and one that is half as fast, on six examples."""
+    speeds = {"greedy": 1.0, "swift": 2.0, "slow": 0.5}
+    samples = [
+        decoded(name, str(n), speed * (1 + 0.01 * n))
+        for n in range(1, 7)
+        for name, speed in speeds.items()
+    ]
+    return write(folder, header("bench", methods=methods(*speeds), **changes), samples)
+
+
+def probe(folder: Path, n: int = 3, **changes: Any) -> Path:
+    """A probe run of so many examples."""
+    return write(folder, header("probe", **changes), [probed(str(i)) for i in range(n)])
+
+
+def pipelined(folder: Path) -> Path:
+    """A run of `ppd` on two units."""
+    facts = {
+        "form": "split",
+        "n_layers": 4,
+        "exit_after": 2,
+        "k": 3,
+        "units": 2,
+        "threads_per_unit": 1,
+        "weight_bytes_per_unit": [60, 50],
+        "layer_times": {
+            "lower": 2.0,
+            "ahead": 2.5,
+            "middle": 0.0,
+            "upper": 2.0,
+            "head": 1.0,
+            "early_head": 0.5,
+        },
+    }
+    extra = {
+        "matches": [1, 0, 1, 1, 0],
+        "communication_ms": 0.5,
+        "greedy_ms": {"1": 20.0, "2": 16.0},
+        "accepted": [0] * 4,
+        "proposed": [0] * 4,
+        "step_ms": [4.0] * 4,
+        "draft_ms": [],
+    }
+    samples = [decoded("ppd", str(n), **extra) for n in range(4)]
+    head = header("decode", methods=methods("ppd"), facts={"ppd": facts})
+    return write(folder, head, samples)

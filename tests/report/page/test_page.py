@@ -1,0 +1,339 @@
+"""The page as a file: everything inside, nothing executable from outputs, the verdicts right."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppdbench.report.page.document import page
+from ppdbench.report.page.html import VOID, h
+from ppdbench.report.page.runs import read_runs
+from tests import sweeps
+from tests.report.page import made
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\u2028&<!--"
+
+
+class Reader(HTMLParser):
+    """Elements in their order, checked for nesting, with the text of some."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def text_of(*folders: Path) -> str:
+    return page(read_runs(list(folders))).text
+
+
+def embedded(text: str) -> Any:
+    found = re.search(r'<script type="application/json" id="examples-data">(.*?)</script>', text)
+    assert found
+    return json.loads(found[1])
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> str:
+    runs = made.bench(tmp_path / "bench"), made.probe(tmp_path / "probe")
+    return text_of(*runs, made.pipelined(tmp_path / "pipelined"))
+
+
+def test_the_page_holds_every_section_its_runs_have_something_for(full: str) -> None:
+    found = [a["id"] for a in Reader(full).all("section")]
+    assert found == [
+        *("setting", "verdicts", "speed", "matches", "theory", "acceptance", "latency"),
+        *("examples", "data"),
+    ]
+
+
+def test_a_probe_alone_has_no_section_of_speed(tmp_path: Path) -> None:
+    found = [a["id"] for a in Reader(text_of(made.probe(tmp_path / "run"))).all("section")]
+    assert found == ["setting", "matches", "theory", "examples", "data"]
+
+
+def test_nothing_comes_from_outside(full: str) -> None:
+    reader = Reader(full)
+    addresses = [
+        attributes[name]
+        for _, attributes in reader.elements
+        for name in ("src", "href", "action", "data", "srcset", "poster")
+        if name in attributes
+    ]
+    assert addresses
+    assert all(str(address).startswith(("#", "data:")) for address in addresses)
+    style = "".join(reader.texts["style"])
+    assert "url(" not in style
+    assert "@import" not in style
+    assert not reader.all("link")
+
+
+def test_the_policy_forbids_fetches_and_names_the_only_script_and_style(full: str) -> None:
+    reader = Reader(full)
+    (policy,) = [m["content"] for m in reader.all("meta") if "http-equiv" in m]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    for tag, (content,) in {
+        "script": reader.texts["script"][-1:],
+        "style": reader.texts["style"],
+    }.items():
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_nothing_needs_what_the_policy_forbids(full: str) -> None:
+    for tag, attributes in Reader(full).elements:
+        assert "style" not in attributes, tag
+        assert not [name for name in attributes if name.startswith("on")], tag
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    sample = made.decoded(
+        HOSTILE, HOSTILE, text=HOSTILE, references=[HOSTILE], task=HOSTILE, baseline_again_ms=12.0
+    )
+    failed = made.decoded(
+        HOSTILE, "2", verdict="failed", error=HOSTILE, output_ids=[], task=HOSTILE
+    )
+    head = made.header(
+        "bench",
+        methods=made.methods(HOSTILE),
+        not_run={HOSTILE: HOSTILE},
+        command=["ppdbench", HOSTILE],
+        model__name=HOSTILE,
+        data={HOSTILE: {"metrics": [], "sha256": "a"}},
+    )
+    text = text_of(made.write(tmp_path / "run", head, [sample, failed]))
+    reader = Reader(text)
+    assert not reader.all("img")
+    assert len(reader.all("script")) == 2
+    entry = embedded(text)[0]["examples"][1]
+    assert (entry["id"], entry["reference"]) == (HOSTILE, HOSTILE)
+    assert "\u2028" not in text.split('id="examples-data"')[1].split("</script>")[0]
+
+
+def test_markup_of_our_own_is_escaped_in_attributes_too() -> None:
+    assert str(h("p", "<&>", title='"<')) == '<p title="&quot;&lt;">&lt;&amp;&gt;</p>'
+
+
+def test_ids_are_there_once_and_every_link_and_label_finds_its_own(full: str) -> None:
+    elements = Reader(full).elements
+    ids = [a["id"] for _, a in elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    named = [
+        a[name]
+        for _, a in elements
+        for name in ("aria-labelledby", "aria-describedby")
+        if name in a
+    ]
+    links = [str(a["href"])[1:] for t, a in elements if t == "a" and str(a["href"]).startswith("#")]
+    assert set(named) | set(links) <= set(ids)
+
+
+def test_headings_descend_one_level_at_a_time(full: str) -> None:
+    levels = [int(tag[1]) for tag, _ in Reader(full).elements if re.fullmatch("h[1-6]", tag)]
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_landmarks_language_and_a_way_past_the_contents_are_there(full: str) -> None:
+    reader = Reader(full)
+    for tag in ("header", "nav", "main", "footer"):
+        assert len(reader.all(tag)) == 1, tag
+    assert reader.all("html")[0]["lang"] == "en"
+    assert reader.all("a")[0]["href"] == "#main"
+
+
+def test_tables_have_captions_and_heads_with_scope(full: str) -> None:
+    reader = Reader(full)
+    assert len(reader.all("caption")) == len(reader.all("table")) > 3
+    assert {a.get("scope") for a in reader.all("th")} == {"col", "row"}
+
+
+def test_a_page_says_what_was_run_on_what(full: str) -> None:
+    for words in ("ppdbench bench --task gsm8k", "feed", "float32", "Some CPU", "c0ffee012345"):
+        assert words in full, words
+
+
+def test_speedups_come_with_intervals_and_losses_are_shown(full: str) -> None:
+    assert re.search(r"2\.0\d× \[2\.0\d, 2\.\d\d\]", full)
+    assert re.search(r"0\.5\d× \[0\.5\d, 0\.5\d\]", full)
+    assert "Slower: slow" in full
+
+
+def test_no_speedup_stands_beside_a_mismatch(tmp_path: Path) -> None:
+    samples = [
+        made.decoded("swift", "1", 2.0),
+        made.decoded(
+            "swift", "2", 2.0, verdict="mismatch", first_difference=1, baseline_ids=[5, 1]
+        ),
+    ]
+    head = made.header("bench", methods=made.methods("swift"))
+    text = text_of(made.write(tmp_path / "run", head, samples))
+    assert "1 outputs differ from greedy" in text
+    assert "1 mismatches: no speedup" in text
+    assert "2.00×" not in text
+    assert "2.00x" not in text
+
+
+def test_failed_examples_are_listed_with_their_errors(tmp_path: Path) -> None:
+    samples = [
+        made.decoded("swift", "1", 2.0),
+        made.decoded("swift", "2", verdict="failed", output_ids=[], error="ran out of luck"),
+    ]
+    head = made.header("bench", methods=made.methods("swift"), not_run={"broken": "no such file"})
+    text = text_of(made.write(tmp_path / "run", head, samples))
+    for words in ("1 examples failed", "ran out of luck", "no such file", "1 FAILED"):
+        assert words in text, words
+
+
+def test_a_run_without_one_finished_example_still_has_a_page(tmp_path: Path) -> None:
+    failed = made.decoded("swift", "1", verdict="failed", output_ids=[], error="ran out of luck")
+    head = made.header("decode", methods=made.methods("swift"))
+    assert "ran out of luck" in text_of(made.write(tmp_path / "run", head, [failed]))
+
+
+def test_runs_that_differ_are_shown_but_not_compared(tmp_path: Path) -> None:
+    one = made.bench(tmp_path / "one")
+    other = made.bench(tmp_path / "other", model__weight_hash="dead")
+    text = text_of(one, other)
+    assert "one and other are not compared: weights (feed and dead)" in text
+    assert 'id="side-by-side' not in text
+
+
+def test_runs_that_agree_stand_side_by_side(tmp_path: Path) -> None:
+    text = text_of(made.bench(tmp_path / "one"), made.bench(tmp_path / "other"))
+    assert "other: swift" in text
+    assert "not compared" not in text
+
+
+def test_inexact_methods_are_called_so(tmp_path: Path) -> None:
+    samples = [
+        made.decoded(
+            "early", str(n), 2.0, verdict="inexact", first_difference=2, baseline_ids=[5, 6, 1]
+        )
+        for n in range(3)
+    ]
+    head = made.header("bench", methods=made.methods("early", exact=False))
+    text = text_of(made.write(tmp_path / "run", head, samples))
+    assert "inexact, 2.00×" in text
+    assert "outputs of exact methods are greedy's" not in text
+
+
+def test_measured_pipelining_stands_beside_its_theory(full: str) -> None:
+    assert "pipelined: measured" in full
+    assert "probe: promised" in full
+    assert "measured, k=3, layer 2: 1.25×" in full
+
+
+def test_sweeps_show_their_map_and_their_best_first(tmp_path: Path) -> None:
+    speeds = {"2": 1.5, "4": 0.7}
+    axes = {"exit_layer": [int(n) for n in speeds], "draft_length": [2]}
+    cells = {
+        sweeps.label(exit_layer=int(layer), draft_length=2): speed
+        for layer, speed in speeds.items()
+    }
+    samples = sweeps.cells(cells)
+    text = text_of(sweeps.write(tmp_path / "run", sweeps.header(axes, 4), samples))
+    assert "★1.50x" in text
+    assert "▼0.70x" in text
+    first, second = (f"exit_layer={at}, draft_length=2: {s:.2f}×" for at, s in speeds.items())
+    assert text.index(first) < text.index(second)
+    assert [a["id"] for a in Reader(text).all("section")] == [
+        *("setting", "verdicts", "sweep", "examples", "data")
+    ]
+
+
+def test_profiled_runs_tell_verification_from_bookkeeping(tmp_path: Path) -> None:
+    profile = {"pass_ms": 6.0, "draft_pass_ms": 3.0, "draft_ms": 0.0, "bookkeeping_ms": 3.0}
+    profile |= {"draft_pass_bytes": 1, "pass_bytes": 1}
+    samples = [made.decoded("swift", str(n), profile=profile) for n in range(3)]
+    head = made.header("bench", methods=made.methods("swift"), bandwidth_bytes_per_s=1e9)
+    text = text_of(made.write(tmp_path / "run", head, samples))
+    for part in ("prefill: 3.00 ms", "draft: 3.00 ms", "verify: 6.00 ms", "bookkeeping: 3.00 ms"):
+        assert f"swift, {part}" in text
+
+
+def test_times_of_greedy_stand_beside_a_method_that_ran_alone(tmp_path: Path) -> None:
+    head = made.header("decode", methods=made.methods("swift"))
+    folder = made.write(tmp_path / "run", head, [made.decoded("swift", "1", 2.0)])
+    assert "greedy, verify and bookkeeping: 12.00 ms" in text_of(folder)
+
+
+def test_accuracy_of_drafts_is_drawn_by_distance(tmp_path: Path) -> None:
+    ranks = {"1": [0, 1, 0], "2": [4, 0, 9]}
+    samples = [made.probed(str(n), method="medusa", ranks=ranks) for n in range(2)]
+    head = made.header("drafts", methods=made.methods("medusa"))
+    text = text_of(made.write(tmp_path / "run", head, samples))
+    assert "With one guess: 67% at distance 1, 33% at distance 2." in text
+
+
+def test_few_examples_are_called_few(tmp_path: Path) -> None:
+    few = "Fewer than 16 examples"
+    assert few in text_of(made.probe(tmp_path / "small", n=3)).split("All numbers")[0]
+    assert few not in text_of(made.probe(tmp_path / "large", n=16))
+
+
+def test_random_weights_are_called_random(tmp_path: Path) -> None:
+    assert "The weights are random" in text_of(made.bench(tmp_path / "a", model__synthetic=True))
+
+
+def test_data_can_be_taken_away_whole(tmp_path: Path) -> None:
+    folder = made.bench(tmp_path / "run")
+    links = {
+        a["download"]: str(a["href"]) for a in Reader(text_of(folder)).all("a") if "download" in a
+    }
+    assert set(links) == {"run-figures.csv", "run-run.json", "run-samples.jsonl.gz"}
+    packed = base64.b64decode(links["run-samples.jsonl.gz"].partition(",")[2])
+    assert gzip.decompress(packed) == (folder / "samples.jsonl").read_bytes()
+    figures = base64.b64decode(links["run-figures.csv"].partition(",")[2]).decode()
+    assert figures.splitlines()[0].startswith("model,dtype,")
+
+
+def test_ten_thousand_samples_stay_under_five_megabytes_and_say_what_is_left_out(
+    tmp_path: Path,
+) -> None:
+    samples = [
+        made.decoded("swift", str(n), output_ids=[n % 97, *range(40)]) for n in range(10_000)
+    ]
+    head = made.header("bench", methods=made.methods("swift"))
+    text = text_of(made.write(tmp_path / "run", head, samples))
+    assert len(text.encode()) < 5_000_000
+    (run,) = embedded(text)
+    assert run["total"] == 10_000
+    assert len(run["examples"]) > 500
+
+
+def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
+    folder = made.bench(tmp_path / "run")
+    assert text_of(folder) == text_of(folder)

@@ -1,0 +1,84 @@
+"""Which runs a page takes, what they are called, and which may stand side by side."""
+
+from pathlib import Path
+
+import pytest
+
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.report.page.comparison import differences, groups
+from ppdbench.report.page.runs import Run, read_runs
+from tests.report.page import made
+
+
+def two(tmp_path: Path, **changes: object) -> list[Run]:
+    return read_runs([made.bench(tmp_path / "a"), made.bench(tmp_path / "b", **changes)])
+
+
+def test_runs_are_called_by_as_much_of_their_path_as_tells_them_apart(tmp_path: Path) -> None:
+    one, other = made.bench(tmp_path / "x" / "run"), made.probe(tmp_path / "y" / "run")
+    assert [run.name for run in read_runs([one])] == ["run"]
+    assert [run.name for run in read_runs([one, other])] == ["x/run", "y/run"]
+
+
+def test_a_run_given_twice_is_refused_however_it_is_written(tmp_path: Path) -> None:
+    run = made.bench(tmp_path / "a")
+    with pytest.raises(ConfigError, match="given twice"):
+        read_runs([run, run / ".." / "a"])
+
+
+def test_an_empty_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    run = made.write(tmp_path / "a", made.header("bench", methods=made.methods("greedy")), [])
+    with pytest.raises(DataError, match=r"no finished samples; finish the run with --resume"):
+        read_runs([run])
+
+
+def test_a_probe_of_failures_alone_has_nothing_to_show(tmp_path: Path) -> None:
+    samples = [made.probed(verdict="failed", output_ids=[], ranks={})]
+    run = made.write(tmp_path / "a", made.header("probe"), samples)
+    with pytest.raises(DataError, match="every example failed"):
+        read_runs([run])
+
+
+def test_other_schema_versions_are_refused(tmp_path: Path) -> None:
+    good, other = made.bench(tmp_path / "a"), made.bench(tmp_path / "b", schema_version=99)
+    with pytest.raises(DataError, match="schema version 99"):
+        read_runs([good, other])
+
+
+def test_kinds_of_runs_without_a_page_are_refused_by_name(tmp_path: Path) -> None:
+    run = made.probe(tmp_path / "a", kind="similarity")
+    with pytest.raises(DataError, match="holds a similarity run; a report shows runs of probe"):
+        read_runs([run])
+
+
+def test_equal_conditions_can_be_compared(tmp_path: Path) -> None:
+    one, other = two(tmp_path)
+    assert differences(one, other) == []
+    assert groups([one, other], "gsm8k") == [[one, other]]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("model__weight_hash", "dead", "weights (feed and dead)"),
+        ("model__dtype", "bfloat16", "type of numbers (float32 and bfloat16)"),
+        ("environment__cpu__model", "Other CPU", "processor (Some CPU and Other CPU)"),
+        ("environment__torch__threads", 8, "threads (1 and 8)"),
+        ("config__strict", True, "fixed shapes (False and True)"),
+        ("data__gsm8k__sha256", "cccc", "other examples or lengths"),
+        ("config__max_new_tokens", 99, "other examples or lengths"),
+    ],
+)
+def test_what_differs_keeps_runs_apart_and_is_named(
+    tmp_path: Path, path: str, value: object, words: str
+) -> None:
+    one, other = two(tmp_path, **{path: value})
+    assert differences(one, other) == [words]
+    assert groups([one, other], "gsm8k") == [[one], [other]]
+
+
+def test_times_of_a_shared_machine_are_not_those_of_an_idle_one(tmp_path: Path) -> None:
+    head = made.header("bench", methods=made.methods("swift"))
+    alone = made.write(tmp_path / "a", head, [made.decoded("swift")])
+    shared = made.write(tmp_path / "b", head, [made.decoded("swift", processes=4)])
+    assert differences(*read_runs([alone, shared])) == ["processes at once (1 and 4)"]
