@@ -2,34 +2,202 @@
 
 from __future__ import annotations
 
-import click
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ppdbench.cli.options import format_option
+import click
+from click.core import ParameterSource
+
+from ppdbench.cli.common import check_exports, check_pictures, model_spec, notice
+from ppdbench.cli.options import export_option, format_option, model_options, salvaging
+
+if TYPE_CHECKING:
+    from ppdbench.store import StoredRun
+    from ppdbench.tables.base import Laid, PaperTable
+
+RUNS = "results/tables/runs"
+SCALING = ("data", "limit", "max_new_tokens")
+HANDED_ON = ("model", "revision", "dtype", "device", "threads")
+WITHOUT_INFLUENCE = ("offline", "trust_remote_code")
+EMBEDDED = "reference"
+AUTO = "auto"  # what options say that leave it to the command
+AT_LEAST_1 = click.IntRange(min=1)
+MISMATCH, FAILURES = 1, 3
 
 
 @click.command("table")
 @click.argument("name", metavar="PAPER/N")
-@click.argument("runs", nargs=-1, metavar="RUN...")
+@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@click.option("--run", "running", is_flag=True, help="First run what is missing.")
+@click.option("--out", metavar="DIR", default=RUNS, show_default=True, help="Where runs lie.")
+@click.option("--data", help="With --run: hub, builtin, or a file or folder.")
+@click.option("--limit", type=AT_LEAST_1, help="With --run: the first N examples of each task.")
+@click.option("--max-new-tokens", type=AT_LEAST_1, help="With --run: tokens to generate.")
+@click.option("--text", metavar="PATH", help="With --run: what steps that train are trained on.")
+@click.option(
+    "--heads", metavar="DIR", help="With --run: trained heads (the embedded model's with it)."
+)
+@model_options
+@click.option("--plot", metavar="FILE", help="Write a figure as .png, .svg or .pdf.")
+@export_option
+@salvaging("runs")
 @format_option
-def command(name: str, runs: tuple[str, ...], form: str) -> int:
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    name: str,
+    runs: tuple[str, ...],
+    running: bool,
+    out: str,
+    plot: str | None,
+    exports: tuple[str, ...],
+    form: str,
+    **options: Any,
+) -> int:
     """A paper's table with measured numbers beside the printed ones.
 
-    From stored runs alone: nothing is decoded, no model is loaded. Without a run it says which
-    command measures what the table needs.
+    From stored runs alone, given as RUN or lying in --out: nothing is decoded, no model is
+    loaded. With --run what the table needs is run first, step by step, as its recipe says
+    (`list tables`); what is finished is kept and not run again.
 
     \b
-    ppdbench table ppd/3 results/my-bench
-    ppdbench table ppd/3 results/split results/replicated --format markdown
+    ppdbench table ppd/2 --run --limit 4 --out ./tables
+    ppdbench table ppd/2 --out ./tables --format markdown
+    ppdbench table ppd/3 results/split results/replicated
     """
-    from ppdbench.errors import ConfigError
-    from ppdbench.report.export import emit
-    from ppdbench.store import read_run
+    from ppdbench.samples import no_collection
     from ppdbench.tables import TABLES
 
     table = TABLES.get(name)
-    if not runs:
-        raise ConfigError(f"table {name} needs a run: {table.needs}")
-    sheet = table.build([read_run(path) for path in runs])
-    rows = [dict(zip(sheet.header, row, strict=True)) for row in sheet.rows]
-    emit([sheet], {"table": name, "title": sheet.title, "rows": rows, "notes": sheet.notes}, form)
-    return 0
+    check_pictures(plot)
+    check_exports(exports)
+    if plot is not None:
+        table.check_picture()
+    _check_asked(ctx, runs, running)
+    if running:
+        _run_missing(table, Path(out), options)
+    with no_collection():
+        stored = _stored(table, runs, Path(out))
+        _show(table, table.build(stored), form, exports)
+        if plot is not None:
+            _draw(table, stored, plot)
+        return _exit_code(stored)
+
+
+def _check_asked(ctx: click.Context, runs: tuple[str, ...], running: bool) -> None:
+    """Refuse what would have no effect."""
+    from ppdbench.errors import ConfigError
+
+    if runs and running:
+        raise ConfigError("give the runs to show, or --run to make them, not both")
+    scaling = {*SCALING, *HANDED_ON, *WITHOUT_INFLUENCE, "text", "heads"}
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name in scaling and not running:
+            raise ConfigError(f"{parameter.opts[-1]} goes with --run; stored runs stay as they are")
+        if given and parameter.name == "out" and runs:
+            raise ConfigError("give the runs to show, or --out with the folder they lie in")
+
+
+def _run_missing(table: PaperTable, folder: Path, options: dict[str, Any]) -> None:
+    from ppdbench.errors import ConfigError
+    from ppdbench.tables.steps import Scale, run_missing
+
+    if not table.recipe:
+        raise ConfigError(f"table {table.name} needs no run; leave --run out")
+    scale = Scale(
+        model=_words(options, HANDED_ON),
+        work=_words(options, SCALING),
+        passing=_words(options, WITHOUT_INFLUENCE),
+        text=options["text"],
+        heads=options["heads"] or _own_heads(options["model"]),
+    )
+    run_missing(table.recipe, folder, scale, depth=lambda: _depth(options), report=notice)
+
+
+def _own_heads(model: str | None) -> str | None:
+    """Those that travel with the embedded model fit no other."""
+    from ppdbench.resources import reference_is_there
+
+    return EMBEDDED if model in (None, EMBEDDED) and reference_is_there() else None
+
+
+def _words(options: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    """These options as they are typed, where they say anything."""
+    words: list[str] = []
+    for name in names:
+        value = options[name]
+        if value is None or value is False or value == AUTO:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        words += [option] if value is True else [option, str(value)]
+    return tuple(words)
+
+
+def _depth(options: dict[str, Any]) -> int:
+    """How many layers the model has that steps are run with."""
+    from ppdbench.engine.loading import load_depth
+
+    return load_depth(model_spec(dict(options)))
+
+
+def _stored(table: PaperTable, runs: Sequence[str], folder: Path) -> list[StoredRun]:
+    """The runs given, or those of the recipe that are there, with a word on those that are not."""
+    from ppdbench.errors import ConfigError
+    from ppdbench.tables.steps import missing, read_whole, stored_runs
+
+    if runs and not table.recipe:
+        raise ConfigError(f"table {table.name} needs no run; leave {' '.join(runs)} out")
+    stored = [read_whole(path) for path in runs] or stored_runs(table.recipe, folder)
+    if table.recipe and not stored:
+        raise ConfigError(f"table {table.name} needs a run: {table.needs}")
+    for step in [] if runs else missing(table.recipe, folder):
+        notice(f"note: not run yet: {step.name}; add --run, or: ppdbench {step.command}")
+    for run in stored:
+        if run.torn:
+            notice(f"warning: the last line of {run.path} is incomplete and left out")
+    return stored
+
+
+def _show(table: PaperTable, laid: Laid, form: str, exports: Sequence[str]) -> None:
+    from ppdbench.report.export import emit, write
+
+    data = laid.data
+    content = {
+        "table": table.name,
+        "title": data.title,
+        "setting": data.lead,
+        "rows": [dict(zip(data.header, row, strict=True)) for row in data.rows],
+        "notes": data.notes,
+    }
+    emit([data] if form == "csv" else laid.shown, content, form)
+    for path in exports:
+        write(path, [data] if path.endswith(".csv") else laid.shown, content)
+        notice(f"written: {path}")
+
+
+def _draw(table: PaperTable, runs: Sequence[StoredRun], path: str) -> None:
+    from ppdbench.report.plots import save
+
+    save(table.picture(runs), path)
+    notice(f"picture: {path}")
+
+
+def _exit_code(runs: Sequence[StoredRun]) -> int:
+    """What runs are to be blamed for, with a line on stderr for each reason."""
+    code = 0
+    for run in runs:
+        failed = [s for s in run.samples if s.get("verdict") == "failed"]
+        if failed:
+            notice(
+                f"ppdbench: {len(failed)} examples of {run.path} failed and are left out; the "
+                f"first: {failed[0]['task']} {failed[0]['example_id']}: {failed[0].get('error')}"
+            )
+            code = code or FAILURES
+        different = sum(s.get("verdict") == "mismatch" for s in run.samples)
+        if different:
+            notice(f"ppdbench: {different} outputs of {run.path} differ from greedy decoding's")
+            code = MISMATCH
+    return code

@@ -25,6 +25,7 @@ from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.header import run_header
 from ppdbench.probe.match import ranks_of
+from ppdbench.shares import ALONE, Share
 from ppdbench.store import RunFolder, check_target
 from ppdbench.strategies import METHODS
 from ppdbench.strategies.base import Decoder, Guesser, Setup
@@ -58,10 +59,11 @@ def run_drafts(
     report: Report,
     kind: str = "drafts",
     measures: Measures | None = None,
+    share: Share = ALONE,
 ) -> Finished:
-    """Probe every example that the run folder does not hold yet."""
+    """Probe every example of this process's share that the run folder does not hold yet."""
     built = [choice.build() for choice in config.methods]
-    check_target(out, resume=resume)
+    check_target(out, resume=resume, share=share)
     work = Workload.read(config)
     loaded = load(config.model)
     items = work.encode(loaded)
@@ -82,17 +84,25 @@ def run_drafts(
             }
             for name, (chosen, strategy) in zip(names, built, strict=True)
         }
+        header["facts"] = {name: dict(decoder.facts) for name, decoder in decoders.items()}
         spare = max(decoder.rows for decoder in decoders.values())
         prober = DraftProber(loaded, Session(loaded.staged, setup.capacity, spare=spare))
-        with RunFolder(out, header, resume=resume) as folder:
-            for number, item in enumerate(items):
-                report(f"probing {item.task.name}", number, len(items))
+        with RunFolder(out, header, resume=resume, share=share) as folder:
+            ours = share.part(items)
+            for number, item in enumerate(ours):
+                report(f"probing {item.task.name}", number, len(ours))
                 missing = {n: m for n, m in ready.items() if _key(item, n) not in folder.done}
                 for sample in prober.probe(item, missing):
                     folder.append(sample)
-            samples = list(folder.done.values())
+            samples = folder.gather()
     return Finished(
-        path=out, header=header, samples=samples, cut=cut_tokens(items), torn=folder.torn
+        path=out,
+        header=header,
+        samples=samples,
+        cut=cut_tokens(items),
+        torn=folder.torn,
+        share=share,
+        missing=sum(_key(item, name) not in folder.done for item in items for name in ready),
     )
 
 
@@ -120,6 +130,7 @@ class DraftProber:
                 "method": label,
                 "target": "greedy",
                 "verdict": "identical",
+                "number": item.number,
                 "cut_tokens": item.cut_tokens,
                 "prompt_ids": item.ids,
                 "output_ids": list(output),

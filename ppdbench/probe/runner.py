@@ -14,7 +14,9 @@ from ppdbench.engine.heads import ExitHead, load_heads
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.errors import ConfigError
 from ppdbench.header import run_header
+from ppdbench.probe.buckets import default_bucket, divisors
 from ppdbench.probe.match import Probed, Prober
+from ppdbench.shares import ALONE, Share
 from ppdbench.store import RunFolder, check_target
 from ppdbench.tasks import Task
 from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
@@ -54,15 +56,7 @@ class ProbeConfig(RunConfig):
                     f"use one of {', '.join(str(d) for d in divisors(length))}"
                 )
             return self.bucket
-        if length == task.max_new_tokens:
-            return task.bucket
-        # As in the paper: eight equal buckets, or the next fewer that divide the length.
-        return next(d for d in divisors(length) if length // d <= 8)
-
-
-def divisors(n: int) -> list[int]:
-    """The divisors of `n`, smallest first."""
-    return [d for d in range(1, n + 1) if n % d == 0]
+        return default_bucket(length, task)
 
 
 def parse_layers(text: str | None, n_layers: int) -> tuple[int, ...]:
@@ -103,10 +97,16 @@ class ProbeRun(Finished):
 
 
 def run_probe(
-    config: ProbeConfig, layers: str | None, out: Path, *, resume: bool, report: Report
+    config: ProbeConfig,
+    layers: str | None,
+    out: Path,
+    *,
+    resume: bool,
+    report: Report,
+    share: Share = ALONE,
 ) -> ProbeRun:
-    """Probe every example that the run folder does not hold yet."""
-    check_target(out, resume=resume)
+    """Probe every example of this process's share that the run folder does not hold yet."""
+    check_target(out, resume=resume, share=share)
     work = Workload.read(config)
     buckets = {task.name: config.bucket_size(task) for task, _ in work.examples}
     loaded = load(config.model)
@@ -122,15 +122,17 @@ def run_probe(
         predictions=config.show_example is not None,
     )
     header = run_header("probe", config, loaded, work)
-    with RunFolder(out, header, resume=resume) as folder:
+    with RunFolder(out, header, resume=resume, share=share) as folder:
         _probe_missing(config, items, prober, folder, report)
-        samples = list(folder.done.values())
+        samples = folder.gather()
     return ProbeRun(
         path=out,
         header=header,
         samples=samples,
         cut=cut_tokens(items),
         torn=folder.torn,
+        share=share,
+        missing=sum(_key(i, t) not in folder.done for i in items for t in config.targets),
         loaded=loaded,
         buckets=buckets,
         layers=config.layers,
@@ -164,11 +166,16 @@ def _heads(config: ProbeConfig, loaded: Loaded) -> dict[int, ExitHead]:
 def _probe_missing(
     config: ProbeConfig, items: list[Item], prober: Prober, folder: RunFolder, report: Report
 ) -> None:
-    total = len(items) * len(config.targets)
-    report("probing", len(folder.done), total)
     shown = None if config.show_example is None else items[config.show_example]
-    for target in config.targets:
-        missing = [item for item in items if _key(item, target) not in folder.done]
+    items = folder.share.part(items)
+    left = {
+        target: [item for item in items if _key(item, target) not in folder.done]
+        for target in config.targets
+    }
+    total = len(items) * len(config.targets)
+    done = total - sum(map(len, left.values()))
+    report("probing", done, total)
+    for target, missing in left.items():
         for batch in _batches(missing, config.batch_size):
             results = prober.probe(
                 [item.ids for item in batch],
@@ -180,9 +187,10 @@ def _probe_missing(
             )
             for item, result in zip(batch, results, strict=True):
                 # Only an unbatched greedy probe is, pass for pass, the reference itself.
-                exact = target.greedy and len(batch) == 1
+                exact = target.greedy and config.batch_size == 1
                 folder.append(_sample(item, target, result, exact, item is shown))
-            report(f"probing {batch[0].task.name}", len(folder.done), total)
+            done += len(batch)
+            report(f"probing {batch[0].task.name}", done, total)
 
 
 def _key(item: Item, target: Target) -> tuple[Any, ...]:
@@ -208,6 +216,7 @@ def _sample(item: Item, target: Target, result: Probed, exact: bool, shown: bool
         "method": "probe",
         "target": target.kind,
         "verdict": "identical" if exact else None,
+        "number": item.number,
         "cut_tokens": item.cut_tokens,
         "elapsed_ms": round(result.elapsed_ms, 3),
         "prompt_ids": item.ids,

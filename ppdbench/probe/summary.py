@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ppdbench.bench.stats import clustered_wilson
 from ppdbench.errors import DataError
@@ -60,8 +64,7 @@ def match_rates(
         for (task, target), group in _groups(samples).items()
         for head, field in (("N", "ranks"), ("Y", "head_ranks"))
         for layer in _layers(group, field)
-        for k in ks
-        for rate in _bucketed(group, field, layer, k, (task, head, target), buckets[task])
+        for rate in _bucketed(group, field, layer, ks, (task, head, target), buckets[task])
     ]
 
 
@@ -80,23 +83,40 @@ def _bucketed(
     group: Sequence[Sample],
     field: str,
     layer: int,
-    k: int,
+    ks: Sequence[int],
     names: tuple[str, str, str],
     size: int,
 ) -> list[Rate]:
-    hits = [[rank < k for rank in sample[field][str(layer)]] for sample in group]
-    longest = max(map(len, hits))
-    spans = [(bucket_label(i + 1, size), i, i + size) for i in range(0, longest, size)]
+    ranks, known = rank_matrix([sample[field][str(layer)] for sample in group])
+    starts = range(0, ranks.shape[1], size)
+    labels = [*(bucket_label(start + 1, size) for start in starts), TOTAL]
+    trials = _by_bucket(known, starts)
     task, head, target = names
     rates = []
-    for bucket, first, last in [*spans, (TOTAL, 0, longest)]:
-        counts = [(sum(h[first:last]), len(h[first:last])) for h in hits]
-        counts = [(matched, n) for matched, n in counts if n]
-        n = sum(n for _, n in counts)
-        low, high, _ = clustered_wilson(counts)
-        rate = sum(matched for matched, _ in counts) / n
-        rates.append(Rate(task, layer, k, head, target, bucket, rate, low, high, n))
+    for k in ks:
+        matched = _by_bucket((ranks < k) & known, starts)
+        for column, bucket in enumerate(labels):
+            counts = np.stack([matched[:, column], trials[:, column]], axis=1)
+            n = int(counts[:, 1].sum())
+            low, high, _ = clustered_wilson(counts)
+            rate = int(counts[:, 0].sum()) / n
+            rates.append(Rate(task, layer, k, head, target, bucket, rate, low, high, n))
     return rates
+
+
+def rank_matrix(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Ranks [example, position], and where there are any: outputs may differ in length."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    known = np.arange(lengths.max()) < lengths[:, None]
+    ranks = np.zeros(known.shape, np.int64)
+    ranks[known] = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+    return ranks, known
+
+
+def _by_bucket(marks: npt.NDArray[np.bool_], starts: range) -> npt.NDArray[Any]:
+    """Counts [example, bucket], all positions together in the last column."""
+    counts = np.add.reduceat(marks, starts, axis=1, dtype=np.int64)
+    return np.concatenate([counts, counts.sum(1, keepdims=True)], axis=1)
 
 
 def bucket_label(first: int, size: int) -> str:

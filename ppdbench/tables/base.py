@@ -1,20 +1,47 @@
-"""What a table is made of: a paper's numbers, stored runs, and a layout that shows both."""
+"""What a table is made of: a paper's numbers, stored runs, and a layout that shows both.
+
+    PROBE = Step("my-probe", "probe --task squad --layers {10/40},{20/40} -k 1,3,5")
+
+    @table("ppd/2", recipe=(PROBE,))
+    def match_rates(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
+
+A layout gets runs of one model that hold samples. The setting of the paper and ours stand above
+every table without its doing. A table whose numbers cannot be measured here has no recipe; its
+layout gets no runs and shows what the package itself can tell.
+
+Where the paper's own layout is wide, a layout returns `Laid`: one sheet with a column for every
+number, for CSV and JSON, and the sheets that people read, with cells like `36.1 (38.9)`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from ppdbench import papers
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.papers import Paper as Paper
 from ppdbench.registry import Registry
 from ppdbench.report.export import Sheet
-from ppdbench.resources import folder
 from ppdbench.store import StoredRun
+from ppdbench.tables.recipe import GIVEN, Recipe, Step
+from ppdbench.tables.setting import settings
 
-Paper = Mapping[str, Any]
-Layout = Callable[[Paper, Sequence[StoredRun]], Sheet]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A table laid out twice: for programs and for people."""
+
+    data: Sheet
+    shown: tuple[Sheet, ...]
+
+
+Layout = Callable[[Paper, Sequence[StoredRun]], Sheet | Laid]
+Draw = Callable[[Paper, Sequence[StoredRun]], "Figure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,47 +49,107 @@ class PaperTable:
     """One table of a paper: where its numbers are, and how ours stand beside them."""
 
     name: str
-    needs: str  # what a user has to run first, as it is typed
+    recipe: Recipe
     layout: Layout
+    tasks: frozenset[str] = frozenset()
+    draw: Draw | None = None
 
-    def paper(self) -> Paper:
-        """The printed numbers and their setting."""
-        paper, _, number = self.name.partition("/")
-        path = folder("papers") / f"{paper}_table{number}.yaml"
-        content: Paper = yaml.safe_load(path.read_text("utf-8"))
-        return content
+    @property
+    def needs(self) -> str:
+        """What a user has to run first, as it is typed; {20/40} is that share of the layers."""
+        commands = "; ".join(f"ppdbench {step.command}" for step in self.recipe)
+        return f"ppdbench table {self.name} --run, which is: {commands}"
 
-    def build(self, runs: Sequence[StoredRun]) -> Sheet:
-        """The table from these runs."""
-        return self.layout(self.paper(), runs)
+    def build(self, runs: Sequence[StoredRun]) -> Laid:
+        """The table from these runs, with both settings above it."""
+        check_runs(runs)
+        runs, paper = self._on_its_tasks(runs), papers.read(self.name)
+        made = self.layout(paper, runs)
+        laid = Laid(made, (made,)) if isinstance(made, Sheet) else made
+        above = settings(paper, runs)
+        first, *others = laid.shown
+        return Laid(_under(laid.data, above), (_under(first, above), *others))
+
+    def picture(self, runs: Sequence[StoredRun]) -> Figure:
+        """The figure whose points the table holds, if it is one."""
+        assert self.draw is not None
+        return self.draw(papers.read(self.name), self._on_its_tasks(runs))
+
+    def check_picture(self) -> None:
+        """Refuse a picture of a table that is none."""
+        if self.draw is None:
+            raise ConfigError(f"--plot: {self.name} is no figure; leave it out")
+
+    def _on_its_tasks(self, runs: Sequence[StoredRun]) -> list[StoredRun]:
+        """The runs with those samples alone that the table is about."""
+        if not self.tasks:
+            return list(runs)
+        kept = [
+            replace(run, samples=[s for s in run.samples if s["task"] in self.tasks])
+            for run in runs
+        ]
+        if not any(run.samples for run in kept):
+            raise DataError(
+                f"none of these runs is on {' or '.join(sorted(self.tasks))}; it takes {self.needs}"
+            )
+        return [run for run in kept if run.samples]
+
+
+def _under(sheet: Sheet, above: Sequence[str]) -> Sheet:
+    return replace(sheet, lead=(*above, *sheet.lead))
 
 
 TABLES: Registry[PaperTable] = Registry("table")
+STEPS: dict[str, Step] = {}
 
 
-def table(name: str, *, needs: str) -> Callable[[Layout], Layout]:
-    """Register a layout as the table called `name`."""
+def table(
+    name: str, *, recipe: Recipe = (), tasks: Collection[str] = (), draw: Draw | None = None
+) -> Callable[[Layout], Layout]:
+    """Register a layout as the table called `name`.
+
+    It gets samples of `tasks`, or all if none are named; `draw` makes the picture of a figure.
+    """
 
     def register(layout: Layout) -> Layout:
-        TABLES.add(name, PaperTable(name, needs, layout))
+        known = set(GIVEN)
+        for step in recipe:
+            if STEPS.setdefault(step.name, step) != step:
+                raise ValueError(f"{name}: step {step.name!r} is another command elsewhere")
+            if unknown := step.names - known:
+                raise ValueError(f"{name}: step {step.name!r} uses {unknown}, not run before it")
+            known.add(step.name)
+        TABLES.add(name, PaperTable(name, recipe, layout, frozenset(tasks), draw))
         return layout
 
     return register
 
 
-def settings(paper: Paper, runs: Sequence[StoredRun]) -> tuple[str, str]:
-    """The paper's setting and ours, so that nobody takes one for the other."""
-    theirs = paper["setting"]
-    printed = [theirs.get("model"), theirs.get("hardware"), theirs.get("precision")]
-    ours = dict.fromkeys(_setting(run.header) for run in runs)
-    return (
-        f"Paper: {'; '.join(str(part) for part in printed if part)}.",
-        f"Here: {'; '.join(ours)}.",
-    )
+def pair(ours: str, theirs: str) -> str:
+    """A cell that holds both numbers."""
+    return f"{ours} ({theirs})"
 
 
-def _setting(header: Mapping[str, Any]) -> str:
-    model, machine = header["model"], header["environment"]
-    words = [f"{model['name']} ({model['n_layers']} layers, {model['dtype']}"]
-    words += ["random weights"] if model["synthetic"] else []
-    return f"{', '.join(words)}) on {machine['cpu']['model'] or model['device']}"
+def check_runs(runs: Sequence[StoredRun]) -> None:
+    """Refuse runs without samples, and models side by side as if they were one."""
+    for run in runs:
+        if not run.samples:
+            raise DataError(f"{run.path} holds no finished sample; finish it with --resume")
+        if "model" not in run.header:
+            raise DataError(f"{run.path}: run.json names no model; run it again")
+    models = {_identity(run.header["model"]): run for run in runs}
+    if len(models) > 1:
+        (first, one), (second, other), *_ = models.items()
+        raise DataError(
+            f"{one.path} is of {_named(first)}, {other.path} of {_named(second)}; a table is of "
+            "one model, give runs of one"
+        )
+
+
+def _identity(model: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(model.get(key) for key in ("name", "dtype", "revision", "weight_hash"))
+
+
+def _named(identity: tuple[Any, ...]) -> str:
+    name, dtype, *marks = identity
+    return f"{name} ({', '.join(str(mark) for mark in (dtype, *marks) if mark)})"

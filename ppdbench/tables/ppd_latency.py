@@ -1,4 +1,4 @@
-"""Tables of "Predictive Pipelined Decoding: A Compute-Latency Trade-off for Exact LLM Decoding"."""
+"""Table 3 of "Predictive Pipelined Decoding": latency measured with and without it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,32 @@ from typing import Any
 from ppdbench import theory
 from ppdbench.bench.summary import summarize
 from ppdbench.errors import DataError
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.papers import Paper
+from ppdbench.report.export import Cell
 from ppdbench.store import StoredRun
-from ppdbench.tables.base import Paper, settings, table
+from ppdbench.tables.base import Laid, table
+from ppdbench.tables.compared import Quantity, Row, compared
+from ppdbench.tables.matches import TASKS as ALL_TASKS
+from ppdbench.tables.recipe import Step
 
-TASKS = {"cnn_dm": "cnn_dailymail", "squad": "squad"}  # the paper's names, and ours
+TASKS = {name: ALL_TASKS[name] for name in ("cnn_dm", "squad")}  # as the paper orders them
 TOKENS = 128  # latency is for so many
+
+LATENCY = Step(
+    "ppd-latency",
+    "bench --method ppd:form=split,k=1 --method ppd:form=split,k=3 --task cnn_dailymail "
+    f"--task squad --max-new-tokens {TOKENS}",
+)
+
+Key = tuple[str, str, int]  # task, form, k
+
+QUANTITIES = (
+    Quantity("p", "match rate"),
+    Quantity("seconds", "s", 2),
+    Quantity("tokens_per_s", "tok/s", 1),
+    Quantity("speedup", "speedup", 2),
+    Quantity("theory", "theory", 2),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +44,21 @@ class Timed:
     p: float | None
     seconds: float
     speedup: float | None
-    promised: float | None
+    theory: float | None
+
+    def values(self) -> dict[str, Cell]:
+        """The numbers by the names of their quantities."""
+        return {
+            "p": self.p,
+            "seconds": self.seconds,
+            "tokens_per_s": TOKENS / self.seconds,
+            "speedup": self.speedup,
+            "theory": self.theory,
+        }
 
 
-@table(
-    "ppd/3",
-    needs="ppdbench bench --method ppd:form=split,k=1 --method ppd:form=split,k=3 "
-    "--task cnn_dailymail --task squad --max-new-tokens 128",
-)
-def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
+@table("ppd/3", recipe=(LATENCY,), tasks=TASKS.values())
+def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     """Latency for 128 tokens, with and without PPD: the paper's, and each form that was run."""
     ours = _ours(runs)
     if not ours:
@@ -40,57 +66,35 @@ def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
             "none of these runs has ppd units on cnn_dailymail or squad; table ppd/3 needs "
             "form=split or form=replicated, whose latency is measured"
         )
-    printed = _printed(paper)
-    forms = sorted({form for _, form, _ in ours})
-    rows: list[tuple[Cell, ...]] = []
-    for form in forms:
-        ks = sorted({k for _, of, k in ours if of == form})
-        for task in TASKS.values():
-            for k in ks:
-                found, theirs = ours.get((task, form, k)), printed.get((task, k))
-                if found or theirs:
-                    rows.append(_row(task, form if k else "greedy", k, theirs, found))
-    return Sheet(
+    return compared(
         "Table 3: measured latency of the implementation",
-        (
-            "task",
-            "method",
-            "k",
-            "p paper",
-            "p",
-            "s paper",
-            "s",
-            "tok/s paper",
-            "tok/s",
-            "speedup paper",
-            "speedup",
-            "theory paper",
-            "theory",
-        ),
-        tuple(rows),
+        ("task", "form", "k"),
+        QUANTITIES,
+        _rows(_printed(paper), ours),
         notes=(
-            *settings(paper, runs),
-            f"Seconds for {TOKENS} tokens, prompt included; speedup over greedy decoding on one "
-            "unit; theory: equation 3 with the p beside it. The paper: one replica per candidate.",
+            f"s: seconds for {TOKENS} tokens, prompt included; speedup: over greedy decoding on "
+            "one unit; theory: equation 3 with the match rate beside it. The paper: one replica "
+            "per candidate.",
         ),
-        digits={"p paper": 3, "p": 3, "s paper": 2, "s": 2, "tok/s paper": 1, "tok/s": 1},
     )
 
 
-def _row(
-    task: str, method: str, k: int, theirs: Timed | None, ours: Timed | None
-) -> tuple[Cell, ...]:
-    pairs: list[Cell] = [task, method, k]
-    for name in ("p", "seconds"):
-        pairs += [getattr(theirs, name, None), getattr(ours, name, None)]
-    pairs += [TOKENS / side.seconds if side else None for side in (theirs, ours)]
-    for name in ("speedup", "promised"):
-        pairs += [_times(getattr(side, name, None)) for side in (theirs, ours)]
-    return tuple(pairs)
+def _rows(printed: Mapping[tuple[str, int], Timed], ours: Mapping[Key, Timed]) -> list[Row]:
+    """What was printed stands beside every form that was run."""
+    ks = sorted({k for _, _, k in ours} | {k for _, k in printed})
+    rows = []
+    for form in sorted({form for _, form, _ in ours}):
+        for task in TASKS.values():
+            for k in ks:
+                theirs, measured = printed.get((task, k)), ours.get((task, form, k))
+                if theirs or measured:
+                    names = (task, form if k else "greedy", k)
+                    rows.append(Row(names, _values(theirs), _values(measured)))
+    return rows
 
 
-def _times(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}x"
+def _values(timed: Timed | None) -> dict[str, Cell]:
+    return {} if timed is None else timed.values()
 
 
 def _printed(paper: Paper) -> dict[tuple[str, int], Timed]:
@@ -108,12 +112,12 @@ def _printed(paper: Paper) -> dict[tuple[str, int], Timed]:
     return found
 
 
-def _ours(runs: Sequence[StoredRun]) -> dict[tuple[str, str, int], Timed]:
+def _ours(runs: Sequence[StoredRun]) -> dict[Key, Timed]:
     """What runs with units measured, by task, form and k; greedy on one unit as k = 0."""
-    found: dict[tuple[str, str, int], Timed] = {}
+    found: dict[Key, Timed] = {}
     for run in runs:
         for summary in summarize(run.header, run.samples, scores=False):
-            if summary.get("units", 1) < 2 or summary["task"] not in TASKS.values():
+            if summary.get("units", 1) < 2:
                 continue
             k = run.header["facts"][summary["label"]]["k"]
             task, form = summary["task"], summary["form"]

@@ -1,0 +1,58 @@
+"""From stored cosines to how close pseudo states are, layer by layer; no model, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ppdbench.bench.stats import deviation, mean
+from ppdbench.bench.summary import ALL
+from ppdbench.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Similarity:
+    """The mean cosine of one step's pseudo states with true ones after so many layers."""
+
+    task: str
+    method: str
+    step: int
+    layer: int
+    similarity: float
+    deviation: float | None
+    n: int
+
+
+def similarities(samples: Sequence[Mapping[str, Any]]) -> list[Similarity]:
+    """Per task and method, then over all tasks if there are several."""
+    tasks = list(dict.fromkeys(sample["task"] for sample in samples))
+    groups = [(task, [s for s in samples if s["task"] == task]) for task in tasks]
+    if len(tasks) > 1:
+        groups.append((ALL, list(samples)))
+    rows = [row for task, group in groups for row in _by_method(task, group)]
+    if not rows:
+        raise DataError("no output is long enough to guess in; raise --max-new-tokens")
+    return rows
+
+
+def _by_method(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Similarity]:
+    values: dict[tuple[str, int, int], list[float]] = {}
+    for sample in samples:
+        for step, by_layer in sample["similarity"].items():
+            for layer, cosines in by_layer.items():
+                key = (sample["method"], int(step), int(layer))
+                values.setdefault(key, []).extend(cosines)
+    for (method, step, layer), found in sorted(values.items()):
+        if found:
+            yield Similarity(task, method, step, layer, mean(found), deviation(found), len(found))
+
+
+def to_json(rows: Sequence[Similarity], header: Mapping[str, Any], run: str) -> dict[str, Any]:
+    """What `probe --what similarity --format json` prints."""
+    return {
+        "model": header["model"]["name"],
+        "task": ",".join(header["config"]["tasks"]),
+        "rows": [asdict(row) for row in rows],
+        "run": run,
+    }

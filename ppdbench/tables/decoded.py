@@ -1,0 +1,78 @@
+"""What stored decoding runs measured, in the form that tables of several papers ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ppdbench.bench.summary import summarize
+from ppdbench.scoring import score
+from ppdbench.store import StoredRun
+
+TASKS = {"cnn_dm": "cnn_dailymail"}  # what a paper calls otherwise than we do
+KINDS = ("decode", "bench")
+
+
+def our_task(name: str) -> str:
+    """Our name of a paper's task."""
+    return TASKS.get(name, name)
+
+
+def summaries(
+    runs: Sequence[StoredRun], tasks: Iterable[str] | None = None
+) -> list[dict[str, Any]]:
+    """What `summarize` makes of all decoding runs, on some tasks or on all, each with its run.
+
+    Quality is left out: who needs a score asks for that one.
+    """
+    wanted = None if tasks is None else set(tasks)
+    return [
+        {**summary, "run": run}
+        for run in runs
+        if run.header["kind"] in KINDS
+        for summary in summarize(run.header, run.samples, scores=False)
+        if wanted is None or summary["task"] in wanted
+    ]
+
+
+def quality(summary: Mapping[str, Any], metric: str) -> float | None:
+    """One score of a task and method; random weights have none."""
+    run: StoredRun = summary["run"]
+    done = [
+        sample
+        for sample in run.samples
+        if (sample["task"], sample["method"]) == (summary["task"], summary["label"])
+        and sample["verdict"] != "failed"
+        and sample["references"]
+    ]
+    if summary["synthetic"] or not done:
+        return None
+    texts, references = [s["text"] for s in done], [s["references"] for s in done]
+    return score([metric], texts, references)[metric]
+
+
+def facts(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the run wrote down of the method beyond its options."""
+    found: Mapping[str, Any] = summary["run"].header.get("facts", {}).get(summary["label"], {})
+    return found
+
+
+def n_layers(summary: Mapping[str, Any]) -> int:
+    """Of the model that was run."""
+    return int(summary["run"].header["model"]["n_layers"])
+
+
+def ms_per_pass(summary: Mapping[str, Any]) -> float | None:
+    """Time of a decoding step, drafting included."""
+    per_token, tokens = summary["ms_per_token"], summary["committed_per_step"]
+    return None if per_token is None or tokens is None else per_token * tokens
+
+
+def speedup(summary: Mapping[str, Any]) -> float | None:
+    """Over greedy decoding, which is compared with itself here."""
+    return 1.0 if summary["method"] == "greedy" else summary["speedup"]
+
+
+def failures(runs: Sequence[StoredRun]) -> int:
+    """Examples without an output."""
+    return sum(sample.get("verdict") == "failed" for run in runs for sample in run.samples)

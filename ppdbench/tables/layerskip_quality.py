@@ -1,0 +1,114 @@
+"""Table 1 of LayerSkip: what the last and the middle layer know, with and without its training.
+
+Perplexities of ours are on the text that `train layerskip` was given to measure on: those of the
+reference model and of its twin without LayerSkip travel with the package, those of another
+model's training lie in its folder. Of the paper's tasks, GSM8K can be scored here layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from ppdbench.jsonfile import read_json
+from ppdbench.papers import Paper
+from ppdbench.resources import reference_model
+from ppdbench.store import StoredRun
+from ppdbench.tables import decoded
+from ppdbench.tables.base import Laid, table
+from ppdbench.tables.compared import Quantity, Row, compared
+from ppdbench.tables.recipe import Step, layer_at
+
+Exits = Mapping[int, Mapping[str, float]]  # what was measured, by layers run
+
+EXITS = Step(
+    "layerskip-exits",
+    "bench --task gsm8k --method greedy --method early-exit:exit_layer={16/32}",
+)
+REFERENCE, QUALITY = "reference", "quality.json"
+MIDDLE = Fraction(1, 2)
+METRICS = {"gsm8k": "gsm8k_accuracy"}  # of the paper's tasks that a run of ours can score
+HELD_OUT = {"perplexity": "held-out text, perplexity", "accuracy": "held-out text, next token"}
+QUANTITIES = tuple(
+    Quantity(f"{exit_} {variant}", f"{exit_} {variant}")
+    for exit_ in ("last", "middle")
+    for variant in ("baseline", "layerskip")
+)
+NOTES = (
+    "Accuracies are fractions. baseline: the model without LayerSkip training; last and middle: "
+    "after all layers and after half of them, without verification.",
+    "Tasks with a choice of answers, and those whose answers are code to be run, have no score of "
+    "ours; nor has the baseline on tasks, since the twin does not travel with the package.",
+)
+
+
+@table("layerskip/1", recipe=(EXITS,), tasks=METRICS)
+def exits(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+    """The last and the middle layer, baseline against LayerSkip."""
+    model = runs[0].header["model"]
+    scores, held_out = _scores(runs), _held_out(model["name"])
+    printed: dict[tuple[str, str], dict[str, float]] = {}
+    for row in paper["rows"]:
+        cells = printed.setdefault((row["task"], row["model"]), {})
+        cells[f"{row['exit']} {row['variant']}"] = row["value"]
+    rows = [Row((task, of), cells, scores.get(task, {})) for (task, of), cells in printed.items()]
+    middle = layer_at(MIDDLE, model["n_layers"])
+    rows += [
+        Row((what, model["name"]), {}, _of_held_out(held_out, metric, model["n_layers"], middle))
+        for metric, what in HELD_OUT.items()
+        if held_out
+    ]
+    return compared(
+        "Table 1: last and middle layer after continual pretraining",
+        ("task", "model"),
+        QUANTITIES,
+        rows,
+        NOTES,
+    )
+
+
+def _scores(runs: Sequence[StoredRun]) -> dict[str, dict[str, float | None]]:
+    """What decoding from the last and from the middle layer scored, by task."""
+    found: dict[str, dict[str, float | None]] = {}
+    for summary in decoded.summaries(runs, METRICS):
+        exit_ = _exit(summary)
+        if exit_ is not None:
+            score = decoded.quality(summary, METRICS[summary["task"]])
+            found.setdefault(summary["task"], {})[f"{exit_} layerskip"] = score
+    return found
+
+
+def _exit(summary: Mapping[str, Any]) -> str | None:
+    """Whether a method read the last layer or the middle one, if either."""
+    if summary["method"] == "greedy":
+        return "last"
+    options = summary["options"]
+    middle = layer_at(MIDDLE, decoded.n_layers(summary))
+    at_middle = summary["method"] == "early-exit" and options["exit_layer"] == middle
+    return "middle" if at_middle and not options["confidence"] else None
+
+
+def _held_out(model: str) -> dict[str, Exits]:
+    """By variant, what was measured after the model's training; nothing where none is kept."""
+    shipped = model == REFERENCE
+    path = reference_model(QUALITY) if shipped else Path(model).expanduser() / QUALITY
+    if not path.is_file():
+        return {}
+    content = read_json(path, "file", "`ppdbench train layerskip` writes it")
+    variants = {"layerskip": "reference", "baseline": "twin"} if shipped else {"layerskip": ""}
+    return {
+        variant: {row["layer"]: row for row in (content[name] if name else content)}
+        for variant, name in variants.items()
+    }
+
+
+def _of_held_out(
+    held_out: Mapping[str, Exits], metric: str, last: int, middle: int
+) -> dict[str, float]:
+    return {
+        f"{exit_} {variant}": by_layer[layer][metric]
+        for variant, by_layer in held_out.items()
+        for exit_, layer in (("last", last), ("middle", middle))
+    }

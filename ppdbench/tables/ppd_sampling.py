@@ -1,0 +1,57 @@
+"""Table 5 of "Predictive Pipelined Decoding": match rates where the final token is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from ppdbench.papers import Paper
+from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, match_rates
+from ppdbench.report.export import Cell, Sheet
+from ppdbench.store import StoredRun
+from ppdbench.tables.base import table
+from ppdbench.tables.matches import BUCKETS, TASKS, n_layers, probes
+from ppdbench.tables.recipe import Step, layer_at
+
+K = 3  # early candidates, in all of the table
+TARGETS = {"greedy": "greedy", "top_k_sampling": "top-k", "top_p_sampling": "top-p"}
+
+SAMPLED = Step(
+    "ppd-sampled",
+    "probe --task cnn_dailymail --task squad --layers {20/40} -k 3 --target greedy "
+    "--target top-k --top-k 3 --target top-p --top-p 0.95 --limit 100",
+)
+
+
+@table("ppd/5", recipe=(SAMPLED,), tasks=(TASKS["cnn_dm"], TASKS["squad"]))
+def sampled(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
+    """A row for each way of drawing and task, as printed."""
+    depth = n_layers(runs)
+    layer = layer_at(Fraction(1, 2), depth)
+    rates = match_rates(probes(runs, SAMPLED.command), (K,), BUCKETS)
+    ours = {
+        (rate.target, rate.task): rate
+        for rate in rates
+        if (rate.layer, rate.head, rate.bucket) == (layer, "N", TOTAL)
+    }
+    return Sheet(
+        "Table 5: match rate under sampling",
+        ("decoding", "task", "paper", "here", "diff", "low", "high"),
+        tuple(_row(row, ours) for row in paper["rows"]),
+        notes=(
+            f"How often the token that was picked is among the {K} early candidates. Early: after "
+            f"layer {layer} of {depth} here, the model's own head; the paper does not say.",
+            "top-k draws among 3 tokens, top-p from 95% of the probability, at temperature 1.",
+            f"low, high: {INTERVAL}.",
+        ),
+        digits=dict.fromkeys(("paper", "here", "diff", "low", "high"), 3),
+    )
+
+
+def _row(row: Mapping[str, Any], ours: Mapping[tuple[str, str], Rate]) -> tuple[Cell, ...]:
+    target, task, paper = TARGETS[row["decoding"]], TASKS[row["task"]], row["match_rate"]
+    found = ours.get((target, task))
+    if found is None:
+        return target, task, paper, None, None, None, None
+    return target, task, paper, found.match_rate, found.match_rate - paper, found.low, found.high

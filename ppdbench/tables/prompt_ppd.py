@@ -1,0 +1,92 @@
+"""Table 1 of "Hardware-Aware Parallel Prompt Decoding": prompt tokens beside greedy and Medusa."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ppdbench.papers import Paper
+from ppdbench.report.export import Cell
+from ppdbench.store import StoredRun
+from ppdbench.tables import decoded
+from ppdbench.tables.base import Laid, table
+from ppdbench.tables.compared import Quantity, Row, blanks, compared
+from ppdbench.tables.recipe import Step
+
+TASK = "mt_bench"
+METHODS = {"vanilla": "greedy", "medusa": "medusa", "prompt_ppd": "prompt-tokens"}
+
+COMPARISON = Step(
+    "prompt-ppd-comparison",
+    f"bench --task {TASK} --method greedy --method medusa --method prompt-tokens",
+)
+QUANTITIES = (
+    Quantity("throughput_tok_s", "tokens/s", 1),
+    Quantity("speedup", "speedup", 2),
+    Quantity("tau", "tokens per pass", 2),
+    Quantity("l_fp_ms", "ms per pass", 2),
+    Quantity("quality", "score", 2),
+    Quantity("p_tr_percent", "trained %", 6),
+    Quantity("s_tr", "nodes"),
+    Quantity("s_input", "rows"),
+)
+NOTES = (
+    "score: MT-Bench, by a language model as judge, which is not run here; greedy outputs are the "
+    "same with every method, so that the score would be too.",
+    "trained %: numbers trained for the method, of the model's. nodes: of the tree in each state, "
+    "the newest token included; rows: of a pass, prompt tokens included.",
+    "The paper's 7B and 13B rows are sampled with MT-Bench's default temperature; ours are greedy. "
+    "Speedups of the paper are ratios of its tokens/s.",
+)
+
+
+@table("prompt_ppd/1", recipe=(COMPARISON,), tasks=(TASK,))
+def comparison(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+    """Throughput, accept length, latency of a pass, trained share and tree sizes."""
+    ours = {s["method"]: _values(s) for s in decoded.summaries(runs, (TASK,))}
+    vanilla = {
+        row["model"]: row["throughput_tok_s"] for row in paper["rows"] if row["method"] == "vanilla"
+    }
+    rows = [
+        Row(
+            (row["model"], METHODS[row["method"]]),
+            _printed(row, vanilla[row["model"]]),
+            ours.get(METHODS[row["method"]], {}),
+        )
+        for row in paper["rows"]
+    ]
+    missing = blanks(rows, "the method was not run on mt_bench")
+    title = "Table 1: comparison with vanilla and Medusa"
+    return compared(title, ("model", "method"), QUANTITIES, rows, (*NOTES, *missing))
+
+
+def _printed(row: Mapping[str, Any], vanilla: float) -> dict[str, Cell]:
+    """A printed row in the units of the table."""
+    share = row["p_tr"]
+    return {
+        **row,
+        "speedup": row["throughput_tok_s"] / vanilla,
+        "l_fp_ms": 1e3 * row["l_fp_s"],
+        "p_tr_percent": None if share is None else 100 * share,
+        "s_tr": _sizes(row["s_tr"]),
+        "s_input": _sizes(row["s_input"]),
+    }
+
+
+def _values(summary: Mapping[str, Any]) -> dict[str, Cell]:
+    """What was measured, and what the run knows of the method."""
+    facts = decoded.facts(summary)
+    added = facts.get("added_parameters")
+    return {
+        "throughput_tok_s": summary["tokens_per_s"],
+        "speedup": decoded.speedup(summary),
+        "tau": summary["committed_per_step"],
+        "l_fp_ms": decoded.ms_per_pass(summary),
+        "p_tr_percent": None if added is None else 100 * added / facts["model_parameters"],
+        "s_tr": _sizes(facts.get("nodes")),
+        "s_input": _sizes(facts.get("rows", [1] if summary["method"] == "greedy" else None)),
+    }
+
+
+def _sizes(sizes: Sequence[int] | None) -> str | None:
+    return None if sizes is None else ",".join(map(str, sizes))

@@ -1,0 +1,107 @@
+"""What a paper measured with and what we did, told in the same order so that it compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ppdbench.papers import Paper
+from ppdbench.store import StoredRun
+
+UNSAID = "not stated"
+# Under these names the papers' files say the same thing.
+MODEL = ("model", "models")
+ASKED = {
+    "hardware": ("hardware",),
+    "precision": ("precision",),
+    "examples": ("n_samples", "examples", "n_examples"),
+    "tokens": ("generated_tokens", "max_new_tokens", "tokens"),
+}
+
+
+def settings(paper: Paper, runs: Sequence[StoredRun]) -> tuple[str, ...]:
+    """The paper's setting and, where something was run, ours."""
+    theirs = paper["setting"]
+    lines = []
+    if any(theirs.get(name) for name in MODEL):
+        said = {what: _told(theirs, names) for what, names in ASKED.items()}
+        if not runs:  # nothing to hold against what is not stated
+            said = {what: value for what, value in said.items() if value != UNSAID}
+        lines.append(_line("Paper", _their_model(theirs), said))
+    if runs:
+        lines.append(_ours(runs))
+    return tuple(lines)
+
+
+def _their_model(setting: Mapping[str, Any]) -> str:
+    layers = setting.get("layers")
+    if isinstance(layers, Mapping):
+        return ", ".join(f"{name} ({n} layers)" for name, n in layers.items())
+    return _told(setting, MODEL) + (f", {layers} layers" if layers else "")
+
+
+def _line(who: str, model: str, said: Mapping[str, str]) -> str:
+    return "; ".join([f"{who}: {model}", *(f"{what}: {it}" for what, it in said.items())]) + "."
+
+
+def _told(setting: Mapping[str, Any], names: Iterable[str]) -> str:
+    found = next((setting[name] for name in names if setting.get(name) is not None), UNSAID)
+    return _text(found)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    return str(value)
+
+
+def _ours(runs: Sequence[StoredRun]) -> str:
+    """Of one model, since tables refuse several; the rest may differ from run to run."""
+    model = runs[0].header["model"]
+    random = ", random weights" if model["synthetic"] else ""
+    said = {
+        "hardware": " and ".join(dict.fromkeys(map(_hardware, runs))),
+        "precision": model["dtype"],
+        "examples": _text(_examples(runs)),
+        "tokens": _text(_tokens(runs)),
+    }
+    return _line("Here", f"{model['name']}, {model['n_layers']} layers{random}", said)
+
+
+def _hardware(run: StoredRun) -> str:
+    machine, device = run.header["environment"], run.header["model"].get("device", "cpu")
+    if device.startswith("cuda") and machine.get("devices"):
+        return str(machine["devices"][0]["name"])
+    return str(machine["cpu"]["model"] or device)
+
+
+def _examples(runs: Sequence[StoredRun]) -> dict[str, str]:
+    """How many of each task; a range where runs differ."""
+    counts: dict[str, set[int]] = {}
+    for run in runs:
+        ids: dict[str, set[Any]] = {}
+        for sample in run.samples:
+            ids.setdefault(sample["task"], set()).add(sample["example_id"])
+        for task, found in ids.items():
+            counts.setdefault(task, set()).add(len(found))
+    return {task: _range(found) for task, found in counts.items()}
+
+
+def _tokens(runs: Sequence[StoredRun]) -> dict[str, str]:
+    """The longest output of each task."""
+    longest: dict[str, set[int]] = {}
+    for run in runs:
+        of_run: dict[str, int] = {}
+        for sample in run.samples:
+            n = len(sample.get("output_ids", ()))
+            of_run[sample["task"]] = max(n, of_run.get(sample["task"], 0))
+        for task, n in of_run.items():
+            longest.setdefault(task, set()).add(n)
+    return {task: _range(found) for task, found in longest.items()}
+
+
+def _range(values: set[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"

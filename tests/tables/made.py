@@ -1,0 +1,60 @@
+"""Stored runs of known content, as a probe would have left them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MODEL = {
+    "name": "m",
+    "revision": None,
+    "weight_hash": "abc",
+    "n_layers": 8,
+    "dtype": "float32",
+    "device": "cpu",
+    "synthetic": False,
+}
+
+
+def write_run(folder: Path, kind: str, samples: Sequence[Mapping[str, Any]], **model: Any) -> Path:
+    """A run folder with these samples."""
+    folder.mkdir(parents=True)
+    header = {
+        "schema_version": 1,
+        "kind": kind,
+        "config": {},
+        "data": {},
+        "model": {**MODEL, **model},
+        "environment": {"cpu": {"model": "a processor"}, "devices": []},
+    }
+    (folder / "run.json").write_text(json.dumps(header), "utf-8")
+    lines = "".join(f"{json.dumps(sample)}\n" for sample in samples)
+    (folder / "samples.jsonl").write_text(lines, "utf-8")
+    return folder
+
+
+def probed(
+    task: str,
+    number: int,
+    ranks: Mapping[int, Sequence[int]],
+    *,
+    trained: Mapping[int, Sequence[int]] | None = None,
+    target: str = "greedy",
+) -> dict[str, Any]:
+    """One sample of a probe: the ranks of the final tokens by layer."""
+    n = len(next(iter(ranks.values())))
+    sample: dict[str, Any] = {
+        "example_id": str(number),
+        "task": task,
+        "method": "probe",
+        "target": target,
+        "verdict": "identical" if target == "greedy" else None,
+        "prompt_ids": [1, 2],
+        "output_ids": [3] * n,
+        "ranks": {str(layer): list(found) for layer, found in ranks.items()},
+    }
+    if trained:
+        sample["head_ranks"] = {str(layer): list(found) for layer, found in trained.items()}
+    return sample

@@ -1,0 +1,144 @@
+"""Hidden Transfer: speedups by method, and what the paper says of its curves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppdbench.cli.main import run
+from tests.tables.made import write_run
+from tests.tables.stored import about, decoded, guessed, sample, table
+
+Capture = pytest.CaptureFixture[str]
+
+HERE = about("hidden-transfer", addon="", masked=False)
+MASKED = about("hidden-transfer", addon="", masked=True)
+HEADS = about("medusa", addon="")
+HIT, MISS = [0] * 4, [0, 0, 9, 9]  # of the first choices all are right, or half
+
+
+def test_methods_stand_beside_four_printed_models(tmp_path: Path, capsys: Capture) -> None:
+    methods = {"greedy": about("greedy"), "hidden-transfer": HERE, "lookahead": about("lookahead")}
+    samples = [sample("xsum", label, n) for label in methods for n in range(2)]
+    stored = decoded(tmp_path / "a", methods, samples, not_run={"medusa": "no add-on for m"})
+    content = table(capsys, "hidden_transfer/1", stored)
+    rows = {(row["task"], row["method"]): row for row in content["rows"]}
+    ours = rows["xsum", "hidden-transfer"]
+    assert (ours["LLaMA 13B"], ours["Vicuna 7B"]) == (1.532, 1.786)
+    assert ours["here"] == pytest.approx(1.6)
+    assert ours["less mean"] == pytest.approx(1.6 - (1.532 + 1.419 + 1.816 + 1.786) / 4)
+    assert ours["tokens per pass"] == 2
+    assert ours["95% low"] <= ours["here"] <= ours["95% high"]
+    assert rows["xsum", "greedy"]["here"] == 1
+    assert rows["xsum", "lookahead"]["Vicuna 7B"] is None
+    assert rows["xsum", "lookahead"]["here"] == pytest.approx(1.6)
+    assert rows["gsm8k", "medusa"]["LLaMA 13B"] == 1.976
+    assert rows["gsm8k", "medusa"]["here"] is None
+    assert "medusa was not run: no add-on for m" in content["notes"]
+
+
+def test_accuracies_make_the_points_of_figures_3_and_7(tmp_path: Path, capsys: Capture) -> None:
+    methods = {"ours": HERE, "masked": MASKED, "heads": HEADS, "early": HEADS}
+    ranks = {"ours": HIT, "masked": MISS, "heads": MISS, "early": MISS}
+    stored = guessed(
+        tmp_path / "a",
+        {label: {1: found, 2: found} for label, found in ranks.items()},
+        methods,
+        tasks=("xsum",),
+        facts={
+            "ours": {"layers": [4, 5]},
+            "masked": {"layers": [4, 5]},
+            "heads": {"options": {"after": 0}},
+            "early": {"options": {"after": 6}},
+        },
+    )
+    content = table(capsys, "hidden_transfer/figures", stored)
+    points = {
+        (row["figure"], row["series"], row["distance"], row["k"]): row for row in content["rows"]
+    }
+    assert points["3", "hidden transfer", 2, 1]["value"] == 1
+    assert points["3", "medusa heads", 2, 1]["value"] == 0.5
+    assert points["3", "early exit heads", 2, 10]["value"] == 1
+    assert points["3", "early exit heads", 1, 1]["layer"] == 6
+    assert points["7", "hidden transfer, masked", 2, 1]["value"] == 0.5
+    assert ("7", "medusa heads", 2, 1) not in points
+
+
+def answers(capsys: Capture, *runs: str) -> dict[str, str]:
+    """What the table for people says of the statements that can be judged."""
+    assert run(["table", "hidden_transfer/figures", *runs, "--format", "markdown"]) == 0
+    lines = capsys.readouterr().out.partition("What the text says")[2].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
+    return {cell[0]: cell[-1] for cell in cells if cell[-1] in ("holds", "does not hold")}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "masked", "said"),
+    [
+        (HIT, MISS, MISS, {"figure 3": "holds", "figure 7": "holds"}),
+        (MISS, HIT, MISS, {"figure 3": "does not hold", "figure 7": "does not hold"}),
+    ],
+)
+def test_statements_are_judged_by_the_points(
+    ours: list[int],
+    theirs: list[int],
+    masked: list[int],
+    said: dict[str, str],
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    stored = guessed(
+        tmp_path / "a",
+        {"ours": {1: ours, 2: ours}, "heads": {1: theirs, 2: theirs}, "masked": {2: masked}},
+        {"ours": HERE, "heads": HEADS, "masked": MASKED},
+        tasks=("xsum", "gsm8k"),
+        facts={"ours": {"layers": [4, 5]}, "masked": {"layers": [4, 5]}, "heads": {}},
+    )
+    assert answers(capsys, stored) == said
+
+
+@pytest.mark.parametrize(("rates", "said"), [((4, 4, 1), "holds"), ((4, 1, 1), "does not hold")])
+def test_accuracy_by_layer_falls_late_or_not(
+    rates: tuple[int, ...], said: str, tmp_path: Path, capsys: Capture
+) -> None:
+    layers = dict(zip(("1", "4", "6"), rates, strict=True))
+    stored = guessed(
+        tmp_path / "a",
+        {layer: {1: [0] * right + [9] * (4 - right)} for layer, right in layers.items()},
+        {n: about("hidden-transfer", addon=f"x/layer-{n}", masked=False) for n in layers},
+        tasks=("gsm8k",),
+        facts={layer: {"layers": [int(layer)]} for layer in layers},
+    )
+    assert answers(capsys, stored) == {"figure 5": said}
+
+
+def similar(folder: Path, last: float) -> str:
+    cosines = {"1": {"4": [0.2, 0.4], "8": [last, last]}}
+    samples = [
+        {"task": "xsum", "method": "hidden-transfer", "example_id": "0", "similarity": cosines}
+    ]
+    path = write_run(folder, "similarity", samples)
+    header = json.loads((path / "run.json").read_text("utf-8"))
+    header["config"] = {"tasks": ["xsum"]}
+    (path / "run.json").write_text(json.dumps(header), "utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(("last", "said"), [(0.9, "holds"), (0.1, "does not hold")])
+def test_closeness_rises_or_not(last: float, said: str, tmp_path: Path, capsys: Capture) -> None:
+    stored = similar(tmp_path / "a", last)
+    rows: list[dict[str, Any]] = table(capsys, "hidden_transfer/figures", stored)["rows"]
+    assert [(r["figure"], r["layer"], r["value"]) for r in rows] == [
+        ("4", 4, pytest.approx(0.3)),
+        ("4", 8, pytest.approx(last)),
+    ]
+    assert answers(capsys, stored) == {"figure 4": said}
+
+
+def test_decoding_says_nothing_of_the_figures(tmp_path: Path, capsys: Capture) -> None:
+    stored = decoded(tmp_path / "a", {"greedy": about("greedy")}, [sample("xsum", "greedy")])
+    assert run(["table", "hidden_transfer/figures", stored]) == 2
+    assert "none of these runs probed drafts or similarity" in capsys.readouterr().err

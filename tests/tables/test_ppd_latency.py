@@ -1,0 +1,130 @@
+"""Table 3 of the first paper, its printed numbers beside runs whose figures are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppdbench.cli.main import run
+from tests.bench.test_pipelined import FACTS, sample
+from tests.tables.made import write_run
+
+METHOD = {"name": "ppd", "exact": True, "options": {}, "loaded": {}}
+
+
+def stored(folder: Path, tasks: list[str], verdict: str = "identical", **facts: Any) -> Path:
+    """Two examples a task; 5 ms a token alone, 4 ms with units."""
+    rows = [
+        {
+            **sample([1, 0, 1, 1, 0], 4.0),
+            "task": task,
+            "example_id": str(number),
+            "method": "ppd",
+            "verdict": verdict,
+            "accepted": [0] * 4,
+            "proposed": [0] * 4,
+            "draft_ms": [],
+            "prefill_ms": 10.0,
+            "baseline_step_ms": [4.0] * 4,
+            "baseline_again_ms": 16.0,
+            "peak_memory_bytes": 1,
+        }
+        for task in tasks
+        for number in range(2)
+    ]
+    write_run(folder, "bench", rows, n_layers=4, synthetic=True)
+    header = json.loads((folder / "run.json").read_text("utf-8"))
+    header["config"] = {"strict": False, "target": {"kind": "greedy"}}
+    header |= {"methods": {"ppd": METHOD}, "facts": {"ppd": {**FACTS, **facts}}}
+    (folder / "run.json").write_text(json.dumps(header), "utf-8")
+    return folder
+
+
+def rows_of(capsys: pytest.CaptureFixture[str], *runs: Path) -> list[dict[str, Any]]:
+    assert run(["table", "ppd/3", *map(str, runs), "--format", "json"]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    return rows
+
+
+def test_printed_and_measured_stand_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_of(capsys, stored(tmp_path / "a", ["squad", "gsm8k", "cnn_dailymail"]))
+    by_row = {(row["task"], row["form"], row["k"]): row for row in rows}
+    ours = by_row["squad", "split", 3]
+    assert (ours["match rate paper"], ours["match rate"]) == (0.4724, 0.6)
+    assert (ours["s paper"], ours["s"]) == (13.712, pytest.approx(0.001 * (10 + 127 * 4)))
+    assert ours["speedup paper"] == pytest.approx(14.994 / 13.712)
+    assert ours["speedup"] == pytest.approx(1.25)
+    assert ours["speedup diff"] == pytest.approx(1.25 - 14.994 / 13.712)
+    assert ours["theory paper"] == pytest.approx(1 / (1 - 0.4724 / 2))
+    assert ours["theory"] == pytest.approx(1 / 0.7)
+    greedy = by_row["squad", "greedy", 0]
+    assert (greedy["s paper"], greedy["s"]) == (14.994, pytest.approx(0.001 * (10 + 127 * 5)))
+    # The paper's k = 1 was not run here, and gsm8k is not in the paper.
+    assert by_row["squad", "split", 1]["s"] is None
+    assert {row["task"] for row in rows} == {"squad", "cnn_dailymail"}
+
+
+def test_forms_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    split = stored(tmp_path / "a", ["squad"])
+    replicated = stored(tmp_path / "b", ["squad"], form="replicated", k=1, units=2)
+    rows = [row for row in rows_of(capsys, split, replicated) if row["s"] is not None]
+    assert {(row["form"], row["k"]) for row in rows} == {
+        ("greedy", 0),
+        ("split", 3),
+        ("replicated", 1),
+    }
+
+
+def test_no_speedup_stands_beside_a_mismatch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stored(tmp_path / "a", ["squad"], verdict="mismatch")
+    assert run(["table", "ppd/3", str(folder), "--format", "json"]) == 1
+    captured = capsys.readouterr()
+    assert "2 outputs of" in captured.err
+    assert "differ from greedy decoding's" in captured.err
+    assert all(row["speedup"] is None for row in json.loads(captured.out)["rows"])
+
+
+def test_random_weights_are_said_to_be_random(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stored(tmp_path / "a", ["squad"])
+    assert run(["table", "ppd/3", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "LLaMA-2-13B, 40 layers" in out
+    assert "m, 4 layers, random weights; hardware: a processor" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("needs a run: ppdbench table ppd/3 --run, which is: ppdbench bench", ["ppd/3"]),
+        ("unknown table", ["ppd/33", "x"]),
+        ("nowhere", ["ppd/3", "nowhere"]),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: str,
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["table", *arguments]) == 2
+    said = capsys.readouterr().err.strip()
+    assert words in said
+    assert "\n" not in said
+
+
+def test_a_run_without_units_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = stored(tmp_path / "a", ["squad"], form="inline", units=1)
+    assert run(["table", "ppd/3", str(folder)]) == 2
+    assert "form=split or form=replicated" in capsys.readouterr().err

@@ -1,0 +1,197 @@
+"""What `table --run` runs, what it keeps, and what it refuses to mix."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from ppdbench.cli.main import run
+from ppdbench.errors import ConfigError, Interrupted
+from ppdbench.tables import steps
+from ppdbench.tables.recipe import Step
+from ppdbench.tables.steps import Scale, StepFailed, run_missing
+from tests.tables.made import probed, write_run
+
+FIRST = Step("first", "probe --task squad --layers {1/2} --limit 100")
+SECOND = Step("second", "bench --task squad --method medusa:addon={trained}")
+OTHER = Step("other", "decode --task squad")
+TRAINED = Step("trained", "train medusa --text {text}")
+
+
+class Recorder:
+    """Stands in for the processes: keeps their command lines, leaves what each would."""
+
+    def __init__(self, *codes: int) -> None:
+        self.lines: list[str] = []
+        self.codes = list(codes)
+
+    def __call__(self, words: Sequence[str]) -> int:
+        self.lines.append(" ".join(words))
+        place = Path(words[list(words).index("--out") + 1])
+        if not place.is_dir() and words[0] != "train":
+            write_run(place, words[0], [probed("squad", 0, {4: [0]})])
+        elif words[0] == "train":
+            place.mkdir()
+            (place / "training.json").write_text("{}", "utf-8")
+        return self.codes.pop(0) if self.codes else 0
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder]:
+    def record(*codes: int) -> Recorder:
+        made = Recorder(*codes)
+        monkeypatch.setattr(steps, "_run", made)
+        return made
+
+    return record
+
+
+def make(folder: Path, *recipe: Step, **scale: object) -> None:
+    run_missing(recipe, folder, Scale(**scale), depth=lambda: 8, report=print)  # type: ignore[arg-type]
+
+
+def test_steps_run_with_the_models_layers_and_what_the_user_adds(
+    tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    ran = recorder()
+    make(
+        tmp_path,
+        *(FIRST, TRAINED, SECOND),
+        model=("--model", "m"),
+        work=("--limit", "4"),
+        passing=("--offline",),
+        text="texts/t.txt",
+    )
+    assert ran.lines == [
+        f"probe --task squad --layers 4 --model m --limit 4 --offline --out {tmp_path}/first",
+        f"train medusa --text texts/t.txt --model m --offline --out {tmp_path}/trained",
+        f"bench --task squad --method medusa:addon={tmp_path}/trained --model m --limit 4 "
+        f"--offline --out {tmp_path}/second",
+    ]
+
+
+def test_what_is_finished_is_not_run_again_nor_the_models_depth_asked(
+    tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    recorder()
+    make(tmp_path, FIRST)
+    ran = recorder()
+
+    def depth() -> int:
+        raise AssertionError
+
+    run_missing((FIRST,), tmp_path, Scale(passing=("--offline",)), depth=depth, report=print)
+    assert ran.lines == []
+
+
+def test_a_step_that_was_cut_off_goes_on_where_it_stopped(
+    tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    recorder(-signal.SIGKILL)
+    with pytest.raises(StepFailed, match="step first ended with exit code -9"):
+        make(tmp_path, FIRST)
+    ran = recorder()
+    make(tmp_path, FIRST, OTHER)
+    assert ran.lines[0].endswith("--resume")
+    assert not ran.lines[1].endswith("--resume")
+
+
+def test_failed_examples_and_mismatches_do_not_stop_the_table_but_failures_are_tried_again(
+    tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    ran = recorder(3, 1)
+    make(tmp_path, FIRST, OTHER)
+    assert len(ran.lines) == 2
+    ran = recorder()
+    make(tmp_path, FIRST, OTHER)
+    (again,) = ran.lines
+    assert again.startswith("probe")
+
+
+def test_a_folder_of_other_options_or_another_recipe_is_not_mixed_in(
+    tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    recorder()
+    make(tmp_path, FIRST, work=("--limit", "4"))
+    with pytest.raises(ConfigError, match="was run with --limit 4, now it is no options"):
+        make(tmp_path, FIRST)
+    with pytest.raises(ConfigError, match="made by another recipe"):
+        make(tmp_path, Step("first", "probe --task xsum"), work=("--limit", "4"))
+
+
+def test_a_table_that_trains_asks_for_a_text_before_anything_runs(
+    tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    ran = recorder()
+    with pytest.raises(ConfigError, match="--text FILE"):
+        make(tmp_path, FIRST, TRAINED)
+    assert ran.lines == []
+
+
+def test_an_interrupted_step_ends_the_command_with_its_exit_code(
+    tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    recorder(130)
+    with pytest.raises(Interrupted, match="step first") as caught:
+        make(tmp_path, FIRST)
+    assert caught.value.exit_code == 130
+
+
+SHORT = ["--model", "synthetic:layers=4,hidden=32,vocab=300", "--data", "builtin", "--offline"]
+
+
+@pytest.mark.slow
+def test_a_table_is_measured_and_then_shown_from_what_was_stored(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["table", "ppd/5", "--out", str(tmp_path)]
+    scale = ["--limit", "1", "--max-new-tokens", "2"]
+    assert run([*words, "--run", *SHORT, *scale]) == 0
+    first = capfd.readouterr()
+    assert "running: ppdbench probe" in first.err
+    assert "random weights" in first.out
+    assert run(words) == 0
+    again = capfd.readouterr()
+    assert (again.out, again.err) == (first.out, "")
+    command = json.loads((tmp_path / "ppd-sampled" / "run.json").read_text("utf-8"))["command"]
+    assert command[:2] == ["ppdbench", "probe"]
+
+
+@pytest.mark.slow
+def test_an_interrupt_keeps_what_is_finished_and_leaves_nobody_working(tmp_path: Path) -> None:
+    words = ["table", "ppd/5", "--run", "--out", str(tmp_path), *SHORT]
+    command = [sys.executable, "-m", "ppdbench", *words]
+    samples = tmp_path / "ppd-sampled" / "samples.jsonl"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as table:
+        deadline = time.monotonic() + 60
+        while not (samples.is_file() and samples.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        table.send_signal(signal.SIGINT)
+        _, said = table.communicate(timeout=60)
+    assert table.returncode == 130
+    assert b"interrupted in step ppd-sampled" in said
+    kept = samples.read_bytes()
+    assert kept.endswith(b"\n")
+    assert not (tmp_path / "ppd-sampled" / "step.json").exists()
+    time.sleep(0.3)
+    assert samples.read_bytes() == kept
+
+
+def test_the_mark_says_which_text_but_not_where_it_lay(
+    tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    recorder()
+    make(tmp_path, TRAINED, text="texts/t.txt")
+    mark = json.loads((tmp_path / "trained" / "step.json").read_text("utf-8"))
+    assert (mark["command"], mark["options"]) == (TRAINED.command, ["--text", "t.txt"])
+    ran = recorder()
+    make(tmp_path, TRAINED, text="elsewhere/t.txt")
+    assert ran.lines == []
+    assert steps.missing((TRAINED, FIRST), tmp_path) == [FIRST]
