@@ -8,13 +8,17 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= results/demo
 
-.PHONY: help demo setup test test-fast check format reference reference-twin addons wheel benchmark clean
+.PHONY: help demo setup test test-fast check format checked-runs check-baselines \
+	update-baselines tables reference reference-twin addons wheel benchmark clean
 
 help:
 	@echo "make demo       install, then match rates and speedups of the embedded model"
 	@echo "make test       all tests"
 	@echo "make test-fast  tests without those marked slow"
 	@echo "make check      ruff and strict mypy"
+	@echo "make check-baselines   the embedded model against results/baselines/"
+	@echo "make update-baselines  write results/baselines/ anew, where a change is meant"
+	@echo "make tables     the papers' tables with our numbers, into results/tables/"
 	@echo "make benchmark  the figures of the README: greedy and probing against generate()"
 	@echo "make reference  train the embedded model again (hours; needs TEXT and HELD_OUT)"
 	@echo "make addons     train what guesses ahead for the embedded model (an hour)"
@@ -39,6 +43,7 @@ demo: $(READY)
 	    --method greedy --method layerskip --method speculative:draft_model=reference-draft \
 	    --method prompt-lookup --method lookahead --method early-exit \
 	    --out $(DEMO)/bench --export $(DEMO)/bench.md
+	$(BIN)/ppdbench report $(DEMO)/probe $(DEMO)/bench --out $(DEMO)/report.html
 	@echo "written: $(DEMO)/"
 
 test: $(READY)
@@ -55,6 +60,48 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# On one thread, so that the number of cores changes no rounding.
+BASELINES := results/baselines
+CHECKED ?= results/checked
+CHECKED_RUN := --offline --threads 1 --max-new-tokens 32
+EACH_CHECKED := for run in probe bench; do $(BIN)/ppdbench check $(CHECKED)/$$run \
+	    --baseline $(BASELINES)/$$run.json
+
+checked-runs: $(READY)
+	rm -rf $(CHECKED)
+	$(BIN)/ppdbench probe $(CHECKED_RUN) --task gsm8k --task squad --task xsum --limit 4 \
+	    --head reference --out $(CHECKED)/probe > /dev/null
+	$(BIN)/ppdbench bench $(CHECKED_RUN) --task gsm8k --task squad --limit 4 --warmup 1 \
+	    --method greedy --method layerskip --method speculative:draft_model=reference-draft \
+	    --method prompt-lookup --method lookahead --method ppd --out $(CHECKED)/bench > /dev/null
+
+# Both are checked, and then the worst exit code counts.
+check-baselines: checked-runs
+	@worst=0; $(EACH_CHECKED) --thresholds $(BASELINES)/$$run.yaml \
+	    --junit $(CHECKED)/$$run.xml --summary $(CHECKED)/summary.md $(CHECK_ARGS) \
+	    || worst=$$?; done; exit $$worst
+
+update-baselines: checked-runs
+	@$(EACH_CHECKED) --update > /dev/null || exit; done
+
+# The papers' tables as they are committed: what is measured already is not measured again.
+# Match rates of the first paper go by position, so its outputs have full length.
+TABLES ?= results/tables
+FULL_LENGTH ?= ppd/2 ppd/3 ppd/5 ppd/6 ppd/7 ppd/8 ppd/figures
+SHORTENED ?= layerskip/1 layerskip/2 layerskip/6 layerskip/10 hidden_transfer/1 \
+    prompt_ppd/1 prompt_ppd/2 prompt_ppd/6
+FULL_SCALE ?= --limit 16
+SHORT_SCALE ?= --limit 8 --max-new-tokens 96
+EACH_TABLE = $(BIN)/ppdbench table $$name --run --offline --text $(TEXT) --out $(TABLES)/runs \
+    --export $(TABLES)/$$(echo $$name | tr / -).md > /dev/null
+
+# All are made, and then the last exit code that is not 0 counts.
+tables: $(READY)
+	@code=0; \
+	for name in $(FULL_LENGTH); do $(EACH_TABLE) $(FULL_SCALE) || code=$$?; done; \
+	for name in $(SHORTENED); do $(EACH_TABLE) $(SHORT_SCALE) || code=$$?; done; \
+	exit $$code
 
 benchmark: $(READY)
 	$(BIN)/python -m benchmarks.probing
@@ -103,7 +150,7 @@ addons: $(READY)
 	    --out $(WORK)/medusa
 	$(TRAIN) eagle --draft-vocab 1024 --passes 3 $(BESIDE) --steps 400 --batch-size 8 \
 	    --learning-rate 2e-3 --out $(WORK)/eagle
-	$(TRAIN) hidden-transfer --layers 4,5,6 $(BESIDE) --steps 90 --learning-rate 1e-2 \
+	$(TRAIN) hidden-transfer --layers 4,5,6 $(BESIDE) --steps 80 --learning-rate 1e-2 \
 	    --out $(WORK)/hidden-transfer
 	$(TRAIN) prompt-tokens --prompts 3 $(BESIDE) --steps 240 --learning-rate 1e-2 \
 	    --out $(WORK)/prompt-tokens
@@ -113,6 +160,8 @@ addons: $(READY)
 	    $(GROW) --calibration $(WORK)/$$method/calibration.json \
 	        --latency $(WORK)/latency.json --out $(WORK)/$$method/tree.json || exit 1; \
 	done
+	$(BIN)/python -m benchmarks.reference texts $(WORK)/prompts.txt
+	$(BIN)/ppdbench datastore --offline --text $(WORK)/prompts.txt --out $(WORK)/datastore
 	$(BIN)/python -m benchmarks.reference addons $(WORK)
 
 wheel: $(READY)

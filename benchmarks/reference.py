@@ -2,6 +2,7 @@
 
     python -m benchmarks.reference assemble WORK    copy what ships into ppdbench/reference/
     python -m benchmarks.reference addons WORK      the same for what was trained beside it
+    python -m benchmarks.reference texts FILE       the builtin prompts, which its datastore is of
     python -m benchmarks.reference measure          how it speaks: loops, continuations
 
 What is copied is what was trained; only two facts in config.json are changed: the type that
@@ -16,15 +17,19 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ppdbench.resources import PACKAGE
 
 HOME = PACKAGE / "reference"
 MODEL = ("config.json", "generation_config.json", "model.safetensors")
 WORDS = ("tokenizer.json", "tokenizer_config.json")
-HEADS = ("heads.json", "heads.safetensors")
+TRAINING = "training.json"
+HEADS = ("heads.json", "heads.safetensors", TRAINING)
+STAGES = ("skip1", "skip2")  # of the model's training
 ADDONS = ("medusa", "hidden-transfer", "prompt-tokens", "eagle")
 ADDON = ("addon.json", "addon.safetensors", "quality.json", "calibration.json", "tree.json")
+STORE = "datastore"
 TRAINED_POSITIONS = 2048
 
 MEASURED = {"reference": "skip2", "twin": "twin2", "heads": "heads", "draft": "draft"}
@@ -58,6 +63,8 @@ def assemble(work: Path) -> None:
     measured = {name: work / run / "quality.json" for name, run in MEASURED.items()}
     quality = {n: json.loads(p.read_text("utf-8")) for n, p in measured.items() if p.is_file()}
     (HOME / "quality.json").write_text(json.dumps(quality, indent=1) + "\n", "utf-8")
+    stages = [trained(work / name) for name in STAGES]
+    (HOME / TRAINING).write_text(json.dumps(stages, indent=1) + "\n", "utf-8")
     draw_losses(work)
     copy_heads(work)
     finish()
@@ -71,16 +78,39 @@ def addons(work: Path) -> None:
         for name in ADDON:
             if (work / method / name).is_file():
                 shutil.copyfile(work / method / name, home / name)
+    if (work / STORE).is_dir():
+        shutil.copytree(work / STORE, HOME / STORE, dirs_exist_ok=True)
     finish()
+
+
+def texts(file: Path) -> None:
+    """All builtin prompts, one document each: text that is ours to ship."""
+    from ppdbench.engine.loading import ModelSpec
+    from ppdbench.tasks import task_names
+    from ppdbench.workload import RunConfig, Workload
+
+    config = RunConfig(
+        model=ModelSpec(name="reference", offline=True), tasks=tuple(task_names()), data="builtin"
+    )
+    prompts = [e.prompt.text for _, examples in Workload.read(config).examples for e in examples]
+    file.write_text("\n\n".join("\n".join(filter(None, p.splitlines())) for p in prompts), "utf-8")
 
 
 def finish() -> None:
     """Everybody may read what ships; say how much it is."""
     for path in HOME.rglob("*.safetensors"):
         path.chmod(0o644)
-    for folder in (HOME, *(HOME / method for method in ADDONS)):
+    for folder in (HOME, *(HOME / part for part in (*ADDONS, STORE))):
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         print(f"{folder.relative_to(PACKAGE)}: {size / 1e6:.1f} MB")
+
+
+def trained(run: Path) -> dict[str, Any]:
+    """What a training was told, less where its files lay on the machine that trained."""
+    facts: dict[str, Any] = json.loads((run / TRAINING).read_text("utf-8"))
+    for name in ("text", "model"):
+        facts.pop(name, None)
+    return facts
 
 
 def copy_heads(work: Path) -> None:
@@ -93,6 +123,8 @@ def copy_heads(work: Path) -> None:
     tensors = load_file(work / "heads" / HEADS[1])
     halved = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
     save_file(halved, HOME / "heads" / HEADS[1])
+    facts = trained(work / "heads")
+    (HOME / "heads" / TRAINING).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
 
 
 def draw_losses(work: Path) -> None:
@@ -168,6 +200,8 @@ def main() -> None:
         assemble(Path(sys.argv[2]))
     elif sys.argv[1:2] == ["addons"] and len(sys.argv) == 3:
         addons(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["texts"] and len(sys.argv) == 3:
+        texts(Path(sys.argv[2]))
     elif sys.argv[1:2] == ["measure"]:
         measure(sys.argv[2] if len(sys.argv) > 2 else "reference")
     else:

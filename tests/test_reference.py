@@ -21,6 +21,7 @@ PROMPTS = (
     "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:",
     "The old man walked slowly down to the river. He",
 )
+ADDONS = ("medusa", "hidden-transfer", "prompt-tokens", "eagle", "datastore")
 OPTIONS = {
     "layerskip": {"exit_layer": "2"},
     "speculative": {"draft_model": "reference-draft"},
@@ -28,7 +29,13 @@ OPTIONS = {
     "lookahead": {},
     "jacobi": {},
     "draft-verify": {},
+    "rest": {"datastore": "reference"},
+    "medusa": {},
+    "hidden-transfer": {},
+    "prompt-tokens": {},
+    "eagle": {},
 }
+GUESSING = ("medusa", "hidden-transfer", "prompt-tokens", "eagle")
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +44,10 @@ def loaded() -> Loaded:
 
 
 def test_it_is_small_enough_to_travel_and_runs_in_float32(loaded: Loaded) -> None:
-    files = [path for path in HOME.rglob("*") if path.suffix in (".safetensors", ".json")]
-    assert sum(path.stat().st_size for path in files) < 20e6
+    added = {path for part in ADDONS for path in (HOME / part).rglob("*")}
+    files = {path for path in HOME.rglob("*") if path.suffix in (".safetensors", ".json", ".bin")}
+    assert sum(path.stat().st_size for path in files - added) < 20e6
+    assert sum(path.stat().st_size for path in files & added) < 20e6
     assert 8 <= loaded.staged.n_layers <= 12
     assert loaded.staged.dtype == torch.float32
     assert loaded.max_positions >= 2048
@@ -69,6 +78,24 @@ def test_every_method_gives_the_greedy_output(method: str, loaded: Loaded) -> No
         case = Case(text, ids, _limits(64 - len(ids), loaded))
         ours = decode(decoder, case, loaded.staged)
         assert ours.output_ids == reference(case, loaded.staged).output_ids
+
+
+@pytest.mark.parametrize("method", GUESSING)
+def test_what_was_trained_beside_it_guesses_tokens_right(method: str, loaded: Loaded) -> None:
+    decoder = METHODS.get(method).build({}).prepare(Setup(loaded, 64))
+    accepted = 0
+    for text in PROMPTS:
+        ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
+        case = Case(text, ids, _limits(64 - len(ids), loaded))
+        accepted += sum(decode(decoder, case, loaded.staged).accepted)
+    assert accepted >= 5
+
+
+@pytest.mark.parametrize("method", GUESSING)
+def test_the_readme_quotes_the_accuracy_of_what_was_trained_beside_it(method: str) -> None:
+    readme = (HOME / "README.md").read_text("utf-8")
+    for entry in json.loads((HOME / method / "quality.json").read_text("utf-8")):
+        assert f"{100 * entry['top1']:.1f}%" in readme
 
 
 def test_its_heads_and_its_draft_model_belong_to_it(loaded: Loaded) -> None:

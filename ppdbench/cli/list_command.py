@@ -9,7 +9,11 @@ import click
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import format_option
 
-SHOWN = {"tasks": ("name", "dataset", "tokens", "metrics")}
+SHOWN = {
+    "methods": ("name", "exact", "options", "summary"),
+    "tasks": ("name", "dataset", "tokens", "metrics"),
+    "tables": ("table", "title", "rows", "recipe"),
+}
 KINDS = ("methods", "tasks", "models", "tables")
 
 

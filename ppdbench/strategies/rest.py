@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 class Rest:
     """Continue as a datastore continues after the longest suffix that it knows."""
 
-    datastore: str = option("", "folder that `ppdbench datastore` wrote")
+    datastore: str = option(
+        "", "folder that `ppdbench datastore` wrote; reference: the small one of that model"
+    )
     longest_suffix: int = option(16, "tokens of the longest suffix looked up")
     max_nodes: int = option(32, "nodes of the proposed tree at most")
     max_depth: int = option(10, "tokens of a continuation at most")
@@ -51,8 +53,11 @@ class Rest:
     def prepare(self, setup: Setup) -> Retrieval:
         """Open the datastore, which must be this model's."""
         from ppdbench.datastore import load
+        from ppdbench.engine.loading import REFERENCE
+        from ppdbench.resources import reference_model
 
-        folder = Path(self.datastore).expanduser()
+        own = self.datastore == REFERENCE
+        folder = reference_model("datastore") if own else Path(self.datastore).expanduser()
         store = load(folder)
         store.check(setup.target.tokenizer, setup.target.staged.vocab_size, folder)
         if self.longest_suffix > store.header.depth:
