@@ -6,7 +6,8 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A titled table; `notes` stand below it. Numbers stay numbers until they are written.
+    """A titled table; `lead` stands above it, `notes` below. Numbers stay numbers until written.
 
     `digits` says how many decimals the floats of a column get (4 where it says nothing);
-    columns in `percent` are fractions that people read as per cent.
+    columns in `percent` are fractions that people read as per cent. `groups` are numbers of
+    neighbouring columns that belong together, the first of them those that name a row: what is
+    too wide is drawn in parts, each with the names.
     """
 
     title: str
@@ -35,6 +38,8 @@ class Sheet:
     notes: tuple[str, ...] = ()
     digits: Mapping[str, int] | None = None
     percent: frozenset[str] = frozenset()
+    lead: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -65,20 +70,27 @@ class Sheet:
 
 GAP = 2  # blanks between two columns
 NARROWEST = 8  # columns of text may be wrapped down to this, but not within words
-NAME = 24  # but names in the first column, which are there to be typed again, only to this
+NAME = 26  # but names in the first column, which are there to be typed again, only to this
 
 
 def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> None:
     """Draw tables for people, as wide as their terminal is (80 columns when piped).
 
-    What does not fit without cutting numbers is written row by row, one cell per line.
+    What does not fit without cutting numbers is drawn in parts where the table says how to part
+    it, and else written row by row, one cell per line.
     """
     console = console or Console(soft_wrap=False)
     for sheet in sheets:
         least = _least_widths(sheet)
         room = console.width - 2 - GAP * (len(least) - 1)
+        if sheet.lead:
+            _print_heading(sheet, console)
         if sum(least) <= room:
             console.print(_drawn(sheet, _widened(sheet, least, room)))
+        elif parts := _parts(sheet, least, console.width - 2):
+            for part in parts:
+                room = console.width - 2 - GAP * (len(part.header) - 1)
+                console.print(_drawn(part, _widened(part, _least_widths(part), room)))
         else:
             _print_stacked(sheet, console)
         for note in sheet.notes:
@@ -86,23 +98,70 @@ def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> Non
         console.print()
 
 
+def _print_heading(sheet: Sheet, console: Console) -> None:
+    """A title with a lead, which must not be folded to the width of the table."""
+    console.print(Text(sheet.title, style="bold"))
+    for line in sheet.lead:
+        console.print(Text(line, style="dim"))
+
+
+def _parts(sheet: Sheet, least: Sequence[int], room: int) -> list[Sheet]:
+    """The groups of columns that fit beside the names, part by part; none where not even one does.
+
+    Only the first part has the title.
+    """
+    places = iter(range(len(sheet.header)))
+    names, *groups = [list(islice(places, n)) for n in sheet.groups] or [[]]
+    taken = [least[i] + GAP for i in range(len(sheet.header))]
+    parts: list[list[int]] = []
+    for group in groups:
+        if parts and sum(taken[i] for i in (*names, *parts[-1], *group)) - GAP <= room:
+            parts[-1] += group
+        elif sum(taken[i] for i in (*names, *group)) - GAP <= room:
+            parts.append(list(group))
+        else:
+            return []
+    return [_part(sheet, names + part, first=part is parts[0]) for part in parts]
+
+
+def _part(sheet: Sheet, columns: Sequence[int], *, first: bool) -> Sheet:
+    """Some of the columns."""
+    return replace(
+        sheet,
+        title=sheet.title if first else "",
+        header=tuple(sheet.header[i] for i in columns),
+        rows=tuple(tuple(row[i] for i in columns) for row in sheet.rows),
+        groups=(sheet.groups[0], len(columns) - sheet.groups[0]),
+    )
+
+
 def _columns(sheet: Sheet) -> list[tuple[str, ...]]:
     return list(zip(sheet.header, *sheet.text_rows(), strict=True))
 
 
 def _longest(column: Sequence[str]) -> int:
-    return max(len(line) for cell in column for line in cell.split("\n"))
+    return max((len(line) for cell in column for line in cell.split("\n")), default=0)
 
 
 def _least_widths(sheet: Sheet) -> list[int]:
-    """How narrow each column may get: numbers whole, names nearly so, text by words."""
+    """How narrow each column may get: numbers whole, names nearly so, text and heads by words.
+
+    What is grouped are numbers too, or pairs of them.
+    """
     widths = []
+    names = sheet.groups[0] if sheet.groups else len(sheet.header)
     for index, column in enumerate(_columns(sheet)):
-        longest = _longest(column)
-        word = max(len(word) for cell in column for word in cell.split() or [""])
-        limit = longest if sheet.is_number(index) else NAME if index == 0 else max(NARROWEST, word)
+        longest, word = _longest(column), _longest_word(column)
+        if sheet.is_number(index) or index >= names:
+            limit = max(_longest_word(column[:1]), _longest(column[1:]))
+        else:
+            limit = NAME if index == 0 else max(NARROWEST, word)
         widths.append(min(longest, limit))
     return widths
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    return max(len(word) for cell in cells for word in cell.split() or [""])
 
 
 def _widened(sheet: Sheet, least: Sequence[int], room: int) -> list[int]:
@@ -117,7 +176,7 @@ def _widened(sheet: Sheet, least: Sequence[int], room: int) -> list[int]:
 
 def _drawn(sheet: Sheet, widths: Sequence[int]) -> RichTable:
     drawn = RichTable(
-        title=Text(sheet.title),
+        title=None if sheet.lead or not sheet.title else Text(sheet.title),
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
@@ -137,7 +196,8 @@ def _drawn(sheet: Sheet, widths: Sequence[int]) -> RichTable:
 
 
 def _print_stacked(sheet: Sheet, console: Console) -> None:
-    console.print(Text(sheet.title, style="bold"))
+    if not sheet.lead:
+        console.print(Text(sheet.title, style="bold"))
     header = [column.replace("\n", " ") for column in sheet.header]
     longest = max(map(len, header))
     for row in sheet.text_rows():
@@ -159,8 +219,8 @@ def to_csv(sheets: Sequence[Sheet]) -> str:
 
 
 def _one_line(cell: str) -> str:
-    """A cell that cannot end its row or its column."""
-    return " ".join(cell.replace("|", "\\|").splitlines())
+    """A cell that cannot end its row or its column; what is parted at a hyphen is joined again."""
+    return " ".join(cell.replace("|", "\\|").replace("-\n", "-").splitlines())
 
 
 def to_markdown(sheets: Sequence[Sheet]) -> str:
@@ -171,7 +231,8 @@ def to_markdown(sheets: Sequence[Sheet]) -> str:
         rows = [list(sheet.header), marks, *sheet.text_rows()]
         body = "\n".join("| " + " | ".join(_one_line(cell) for cell in row) + " |" for row in rows)
         notes = "".join(f"\n\n{note}" for note in sheet.notes)
-        blocks.append(f"### {sheet.title}\n\n{body}{notes}\n")
+        lead = "".join(f"{line}\n\n" for line in sheet.lead)
+        blocks.append(f"### {sheet.title}\n\n{lead}{body}{notes}\n")
     return "\n".join(blocks)
 
 
@@ -191,6 +252,10 @@ LATEX_ESCAPES = str.maketrans(
 )
 
 
+def _caption(sheet: Sheet) -> str:
+    return " ".join([f"{sheet.title}.", *sheet.lead]) if sheet.lead else sheet.title
+
+
 def to_latex(sheets: Sequence[Sheet]) -> str:
     """booktabs tables."""
     blocks = []
@@ -203,7 +268,7 @@ def to_latex(sheets: Sequence[Sheet]) -> str:
         notes = "".join(f"\n{note.translate(LATEX_ESCAPES)}\\\\" for note in sheet.notes)
         blocks.append(
             "\\begin{table}\n\\centering\n"
-            f"\\caption{{{sheet.title.translate(LATEX_ESCAPES)}}}\n"
+            f"\\caption{{{_caption(sheet).translate(LATEX_ESCAPES)}}}\n"
             f"\\begin{{tabular}}{{{spec}}}\n\\toprule\n{lines[0]}\n\\midrule\n"
             + "\n".join(lines[1:])
             + f"\n\\bottomrule\n\\end{{tabular}}{notes}\n\\end{{table}}\n"

@@ -116,7 +116,8 @@ def _epochs(told: Mapping[str, Any]) -> int | None:
     if not told.get("steps") or not told.get("tokens"):
         return None
     blocks: int = told["tokens"] // (told["sequence"] + 1)
-    return round(told["steps"] * told["batch_size"] / blocks)
+    epochs: int = round(told["steps"] * told["batch_size"] / blocks)
+    return epochs
 
 
 Find = Callable[[Mapping[str, Any]], Variant | None]

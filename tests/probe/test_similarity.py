@@ -21,7 +21,8 @@ from ppdbench.engine.hidden_transfer import Transfer
 from ppdbench.engine.loading import ModelSpec, load_stock
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.probe.similarity import Cosines, similarities
+from ppdbench.probe.closeness import similarities
+from ppdbench.probe.similarity import Cosines
 from ppdbench.strategies.base import Proposer
 from ppdbench.strategies.hidden_transfer import Transferring
 from ppdbench.trees.tree import Tree
