@@ -173,11 +173,21 @@ def peak_memory_bytes(device: Device) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def set_threads(n: int | None) -> None:
-    """Give torch `n` threads; None leaves its own choice."""
-    if n is None:
-        return
+def forget_peak_memory(device: Device) -> None:
+    """Count the peak from here on, where the system can; else what came before stays in it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # type: ignore[arg-type]
+    elif (mark := PROC / "self/clear_refs").exists():
+        mark.write_text("5", "utf-8")
+
+
+def set_threads(n: int | None, processes: int | None = 1) -> None:
+    """Give torch `n` threads; None leaves its own choice, or shares the cores out evenly."""
     usable = usable_cores()
+    if n is None:
+        if processes is not None and processes > 1:
+            torch.set_num_threads(max(1, usable // processes))
+        return
     if not 1 <= n <= usable:
         raise ConfigError(
             f"--threads {n}, but this process may use {usable} core{'s' * (usable > 1)}; "

@@ -8,17 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ppdbench.bench.bandwidth import measure_bandwidth
+from ppdbench.bench.compiling import check_mode, settle
 from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome, limits_of
-from ppdbench.bench.environment import peak_memory_bytes
+from ppdbench.bench.environment import forget_peak_memory, peak_memory_bytes
+from ppdbench.bench.execution import CodeRuns
+from ppdbench.bench.memory import own_bytes
+from ppdbench.conversation import with_later_turns
 from ppdbench.decoding.limits import visible_text
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.header import run_header
+from ppdbench.samples import Key
+from ppdbench.shares import ALONE, Share
 from ppdbench.store import RunFolder, check_target
 from ppdbench.strategies import method
-from ppdbench.strategies.base import Method, Setup, Strategy, settings
-from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
+from ppdbench.strategies.base import Method, Setup, Strategy, settings, split_name
+from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,7 @@ class Choice:
     @classmethod
     def parse(cls, text: str) -> Choice:
         """`layerskip` or `layerskip:exit_layer=2,draft_length=4`."""
-        name, _, pairs = text.partition(":")
+        name, pairs = split_name(text)
         return cls(name=name, options=settings(tuple(p for p in pairs.split(",") if p)))
 
     def __str__(self) -> str:
@@ -68,56 +75,126 @@ class DecodeConfig(RunConfig):
     target: Target = field(default_factory=Target)
     strict: bool = False
     warmup: int = 2
+    compile: str = "auto"
+    profile: bool = False
+    allow_code_execution: bool = False
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if self.warmup < 0:
             raise ConfigError(f"--warmup {self.warmup}: use 0 or more")
         check_choices(self.methods)
+        check_mode(self.compile)
+        if self.strict and self.compile == "on":
+            raise ConfigError("--strict runs eagerly; leave --compile on out")
         if self.strict and not self.target.greedy:
             raise ConfigError("--strict compares with greedy decoding; leave --target out")
 
 
 def run_decode(
-    config: DecodeConfig, out: Path, *, kind: str = "decode", resume: bool, report: Report
+    config: DecodeConfig,
+    out: Path,
+    *,
+    kind: str = "decode",
+    resume: bool,
+    report: Report,
+    share: Share = ALONE,
 ) -> Finished:
-    """Decode every example that the run folder does not hold yet."""
+    """Decode every example of this process's share that the run folder does not hold yet."""
     names = labels(config.methods)
     built = [choice.build() for choice in config.methods]
-    check_target(out, resume=resume)
+    check_target(out, resume=resume, share=share)
     work = Workload.read(config)
+    # No quality is asked of random weights.
+    scored = config.allow_code_execution and not config.model.is_synthetic
+    code = CodeRuns.read(work) if scored else None
     loaded = load(config.model)
-    items = work.encode(loaded)
+    items = with_later_turns(work.encode(loaded), loaded)
     setup = Setup(loaded, capacity(items), config.seed)
     with ExitStack() as started:
         prepared = [
-            _prepare(label, chosen, strategy, setup, config.target, alone=len(built) == 1)
+            prepare(label, chosen, strategy, setup, config.target, alone=len(built) == 1)
             for label, (chosen, strategy) in zip(names, built, strict=True)
         ]
         contestants = [entry for entry in prepared if isinstance(entry, Contestant)]
         for contestant in contestants:
             started.callback(contestant.decoder.close)
-        header = {**run_header(kind, config, loaded, work), **_about(names, built, prepared)}
-        contest = Contest(loaded, contestants, setup, config.target, strict=config.strict)
-        with RunFolder(out, header, resume=resume) as folder:
-            missing = [item for item in items if _left(item, contestants, folder)]
-            report("warming up", len(items) - len(missing), len(items))
-            for item in missing[:1]:
-                contest.warm_up(item, config.warmup)
-            for number, item in enumerate(missing):
-                outcomes = contest.run(item, turn=number)
-                for contestant in _left(item, contestants, folder):
-                    sample = _sample(item, contestant, outcomes, loaded)
-                    sample["peak_memory_bytes"] = peak_memory_bytes(loaded.staged.device)
-                    folder.append(sample)
-                report(item.task.name, len(items) - len(missing) + number + 1, len(items))
-            samples = list(folder.done.values())
+        compilation = settle(
+            "off" if config.strict else config.compile,
+            setup,
+            {c.label: c.decoder for c in contestants},
+            sum(item.max_new_tokens for item in items) * (len(contestants) + len(BASELINE)),
+            report,
+        )
+        header = {
+            **run_header(kind, config, loaded, work),
+            **about(names, built, prepared),
+            "compilation": compilation,
+        }
+        if config.profile:
+            report("measuring bandwidth", 0, None)
+            header["bandwidth_bytes_per_s"] = measure_bandwidth(loaded.staged.device)
+        # What compiling and measuring took is no part of decoding.
+        forget_peak_memory(loaded.staged.device)
+        contest = Contest(
+            *(loaded, contestants, setup, config.target),
+            strict=config.strict,
+            profile=config.profile,
+        )
+        header["memory"] = memory(contest)
+        with RunFolder(out, header, resume=resume, share=share) as folder:
+            decode_missing(contest, items, folder, warmup=config.warmup, report=report, code=code)
+            samples = folder.gather()
     return Finished(
-        path=out, header=header, samples=samples, cut=cut_tokens(items), torn=folder.torn
+        path=out,
+        header=header,
+        samples=samples,
+        cut=cut_of(samples),
+        torn=folder.torn,
+        share=share,
+        missing=len(absent(items, contestants, folder)),
     )
 
 
-def _about(
+def memory(contest: Contest) -> dict[str, Any]:
+    """Bytes of the model, of its cache, and of what each method holds besides."""
+    loaded = contest.loaded
+    return {
+        "weights": loaded.staged.weight_bytes(),
+        "cache": own_bytes(contest.session, loaded),
+        "methods": {c.label: own_bytes(c.decoder, loaded) for c in contest.contestants},
+    }
+
+
+def cut_of(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
+    """What prompts lost that were too long; those of later turns are known only now."""
+    return {(s["task"], s["example_id"]): s["cut_tokens"] for s in samples if s["cut_tokens"]}
+
+
+def decode_missing(
+    contest: Contest,
+    items: Sequence[Item],
+    folder: RunFolder,
+    *,
+    warmup: int,
+    report: Report,
+    code: CodeRuns | None = None,
+) -> None:
+    """Every example of our share that lacks the result of a contestant, stored as it finishes."""
+    items = folder.share.part(items)
+    missing = [item for item in items if left(item, contest.contestants, folder)]
+    report("warming up", len(items) - len(missing), len(items))
+    for item in missing[:1]:
+        contest.warm_up(contest.ready(item), warmup)
+    for number, item in enumerate(map(contest.ready, missing)):
+        outcomes = contest.run(item, turn=number)
+        for contestant in left(item, contest.contestants, folder):
+            sample = sample_of(item, contestant.label, outcomes, contest.loaded)
+            folder.append(sample | code.facts(item, sample) if code else sample)
+        report(item.task.name, len(items) - len(missing) + number + 1, len(items))
+
+
+def about(
     names: Sequence[str],
     built: Sequence[tuple[Method, Strategy]],
     prepared: Sequence[Contestant | str],
@@ -140,7 +217,7 @@ def _about(
     return {"methods": methods, "not_run": not_run, "facts": facts}
 
 
-def _prepare(
+def prepare(
     label: str, chosen: Method, strategy: Strategy, setup: Setup, target: Target, *, alone: bool
 ) -> Contestant | str:
     """Ready to decode, or why it cannot; with nothing else to go on with that is an error."""
@@ -151,6 +228,8 @@ def _prepare(
                 f"{label} proposes trees, and sampled verification is for chains; leave "
                 f"--target {target.kind} out"
             )
+        if not target.greedy and decoder.foreign:
+            raise ConfigError(f"{label} decodes greedily; leave --target {target.kind} out")
         if not target.greedy and decoder.acceptance is not None:
             raise ConfigError(
                 f"{label} keeps tokens by a rule of its own, in place of the sampled one; leave "
@@ -163,29 +242,45 @@ def _prepare(
         return str(error)
 
 
-def _left(item: Item, contestants: list[Contestant], folder: RunFolder) -> list[Contestant]:
-    """Who has no result for this example yet; failures are tried again."""
-    left = []
-    for contestant in contestants:
-        sample = folder.done.get((item.task.name, item.example.id, contestant.label, None))
-        if sample is None or sample["verdict"] == "failed":
-            left.append(contestant)
-    return left
+def left(item: Item, contestants: Sequence[Contestant], folder: RunFolder) -> list[Contestant]:
+    """Who has no result for this example yet."""
+    return [contestant for contestant in contestants if is_left(item, contestant.label, folder)]
 
 
-def _sample(
-    item: Item, contestant: Contestant, outcomes: Mapping[str, Outcome], loaded: Loaded
+def is_left(item: Item, label: str, folder: RunFolder) -> bool:
+    """Whether a method has yet to decode an example; failures are tried again."""
+    sample = folder.done.get(_key(item, label))
+    return sample is None or sample["verdict"] == "failed"
+
+
+def absent(
+    items: Sequence[Item], contestants: Sequence[Contestant], folder: RunFolder
+) -> list[Key]:
+    """What nobody has stored anything of, not even a failure."""
+    keys = [_key(item, contestant.label) for item in items for contestant in contestants]
+    return [key for key in keys if key not in folder.done]
+
+
+def _key(item: Item, label: str) -> Key:
+    return (item.task.name, item.example.id, label, None)
+
+
+def sample_of(
+    item: Item, label: str, outcomes: Mapping[str, Outcome], loaded: Loaded
 ) -> dict[str, Any]:
     """Everything measured on one example; means are made when it is read."""
-    outcome, baseline, again = (outcomes[n] for n in (contestant.label, *BASELINE))
+    outcome, baseline, again = (outcomes[n] for n in (label, *BASELINE))
     sample: dict[str, Any] = {
         "example_id": item.example.id,
         "task": item.task.name,
-        "method": contestant.label,
+        "method": label,
         "verdict": outcome.verdict,
+        "number": item.number,
         "cut_tokens": item.cut_tokens,
         "prompt_ids": item.ids,
         "references": list(item.example.references),
+        **({"turn": item.turn, "turns": len(item.example.turns)} if item.task.turns else {}),
+        "peak_memory_bytes": peak_memory_bytes(loaded.staged.device),
     }
     if outcome.decoded is None:
         return {**sample, "output_ids": [], "error": outcome.error}
@@ -206,6 +301,8 @@ def _sample(
         "baseline_step_ms": [_rounded(ms) for ms in theirs.step_ms],
         "baseline_again_ms": _rounded(sum(floor.step_ms)),
     }
+    if ours.profile is not None:
+        sample["profile"] = {name: _rounded(value) for name, value in ours.profile.items()}
     if ours.exits:
         sample["exits"] = list(ours.exits)
     if ours.pipelined is not None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.pipelined import pipelined
+from ppdbench.bench.roofline import profile
 from ppdbench.bench.stats import Ratio, paired_ratio
 from ppdbench.errors import DataError
 
@@ -64,10 +65,40 @@ def _summary(
         "failed": verdicts["failed"],
         "agreement": None if method["exact"] or not done else _agreement(done),
         **_times(done),
+        "profile": profile(done, header.get("bandwidth_bytes_per_s")),
         **pipelined(header.get("facts", {}).get(label), done),
         "peak_memory_bytes": max((sample["peak_memory_bytes"] for sample in done), default=None),
+        "memory": _memory(header, label),
+        "processes": _processes(done),
         "quality": _quality(header, task, done) if scores and done else None,
     }
+
+
+def _memory(header: Mapping[str, Any], label: str) -> dict[str, int] | None:
+    """Bytes of the model, of its cache, and of what the method holds besides."""
+    held = header.get("memory")
+    if held is None or label not in held["methods"]:
+        return None
+    return {
+        "weight_bytes": held["weights"],
+        "cache_bytes": held["cache"],
+        "method_bytes": held["methods"][label],
+    }
+
+
+def _processes(group: Sequence[Sample]) -> int | None:
+    """How many processes at most shared the machine; None where jobs came and went."""
+    told = [sample.get("processes", 1) for sample in group]
+    return None if None in told else max(told, default=1)
+
+
+def no_difference(summary: Mapping[str, Any]) -> bool:
+    """Whether noise could have made the speedup: by its interval, or greedy against itself."""
+    value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
+    if None in (value, low, high):
+        return False
+    noise = summary["noise_low"], summary["noise_high"]
+    return bool(low <= 1 <= high or (None not in noise and noise[0] <= value <= noise[1]))
 
 
 def _times(group: Sequence[Sample]) -> dict[str, float | None]:
@@ -116,13 +147,18 @@ def _per_token_ratio(
     same_output: bool = False,
 ) -> Ratio | None:
     """Times per token, so that outputs of unequal length compare; each example by its length."""
-    pairs = []
-    for sample, a, b in zip(group, theirs, ours, strict=True):
-        n = len(sample["output_ids"]) - 1
-        of_theirs = _baseline_tokens(sample)
-        if a > 0 and b > 0 and n and of_theirs:
-            pairs.append((a, b if same_output else b * of_theirs / n))
+    pairs = [
+        (a, b if same_output else b * same_length(sample))
+        for sample, a, b in zip(group, theirs, ours, strict=True)
+        if a > 0 and b > 0 and same_length(sample)
+    ]
     return paired_ratio([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+
+
+def same_length(sample: Sample) -> float:
+    """What a method's time is multiplied by to be that of as many tokens as greedy gave."""
+    n = len(sample["output_ids"]) - 1
+    return _baseline_tokens(sample) / n if n else 0.0
 
 
 def _agreement(group: Sequence[Sample]) -> float:
@@ -138,11 +174,19 @@ def _quality(
     """The task's metrics; random weights are never given a quality score."""
     from ppdbench.scoring import NEEDS_EXECUTION, score
 
-    metrics = [m for m in header["data"][task]["metrics"] if m not in NEEDS_EXECUTION]
-    if header["model"]["synthetic"] or not metrics:
+    asked = header["data"][task]["metrics"]
+    if header["model"]["synthetic"]:
         return None
-    return score(
-        metrics,
-        [sample["text"] for sample in group],
-        [sample["references"] for sample in group],
-    )
+    metrics = [metric for metric in asked if metric not in NEEDS_EXECUTION]
+    found = _passed(group) if NEEDS_EXECUTION & set(asked) else {}
+    if metrics:
+        texts = [sample["text"] for sample in group]
+        found |= score(metrics, texts, [sample["references"] for sample in group])
+    return {metric: found[metric] for metric in asked if metric in found} or None
+
+
+def _passed(group: Sequence[Sample]) -> dict[str, float]:
+    """What running the programs showed when they were made; nothing where that was not allowed."""
+    if not all("passed" in sample for sample in group):
+        return {}
+    return {"humaneval_pass1": sum(sample["passed"] for sample in group) / len(group)}

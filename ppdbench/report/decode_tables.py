@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.stats import FEW, FEW_EXAMPLES
-from ppdbench.report import pipeline_tables
+from ppdbench.bench.summary import no_difference
+from ppdbench.report import pipeline_tables, profile_tables
 from ppdbench.report.export import Sheet
 
 Summary = Mapping[str, Any]
@@ -19,6 +20,8 @@ def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
         _speed(summaries),
         _identity(summaries),
         *pipeline_tables.sheets(summaries),
+        *profile_tables.sheets(summaries),
+        *memory(overall),
         *([quality(summaries)] if _scored(summaries) else []),
     ]
 
@@ -32,7 +35,35 @@ def contest(summaries: Sequence[Summary], overall: Sequence[Summary]) -> list[Sh
     return [
         *tables,
         *pipeline_tables.sheets(summaries),
+        *profile_tables.sheets(summaries),
         *([quality(summaries)] if _scored(summaries) else []),
+    ]
+
+
+def memory(summaries: Sequence[Summary]) -> list[Sheet]:
+    """What each method keeps in memory beside the model and its cache."""
+    known = [s for s in summaries if s["memory"] is not None]
+    if not known:
+        return []
+    held = known[0]["memory"]
+    both = held["weight_bytes"] + held["cache_bytes"]
+    rows = tuple(
+        (s["label"], s["memory"]["method_bytes"] / 2**20, s["memory"]["method_bytes"] / both)
+        for s in known
+    )
+    return [
+        Sheet(
+            f"Memory of methods on {where(known[0])}",
+            ("method", "MiB", "of model and cache"),
+            rows,
+            notes=(
+                "Tensors that a method holds itself: its weights, caches and buffers. The model: "
+                f"{held['weight_bytes'] / 2**20:.1f} MiB, its cache for the longest example: "
+                f"{held['cache_bytes'] / 2**20:.1f} MiB.",
+            ),
+            digits={"MiB": 2, "of model and cache": 1},
+            percent=frozenset({"of model and cache"}),
+        )
     ]
 
 
@@ -49,10 +80,7 @@ def speedup_cells(summary: Summary) -> tuple[str, str]:
     interval = f"[{low:.2f}, {high:.2f}]"
     if summary["method"] == "greedy":
         return "noise floor", interval
-    noise = summary["noise_low"], summary["noise_high"]
-    if low <= 1 <= high or (None not in noise and noise[0] <= value <= noise[1]):
-        return "no difference", interval
-    return f"{value:.2f}x", interval
+    return "no difference" if no_difference(summary) else f"{value:.2f}x", interval
 
 
 def verdict_text(summary: Summary) -> str:
@@ -83,15 +111,16 @@ def _side_by_side(summaries: Sequence[Summary]) -> Sheet:
         for s in summaries
     )
     return Sheet(
-        f"{first['task']}: {first['n_examples']} examples, {_setting(first)}",
+        f"{first['task']}: {first['n_examples']} examples, {where(first)}",
         ("method", "tokens/s", "per step", "output", "speedup", "95%"),
         rows,
-        notes=tuple(_contest_notes(summaries)),
+        notes=tuple(notes_on(summaries)),
         digits={"tokens/s": 1, "per step": 2},
     )
 
 
-def _contest_notes(summaries: Sequence[Summary]) -> list[str]:
+def notes_on(summaries: Sequence[Summary]) -> list[str]:
+    """How speedups came about, and what they can be told from."""
     notes = [PAIRED]
     floors = [s for s in summaries if s["noise_low"] is not None]
     if floors:
@@ -102,11 +131,14 @@ def _contest_notes(summaries: Sequence[Summary]) -> list[str]:
     return notes
 
 
-def _setting(summary: Summary) -> str:
+def where(summary: Summary) -> str:
     """The model, and what a reader must know to compare with another run."""
     marks = [summary["dtype"]]
     marks += ["random weights"] if summary["synthetic"] else []
     marks += ["strict"] if summary["strict"] else []
+    processes = summary.get("processes", 1)
+    if processes != 1:
+        marks.append("in jobs" if processes is None else f"{processes} processes")
     return f"{summary['model']} ({', '.join(marks)})"
 
 
@@ -127,7 +159,7 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
     rows = tuple(tuple(s[name] for name in columns.values()) for s in summaries)
     peak = max((s["peak_memory_bytes"] or 0 for s in summaries), default=0)
     return Sheet(
-        f"{first['method']}{_options(first)} on {_setting(first)}",
+        f"{first['method']}{_options(first)} on {where(first)}",
         tuple(columns),
         rows,
         notes=(
@@ -147,7 +179,7 @@ def _options(summary: Summary) -> str:
 
 def _identity(summaries: Sequence[Summary]) -> Sheet:
     rows = tuple((s["task"], verdict_text(s), *speedup_cells(s)) for s in summaries)
-    notes = _contest_notes(summaries)
+    notes = notes_on(summaries)
     return Sheet("Against greedy", ("task", "output", "speedup", "95%"), rows, notes=tuple(notes))
 
 

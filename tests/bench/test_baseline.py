@@ -21,6 +21,7 @@ from ppdbench.bench.clock import Clock
 from ppdbench.engine.loading import ModelSpec, load, load_stock, take_over
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.stock import StockModel
 from ppdbench.errors import ConfigError
 from tests.families import WINDOW, stock_model
 
@@ -40,11 +41,15 @@ class ScriptedClock(Clock):
         return float(next(self.seconds))
 
 
+def stock() -> StockModel:
+    return StockModel(load_stock(SPEC)[0])
+
+
 @pytest.fixture(scope="module")
 def report() -> BaselineReport:
     return compare(
         load(SPEC),
-        load_stock(SPEC)[0],
+        stock(),
         prompts=PROMPTS,
         new_tokens=6,
         rounds=2,
@@ -59,13 +64,14 @@ def test_greedy_and_generate_give_the_same_tokens(report: BaselineReport) -> Non
 
 
 def test_speeds_follow_from_the_clock(report: BaselineReport) -> None:
-    # A generate() is one interval. A greedy call reads the clock twice for the prefill and
-    # twice per step, 12 times in all, between its own two readings: 13 intervals.
-    assert report.rounds == (Round(26.0, 10.0, 2.0),) * 2
+    # A generate() reads the clock once per token. A greedy call does so twice for the prefill
+    # and twice per step, 12 times in all, between its own two readings: 13 intervals.
+    assert report.rounds == (Round(26.0, 10.0, 12.0, 10.0),) * 2
     assert report.greedy_tokens_per_s == pytest.approx(12 / 26)
-    assert report.generate_tokens_per_s == pytest.approx(12 / 2)
+    assert report.generate_tokens_per_s == pytest.approx(12 / 12)
     assert report.decode_tokens_per_s == pytest.approx(10 / 10)
-    assert report.ratio == pytest.approx(2 / 26)
+    assert report.ratio == pytest.approx(12 / 26)
+    assert report.decode_ratio == pytest.approx(10 / 10)
     assert report.bandwidth_utilisation == pytest.approx(report.bytes_per_token / BANDWIDTH)
 
 
@@ -83,28 +89,37 @@ def test_report_is_json_with_the_fixed_keys(report: BaselineReport) -> None:
 def test_ratio_is_the_median_of_rounds_with_their_range(report: BaselineReport) -> None:
     from dataclasses import replace
 
-    rounds = (Round(1.0, 1.0, 2.0), Round(1.0, 1.0, 9.0), Round(2.0, 2.0, 2.0))
+    rounds = tuple(
+        Round(ours, 0.5 * ours, theirs, 0.5 * theirs) for ours, theirs in ((1, 2), (1, 9), (2, 2))
+    )
     spread = replace(report, rounds=rounds)
     assert spread.ratio == 2.0
     assert spread.ratio_range == (1.0, 9.0)
 
 
 def test_an_eos_in_the_output_stops_neither(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock, tokenizer = load_stock(SPEC)
-    first = int(stock(torch.tensor([PROMPTS[0]])).logits[0, -1].argmax())
-    stock.generation_config.eos_token_id = first
-    stock.generation_config.repetition_penalty = 2.0
-    stock.config.eos_token_id = first
+    theirs, tokenizer = load_stock(SPEC)
+    first = int(theirs(torch.tensor([PROMPTS[0]])).logits[0, -1].argmax())
+    theirs.generation_config.eos_token_id = first
+    theirs.generation_config.repetition_penalty = 2.0
+    theirs.config.eos_token_id = first
     ours = take_over(SPEC, load_stock(SPEC)[0], tokenizer)
-    report = compare(ours, stock, prompts=PROMPTS, new_tokens=6, rounds=1, bandwidth=1.0)
+    report = compare(
+        ours, StockModel(theirs), prompts=PROMPTS, new_tokens=6, rounds=1, bandwidth=1.0
+    )
     assert report.identical == 2
 
 
 def test_one_new_token_has_no_decode_speed() -> None:
     report = compare(
-        load(SPEC), load_stock(SPEC)[0], prompts=PROMPTS, new_tokens=1, rounds=1, bandwidth=1.0
+        load(SPEC),
+        stock(),
+        prompts=PROMPTS,
+        new_tokens=1,
+        rounds=1,
+        bandwidth=1.0,
     )
-    assert report.decode_tokens_per_s is None
+    assert report.decode_tokens_per_s is report.decode_ratio is None
     assert report.to_dict()["bandwidth_utilisation"] is None
 
 
@@ -121,7 +136,12 @@ def test_order_alternates_between_rounds(monkeypatch: pytest.MonkeyPatch) -> Non
 
         monkeypatch.setattr(getattr(baseline, name), "__call__", spy)
     compare(
-        load(SPEC), load_stock(SPEC)[0], prompts=PROMPTS[:1], new_tokens=2, rounds=3, bandwidth=1.0
+        load(SPEC),
+        stock(),
+        prompts=PROMPTS[:1],
+        new_tokens=2,
+        rounds=3,
+        bandwidth=1.0,
     )
     warm_up, timed = calls[:2], calls[2:]
     assert warm_up == ["_Greedy", "_Generate"]

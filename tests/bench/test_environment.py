@@ -223,3 +223,13 @@ def test_impossible_threads_are_refused_with_what_is_allowed(
     monkeypatch.setattr(environment, "usable_cores", lambda: 2)
     with pytest.raises(ConfigError, match=rf"--threads {n}, .* 2 cores; use 1\.\.2"):
         environment.set_threads(n)
+
+
+@pytest.mark.skipif(not environment.PROC.is_dir(), reason="Linux tells its high-water mark")
+def test_a_peak_that_was_forgotten_does_not_count() -> None:
+    device = torch.device("cpu")
+    large = torch.ones(64 << 20)
+    before = environment.peak_memory_bytes(device)
+    del large
+    environment.forget_peak_memory(device)
+    assert environment.peak_memory_bytes(device) < before - (128 << 20)

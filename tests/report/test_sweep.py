@@ -87,7 +87,8 @@ def test_one_option_is_drawn_as_bars_that_end_at_the_speedup() -> None:
 
 def test_cells_without_a_speedup_say_why() -> None:
     first, second, third, _ = SPEEDS
-    samples = cells({third: 1.3}) + [
+    samples = [
+        *cells({third: 1.3}),
         *(sample(first, n, 1.0, "mismatch") for n in range(4)),
         *(sample(second, n, 1.0, "failed") for n in range(4)),
     ]
@@ -108,8 +109,8 @@ def test_slower_cells_are_called_slower_in_the_table() -> None:
 
 def test_the_number_of_examples_is_shown_where_it_differs() -> None:
     assert "examples" not in sweep_tables.cells(found()).header
-    few = cells({name: 0.9 for name in list(SPEEDS)[:2]}, 2)
-    many = cells({name: 1.2 for name in list(SPEEDS)[2:]}, 4)
+    few = cells(dict.fromkeys(list(SPEEDS)[:2], 0.9), 2)
+    many = cells(dict.fromkeys(list(SPEEDS)[2:], 1.2), 4)
     rungs = [{"cells": 4, "examples": 2}, {"cells": 2, "examples": 4}]
     result = swept(header(GRID, 4, rungs=rungs), few + many)
     sheet = sweep_tables.cells(result)

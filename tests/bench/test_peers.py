@@ -1,0 +1,108 @@
+"""Which peers stand beside which methods."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppdbench.bench.peers import with_peers
+from ppdbench.bench.runner import Choice
+from ppdbench.cli.main import run
+
+ALL = [
+    *("transformers:greedy", "transformers:greedy-static", "transformers:early-exit"),
+    *("transformers:prompt-lookup", "transformers:assistant"),
+]
+MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=1024,agree=0.9"
+
+
+def peers(*methods: str, model: str = "reference") -> list[str]:
+    choices = list(map(Choice.parse, methods))
+    found, _ = with_peers(choices, model)
+    assert found[: len(choices)] == choices
+    return [str(choice) for choice in found[len(choices) :]]
+
+
+def test_the_reference_model_gets_every_peer_and_its_own_draft_model() -> None:
+    *others, assistant = peers("greedy")
+    assert others == ALL[:-1]
+    assert assistant == "transformers:assistant:draft_model=reference-draft"
+
+
+def test_peers_have_the_options_of_the_methods_that_they_are_counterparts_of() -> None:
+    found = peers(
+        "layerskip:exit_layer=2,draft_length=6,confidence=0.3",
+        "layerskip:exit_layer=3",
+        "prompt-lookup:max_draft=4",
+        "speculative:draft_model=./small,draft_length=2",
+    )
+    assert found[2:] == [
+        "transformers:early-exit:exit_layer=2,draft_length=6",
+        "transformers:early-exit:exit_layer=3",
+        "transformers:prompt-lookup:max_draft=4",
+        "transformers:assistant:draft_model=./small,draft_length=2",
+    ]
+
+
+def test_without_a_draft_model_the_assistant_stays_away_and_says_so() -> None:
+    found, note = with_peers([Choice(name="greedy")], "./my-model")
+    assert "transformers:assistant" not in map(str, found)
+    assert note is not None
+    assert "--method speculative:draft_model=NAME" in note
+
+
+def test_a_peer_that_was_asked_for_is_not_added_again() -> None:
+    assert "transformers:greedy" not in peers("transformers:greedy")
+    assert len(peers("layerskip", "layerskip:confidence=0.5")) == len(ALL)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("transformers:greedy", "transformers:greedy", {}),
+        ("transformers:early-exit:exit_layer=2", "transformers:early-exit", {"exit_layer": "2"}),
+        ("layerskip:exit_layer=2", "layerskip", {"exit_layer": "2"}),
+    ],
+)
+def test_names_with_a_colon_are_names(text: str, name: str, options: dict[str, str]) -> None:
+    choice = Choice.parse(text)
+    assert (choice.name, choice.options) == (name, options)
+    assert str(choice) == text
+
+
+def test_peers_are_methods_of_the_run_with_verdicts_and_times_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["bench", "--model", MODEL, "--data", "builtin", "--task", "xsum", "--limit", "2"]
+    words += ["--max-new-tokens", "8", "--warmup", "0", "--against", "transformers"]
+    words += ["--method", "speculative:draft_model=synthetic:demo", "--method", "layerskip"]
+    assert run([*words, "--format", "json", "--out", "run"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    by_name = {s["method"]: s for s in found}
+    assert list(by_name) == ["speculative", "layerskip", *ALL]
+    for name in ALL:
+        assert by_name[name]["identical"] == 2
+        assert by_name[name]["ms_per_token"] > 0
+        assert by_name[name]["speedup"] > 0
+
+
+def test_peers_cannot_draw_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["decode", "--model", MODEL, "--data", "builtin", "--task", "xsum", "--limit", "1"]
+    words += ["--method", "transformers:greedy", "--target", "top-p"]
+    assert run(words) == 2
+    err = capsys.readouterr().err
+    assert err == "ppdbench: transformers:greedy decodes greedily; leave --target top-p out\n"
+
+
+def test_an_unknown_peer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "--data", "builtin", "--method", "transformers:gready"]) == 2
+    assert "did you mean transformers:greedy" in capsys.readouterr().err
+    assert run(["bench", "--against", "vllm"]) == 2
+    assert "'vllm' is not 'transformers'" in capsys.readouterr().err
