@@ -1,26 +1,50 @@
 """Run folders: one header, one line per finished sample, appended and flushed.
 
-`run.json` says what was run, `samples.jsonl` what came out. Nothing is rewritten, so a run
-that dies keeps everything it finished; a torn last line is cut off and done again.
+`run.json` says what was run, `samples.jsonl` what came out, or a file like it from each of
+several processes. Nothing is rewritten, so a run that dies keeps everything it finished; a
+torn last line is cut off and done again.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ppdbench.errors import ConfigError, DataError, Interrupted
+from ppdbench.samples import (
+    InOrder,
+    Sample,
+    SampleFile,
+    Stored,
+    head_of,
+    sample_key,
+    sample_path,
+    sample_paths,
+    to_line,
+)
+from ppdbench.shares import ALONE, Share
+from ppdbench.writers import (
+    DELAY_S,
+    PATIENCE_S,
+    Companions,
+    Register,
+    come_in,
+    door,
+    take,
+    written_by_others,
+)
+
+__all__ = ["SCHEMA_VERSION", "RunFolder", "StoredRun", "check_target", "read_run", "sample_key"]
 
 SCHEMA_VERSION = 1
-HEADER, SAMPLES, LOCK = "run.json", "samples.jsonl", ".lock"
-KEY = ("task", "example_id", "method", "target")
-NEEDED = {"task", "example_id", "method"}
+HEADER = "run.json"
 # Settings that change how samples are read, not what they are.
 VIEWS = {("config", "ks"), ("config", "bucket")}
 
@@ -31,25 +55,21 @@ class StoredRun:
 
     path: Path
     header: dict[str, Any]
-    samples: list[dict[str, Any]]
-    torn: bool = False  # the last line was incomplete and is left out
-
-
-def sample_key(sample: dict[str, Any]) -> tuple[Any, ...]:
-    """What makes a sample the only one of its kind in a run."""
-    return tuple(sample.get(name) for name in KEY)
+    samples: Sequence[Sample]
+    torn: bool = False  # a last line was incomplete and is left out
 
 
 def read_run(path: str | Path) -> StoredRun:
     """Read a run folder, the work of an interrupted run included."""
     folder = Path(path)
-    header = _read_header(folder)
-    samples, torn, _ = _read_samples(folder / SAMPLES)
-    latest = {sample_key(sample): sample for sample in samples}  # a failure may be tried again
-    return StoredRun(folder, header, list(latest.values()), torn)
+    header = read_header(folder)
+    stored = Stored(folder, header)
+    stored.look()
+    return StoredRun(folder, header, InOrder(stored), stored.torn)
 
 
-def _read_header(folder: Path) -> dict[str, Any]:
+def read_header(folder: Path) -> dict[str, Any]:
+    """What `run.json` says."""
     if not (folder / HEADER).is_file():
         raise DataError(f"{folder} is no run folder: it has no {HEADER}")
     try:
@@ -65,83 +85,82 @@ def _read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def _read_samples(path: Path) -> tuple[list[dict[str, Any]], bool, int]:
-    """The samples, whether the last line is torn, and the bytes that are sound."""
-    if not path.exists():
-        return [], False, 0
-    samples: list[dict[str, Any]] = []
-    sound = 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        try:
-            sample = json.loads(line)
-            whole = line.endswith(b"\n") and isinstance(sample, dict) and sample.keys() >= NEEDED
-        except ValueError:
-            whole = False
-        if not whole:
-            if number == len(lines):
-                return samples, True, sound
-            raise DataError(f"{path} line {number} is damaged; restore the file or run again")
-        samples.append(sample)
-        sound += len(line)
-    return samples, False, sound
+def check_target(path: Path, *, resume: bool, share: Share = ALONE) -> None:
+    """Refuse a folder that a run cannot go into, before anything is loaded for it.
 
-
-def check_target(path: Path, *, resume: bool) -> None:
-    """Refuse a folder that a run cannot go into, before anything is loaded for it."""
+    A job finds what jobs before it wrote; only what it did itself is to be resumed. For ranks
+    the first one decides.
+    """
+    if share.follows:
+        return
     if (path / HEADER).exists():
-        if not resume:
+        begun = sample_path(path, share).exists() if share.is_job else True
+        if begun and not resume:
+            mine = f"shard {share.index + 1}/{share.count} of a run" if share.is_job else "a run"
             raise ConfigError(
-                f"{path} already holds a run; continue it with --resume or choose another --out"
+                f"{path} already holds {mine}; continue it with --resume or choose another --out"
             )
-    elif (path / SAMPLES).exists():
+    elif found := sample_paths(path):
         raise ConfigError(
-            f"{path} holds {SAMPLES} but no {HEADER}; restore it or choose another --out"
+            f"{path} holds {found[0].name} but no {HEADER}; restore it or choose another --out"
         )
-    elif resume:
+    elif resume and not share.is_job:
         raise ConfigError(f"{path} holds no run, so there is nothing to resume; drop --resume")
 
 
 class RunFolder:
-    """A run being written. One process at a time; the second is refused."""
+    """A run being written: by one process, or by the ranks or jobs that share its examples.
 
-    def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
-        check_target(path, resume=resume)
-        self.path = path
-        self.torn = False
-        self.done: dict[tuple[Any, ...], dict[str, Any]] = {}
+    `done` is what the folder held when this process came in, and what it added since.
+    """
+
+    def __init__(
+        self, path: Path, header: dict[str, Any], *, resume: bool, share: Share = ALONE
+    ) -> None:
+        check_target(path, resume=resume, share=share)
+        self.path, self.share = path, share
+        self.done = Stored(path, header)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / LOCK).open("w")
         except OSError as error:
             raise ConfigError(f"cannot write to {path}: {error.strerror}; choose --out") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise ConfigError(f"{path} is being written by another process") from None
-        try:
-            self._open(header)
-        except BaseException:
-            self._lock.close()
-            raise
+        until = time.monotonic() + PATIENCE_S
+        while not self._enter(header, resume):
+            if time.monotonic() > until:
+                raise DataError(f"the first rank did not begin to write to {path}; see its errors")
+            time.sleep(DELAY_S)
+        self._companions = Companions(path, share)
 
-    def _open(self, header: dict[str, Any]) -> None:
-        sound = 0
-        if (self.path / HEADER).exists():
-            _check_same(_read_header(self.path), header)
-            samples, self.torn, sound = _read_samples(self.path / SAMPLES)
-            self.done = {sample_key(sample): sample for sample in samples}
-        else:
-            self._write_header(header)
+    def _enter(self, header: dict[str, Any], resume: bool) -> bool:
+        """Begin to write, unless it is too early to."""
+        with door(self.path) as register:
+            if not come_in(self.path, self.share, register):
+                return False
+            check_target(self.path, resume=resume, share=self.share)
+            if (self.path / HEADER).exists():
+                _check_same(read_header(self.path), header)
+            else:
+                self._write_header(header)
+            self.done.look(whole=True)
+            self.torn = self.done.torn
+            self._open(register)
+        return True
+
+    def _open(self, register: Register) -> None:
+        """Take the file of this process; who comes in first cuts what is torn in all of them."""
+        own = sample_path(self.path, self.share)
         try:
+            for path, file in self.done.files.items():
+                if file.torn and (path == own or len(register.met) == 1):
+                    os.truncate(path, file.sound)
             # Unbuffered: after a failed write nothing may be left that close() would repeat.
-            self._file = (self.path / SAMPLES).open("ab", buffering=0)
-            self._file.truncate(sound)
-            self._file.seek(sound)
+            self._file = own.open("ab", buffering=0)
         except OSError as error:
             raise _writing_failed(self.path, error) from error
-        self._sound = sound
+        if not take(self._file):
+            self._file.close()
+            raise written_by_others(self.path)
+        self._own = self.done.files.setdefault(own, SampleFile(own))
 
     def _write_header(self, header: dict[str, Any]) -> None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **header}, indent=2) + "\n"
@@ -152,21 +171,33 @@ class RunFolder:
         except OSError as error:
             raise _writing_failed(self.path, error) from error
 
-    def append(self, sample: dict[str, Any]) -> None:
+    def append(self, sample: Sample) -> None:
         """Add one finished sample; it survives whatever happens next."""
-        line = json.dumps(sample, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        sample = {**sample, "processes": self.share.on_machine}
+        line = to_line(sample)
         try:
             written = 0
             while written < len(line):
                 written += self._file.write(line[written:])
         except OSError as error:
-            self._drop_partial_line()
+            os.truncate(self._own.path, self._own.sound)
             raise _writing_failed(self.path, error) from error
-        self._sound += len(line)
-        self.done[sample_key(sample)] = sample
+        head = head_of(sample)
+        self.done.add(head, self._own.place(head, line), sample)
 
-    def _drop_partial_line(self) -> None:
-        os.truncate(self.path / SAMPLES, self._sound)
+    def meet(self) -> None:
+        """Wait until all ranks have come as far, and take in what they have stored."""
+        if self.share.launch is not None:
+            self._companions.meet()
+            self.done.look()
+
+    def gather(self) -> Sequence[Sample]:
+        """What the folder holds; the first of several ranks waits until the others have ended."""
+        if self.share.leads:
+            self._companions.wait_for_ends()
+        if not self.share.alone:
+            self.done.look()
+        return InOrder(self.done)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -178,11 +209,10 @@ class RunFolder:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
-        self._lock.close()
         if kind is KeyboardInterrupt:
+            count = f"{len(self.done)} finished" if self.share.alone else "all finished"
             raise Interrupted(
-                f"interrupted; {len(self.done)} finished samples are kept in {self.path}, "
-                "continue with --resume"
+                f"interrupted; {count} samples are kept in {self.path}, continue with --resume"
             ) from error
 
 
@@ -201,7 +231,7 @@ def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
     differing = [
         f"{part}.{name}" if name else part
         for part in ("kind", "config", "model", "data", "methods")
-        for name in _differing(stored.get(part), asked.get(part))
+        for name in _differing(_alike(part, stored), _alike(part, asked))
         if (part, name) not in VIEWS
     ]
     if differing:
@@ -209,6 +239,14 @@ def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
             f"cannot resume: {', '.join(differing)} differs from the stored run; repeat its "
             "options or choose another --out"
         )
+
+
+def _alike(part: str, header: dict[str, Any]) -> Any:
+    """A part of a header, less which of several equal devices was used."""
+    content = header.get(part)
+    if part == "model" and isinstance(content, dict) and "device" in content:
+        return {**content, "device": str(content["device"]).partition(":")[0]}
+    return content
 
 
 def _differing(stored: Any, asked: Any) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.errors import ConfigError
+from ppdbench.shares import ALONE, Share
 from ppdbench.tasks import (
     Example,
     Task,
@@ -58,13 +59,18 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One example, ready to decode."""
+    """One example, ready to decode, or a later turn of one, whose prompt is made on the way."""
 
     task: Task
     example: Example
     ids: list[int]
     cut_tokens: int
     max_new_tokens: int
+    turn: int = 1
+    after: Item | None = None  # the turn before; `conversation` says what follows from it
+    answers: tuple[str, ...] = ()  # to the turns before
+    room: int = 0  # tokens that the prompt will have at most, where it is not there yet
+    number: int = 0  # of its example among all of the run
 
 
 @dataclass(slots=True)
@@ -119,13 +125,10 @@ class Workload:
 
     def encode(self, loaded: Loaded) -> list[Item]:
         """All examples as token ids that fit the model."""
-        return [
-            self._encode(task, example, loaded)
-            for task, examples in self.examples
-            for example in examples
-        ]
+        every = [(task, example) for task, examples in self.examples for example in examples]
+        return [self._encode(*one, number, loaded) for number, one in enumerate(every)]
 
-    def _encode(self, task: Task, example: Example, loaded: Loaded) -> Item:
+    def _encode(self, task: Task, example: Example, number: int, loaded: Loaded) -> Item:
         new_tokens = self.config.new_tokens(task)
         room = loaded.max_positions - new_tokens
         if room < 1:
@@ -136,7 +139,7 @@ class Workload:
         encoded = encode_prompt(
             task, example, loaded.tokenizer, max_tokens=room, max_new_tokens=new_tokens
         )
-        return Item(task, example, encoded.ids, encoded.cut_tokens, new_tokens)
+        return Item(task, example, encoded.ids, encoded.cut_tokens, new_tokens, number=number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +148,11 @@ class Finished:
 
     path: Path
     header: dict[str, Any]
-    samples: list[dict[str, Any]]
+    samples: Sequence[dict[str, Any]]
     cut: dict[tuple[str, str], int]  # task and example id -> prompt tokens cut
     torn: bool  # an incomplete last line was found and done again
+    share: Share = ALONE
+    missing: int = 0  # samples that are for others to make, who have not (yet)
 
 
 def cut_tokens(items: list[Item]) -> dict[tuple[str, str], int]:
@@ -157,4 +162,4 @@ def cut_tokens(items: list[Item]) -> dict[tuple[str, str], int]:
 
 def capacity(items: list[Item]) -> int:
     """Cache rows that the longest of `items` needs."""
-    return max((len(item.ids) + item.max_new_tokens for item in items), default=1)
+    return max((max(len(i.ids), i.room) + i.max_new_tokens for i in items), default=1)

@@ -1,5 +1,8 @@
 """Units that torchrun started: rank 0 runs the command, the others serve it.
 
+Only where a method of several units is run; else torchrun's processes share the examples
+(`shares`).
+
 Rank 0 hands each of them work by name, so that one run can hold several methods. Nothing here is
 touched while an output is being decoded; that is what channels are for.
 """
@@ -7,7 +10,8 @@ touched while an output is being decoded; that is what channels are for.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,8 +34,20 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def wanted(method: str, options: Mapping[str, str]) -> bool:
+    """Whether a method needs torchrun's processes as units; else they share the examples."""
+    return method == "ppd" and options.get("form", "inline") != "inline"
+
+
 def check_world(form: str, units: int) -> None:
-    """Refuse a number of processes that a form cannot use."""
+    """Refuse processes that share the examples, or a number of them that a form cannot use."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        raise ConfigError(
+            f"ppd: form={form} has {units} units, but torchrun's processes share the examples "
+            "here; start it without torchrun, or alone with decode or bench"
+        )
     if world() != units:
         raise ConfigError(
             f"ppd: form={form} has {units} units, but torchrun started {world()} processes; use "
@@ -89,6 +105,7 @@ def led() -> Iterator[None]:
         return
     import torch.distributed as dist
 
+    _end_at_once()
     dist.init_process_group("gloo", timeout=IDLE)
     try:
         yield
@@ -103,6 +120,7 @@ def serve() -> None:
     """What all ranks but the first do: become what they are told, until told to stop."""
     import torch.distributed as dist
 
+    _end_at_once()
     dist.init_process_group("gloo", timeout=IDLE)
     servers: dict[int, Server] = {}
     while (message := _receive(0))[0] != "quit":
@@ -119,6 +137,11 @@ def serve() -> None:
         except Exception as error:
             _send(0, ("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
     dist.destroy_process_group()
+
+
+def _end_at_once() -> None:
+    """When torchrun says so: nothing written in Python runs while a message is awaited."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _send(to: int, message: tuple[Any, ...]) -> None:

@@ -1,0 +1,274 @@
+"""Sample lines where they lie: found by their heads, parsed when somebody asks for them.
+
+A run in one process writes `samples.jsonl`, number I of several `samples-I.jsonl`. Read
+together they are one run, whoever wrote what: a failure gives way to a result, and the order is
+that of one process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+from ppdbench.errors import DataError
+from ppdbench.shares import Share
+
+Sample = dict[str, Any]
+Key = tuple[Any, ...]
+
+KEY = ("task", "example_id", "method", "target")
+NEEDED = {"task", "example_id", "method"}
+# What every line begins with, so that a run is put in order without parsing all of it.
+HEAD = ("example_id", "task", "method", "target", "verdict", "number")
+_TEXT = rb'"([^"\\]*)"'
+_HEAD = re.compile(
+    rb'\{"example_id": %b, "task": %b, "method": %b(?:, "target": %b)?, "verdict": (?:%b|null)'
+    rb'(?:, "number": (\d+))?[,}]' % ((_TEXT,) * 5)
+)
+HELD_BYTES = 64 << 20  # lines that are kept parsed; parsed they take about five times that
+
+
+def sample_key(sample: Mapping[str, Any]) -> Key:
+    """What makes a sample the only one of its kind in a run."""
+    return tuple(sample.get(name) for name in KEY)
+
+
+def sample_path(folder: Path, share: Share) -> Path:
+    """Where a process writes."""
+    return folder / ("samples.jsonl" if share.alone else f"samples-{share.index}.jsonl")
+
+
+def sample_paths(folder: Path) -> list[Path]:
+    """All files of samples that there are, in the order of their numbers."""
+    found = [path for path in folder.glob("samples*.jsonl") if _number(path) is not None]
+    return sorted(found, key=lambda path: _number(path) or 0)
+
+
+def _number(path: Path) -> int | None:
+    """-1 for the file of a single process."""
+    name = re.fullmatch(r"samples(?:-(\d+))?\.jsonl", path.name)
+    return None if name is None else int(name[1] or -1)
+
+
+def to_line(sample: Mapping[str, Any]) -> bytes:
+    """One line of JSON that begins as `HEAD` says."""
+    head = {name: sample[name] for name in HEAD if name in sample}
+    return json.dumps({**head, **sample}, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+class Head(NamedTuple):
+    """What must be known of a sample to put it in its place."""
+
+    key: Key
+    failed: bool
+    number: int | None  # of its example; samples of earlier versions have none
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Samples hold no cycles: looking for some while they pile up takes a fifth of the time."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def parse(line: bytes) -> Sample | None:
+    """A whole sample; None if the line is damaged."""
+    try:
+        sample = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    sound = line.endswith(b"\n") and isinstance(sample, dict) and sample.keys() >= NEEDED
+    return sample if sound else None
+
+
+def head_of(sample: Mapping[str, Any]) -> Head:
+    """The head of a parsed sample."""
+    number = sample.get("number")
+    failed = sample.get("verdict") == "failed"
+    return Head(sample_key(sample), failed, number if isinstance(number, int) else None)
+
+
+def _quick_head(line: bytes) -> Head | None:
+    """The head of a line that looks like those written here."""
+    found = _HEAD.match(line)
+    if found is None or not line.endswith(b"}\n"):
+        return None
+    try:
+        example, task, method, target, verdict = (
+            None if part is None else part.decode() for part in found.groups()[:5]
+        )
+    except UnicodeDecodeError:
+        return None
+    number = None if found[6] is None else int(found[6])
+    return Head((task, example, method, target), verdict == "failed", number)
+
+
+class Place(NamedTuple):
+    """Where a sample lies."""
+
+    path: Path
+    offset: int
+    length: int
+    failed: bool
+    number: int | None
+
+    def read(self) -> Sample:
+        """The sample, which only now shows whether all of it is sound."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            sample = parse(file.read(self.length))
+            if sample is None:
+                file.seek(0)
+                raise damaged(self.path, 1 + file.read(self.offset).count(b"\n"))
+        return sample
+
+
+def damaged(path: Path, line: int) -> DataError:
+    """What is said of a line that nobody can read."""
+    return DataError(
+        f"{path} line {line} is damaged; restore the file, or let --salvage drop such lines"
+    )
+
+
+class SampleFile:
+    """One file, read as far as it is sound."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sound = 0  # bytes
+        self.lines = 0
+        self.torn = False  # the last line is not whole
+
+    def news(self, *, whole: bool) -> Iterator[tuple[Head, Place, Sample | None]]:
+        """What has come since the last look; with `whole` every line is parsed."""
+        self.torn = False
+        with self.path.open("rb") as file:
+            file.seek(self.sound)
+            for line in file:
+                if self.torn:
+                    raise damaged(self.path, self.lines + 1)
+                head = None if whole else _quick_head(line)
+                sample = None if head else parse(line)
+                if sample is not None:
+                    head = head_of(sample)
+                if head is None:
+                    self.torn = True
+                    continue
+                yield head, self.place(head, line), sample
+
+    def place(self, head: Head, line: bytes) -> Place:
+        """Where the next line lies."""
+        place = Place(self.path, self.sound, len(line), head.failed, head.number)
+        self.sound += len(line)
+        self.lines += 1
+        return place
+
+
+class Stored(Mapping[Key, Sample]):
+    """The samples of a folder by key, in the order in which one process would write them.
+
+    Parsed ones stay in memory while they are few. Keys of a large run fit where its samples
+    would not.
+    """
+
+    def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.files: dict[Path, SampleFile] = {}
+        targets = header["config"].get("targets", ())
+        self._methods = {name: at for at, name in enumerate(header.get("methods", ()))}
+        self._targets = {target["kind"]: at for at, target in enumerate(targets)}
+        self._places: dict[Key, Place] = {}
+        self._order: list[Key] | None = None
+        self._held: dict[Key, Sample] | None = {}
+        self._held_bytes = 0
+
+    @property
+    def torn(self) -> bool:
+        """Whether a last line was incomplete and is left out."""
+        return any(file.torn for file in self.files.values())
+
+    def look(self, *, whole: bool | None = None) -> None:
+        """Take in what has been written since; unless told, small runs are parsed as a whole."""
+        paths = sample_paths(self.folder)
+        if whole is None:
+            whole = sum(path.stat().st_size for path in paths) <= HELD_BYTES
+        with no_collection():
+            for path in paths:
+                file = self.files.setdefault(path, SampleFile(path))
+                for head, place, sample in file.news(whole=whole):
+                    self.add(head, place, sample)
+
+    def add(self, head: Head, place: Place, sample: Sample | None) -> None:
+        """Take in one sample; what is held twice is what was tried again."""
+        before = self._places.get(head.key)
+        if before is not None and head.failed and not before.failed:
+            return
+        self._places[head.key] = place
+        self._order = None
+        if self._held is not None:
+            self._hold(head.key, place, sample)
+
+    def _hold(self, key: Key, place: Place, sample: Sample | None) -> None:
+        assert self._held is not None
+        self._held.pop(key, None)
+        if sample is None:
+            return
+        self._held[key] = sample
+        self._held_bytes += place.length
+        if self._held_bytes > HELD_BYTES:
+            self._held = None
+
+    def __getitem__(self, key: Key) -> Sample:
+        held = (self._held or {}).get(key)
+        return self._places[key].read() if held is None else held
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
+
+    def __iter__(self) -> Iterator[Key]:
+        if self._order is None:
+            self._order = sorted(self._places, key=self._rank)
+        return iter(self._order)
+
+    def _rank(self, key: Key) -> tuple[Any, ...]:
+        """By example, turn, method and target; what has no number keeps its order, in front."""
+        number, (_, example, method, target) = self._places[key].number, key
+        if number is None:
+            return (-1,)
+        turn = len(str(example))  # 81, then 81/2
+        return (number, turn, self._methods.get(method, 0), self._targets.get(target, 0))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class InOrder(Sequence[Sample]):
+    """The samples of a folder one after the other."""
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        self._keys = list(stored)
+
+    @overload
+    def __getitem__(self, at: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Sample]: ...
+
+    def __getitem__(self, at: int | slice) -> Sample | list[Sample]:
+        if isinstance(at, slice):
+            return [self._stored[key] for key in self._keys[at]]
+        return self._stored[self._keys[at]]
+
+    def __len__(self) -> int:
+        return len(self._keys)
