@@ -21,7 +21,6 @@ def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
         _identity(summaries),
         *pipeline_tables.sheets(summaries),
         *profile_tables.sheets(summaries),
-        *memory(overall),
         *([quality(summaries)] if _scored(summaries) else []),
     ]
 
@@ -36,6 +35,7 @@ def contest(summaries: Sequence[Summary], overall: Sequence[Summary]) -> list[Sh
         *tables,
         *pipeline_tables.sheets(summaries),
         *profile_tables.sheets(summaries),
+        *memory(overall),
         *([quality(summaries)] if _scored(summaries) else []),
     ]
 

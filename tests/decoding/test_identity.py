@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -68,7 +67,8 @@ def judged(model: StagedModel, ours: Decoded, greedy: Decoded, rounding: bool = 
 def test_equal_outputs_are_identical_without_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model = staged("llama")
     ours, greedy = decode(Oracle(model, 3), CASE, model), reference(CASE, model)
-    monkeypatch.setattr(identity, "_both_ways", None)
+    monkeypatch.setattr(identity, "_one_by_one", None)
+    monkeypatch.setattr(identity, "as_verified", None)
     assert judged(model, ours, greedy) == Judgement("identical")
 
 
@@ -124,16 +124,16 @@ def test_a_choice_closer_than_rounding_is_a_tie_and_its_figures_are_kept(
     assert found.discrepancy is not None
     assert found.verdict == ("tie" if abs(found.margin) <= found.discrepancy else "mismatch")
     # What the two kinds of pass differ by decides, and nothing else.
-    real = identity._both_ways
     for moved, verdict in ((2.0 * found.margin, "tie"), (0.5 * found.margin, "mismatch")):
 
-        def both(*arguments: Any, moved: float = moved) -> tuple[Tensor, Tensor]:
-            single, _ = real(*arguments)
-            several = single.clone()
-            several[0] += moved
-            return single, several
+        def several(
+            session: Session, prompt: list[int], ours: Decoded, at: int, moved: float = moved
+        ) -> Tensor:
+            logits = identity._one_by_one(session, prompt, ours.output_ids[:at]).clone()
+            logits[0] += moved
+            return logits
 
-        monkeypatch.setattr(identity, "_both_ways", both)
+        monkeypatch.setattr(identity, "as_verified", several)
         assert judged(model, ours, greedy).verdict == (verdict if found.margin else "tie")
 
 
@@ -176,6 +176,8 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
     one_by_one = dict(seen)
     monkeypatch.setattr(Session, "logits", real)
     for position in range(1, 12):
-        single, several = identity._both_ways(Session(model, CAPACITY), PROMPT, ours, position)
+        session = Session(model, CAPACITY)
+        single = identity._one_by_one(session, PROMPT, ours.output_ids[:position])
+        several = identity.as_verified(session, PROMPT, ours, position)
         assert torch.equal(single, one_by_one[position].float())
         assert torch.equal(several, as_verified[position].float())

@@ -71,17 +71,17 @@ def eos_ignored_inside_a_draft(patch: pytest.MonkeyPatch) -> None:
         output += new
         return len(new)
 
-    patch.setattr(loop, "_commit", commit)
+    patch.setattr(loop, "commit", commit)
 
 
 def bonus_token_dropped(patch: pytest.MonkeyPatch) -> None:
     """Of a pass that accepted something, the model's own token is lost."""
-    real = loop._commit
+    real = loop.commit
 
     def commit(output: list[int], new: list[int], limits: Limits) -> int:
         return real(output, new[:-1] or new, limits)
 
-    patch.setattr(loop, "_commit", commit)
+    patch.setattr(loop, "commit", commit)
 
 
 def one_draft_too_many(patch: pytest.MonkeyPatch) -> None:

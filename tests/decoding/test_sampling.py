@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.decoding.sampling import Target, generator_for
+from ppdbench.decoding.sampling import Target, generator_for, most_likely
 from ppdbench.errors import ConfigError
 
 PROBABILITIES = [0.15, 0.4, 0.05, 0.3, 0.1]
@@ -165,3 +165,12 @@ def test_one_generator_is_needed_for_each_row() -> None:
 def test_settings_that_cannot_work_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Target(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_likeliest_token_is_the_first_of_equals_and_a_nan_where_there_is_one(
+    dtype: torch.dtype,
+) -> None:
+    nan = float("nan")
+    rows = torch.tensor([[1, 5, 5, 0], [9, nan, 3, nan], [-1, -2, -1, -3]], dtype=dtype)
+    assert most_likely(rows).tolist() == [1, 1, 0] == rows.argmax(-1).tolist()
