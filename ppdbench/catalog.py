@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ppdbench.engine.shapes import NAMED, PREFIX
-from ppdbench.resources import folder, reference_is_there
+from ppdbench.resources import reference_is_there
 
 # Model types with an adapter, and what is known under them.
 FAMILIES = {
@@ -93,15 +93,15 @@ def models() -> list[dict[str, Any]]:
 
 
 def tables() -> list[dict[str, Any]]:
-    """The papers' tables whose numbers travel with the package."""
-    import yaml
+    """The papers' tables and figures, and whether `table --run` can measure their like."""
+    from ppdbench import papers
+    from ppdbench.tables import TABLES
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it is built in
     entries = []
-    for path in sorted(folder("papers").glob("*.yaml")):
-        table = yaml.load(path.read_text("utf-8"), Loader=loader)
-        paper, _, number = path.stem.replace("_table", "_").rpartition("_")
-        entries.append(
-            {"table": f"{paper}/{number}", "title": table["title"], "rows": len(table["rows"])}
-        )
-    return sorted(entries, key=lambda e: (e["table"].split("/")[0], len(e["table"]), e["table"]))
+    for name in papers.names():
+        printed = papers.read(name)
+        recipe = TABLES.get(name).recipe if name in TABLES else ()
+        steps = [step.name for step in recipe]
+        entry = {"table": name, "title": printed["title"], "rows": len(printed["rows"])}
+        entries.append({**entry, "recipe": bool(steps), "steps": steps})
+    return entries

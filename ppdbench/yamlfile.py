@@ -150,6 +150,15 @@ class Keys:
             raise self._wrong(key, "a mapping (key: value)", value)
         return Keys(value, self.where, f"{self._prefix}{key}.")
 
+    def mapping(self, key: str) -> dict[str, Any]:
+        """A mapping whose content is nobody's business here."""
+        self.section(key).names()
+        return dict(self._content[key])
+
+    def is_mapping(self, key: str) -> bool:
+        """Whether a key holds a nested mapping, where a plain value would do too."""
+        return isinstance(self._content.get(key), dict)
+
     def sections(self, key: str, name: str) -> list[Keys]:
         """A list of mappings; complaints call the first of them `name` 1."""
         made = []

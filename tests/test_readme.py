@@ -21,6 +21,7 @@ SHORT = {
     "probe": ["--max-new-tokens", "8"],
     "decode": ["--max-new-tokens", "8"],
     "bench": ["--max-new-tokens", "8", "--limit", "2"],
+    "sweep": ["--max-new-tokens", "8"],
     "train": ["--steps", "2"],
 }
 

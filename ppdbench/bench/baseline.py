@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ppdbench.bench.bandwidth import measure_bandwidth
 from ppdbench.bench.clock import Clock
+from ppdbench.bench.compiling import check_mode, settle
 from ppdbench.bench.stats import median
 from ppdbench.decoding.identity import first_difference
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
-from ppdbench.engine.loading import Loaded, ModelSpec, load, load_stock
+from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.stock import StockModel
 from ppdbench.errors import ConfigError
 from ppdbench.resources import builtin_data
+from ppdbench.strategies.base import Decoder, Setup
 from ppdbench.workload import Report
 
 Prompts = Sequence[Sequence[int]]
@@ -38,11 +42,17 @@ class Round:
     greedy_s: float
     greedy_decode_s: float
     generate_s: float
+    generate_decode_s: float
 
     @property
     def ratio(self) -> float:
         """How many times faster our greedy was."""
         return self.generate_s / self.greedy_s
+
+    @property
+    def decode_ratio(self) -> float | None:
+        """The same after the prefill, if anything was decoded after it."""
+        return self.generate_decode_s / self.greedy_decode_s if self.greedy_decode_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,7 @@ class BaselineReport:
 
     The `*_tokens_per_s` of greedy and generate are over the whole call, prefill included;
     `decode_tokens_per_s` is greedy after its prefill, None if one token was asked for.
+    `compilation` says whether our passes ran compiled.
     """
 
     model: str
@@ -68,6 +79,7 @@ class BaselineReport:
     """Per prompt the output position at which they part, None where they never do."""
     bytes_per_token: int
     bandwidth_bytes_per_s: float
+    compilation: Mapping[str, Any]
 
     @property
     def rounds_run(self) -> int:
@@ -91,8 +103,22 @@ class BaselineReport:
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Our greedy, steps after the prefill only."""
+        return self._after_prefill([r.greedy_decode_s for r in self.rounds])
+
+    @property
+    def generate_decode_tokens_per_s(self) -> float | None:
+        """transformers' generate(), steps after the prefill only."""
+        return self._after_prefill([r.generate_decode_s for r in self.rounds])
+
+    def _after_prefill(self, seconds: Sequence[float]) -> float | None:
         steps = self._tokens - self.prompts
-        return steps / median([r.greedy_decode_s for r in self.rounds]) if steps else None
+        return steps / median(seconds) if steps else None
+
+    @property
+    def decode_ratio(self) -> float | None:
+        """How many times faster our greedy is after the prefill: the median of the rounds."""
+        ratios = [r.decode_ratio for r in self.rounds if r.decode_ratio is not None]
+        return median(ratios) if ratios else None
 
     @property
     def ratio(self) -> float:
@@ -130,12 +156,15 @@ class BaselineReport:
             "greedy_tokens_per_s": self.greedy_tokens_per_s,
             "greedy_decode_tokens_per_s": self.decode_tokens_per_s,
             "generate_tokens_per_s": self.generate_tokens_per_s,
+            "generate_decode_tokens_per_s": self.generate_decode_tokens_per_s,
             "ratio": self.ratio,
+            "decode_ratio": self.decode_ratio,
             "ratio_min": low,
             "ratio_max": high,
             "ratios": [r.ratio for r in self.rounds],
             "greedy_s": [r.greedy_s for r in self.rounds],
             "generate_s": [r.generate_s for r in self.rounds],
+            "compilation": dict(self.compilation),
             "identical": self.identical,
             "first_differences": list(self.first_differences),
             "bytes_per_token": self.bytes_per_token,
@@ -187,27 +216,42 @@ def compare_with_generate(
     prompts: Prompts | Callable[[Any], Prompts],
     new_tokens: int,
     rounds: int,
+    compile: str = "auto",
     progress: Report | None = None,
 ) -> BaselineReport:
     """Load the model twice, ours and stock, and time both on `prompts`.
 
     `prompts` are token ids, or what makes them from the model's tokenizer. Memory for two
-    copies of the weights is needed.
+    copies of the weights is needed, unless our passes are compiled: those read plain weights.
     """
     for name, value in {"new_tokens": new_tokens, "rounds": rounds}.items():
         if value < 1:
             raise ConfigError(f"{name}={value}; use 1 or more")
+    check_mode(compile)
     ours = load(spec)
-    stock, _ = load_stock(spec)
     ids = prompts(ours.tokenizer) if callable(prompts) else prompts
+    _check_lengths(ours, ids, new_tokens)
+    setup = Setup(ours, max(map(len, ids)) + new_tokens)
+    stock = setup.stock()
+    tokens = len(ids) * new_tokens * rounds
+    found = settle(compile, setup, {"greedy": Decoder()}, tokens, progress or _unheard)
     return compare(
-        ours, stock, prompts=ids, new_tokens=new_tokens, rounds=rounds, progress=progress
+        *(ours, stock),
+        prompts=ids,
+        new_tokens=new_tokens,
+        rounds=rounds,
+        progress=progress,
+        compilation=found,
     )
+
+
+def _unheard(what: str, done: int, of: int | None) -> None:
+    """Nobody wants to know how far we are."""
 
 
 def compare(
     ours: Loaded,
-    stock: Any,
+    stock: StockModel,
     *,
     prompts: Prompts,
     new_tokens: int,
@@ -215,14 +259,15 @@ def compare(
     progress: Report | None = None,
     clock: Clock | None = None,
     bandwidth: float | None = None,
+    compilation: Mapping[str, Any] = MappingProxyType({}),
 ) -> BaselineReport:
-    """Time both, which must be separate copies: ours has its weights laid out anew."""
+    """Time both over the same prompts, taking turns."""
     _check_lengths(ours, prompts, new_tokens)
     staged = ours.staged
     clock = clock or Clock(staged.device)
     greedy = _Greedy(staged, max(len(p) for p in prompts), new_tokens, clock)
-    generate = _Generate(stock, new_tokens, ours.pad_id, clock)
-    report = progress or (lambda _what, _done, _of: None)
+    generate = _Generate(stock, new_tokens, clock)
+    report = progress or _unheard
 
     report("warming up", 0, rounds)
     for prompt in {len(p): p for p in prompts}.values():
@@ -252,6 +297,7 @@ def compare(
         first_differences=tuple(parted),
         bytes_per_token=bytes_per_token(staged, [len(p) for p in prompts], new_tokens),
         bandwidth_bytes_per_s=bandwidth,
+        compilation=compilation,
     )
 
 
@@ -272,7 +318,7 @@ class _Timed:
 
     tokens: list[int]
     seconds: float
-    decode_seconds: float = 0.0
+    decode_seconds: float
 
 
 class _Greedy:
@@ -295,36 +341,21 @@ class _Greedy:
 class _Generate:
     """transformers' `generate()` on plain weights with its own attention, free of penalties."""
 
-    def __init__(self, model: Any, new_tokens: int, pad_id: int, clock: Clock) -> None:
-        from transformers import GenerationConfig
+    def __init__(self, stock: StockModel, new_tokens: int, clock: Clock) -> None:
+        self.stock, self.limits, self.clock = stock, Limits(new_tokens), clock
 
-        # No EOS and nothing else of the model's own settings, which generate() would fall
-        # back on where the given configuration is silent.
-        model.generation_config = GenerationConfig(
-            do_sample=False,
-            pad_token_id=pad_id,
-            max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
-        )
-        self.model = model
-        self.clock = clock
-
-    @torch.inference_mode()
     def __call__(self, prompt: Sequence[int]) -> _Timed:
-        ids = torch.tensor([list(prompt)], device=self.model.device)
-        self.clock.synchronize()
-        before = self.clock.now()
-        out: Tensor = self.model.generate(ids, attention_mask=torch.ones_like(ids))
-        self.clock.synchronize()
-        seconds = self.clock.now() - before
-        return _Timed(out[0, len(prompt) :].tolist(), seconds)
+        handed = self.stock.generate(prompt, self.limits, self.clock)
+        tokens = [token for part in handed for token in part.tokens]
+        seconds = handed[-1].seconds
+        return _Timed(tokens, seconds, seconds - handed[0].seconds)
 
 
 def _one_round(
     greedy: _Greedy, generate: _Generate, prompts: Prompts, *, greedy_first: bool
 ) -> tuple[Round, list[int | None]]:
     """Both over all prompts, taking turns; and where their outputs part."""
-    seconds = decode_seconds = stock_seconds = 0.0
+    sides: dict[bool, list[_Timed]] = {True: [], False: []}
     parted = []
     for index, prompt in enumerate(prompts):
         if greedy_first == (index % 2 == 0):
@@ -332,11 +363,15 @@ def _one_round(
         else:
             theirs = generate(prompt)
             ours = greedy(prompt)
-        seconds += ours.seconds
-        decode_seconds += ours.decode_seconds
-        stock_seconds += theirs.seconds
+        sides[True].append(ours)
+        sides[False].append(theirs)
         parted.append(first_difference(ours.tokens, theirs.tokens))
-    return Round(seconds, decode_seconds, stock_seconds), parted
+    times = [
+        sum(getattr(timed, name) for timed in sides[mine])
+        for mine in (True, False)
+        for name in ("seconds", "decode_seconds")
+    ]
+    return Round(*times), parted
 
 
 def bytes_per_token(model: StagedModel, prompt_tokens: Sequence[int], new_tokens: int) -> int:

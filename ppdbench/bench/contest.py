@@ -13,8 +13,10 @@ import torch
 
 from ppdbench.bench.clock import Clock
 from ppdbench.bench.environment import usable_cores
+from ppdbench.bench.profile import Meter
+from ppdbench.conversation import continued
 from ppdbench.decoding.identity import Judgement, judge
-from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.limits import Limits, visible_text
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine.loading import Loaded
@@ -70,6 +72,7 @@ class Contest:
         target: Target,
         *,
         strict: bool = False,
+        profile: bool = False,
     ) -> None:
         self.loaded, self.contestants, self.setup = loaded, contestants, setup
         self.target, self.strict = target, strict
@@ -80,6 +83,8 @@ class Contest:
         rows = max([c.decoder.rows for c in contestants], default=1)
         self.session = Session(loaded.staged, setup.capacity, spare=rows)
         self._fixed: dict[int, Session] = {}
+        self.meter = Meter(loaded.staged, self._clock()) if profile else None
+        self._answered: tuple[Item, Decoded] | None = None
         if strict:
             for n in {c.decoder.rows for c in contestants}:
                 self._fixed[n] = Session(loaded.staged, setup.capacity, spare=n, fixed_rows=n)
@@ -106,6 +111,7 @@ class Contest:
                 attempts[entry] = self._attempt(item, by_label[entry])
         outcomes = {label: Outcome("identical", greedy[label]) for label in BASELINE}
         fast = greedy[BASELINE[0]]
+        self._answered = item, fast
         by_threads = {self._threads: fast, **{n: greedy[n] for n in self._others}}
         for label, ours in attempts.items():
             contestant = by_label[label]
@@ -116,14 +122,31 @@ class Contest:
             )
         return outcomes
 
+    def ready(self, item: Item) -> Item:
+        """The item with its prompt: in a later turn that holds greedy's answers to the earlier.
+
+        Every method is asked the same, and a run that goes on in the middle asks it again.
+        """
+        if item.after is None:
+            return item
+        before = self.ready(item.after)
+        if self._answered is None or self._answered[0] != before:
+            self._answered = before, self._greedy(before, BASELINE[0], self.session)
+        limits = limits_of(before, self.loaded)
+        answer = visible_text(self.loaded.tokenizer, self._answered[1].output_ids, limits)
+        return continued(item, before, answer, self.loaded.tokenizer)
+
     def _attempt(self, item: Item, contestant: Contestant) -> Decoded | str:
         """An output, or what went wrong; other examples and methods go on."""
         chooser = self._chooser(item, contestant.label)
-        session = self._session(contestant)
+        session, decoder = self._session(contestant), contestant.decoder
+        prompt, limits, clock = list(item.ids), limits_of(item, self.loaded), self._clock()
         try:
-            return contestant.decoder.decode(
-                session, list(item.ids), limits_of(item, self.loaded), self._clock(), chooser
-            )
+            if self.meter is None or decoder.foreign or decoder.units > 1:
+                return decoder.decode(session, prompt, limits, clock, chooser)
+            with self.meter.over(decoder):
+                decoded = decoder.decode(session, prompt, limits, clock, chooser)
+            return replace(decoded, profile=self.meter.profile(decoded))
         except UnitError:
             raise  # what is to decode the other examples is gone
         except PpdbenchError as error:
@@ -147,10 +170,18 @@ class Contest:
             return Outcome("failed", error=ours)
         if not self.target.greedy:
             return Outcome("sampled", ours)
+        decoder = contestant.decoder
+        fixed = self.strict and not decoder.foreign
         session = self._session(contestant)
-        reference = self._greedy(item, BASELINE[0], session) if self.strict else fast
-        rounding = not self.strict or ours.trees
-        judgement = judge(ours, reference, item.ids, self.session, rounding=rounding)
+        reference = self._greedy(item, BASELINE[0], session) if fixed else fast
+        judgement = judge(
+            ours,
+            reference,
+            item.ids,
+            self.session,
+            rounding=not fixed or ours.trees,
+            replay=decoder.replay,
+        )
         if judgement.verdict != "identical" and not contestant.exact:
             return Outcome("inexact", ours, reference, judgement)
         return Outcome(judgement.verdict, ours, reference, judgement)

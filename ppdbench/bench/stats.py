@@ -164,7 +164,7 @@ def _bootstrap(times: npt.NDArray[np.float64], seed: int, draws: int) -> npt.NDA
     ratios = []
     for start in range(0, draws, block):
         chosen = generator.integers(examples, size=(min(block, draws - start), examples))
-        ratios.append(times[0][chosen].sum(1) / times[1][chosen].sum(1))
+        ratios.append(times[0].take(chosen).sum(1) / times[1].take(chosen).sum(1))
     return np.concatenate(ratios)
 
 

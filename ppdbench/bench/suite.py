@@ -17,7 +17,7 @@ from typing import Any
 from ppdbench.yamlfile import read_yaml
 
 VERSION = 1
-TEXTS = ("model", "dtype", "data", "split", "target")
+TEXTS = ("model", "dtype", "data", "split", "target", "against", "compile")
 NUMBERS = ("limit", "shots", "max_new_tokens", "seed", "warmup")
 FLAGS = ("strict",)
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from ppdbench.cli.common import chosen_model, notice
 from ppdbench.cli.decode_command import decode
 from ppdbench.cli.options import (
     decoding_options,
     format_option,
     model_options,
+    quality_options,
     run_options,
+    speed_options,
     task_options,
 )
+
+if TYPE_CHECKING:
+    from ppdbench.bench.runner import Choice
 
 # What needs neither training nor other files.
 DEFAULT = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "jacobi")
@@ -24,14 +30,22 @@ DEFAULT = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", 
 @click.command("bench")
 @click.option(
     "--method",
+    "--methods",
     "methods",
     multiple=True,
     metavar="NAME[:KEY=VALUE,...]",
-    help="A method and its options; may be repeated (those that need nothing trained).",
+    help="A method and its options, or all; may be repeated (those that need nothing trained).",
 )
 @click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
 @click.option("--suite", metavar="FILE", help="Methods, tasks and settings from a YAML file.")
+@click.option(
+    "--against",
+    type=click.Choice(["transformers"]),
+    help="Add its generate() and assisted modes as methods of the same run.",
+)
 @decoding_options
+@speed_options
+@quality_options
 @task_options
 @model_options
 @run_options
@@ -45,10 +59,10 @@ def command(
     \b
     ppdbench bench --task gsm8k --limit 4 --max-new-tokens 32
     ppdbench bench --method prompt-lookup --method layerskip:draft_length=6 --task xsum --limit 4
+    ppdbench bench --methods all --task gsm8k --limit 2 --max-new-tokens 32
+    ppdbench bench --against transformers --task xsum --limit 4 --max-new-tokens 32
     ppdbench bench --suite ./suite.yaml --export table.md
     """
-    from ppdbench.bench.runner import Choice
-
     if suite is not None:
         from ppdbench.bench.suite import read_suite
 
@@ -58,5 +72,28 @@ def command(
         # What was typed wins over what the file says.
         left = [n for n in options if ctx.get_parameter_source(n) is ParameterSource.DEFAULT]
         options |= {n: content.settings[n] for n in left if n in content.settings}
-    choices = [Choice.parse(text) for text in methods or DEFAULT]
+    choices = [c for text in methods or DEFAULT for c in _chosen(text, options["model"])]
+    if (peer := options.pop("against")) is not None:
+        choices = _beside_peers(choices, options["model"], peer)
     return decode(*choices, kind="bench", **options)
+
+
+def _chosen(text: str, model: str | None) -> list[Choice]:
+    from ppdbench.bench.everything import ALL, every_method
+    from ppdbench.bench.runner import Choice
+
+    if text != ALL:
+        return [Choice.parse(text)]
+    choices, lacking = every_method(chosen_model(model))
+    for why in lacking:
+        notice(f"left out: {why}")
+    return choices
+
+
+def _beside_peers(choices: list[Choice], model: str | None, peer: str) -> list[Choice]:
+    from ppdbench.bench.peers import with_peers
+
+    choices, note = with_peers(choices, chosen_model(model), peer)
+    if note is not None:
+        notice(f"note: {note}")
+    return choices

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ppdbench.cli.common import notice
-from ppdbench.cli.options import format_option
+from ppdbench.cli.options import format_option, salvaging
 
 if TYPE_CHECKING:
     from ppdbench.check.comparison import Comparison
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     "--annotations", type=click.Choice(["github"]), help="Say what failed as CI annotations too."
 )
 @click.option("--update", is_flag=True, help="Write RUN to the baseline file instead.")
+@salvaging("run", "baseline")
 @format_option
 def command(
     run: str,

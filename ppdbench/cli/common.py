@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import click
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
+    from ppdbench.shares import Share
     from ppdbench.workload import Finished, Report
 
 
@@ -100,6 +102,7 @@ def numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...
 def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
     """The folder of a run: the one asked for, or one that says what it is and when."""
     from ppdbench.errors import ConfigError
+    from ppdbench.shares import Share
 
     if out == "":
         raise ConfigError("--out is empty; give a folder or leave it out")
@@ -109,10 +112,72 @@ def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     last = [part.rstrip("/").split("/")[-1] for part in parts]  # of a path, what it ends in
     names = [re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_")[:40] for part in last]
+    launch = Share.launched().launch
+    if launch is not None:  # all its processes must come to the same name
+        return Path("results") / "-".join([*names, launch])
     name = "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
     # Two runs may start within one second.
     marks = chain([""], (f"-{i}" for i in count(2)))
     return next(p for m in marks if not (p := Path("results") / f"{name}{m}").exists())
+
+
+def our_share(
+    options: dict[str, Any], out: str | None, resume: bool, launched: Share | None = None
+) -> Share:
+    """Which part of the run this process does, in a folder that is ready for it.
+
+    Takes --shard and --salvage out of `options`. `launched` is for commands that have another
+    use for the processes which torchrun started.
+    """
+    from ppdbench.errors import ConfigError
+    from ppdbench.shares import Share
+
+    shard, salvage = options.pop("shard"), options.pop("salvage")
+    share = Share.launched() if launched is None else launched
+    if shard is not None:
+        if Share.launched().count > 1:
+            raise ConfigError("--shard is for jobs of their own; torchrun's need no number")
+        if out is None:
+            raise ConfigError("--shard needs --out: the folder that all jobs write to")
+        share = Share.job(shard)
+    if salvage and not (out and resume):
+        raise ConfigError("--salvage needs --resume and --out: it repairs a run to continue it")
+    if salvage and out and not share.follows:
+        repair(out)
+    return share
+
+
+def repair(*folders: str) -> None:
+    """Drop what is damaged in stored runs, and say how much that was."""
+    from ppdbench.salvage import salvage
+
+    for folder in filter(os.path.isdir, folders):  # of a file whoever reads it will say more
+        dropped = salvage(Path(folder))
+        if dropped:
+            notice(
+                f"note: {dropped} damaged line{'s' * (dropped > 1)} dropped from {folder}; the "
+                "file as it was ends in .damaged"
+            )
+
+
+def told_elsewhere(run: Finished) -> bool:
+    """Whether there is nothing for this process to print: another one does, or nothing is there."""
+    if run.share.is_job and not run.samples:
+        notice(f"note: shard {run.share.index + 1}/{run.share.count} has no examples")
+        return True
+    return run.share.follows
+
+
+def left_over(run: Finished) -> int:
+    """The exit code of a run that lacks what others were to do, with a line that says so."""
+    if not run.missing:
+        return 0
+    samples = f"{run.missing} sample{'s' * (run.missing > 1)}"
+    if run.share.is_job:
+        notice(f"note: {samples} of other shards are not there yet")
+        return 0
+    notice(f"ppdbench: {samples} missing, a process ended early; continue with --resume")
+    return 3
 
 
 def check_pictures(*paths: str | None) -> None:
@@ -138,7 +203,7 @@ def closing_notes(run: Finished, asked: str | None) -> None:
     """What a user should know of a finished run, and where it lies; `asked` is --model."""
     stand_in_note(asked)
     if run.torn:
-        notice("note: the last line of samples.jsonl was incomplete; that example was done again")
+        notice("note: a last line of samples was incomplete; that example was done again")
     if run.cut:
         examples = {(sample["task"], sample["example_id"]) for sample in run.samples}
         notice(
@@ -150,14 +215,17 @@ def closing_notes(run: Finished, asked: str | None) -> None:
 
 @contextmanager
 def progress() -> Iterator[Report]:
-    """A bar with the time left on stderr; silent where stderr is no terminal."""
+    """A bar with the time left on stderr; silent where stderr is no terminal or another's."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
 
+    from ppdbench.shares import Share
+
     console = Console(stderr=True)
+    silent = not console.is_terminal or Share.launched().follows
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=silent) as bar:
         task = bar.add_task("loading", total=None)
 
         def report(text: str, done: int, total: int | None) -> None:

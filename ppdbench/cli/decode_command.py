@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,21 +13,31 @@ from ppdbench.cli.common import (
     chosen_data,
     chosen_targets,
     closing_notes,
+    left_over,
     model_spec,
     notice,
+    our_share,
     progress,
     run_folder,
+    told_elsewhere,
 )
 from ppdbench.cli.options import (
     decoding_options,
     format_option,
     model_options,
+    quality_options,
     run_options,
+    speed_options,
     task_options,
 )
 
+# Runs that could save less than this by compiled passes are not told so.
+SHORT_S = 10
+
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
+    from ppdbench.shares import Share
+    from ppdbench.store import StoredRun
     from ppdbench.workload import Finished
 
 
@@ -36,6 +47,8 @@ if TYPE_CHECKING:
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of the method.")
 @click.option("--timeline", metavar="FILE", help="Picture of what each unit of ppd did when.")
 @decoding_options
+@speed_options
+@quality_options
 @task_options
 @model_options
 @run_options
@@ -49,6 +62,7 @@ def command(
     ppdbench decode --method greedy --task squad --limit 8
     ppdbench decode --method prompt-lookup --set max_draft=4 --task xsum --strict
     ppdbench decode --method greedy --model ./my-model --task gsm8k --data ./test.jsonl
+    ppdbench decode --task humaneval --limit 8 --allow-code-execution
     """
     from ppdbench.bench.runner import Choice
     from ppdbench.errors import ConfigError
@@ -64,48 +78,57 @@ def command(
 def decode(*choices: Choice, **options: Any) -> int:
     """Run methods on tasks, print what they did and return the exit code.
 
-    Of several processes that torchrun started the first does all this, and the others are its
-    compute units.
+    Several processes that torchrun started share the examples; unless a method needs them as its
+    compute units, which all but the first then become.
     """
-    from ppdbench.errors import ConfigError
     from ppdbench.pipeline import ranks
+    from ppdbench.shares import ALONE
 
+    if ranks.world() == 1 or not any(ranks.wanted(c.name, c.options) for c in choices):
+        return _decode(*choices, **options)
     if ranks.rank() > 0:
         ranks.serve()
         return 0
     with ranks.led():
-        if ranks.world() > 1 and not any(choice.name == "ppd" for choice in choices):
-            raise ConfigError(
-                "torchrun starts the units of --method ppd; start other methods without it"
-            )
-        return _decode(*choices, **options)
+        return _decode(*choices, launched=ALONE, **options)
 
 
 def _decode(
-    *choices: Choice, form: str, kind: str = "decode", timeline: str | None = None, **options: Any
+    *choices: Choice,
+    form: str,
+    kind: str = "decode",
+    timeline: str | None = None,
+    launched: Share | None = None,
+    **options: Any,
 ) -> int:
     from ppdbench.bench.environment import set_threads
     from ppdbench.bench.runner import DecodeConfig, run_decode
     from ppdbench.bench.summary import overall, summarize
     from ppdbench.engine.quiet import quiet
     from ppdbench.report import decode_tables
+    from ppdbench.report.answers import check_answers
     from ppdbench.report.export import emit, write
 
     quiet()
-    set_threads(options["threads"])
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    exports = options.pop("exports")
+    share = our_share(options, out, resume, launched)
+    set_threads(options["threads"], share.on_machine)
+    exports, answers = options.pop("exports"), options.pop("answers")
     check_exports(exports)
     (target,) = chosen_targets([options.pop("target") or "greedy"], options)
     data = chosen_data(options.pop("data"), asked)
     tasks = options.pop("tasks") or ("gsm8k",)
+    if answers is not None:
+        check_answers(answers, tasks)
     config = DecodeConfig(
         model=model_spec(options), tasks=tasks, data=data, methods=choices, target=target, **options
     )
     what = choices[0].name if kind == "decode" else f"{len(choices)}-methods"
     folder = run_folder(out, resume, kind, what, "+".join(config.tasks), config.model.name)
     with progress() as report:
-        run = run_decode(config, folder, kind=kind, resume=resume, report=report)
+        run = run_decode(config, folder, kind=kind, resume=resume, report=report, share=share)
+    if told_elsewhere(run):
+        return 0
     summaries = summarize(run.header, run.samples)
     alone = len(summaries) == 1 and kind == "decode"
     content = summaries[0] if alone else summaries
@@ -119,9 +142,13 @@ def _decode(
         write(path, every if path.endswith(".csv") else sheets, content)
     if timeline is not None:
         _draw_timeline(run, timeline)
-    _unscored_note(run)
+    if answers is not None:
+        _write_answers(run, answers)
+    _execution_note(run)
+    _compilation_note(run)
     closing_notes(run, asked)
-    return _verdict(run, summaries)
+    left = left_over(run)
+    return verdict(run, summaries) or left
 
 
 def _draw_timeline(run: Finished, path: str) -> None:
@@ -136,7 +163,16 @@ def _draw_timeline(run: Finished, path: str) -> None:
     notice(f"picture: {path}")
 
 
-def _verdict(run: Finished, summaries: list[dict[str, Any]]) -> int:
+def _write_answers(run: Finished, path: str) -> None:
+    from ppdbench.report.answers import write_answers
+
+    for place, lacking in write_answers(path, run.header, run.samples).items():
+        notice(f"answers: {place}")
+        if lacking:
+            notice(f"note: {lacking} questions are not in it: a turn failed or is not done yet")
+
+
+def verdict(run: Finished | StoredRun, summaries: Sequence[Mapping[str, Any]]) -> int:
     """The exit code, and a line on stderr for each reason it is not 0."""
     broken = run.header["not_run"]
     for label, error in broken.items():
@@ -155,11 +191,27 @@ def _verdict(run: Finished, summaries: list[dict[str, Any]]) -> int:
     return 3 if failed or broken else 0
 
 
-def _unscored_note(run: Finished) -> None:
-    """Say which quality was not scored, rather than leave a gap."""
+def _compilation_note(run: Finished) -> None:
+    """Say that passes ran compiled, or what a run that is not short could gain by it."""
+    about = run.header["compilation"]
+    if about["rows"]:
+        rows = ", ".join(map(str, about["rows"]))
+        notice(f"note: passes of {rows} rows ran compiled, ready after {about['seconds']:.0f} s")
+    elif about.get("saves_s", 0) > SHORT_S:
+        notice(f"note: passes ran eagerly: {about['why']}")
+
+
+def _execution_note(run: Finished) -> None:
+    """Say what ran generated code, or that nothing did and a score is missing."""
     from ppdbench.scoring import NEEDS_EXECUTION
 
     asked = {metric for source in run.header["data"].values() for metric in source["metrics"]}
-    if not run.header["model"]["synthetic"] and asked & NEEDS_EXECUTION:
-        names = ", ".join(sorted(asked & NEEDS_EXECUTION))
-        notice(f"note: {names} runs generated code and is not scored by this version")
+    if run.header["model"]["synthetic"] or not asked & NEEDS_EXECUTION:
+        return
+    names = ", ".join(sorted(asked & NEEDS_EXECUTION))
+    if not run.header["config"]["allow_code_execution"]:
+        notice(f"note: {names} needs generated code to run; --allow-code-execution does that")
+        return
+    held = {tuple(s["protection"]) for s in run.samples if "protection" in s}
+    for layers in sorted(held):
+        notice(f"note: generated code ran within {', '.join(layers)}")

@@ -10,21 +10,29 @@ from ppdbench.cli.common import (
     check_pictures,
     chosen_data,
     closing_notes,
+    left_over,
     model_spec,
     notice,
+    our_share,
     progress,
     run_folder,
+    told_elsewhere,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ppdbench.probe.drafts import DraftsConfig
+    from ppdbench.shares import Share
     from ppdbench.workload import Finished
 
 
 def config_of(
-    what: str, tasks: tuple[str, ...], methods: tuple[str, ...], options: dict[str, Any]
+    what: str,
+    tasks: tuple[str, ...],
+    methods: tuple[str, ...],
+    options: dict[str, Any],
+    share: Share,
 ) -> DraftsConfig:
     """What a probe of methods is told; the machine is made ready for it."""
     from ppdbench.bench.environment import set_threads
@@ -37,7 +45,7 @@ def config_of(
         usual = "hidden-transfer" if what == "similarity" else "medusa"
         raise ConfigError(f"--what {what} needs --method: whose guesses, such as {usual}")
     quiet()
-    set_threads(options["threads"])
+    set_threads(options["threads"], share.on_machine)
     data = chosen_data(options.pop("data"), options["model"])
     return DraftsConfig(
         model=model_spec(options),
@@ -73,10 +81,13 @@ def probe_drafts(
     if calibration is not None and len(methods) > 1:
         raise ConfigError(f"--calibration is of one method, but there are {len(methods)}")
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    config = config_of("drafts", tasks, methods, options)
+    share = our_share(options, out, resume)
+    config = config_of("drafts", tasks, methods, options, share)
     folder = folder_of("drafts", config, out, resume)
     with progress() as report:
-        run = run_drafts(config, folder, resume=resume, report=report)
+        run = run_drafts(config, folder, resume=resume, report=report, share=share)
+    if told_elsewhere(run):
+        return 0
     rows = accuracy.accuracies(run.samples)
     examples = Counter((sample["task"], sample["method"]) for sample in run.samples)
     sheets = draft_tables.sheets(run.header, rows, min(examples.values()))
@@ -91,7 +102,7 @@ def probe_drafts(
     if calibration is not None:
         _calibrate(run, calibration)
     closing_notes(run, asked)
-    return 0
+    return left_over(run)
 
 
 def _calibrate(run: Finished, path: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppdbench.cli.common import model_spec, notice, progress, stand_in_note
-from ppdbench.cli.options import format_option, model_options
+from ppdbench.cli.options import compile_option, format_option, model_options
 
 if TYPE_CHECKING:
     from ppdbench.bench.baseline import BaselineReport
@@ -23,7 +23,7 @@ STEADY = 1.3
 
 BASELINE_ONLY = (
     *("model", "revision", "dtype", "offline", "trust_remote_code"),
-    *("prompt_tokens", "new_tokens", "rounds"),
+    *("prompt_tokens", "new_tokens", "rounds", "compile"),
 )
 
 
@@ -33,6 +33,7 @@ BASELINE_ONLY = (
 @click.option("--prompt-tokens", type=int, default=64, show_default=True, help="Prompt length.")
 @click.option("--new-tokens", type=int, default=128, show_default=True, help="Tokens to generate.")
 @click.option("--rounds", type=int, default=5, show_default=True, help="Passes of both, in turns.")
+@compile_option
 @format_option
 @click.pass_context
 def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) -> None:
@@ -105,6 +106,7 @@ def _compare(options: dict[str, Any]) -> BaselineReport:
             prompts=lambda tokenizer: pseudo_prompts(tokenizer, PROMPTS, length),
             new_tokens=options["new_tokens"],
             rounds=options["rounds"],
+            compile=options["compile"],
             progress=report,
         )
 
@@ -156,7 +158,10 @@ def _baseline_sheet(report: BaselineReport) -> Sheet:
         *("greedy (ours)", report.greedy_tokens_per_s, report.decode_tokens_per_s),
         *(report.ratio, low, high, report.bandwidth_utilisation),
     )
-    theirs = ("generate()", report.generate_tokens_per_s, None, None, None, None, None)
+    theirs = (
+        *("generate()", report.generate_tokens_per_s, report.generate_decode_tokens_per_s),
+        *(None, None, None, None),
+    )
     label = f"{report.model}{' (synthetic weights)' if report.is_synthetic else ''}"
     return Sheet(
         f"Baseline: {label}, {report.dtype} on {report.device}, {report.threads} threads",
@@ -180,7 +185,8 @@ def _same_tokens(report: BaselineReport) -> str:
 
 
 def _what_was_read(report: BaselineReport) -> str:
+    passes = "compiled" if report.compilation["rows"] else "eager"
     return (
-        f"a step reads {report.bytes_per_token / 1e6:.1f} MB; memory delivers "
-        f"{report.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
+        f"our passes are {passes}; a step reads {report.bytes_per_token / 1e6:.1f} MB, and memory "
+        f"delivers {report.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
     )

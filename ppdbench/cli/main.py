@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,18 +13,22 @@ import click
 
 from ppdbench import __version__
 from ppdbench.errors import PpdbenchError, UnknownName
+from ppdbench.shares import Share
 
 # Imported when named, so that --help does not wait for torch.
 COMMANDS = {
     "probe": "Per-layer match rates against the final layer; draft accuracy.",
     "decode": "One decoding strategy on one task.",
     "bench": "Several strategies on several tasks, side by side.",
+    "sweep": "A grid over one strategy's options: the best setting, a heat map.",
     "train": "Heads and other parts beside a model; the LayerSkip recipe.",
     "skips": "Which blocks draft-verify should skip with a model.",
     "datastore": "The text that --method rest looks things up in.",
     "tree": "Sparse trees of guesses: build one for this machine, or show one.",
     "theory": "Latency and compute that match rates promise.",
     "table": "A paper's table with measured numbers beside the printed ones.",
+    "report": "One HTML page about stored runs: tables, plots, single examples.",
+    "check": "A run against a stored baseline; the exit code is the verdict.",
     "list": "What there is: methods, tasks, models, tables.",
     "env": "This machine, and how fast the baseline runs on it.",
 }
@@ -108,10 +113,17 @@ def _discard_stdout() -> None:
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    click.echo(f"ppdbench: {' '.join(message.split())}", err=True)
+    rank = Share.launched().index
+    # Every rank is interrupted, and the first one says so.
+    if rank == 0 or code != INTERRUPTED:
+        where = f" (rank {rank})" if rank else ""
+        click.echo(f"ppdbench{where}: {' '.join(message.split())}", err=True)
     return code
 
 
 def main() -> None:
-    """Entry point of the installed command."""
+    """Entry point of the installed command. Being told to end is an interrupt like any other."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if Share.launched().launch is not None:  # torchrun hands Ctrl-C on, even in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))

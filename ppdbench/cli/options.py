@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -67,6 +68,14 @@ drawing_options = stack(
     click.option("--temperature", type=float, help="Temperature of both (1)."),
 )
 
+export_option = click.option(
+    "--export",
+    "exports",
+    multiple=True,
+    metavar="FILE",
+    help="Write the result to .json, .csv, .md or .tex too; may be repeated.",
+)
+
 decoding_options = stack(
     click.option("--target", help="How tokens are picked: greedy (default), top-k, top-p."),
     drawing_options,
@@ -74,18 +83,70 @@ decoding_options = stack(
         "--strict", is_flag=True, help="Every pass in one fixed shape: no ties from rounding."
     ),
     click.option("--warmup", default=2, show_default=True, help="Untimed runs before the first."),
+    export_option,
+)
+
+compile_option = click.option(
+    "--compile",
+    default="auto",
+    show_default=True,
+    help="Compiled passes: on, off, or auto: where they pay in this run.",
+)
+
+speed_options = stack(
+    compile_option,
     click.option(
-        "--export",
-        "exports",
-        multiple=True,
-        metavar="FILE",
-        help="Write the result to .json, .csv, .md or .tex too; may be repeated.",
+        "--profile", is_flag=True, help="Say where steps spend their time, and how fast they read."
     ),
 )
+
+quality_options = stack(
+    click.option(
+        "--allow-code-execution",
+        is_flag=True,
+        help="Run generated programs, in a sandbox, for HumanEval's pass@1.",
+    ),
+    click.option(
+        "--answers", metavar="FILE", help="Write MT-Bench answers in FastChat's format (.jsonl)."
+    ),
+)
+
+salvage_option = click.option(
+    "--salvage",
+    is_flag=True,
+    help="First drop damaged lines of stored samples; the file as it was stays beside it.",
+)
+
+
+def salvaging(*names: str) -> Callable[[F], F]:
+    """--salvage for a command that reads the stored runs which these parameters name."""
+
+    def decorate(function: F) -> F:
+        @salvage_option
+        @functools.wraps(function)
+        def salvaged(*arguments: Any, salvage: bool, **options: Any) -> Any:
+            if salvage:
+                from ppdbench.cli.common import repair
+
+                for name in names:
+                    given = options[name] or ()
+                    repair(*([given] if isinstance(given, str) else given))
+            return function(*arguments, **options)
+
+        return cast(F, salvaged)
+
+    return decorate
+
 
 run_options = stack(
     click.option(
         "--out", metavar="DIR", help="Folder of the run (results/COMMAND-TASK-MODEL-TIME)."
     ),
     click.option("--resume", is_flag=True, help="Continue the run in --out."),
+    click.option(
+        "--shard",
+        metavar="I/N",
+        help="Do the Ith of N parts of the examples, into the --out that all parts share.",
+    ),
+    salvage_option,
 )

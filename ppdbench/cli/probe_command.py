@@ -12,11 +12,14 @@ from ppdbench.cli.common import (
     chosen_data,
     chosen_targets,
     closing_notes,
+    left_over,
     model_spec,
     notice,
     numbers,
+    our_share,
     progress,
     run_folder,
+    told_elsewhere,
 )
 from ppdbench.cli.options import (
     drawing_options,
@@ -148,13 +151,16 @@ def _probe_matches(
 
     check_pictures(plot, heatmap)
     quiet()
-    set_threads(options["threads"])
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
+    share = our_share(options, out, resume)
+    set_threads(options["threads"], share.on_machine)
     layers = options.pop("layers")
     config = _config(tasks or ("gsm8k",), options)
     folder = run_folder(out, resume, "probe", "+".join(config.tasks), config.model.name)
     with progress() as report:
-        run = run_probe(config, layers, folder, resume=resume, report=report)
+        run = run_probe(config, layers, folder, resume=resume, report=report, share=share)
+    if told_elsewhere(run):
+        return 0
     rates = summary.match_rates(run.samples, config.ks, run.buckets)
     _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
     if form == "csv":
@@ -165,7 +171,7 @@ def _probe_matches(
     emit(sheets, summary.to_json(run.header, run.samples, rates, str(folder)), form)
     _show(run, config, form)
     closing_notes(run, asked)
-    return 0
+    return left_over(run)
 
 
 def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
@@ -193,7 +199,10 @@ def _show(run: ProbeRun, config: ProbeConfig, form: str) -> None:
     from ppdbench.report.plots import save, sign, token_grid
     from ppdbench.report.probe_tables import label
 
-    sample = next(s for s in run.samples if "predictions" in s)
+    sample = next((s for s in run.samples if "predictions" in s), None)
+    if sample is None:
+        notice(f"note: example {config.show_example} is not there yet; another shard has it")
+        return
     grid = grid_of(sample, run.layers, lambda token: run.loaded.tokenizer.decode([token]))
     print_grid(grid, Console(stderr=form != "table"))
     picture = run.path / f"example-{config.show_example}.png"

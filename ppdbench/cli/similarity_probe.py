@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ppdbench.cli.common import check_pictures, closing_notes, notice, progress
+from ppdbench.cli.common import (
+    check_pictures,
+    closing_notes,
+    left_over,
+    notice,
+    our_share,
+    progress,
+    told_elsewhere,
+)
 from ppdbench.cli.drafts_probe import config_of, folder_of
 
 
@@ -17,14 +25,16 @@ def probe_similarity(
     **options: Any,
 ) -> int:
     """How close pseudo states are to true ones, as a table and a picture."""
-    from ppdbench.probe import similarity
+    from ppdbench.probe import closeness
     from ppdbench.probe.drafts import run_drafts
+    from ppdbench.probe.similarity import Cosines
     from ppdbench.report import draft_tables
     from ppdbench.report.export import emit
 
     check_pictures(plot)
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    config = config_of("similarity", tasks, methods, options)
+    share = our_share(options, out, resume)
+    config = config_of("similarity", tasks, methods, options, share)
     folder = folder_of("similarity", config, out, resume)
     with progress() as report:
         run = run_drafts(
@@ -33,13 +43,16 @@ def probe_similarity(
             resume=resume,
             report=report,
             kind="similarity",
-            measures=similarity.Cosines,
+            measures=Cosines,
+            share=share,
         )
-    rows = similarity.similarities(run.samples)
+    if told_elsewhere(run):
+        return 0
+    rows = closeness.similarities(run.samples)
     sheets = draft_tables.similarity_sheets(run.header, rows)
     emit(
         [draft_tables.long(rows)] if form == "csv" else sheets,
-        similarity.to_json(rows, run.header, str(folder)),
+        closeness.to_json(rows, run.header, str(folder)),
         form,
     )
     if plot is not None:
@@ -49,4 +62,4 @@ def probe_similarity(
         save(sign(similarities([asdict(row) for row in rows]), label(run.header)), plot)
         notice(f"picture: {plot}")
     closing_notes(run, asked)
-    return 0
+    return left_over(run)

@@ -9,7 +9,7 @@ import click
 
 from ppdbench import theory
 from ppdbench.cli.common import notice, numbers
-from ppdbench.cli.options import format_option
+from ppdbench.cli.options import format_option, salvaging
 from ppdbench.errors import ConfigError
 from ppdbench.report import theory_tables
 from ppdbench.report.export import Sheet, emit
@@ -49,6 +49,7 @@ class Answer:
 @click.option("--plot", metavar="FILE", help="Draw Figures 3 and 4 as .png, .svg or .pdf.")
 @click.option("--simulate", type=int, metavar="RUNS", help="Also play this many generations.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the simulation.")
+@salvaging("run")
 @format_option
 def command(figures: bool, plot: str | None, form: str, **options: Any) -> None:
     """Latency and compute that match rates promise.

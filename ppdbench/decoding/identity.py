@@ -7,7 +7,7 @@ measured: only a choice closer than that may be a tie.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ppdbench.engine.session import Session
 
 Verdict = Literal["identical", "tie", "mismatch"]
+
+# The logits [vocab] that chose an output position, from passes shaped as they were.
+Replay = Callable[["Session", list[int], "Decoded", int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +52,26 @@ def first_difference(ours: Sequence[int], greedy: Sequence[int]) -> int | None:
 
 
 def judge(
-    ours: Decoded, greedy: Decoded, prompt_ids: list[int], session: Session, *, rounding: bool
+    ours: Decoded,
+    greedy: Decoded,
+    prompt_ids: list[int],
+    session: Session,
+    *,
+    rounding: bool,
+    replay: Replay | None = None,
 ) -> Judgement:
     """Token ids against token ids, up to and including EOS, both capped alike.
 
     `rounding` says whether the two could differ by it at all: not where every pass of both
-    had the same shape.
+    had the same shape. `replay` repeats the passes of `ours`, where they were not the session's.
     """
     position = first_difference(ours.output_ids, greedy.output_ids)
     if position is None:
         return Judgement("identical")
     if not 0 < position < min(len(ours.output_ids), len(greedy.output_ids)):
         return Judgement("mismatch", position)
-    single, several = _both_ways(session, prompt_ids, ours, position)
+    single = _one_by_one(session, prompt_ids, ours.output_ids[:position])
+    several = (replay or as_verified)(session, prompt_ids, ours, position)
     theirs, own = greedy.output_ids[position], ours.output_ids[position]
     margin = float(single[theirs] - single[own])
     moved = several - single
@@ -71,16 +81,18 @@ def judge(
 
 
 @torch.inference_mode()
-def _both_ways(
-    session: Session, prompt_ids: list[int], ours: Decoded, position: int
-) -> tuple[Tensor, Tensor]:
-    """The logits [vocab] that choose output `position`: one row per pass, and as verified."""
-    output = ours.output_ids
+def _one_by_one(session: Session, prompt_ids: list[int], output: Sequence[int]) -> Tensor:
+    """The logits [vocab] after `output`, one row per pass."""
     _prefill(session, prompt_ids)
-    for token in output[:position]:
+    for token in output:
         logits = session.advance(session.ids([token]))
-    single = logits[0, 0].float()
+    return logits[0, 0].float()
 
+
+@torch.inference_mode()
+def as_verified(session: Session, prompt_ids: list[int], ours: Decoded, position: int) -> Tensor:
+    """The logits [vocab] that chose output `position`, from passes of the rows that ours had."""
+    output = ours.output_ids
     _prefill(session, prompt_ids, ours.parts)
     done = 1  # output tokens chosen; the prefill chose the first
     joined = ours.inserted or ((),) * len(ours.rows)
@@ -91,8 +103,7 @@ def _both_ways(
         kept = output[done : done + accepted]
         hidden = run_pass(session, _stand_in(kept, nodes, inserted, ours.trees))
         if position <= done + accepted:
-            verified = session.logits(hidden[:, : 1 + nodes])
-            return single, verified[0, position - done].float()
+            return session.logits(hidden[:, : 1 + nodes])[0, position - done].float()
         session.tokens += kept
         session.cache.truncate(start + 1 + accepted)
         done += 1 + accepted

@@ -6,7 +6,7 @@ the clock is read there and, once more, between drafting and verifying.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ppdbench.bench.clock import Clock
 from ppdbench.decoding.draft import EMPTY, Draft
 from ppdbench.decoding.limits import Finish, Limits
 from ppdbench.decoding.passes import run_pass
-from ppdbench.decoding.sampling import GREEDY, Chooser
+from ppdbench.decoding.sampling import GREEDY, Chooser, most_likely
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import Tap
@@ -50,7 +50,8 @@ class Decoded:
     `rows` holds the query rows of each pass, and `trees` says whether any draft branched;
     `inserted` says of each pass after how many layers how many of its rows joined it;
     `exits` how many layers each token ran through, where a method leaves some out. `parts`
-    are the lengths that the prompt was run in, where it was not run as a whole.
+    are the lengths that the prompt was run in, where it was not run as a whole. `profile` says
+    where the steps spent their time, where that was asked for.
     """
 
     output_ids: tuple[int, ...]
@@ -66,6 +67,7 @@ class Decoded:
     exits: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
     pipelined: Pipelined | None = None
+    profile: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def speculative(
         between = clock.now()
         verified = verifier.verify(draft, len(output) + 1)
         new = [*(draft.tokens[node] for node in verified.outcome.path), verified.outcome.token]
-        kept = _commit(output, new, limits)
+        kept = commit(output, new, limits)
         session.tokens += new[:kept]
         if kept == len(new):
             proposer.learn(session, verified)
@@ -190,7 +192,7 @@ def speculative(
     )
 
 
-def _commit(output: list[int], new: list[int], limits: Limits) -> int:
+def commit(output: list[int], new: Sequence[int], limits: Limits) -> int:
     """Append tokens one by one, as greedy decoding would, until a limit; how many it took."""
     for count, token in enumerate(new, start=1):
         output.append(token)
@@ -225,7 +227,7 @@ class Verifier:
         hidden, inserted = rows[:, :n], rows[:, n:]
         logits = session.logits(hidden)  # [1, 1 + n, vocab]
         self.peaks[position] = logits.amax()
-        predictions = tuple(logits[0].argmax(-1).tolist())
+        predictions = tuple(most_likely(logits[0]).tolist())
         if not self.chooser.target.greedy:
             generator = self.chooser.generator
             outcome = accept_sampled(draft, logits[0], self.chooser.target, generator)

@@ -14,6 +14,14 @@ TARGETS = ("greedy", "top-k", "top-p")
 COLDEST = 1e-6  # below it logits overflow
 
 
+def most_likely(logits: Tensor) -> Tensor:
+    """The likeliest token of each row [row, vocab], the first of equal ones."""
+    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return logits.argmax(-1)
+    # On a CPU numpy finds it several times faster: it looks at many numbers at once.
+    return torch.from_numpy(logits.detach().numpy().argmax(-1))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """How the final layer's token is picked."""
@@ -43,7 +51,7 @@ class Target:
     def choose(self, logits: Tensor, generators: list[torch.Generator]) -> Tensor:
         """One token per row of `logits` [batch, vocab]: [batch, 1]."""
         if self.greedy:
-            return logits.argmax(-1, keepdim=True)
+            return most_likely(logits)[:, None]
         probabilities = self.distribution(logits)
         draws = [
             torch.multinomial(row, 1, generator=generator)
@@ -76,13 +84,13 @@ class Chooser:
     def choose(self, logits: Tensor) -> Tensor:
         """One token [1, 1] for `logits` [1, vocab]."""
         if self.target.greedy:
-            return logits.argmax(-1, keepdim=True)
+            return most_likely(logits)[:, None]
         return self.target.choose(logits, [self.generator])
 
     def draw(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """A drafted token [1, 1] and, if it was drawn, what from: [1, vocab]."""
         if self.target.greedy:
-            return logits.argmax(-1, keepdim=True), None
+            return most_likely(logits)[:, None], None
         probabilities = self.target.distribution(logits)
         token = torch.multinomial(probabilities.cpu(), 1, generator=self.generator)
         return token.to(logits.device), probabilities

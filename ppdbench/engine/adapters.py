@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.cache import CacheShape, Rows
 from ppdbench.engine.masks import Step
-from ppdbench.engine.packing import pack
+from ppdbench.engine.packing import PackedLinear, pack, unpack
 from ppdbench.errors import UnsupportedModel
 from ppdbench.registry import Registry
 
@@ -74,11 +74,15 @@ class Adapter:
         cache: Rows | None,
     ) -> Tensor:
         """One decoder layer."""
+        out: Tensor = self._passes[index](hidden, **self.arguments(mask, rotary, cache))
+        return out
+
+    def arguments(self, mask: Tensor | None, rotary: Rotary, cache: Rows | None) -> dict[str, Any]:
+        """What the family's layers are handed beside hidden states."""
         arguments: dict[str, Any] = {"attention_mask": mask, self.cache_argument: cache}
         if rotary is not None:
             arguments["position_embeddings"] = rotary
-        out: Tensor = self._passes[index](hidden, **arguments)
-        return out
+        return arguments
 
     def norm(self, hidden: Tensor) -> Tensor:
         """What stands between the last layer and the head."""
@@ -131,6 +135,14 @@ class Adapter:
         self.head = pack(self.head)
         self.model.set_output_embeddings(self.head)
 
+    def unpack(self) -> None:
+        """Plain weights again, which is what compiled passes read."""
+        for module in (*self.layers, self.head):
+            unpack(module)
+        shared = self.embedding.get_parameter("weight")
+        if isinstance(self.head, PackedLinear) and torch.equal(self.head.plain, shared):
+            self.head.weight = shared  # tied, as it was before
+
     def drop(self, layers: Iterable[int]) -> None:
         """Free the weights of layers that this process never runs; their types stay known."""
         for index in layers:
@@ -149,6 +161,11 @@ class Adapter:
         norm = [] if self.final_norm is None else [self.final_norm]
         return [*first, *own, *norm, self.head]
 
+    def readout_parts(self) -> nn.Sequential:
+        """What stands between the last layer and the logits, as one module."""
+        norm = [] if self.final_norm is None else [self.final_norm]
+        return nn.Sequential(*norm, self.head)
+
     # Facts read once
 
     def prepare(self, capacity: int) -> None:
@@ -160,6 +177,11 @@ class Adapter:
                 f"configuration runs {limit} at most; lower --max-new-tokens or shorten the prompt"
             )
         self._fill_rotary(capacity)
+
+    def rotary_width(self) -> int:
+        """The last size of what `rotary` gives."""
+        self._fill_rotary(1)
+        return self._rotary[self.rope_kind(0)][0].shape[-1]
 
     def _fill_rotary(self, capacity: int) -> None:
         for kind in {self.rope_kind(i) for i in range(len(self.layers))}:

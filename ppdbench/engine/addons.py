@@ -29,6 +29,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.resources import reference_model
 
 FORMAT, VERSION = "ppdbench-addon", 1
+RECORD = "training.json"  # what a training run wrote down of itself, where it is kept beside
 SHOWN = 5  # names of tensors in one line of an error
 
 Shape = tuple[int | None, ...]  # None: any size
@@ -57,15 +58,24 @@ class Weights:
         self._loaded = loaded
 
     @cached_property
-    def _read(self) -> tuple[dict[str, Tensor], str]:
-        """The tensors that nobody has taken yet, and the fingerprint of them all."""
+    def _read(self) -> tuple[dict[str, Tensor], str, int]:
+        """The tensors that nobody has taken yet; of all of them the fingerprint and the size."""
         tensors = read_tensors(self.file)
-        return tensors, tensor_fingerprint(tensors.items())
+        size = sum(tensor.numel() for tensor in tensors.values())
+        return tensors, tensor_fingerprint(tensors.items()), size
 
     @property
     def fingerprint(self) -> str:
         """A hash of all tensors."""
         return self._read[1]
+
+    def facts(self) -> dict[str, Any]:
+        """For the header of a run: how large this is beside its model, and how it was trained."""
+        return {
+            "added_parameters": self._read[2],
+            "model_parameters": self._loaded.staged.parameters,
+            "training": _training(self.file.parent / RECORD),
+        }
 
     def names(self) -> list[str]:
         """What nobody has taken yet."""
@@ -113,6 +123,10 @@ class Addon(Weights):
         if type(value) is not int or value < least:
             raise ConfigError(f"{self._header}: {name} is {value!r}; use {least} or more")
         return value
+
+    def facts(self) -> dict[str, Any]:
+        """With the options that it was trained with."""
+        return {**super().facts(), "options": self.options}
 
 
 def addon_folder(asked: str | Path, method: str, loaded: Loaded) -> Path:
@@ -177,6 +191,17 @@ def _check_model(folder: Path, header: Mapping[str, Any], loaded: Loaded, layout
                 f"the weights in {folder} were trained for another model: their {name} is "
                 f"{header.get(name)}, this model's is {value}"
             )
+
+
+def _training(path: Path) -> dict[str, Any] | None:
+    """What a training run was told, less where its files lay; None where that was not kept."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    config = record.get("config", {})
+    facts = {name: config.get(name) for name in ("steps", "batch_size", "sequence")}
+    return {**facts, "tokens": record.get("tokens"), "start": record.get("start")}
 
 
 def save_addon(

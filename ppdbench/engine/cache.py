@@ -120,6 +120,10 @@ class KVCache:
             return 0
         return max(0, step.key_length - window)
 
+    def blocks(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All rows of `layer`, held or not: [batch, heads, capacity, head_dim] each."""
+        return self._keys[layer], self._values[layer]
+
     def wipe(self) -> None:
         """Zeros again, after a pass that wrote NaN: masked rows still enter products."""
         for kept in (*self._keys.values(), *self._values.values()):

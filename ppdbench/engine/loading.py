@@ -69,7 +69,7 @@ class Loaded:
 def resolve_device(name: str) -> torch.device:
     """`auto`, `cpu`, `cuda` or `cuda:N` to a device that exists."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -83,6 +83,12 @@ def resolve_device(name: str) -> torch.device:
         if (device.index or 0) >= count:
             raise ConfigError(f"device {name!r} asked for, but this machine has {count} CUDA GPUs")
     return device
+
+
+def _own_gpu() -> torch.device:
+    """The GPU of this process: of several that torchrun started on a machine each has its own."""
+    rank = os.environ.get("LOCAL_RANK")
+    return torch.device("cuda" if rank is None else f"cuda:{int(rank) % torch.cuda.device_count()}")
 
 
 def resolve_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch.dtype:
@@ -145,6 +151,18 @@ def load_words(spec: ModelSpec) -> tuple[Any, int]:
 
         config = AutoConfig.from_pretrained(path, **shared)
         return AutoTokenizer.from_pretrained(path, **shared), int(config.vocab_size)
+
+
+def load_depth(spec: ModelSpec) -> int:
+    """How many layers a model has, without its weights."""
+    if spec.is_synthetic:
+        return parse(spec.name).layers
+    path, shared = _source(spec), _how(spec)
+    with _one_line_errors(spec):
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(path, **shared)
+        return int(config.get_text_config().num_hidden_layers)
 
 
 def _source(spec: ModelSpec) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,7 @@ class Medusa:
     heads: MedusaHeads
     folder: Path
     fingerprint: str
+    facts: dict[str, Any]
 
 
 def load_medusa(asked: str, loaded: Loaded) -> Medusa:
@@ -99,7 +101,7 @@ def load_medusa(asked: str, loaded: Loaded) -> Medusa:
     heads = _stacked(weights, shape, loaded)
     weights.close()
     folder = where if published is None else published.parent
-    return Medusa(heads, folder, weights.fingerprint)
+    return Medusa(heads, folder, weights.fingerprint, weights.facts())
 
 
 def _published(where: Path) -> Path | None:

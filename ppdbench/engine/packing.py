@@ -3,7 +3,8 @@
 One-row products at inference are bound by memory; the stock layout reaches about half of
 what a packed one does, in float32 and bfloat16 alike, and a few rows cost hardly more than
 one. The packed copy replaces the original, so memory does not grow (a head tied to the
-embedding gets a copy of its own, because the embedding still reads plain rows).
+embedding gets a copy of its own, because the embedding still reads plain rows). Compiled
+passes read plain rows, for which a layer can be unpacked again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 # A packed product costs about 10 µs however small it is, so small matrices stay as they are:
 # the size in numbers from which packing pays.
@@ -23,19 +25,37 @@ ROWS_HINT = 8
 
 
 class PackedLinear(nn.Module):
-    """y = x W^T + b over a packed W, which only `forward` can read."""
+    """y = x W^T + b over a packed W, which only `forward` can read until it is unpacked."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.packed_bytes = weight.numel() * weight.element_size()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
+        self.weight = None
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
+        if self.weight is not None:
+            return linear(x, self.weight, self.bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
+
+    def unpack(self) -> None:
+        """Hold W in plain rows, and in them alone."""
+        if self.weight is None:
+            self.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+            self.packed, self.packed_bytes = None, 0
+
+    @property
+    def plain(self) -> Tensor:
+        """W once it is unpacked."""
+        assert self.weight is not None
+        return self.weight
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -63,6 +83,13 @@ def pack(module: nn.Module) -> nn.Module:
         if packed is not child:
             setattr(module, name, packed)
     return module
+
+
+def unpack(module: nn.Module) -> None:
+    """Plain weights in every packed layer in `module`."""
+    for layer in module.modules():
+        if isinstance(layer, PackedLinear):
+            layer.unpack()
 
 
 def packed_bytes(module: nn.Module) -> int:

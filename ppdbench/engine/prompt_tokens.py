@@ -13,10 +13,11 @@ adapters are PEFT's: `adapter_config.json` and one tensor `prompt_embeddings`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,6 +122,7 @@ class Prompts:
     prefix: Given | None = None
     folder: Path = Path()
     fingerprint: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def words(self, n: int = 1) -> Tensor:
         """What `n` chains and the prefix behind them are made of: [1, rows, hidden]."""
@@ -187,6 +189,7 @@ def _of_addon(addon: Addon, loaded: Loaded) -> Prompts:
         _prefix(addon, chain, loaded) if chain.prefix else None,
         addon.folder,
         addon.fingerprint,
+        addon.facts(),
     )
 
 
@@ -206,7 +209,9 @@ def _of_peft(folder: Path, loaded: Loaded) -> Prompts:
     shape = (chain.rows(chain.prompts), loaded.staged.hidden_size)
     embeddings = weights.take("prompt_embeddings", shape)
     weights.close()
-    return Prompts(chain, embeddings, folder=folder, fingerprint=weights.fingerprint)
+    return Prompts(
+        chain, embeddings, folder=folder, fingerprint=weights.fingerprint, facts=weights.facts()
+    )
 
 
 def _peft_chain(path: Path) -> Chain:

@@ -136,6 +136,7 @@ class SkippedModel(StagedModel):
         blocks = [Blocks.of(layer) for layer in layers]
         both = self.attention & self.mlp
         self._nothing_left = frozenset(i for i in both if blocks[i].bare)
+        self.compiled = model.compiled.without(self.attention | self.mlp)
         self.adapter = model.adapter.with_layers(
             {
                 i: blocks[i].without(layers[i], attention=i in self.attention, mlp=i in self.mlp)
@@ -182,6 +183,10 @@ class SkippedModel(StagedModel):
             if tap is not None:
                 tap(i + 1, hidden)
         return hidden
+
+    def layer_bytes(self, layer: int) -> int:
+        """What is left of one layer's weights."""
+        return 0 if layer in self._nothing_left else super().layer_bytes(layer)
 
     def cost(self) -> float:
         """What a pass of one row reads of the weights, against the whole model: 0..1.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ppdbench.engine import attention
-from ppdbench.engine.adapters import adapter_for
+from ppdbench.engine.adapters import Rotary, adapter_for
+from ppdbench.engine.artefacts import home
 from ppdbench.engine.cache import KVCache
+from ppdbench.engine.compiled import CompiledLayers
 from ppdbench.engine.masks import FixedShape, Step, StepMaker
 from ppdbench.engine.packing import packed_bytes
+from ppdbench.errors import NumericalError
 
 Tap = Callable[[int, Tensor], None]
+
+TOLERANCE = 1e-3  # of the largest logit: what is compiled sums in another order
 
 
 class StagedModel:
@@ -29,6 +36,7 @@ class StagedModel:
         `keep` are the layers that this process runs; the weights of others are freed.
         """
         self.model = model.eval().requires_grad_(False)
+        self.parameters = sum(p.numel() for p in model.parameters())  # before any is packed
         attention.install(model)
         self.adapter = adapter_for(model)
         self.n_layers = len(self.adapter.layers)
@@ -44,6 +52,7 @@ class StagedModel:
             self.adapter.pack()
         if keep is not None and 0 not in keep:
             self.adapter.drop_embedding()
+        self.compiled = CompiledLayers(self.adapter)
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
 
     def new_cache(
@@ -93,31 +102,89 @@ class StagedModel:
         """
         cache.begin(step, start, stop)
         rotary = {kind: self.adapter.rotary(step, kind) for kind in set(self._kinds[start:stop])}
-        call, devices = self.adapter.call_layer, self.cache_shape.devices
+        quick = self.compiled.over(step, cache, rotary.get(None))
+        hidden = hidden if quick is None else quick.filled(hidden)
         for i in range(start, stop):
-            window = self.windows[i]
-            mask = step.mask(window)
-            turn = rotary[self._kinds[i]]
-            if hidden.device != devices[i]:
-                hidden = hidden.to(devices[i])
-                mask = None if mask is None else mask.to(devices[i])
-                turn = None if turn is None else (turn[0].to(devices[i]), turn[1].to(devices[i]))
-            hidden = call(i, hidden, mask, turn, cache)
+            if quick is not None and i not in quick.left_out:
+                hidden = quick(i, hidden)
+            else:
+                hidden = self._eager(i, hidden, step, rotary[self._kinds[i]], cache)
             if tap is not None:
-                tap(i + 1, hidden)
-        return hidden
+                tap(i + 1, hidden if quick is None else quick.cut(hidden))
+        return hidden if quick is None else quick.cut(hidden)
+
+    def _eager(self, i: int, hidden: Tensor, step: Step, turn: Rotary, cache: KVCache) -> Tensor:
+        """One layer, on whichever device it lies."""
+        mask, device = step.mask(self.windows[i]), self.cache_shape.devices[i]
+        if hidden.device != device:
+            hidden = hidden.to(device)
+            mask = None if mask is None else mask.to(device)
+            turn = None if turn is None else (turn[0].to(device), turn[1].to(device))
+        return self.adapter.call_layer(i, hidden, mask, turn, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head, after whichever layer `hidden` comes from."""
-        return self.adapter.logits(hidden)
+        logits = self.compiled.logits(hidden)
+        return self.adapter.logits(hidden) if logits is None else logits
+
+    def compile(self, counts: Collection[int]) -> None:
+        """Run passes of these numbers of rows compiled from now on, and check that they may.
+
+        On disk nothing is kept but code; what is not there yet takes tens of seconds.
+        """
+        self.adapter.unpack()
+        self.compiled.make(counts)
+        for n in self.compiled.counts:
+            self._check_compiled(n)
+
+    @torch.inference_mode()
+    def _check_compiled(self, rows: int) -> None:
+        """A pass compiled against the same pass eager, up to rounding."""
+        hidden = torch.randn(2, 1, rows, self.hidden_size, dtype=self.dtype)
+        quick = self._logits_of(hidden)
+        with eager(self):
+            truth = self._logits_of(hidden)
+        off = float((quick - truth).abs().max() / truth.abs().max())
+        if not off <= TOLERANCE:
+            raise NumericalError(
+                f"a compiled pass of {rows} rows is off by {off:.1e} of the largest logit; use "
+                f"--compile off, or delete {home()}"
+            )
+
+    def _logits_of(self, passes: Tensor) -> Tensor:
+        """Logits after the last of some passes [pass, 1, row, hidden] over an empty cache."""
+        rows = passes.shape[2]
+        cache, steps = self.new_cache(rows * len(passes))
+        for number, hidden in enumerate(passes):
+            step = steps.chain(rows * number, rows)
+            out = self.run(hidden, 0, self.n_layers, step, cache)
+        return self.logits(out)
 
     def weight_bytes(self) -> int:
         """Memory of the distinct parameters and buffers."""
         return _bytes([self.model])
 
+    def layer_bytes(self, layer: int) -> int:
+        """What a pass reads of one layer's weights."""
+        return _bytes([self.adapter.layers[layer]])
+
+    def readout_bytes(self) -> int:
+        """What reading out reads of the final norm and the head."""
+        return _bytes([self.adapter.readout_parts()])
+
     def part_bytes(self, layers: range) -> int:
         """Memory of what runs these layers and reads out after them."""
         return _bytes(self.adapter.parts(layers))
+
+
+@contextmanager
+def eager(model: StagedModel) -> Iterator[None]:
+    """Passes of `model` run eagerly for a while."""
+    compiled, model.compiled = model.compiled, CompiledLayers(model.adapter)
+    try:
+        yield
+    finally:
+        model.compiled = compiled
 
 
 def _bytes(modules: Sequence[nn.Module]) -> int:

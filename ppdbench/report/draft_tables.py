@@ -13,7 +13,7 @@ from ppdbench.report.export import Sheet
 from ppdbench.report.probe_tables import label, with_interval
 
 if TYPE_CHECKING:
-    from ppdbench.probe.similarity import Similarity
+    from ppdbench.probe.closeness import Similarity
 
 SHOWN = (1, 3, 5, 10)
 

@@ -14,6 +14,12 @@ def check_path(path: str | Path, suffixes: Iterable[str], what: str) -> Path:
     path = Path(path)
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{path}: no {what} format has this suffix; use {', '.join(suffixes)}")
+    return check_writable(path)
+
+
+def check_writable(path: str | Path) -> Path:
+    """Refuse a file that could not be written, whatever its suffix."""
+    path = Path(path)
     # Missing folders are made on saving, so ask the nearest one that is there.
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a directory")

@@ -115,7 +115,8 @@ def save(figure: Figure, path: str | Path) -> None:
 @quiet_style()
 def sign(figure: Figure, text: str) -> Figure:
     """Put what was measured, synthetic weights included, into the picture's corner."""
-    figure.text(0.995, 0.01, plain(text), ha="right", va="bottom", fontsize=7, color="#666666")
+    lines = "\n".join(map(plain, text.split("\n")))
+    figure.text(0.995, 0.01, lines, ha="right", va="bottom", fontsize=7, color="#666666")
     return figure
 
 
@@ -334,10 +335,10 @@ def _heat(axes: Axes, rows: Sequence[Row], scale: ScalarMappable) -> None:
     for row in rows:
         y, x = layers.index(row["layer"]), buckets.index(row["bucket"])
         rate = row["match_rate"]
-        axes.add_patch(_square(x, y, scale.to_rgba(rate)))
+        axes.add_patch(square(x, y, scale.to_rgba(rate)))
         ink = "white" if rate > 0.6 else INK
         axes.text(x, y, f"{100 * rate:.0f}", ha="center", va="center", fontsize=6.5, color=ink)
-    _grid_axes(axes, len(buckets), len(layers))
+    grid_axes(axes, len(buckets), len(layers))
     axes.set_xticks(range(len(buckets)), [plain(b) for b in buckets], rotation=45, fontsize=7)
     axes.set_yticks(range(len(layers)), layers, fontsize=7)
 
@@ -414,10 +415,10 @@ def _token_block(axes: Axes, grid: TokenGrid, columns: range) -> None:
     for y, (words, ranks) in enumerate(zip(grid.predictions, grid.ranks, strict=True)):
         for x, column in enumerate(columns):
             kind = rank_class(ranks[column])
-            axes.add_patch(_square(x, y, CELL_COLOURS[kind]))
+            axes.add_patch(square(x, y, CELL_COLOURS[kind]))
             text = _cell_text(words[column])
             axes.text(x, y, text, color=CELL_INKS[kind], **CELL_TEXT)
-    _grid_axes(axes, len(columns), len(grid.layers))
+    grid_axes(axes, len(columns), len(grid.layers))
     heads = [_cell_text(grid.tokens[column]) for column in columns]
     axes.set_xticks(range(len(columns)), heads, fontfamily=CELL_FONTS, fontsize=6.5)
     axes.tick_params(top=False, labeltop=True, labelbottom=False, pad=1)
@@ -466,11 +467,12 @@ def _grid_legend(picture: Figure, width: float, height: float) -> None:
 # --- Shared pieces -------------------------------------------------------------------------
 
 
-def _square(x: int, y: int, colour: Any) -> Rectangle:
+def square(x: int, y: int, colour: Any) -> Rectangle:
+    """A unit cell around (x, y)."""
     return Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=0.8)
 
 
-def _grid_axes(axes: Axes, columns: int, rows: int) -> None:
+def grid_axes(axes: Axes, columns: int, rows: int) -> None:
     """Axes of unit cells, first row on top, with nothing around them."""
     axes.set_xlim(-0.5, columns - 0.5)
     axes.set_ylim(rows - 0.5, -0.5)

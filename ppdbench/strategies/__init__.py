@@ -15,6 +15,7 @@ from ppdbench.strategies import prompt_lookup as prompt_lookup
 from ppdbench.strategies import prompt_tokens as prompt_tokens
 from ppdbench.strategies import rest as rest
 from ppdbench.strategies import speculative as speculative
+from ppdbench.strategies import transformers_generate as transformers_generate
 from ppdbench.strategies.base import METHODS as METHODS
 from ppdbench.strategies.base import Method
 from ppdbench.strategies.plugins import load_plugins

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from ppdbench.decoding.loop import Decoded, Opening, Verified
     from ppdbench.decoding.sampling import Chooser
     from ppdbench.decoding.verify import Acceptance
-    from ppdbench.engine.loading import Loaded
+    from ppdbench.engine.loading import Loaded, ModelSpec
     from ppdbench.engine.session import Session
+    from ppdbench.engine.stock import StockModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,37 @@ class Setup:
     target: Loaded
     capacity: int
     seed: int = 0
+    others: dict[ModelSpec, Loaded] = dataclasses.field(default_factory=dict, repr=False)
+    """Further models that strategies asked for, so that several share one."""
+    stocks: dict[str | None, StockModel] = dataclasses.field(default_factory=dict, repr=False)
+    """Models as transformers runs them by name, the target without one."""
+
+    def load(self, spec: ModelSpec) -> Loaded:
+        """Another model than the target, loaded once per run."""
+        from ppdbench.engine.loading import load
+
+        if spec not in self.others:
+            self.others[spec] = load(spec)
+        return self.others[spec]
+
+    def stock(self, name: str | None = None) -> StockModel:
+        """The target, or another model, as transformers runs it; loaded once per run."""
+        from ppdbench.engine.stock import StockModel
+
+        if name not in self.stocks:
+            if name is None:
+                self.stocks[name] = StockModel.beside(self.target)
+            else:
+                spec = dataclasses.replace(self.target.spec, name=name, revision=None)
+                self.stocks[name] = StockModel.load(spec)
+        return self.stocks[name]
+
+    def share_weights(self) -> None:
+        """Let the target as transformers runs it read our weights, where they are plain."""
+        from ppdbench.engine.stock import share
+
+        if (stock := self.stocks.get(None)) is not None:
+            share(stock.model, self.target.staged.model)
 
 
 class Decoder:
@@ -48,7 +80,9 @@ class Decoder:
     branch, which only greedy verification can follow. `loaded` says what else was read, with
     fingerprints, and `facts` what was found out about it, both for the header of the run.
     `units` processes of `threads` threads each decode together (0: as many as the run has).
-    `acceptance`, where there is one, keeps tokens that greedy decoding would not give.
+    `acceptance`, where there is one, keeps tokens that greedy decoding would not give. A
+    `foreign` decoder is greedy decoding by an engine that is not ours: it draws no tokens, and
+    `--strict` cannot fix the shapes of its passes.
     """
 
     rows: int = 1
@@ -58,6 +92,7 @@ class Decoder:
     units: int = 1
     threads: int = 0
     acceptance: Acceptance | None = None
+    foreign: bool = False
 
     def decode(
         self,
@@ -69,6 +104,14 @@ class Decoder:
     ) -> Decoded:
         """Tokens of one prompt, step by step."""
         raise NotImplementedError
+
+    def replay(
+        self, session: Session, prompt_ids: list[int], decoded: Decoded, position: int
+    ) -> Tensor:
+        """The logits [vocab] that chose output `position`, from passes shaped as they were."""
+        from ppdbench.decoding.identity import as_verified
+
+        return as_verified(session, prompt_ids, decoded, position)
 
     def close(self) -> None:
         """The run is over: end what was started for it."""
@@ -129,6 +172,15 @@ class Strategy(Protocol):
         ...
 
 
+@runtime_checkable
+class Exiting(Protocol):
+    """A strategy that reads an early layer out, so that a model's depth alone may refuse it."""
+
+    def exit_in(self, n_layers: int) -> int:
+        """How many layers run up to the exit in a model of `n_layers`."""
+        ...
+
+
 def option(default: T, help: str) -> T:
     """A field of a strategy with the line that `list methods` shows."""
     made: T = dataclasses.field(default=default, metadata={"help": help})
@@ -180,17 +232,18 @@ class Method:
 
     def build(self, settings: Mapping[str, str]) -> Strategy:
         """The strategy with `--set` values read as the types its fields declare."""
-        hints = self._types()
-        known = [option.name for option in self.options()]
-        values = {}
-        for name, text in settings.items():
-            if name not in known:
-                if not known:
-                    raise ConfigError(f"method {self.name!r} has no options, so no {name!r}")
-                raise UnknownName(f"option of {self.name}", name, known)
-            values[name] = _read(self.name, name, text, hints[name])
+        values = {name: self.read(name, text) for name, text in settings.items()}
         strategy: Strategy = self.make(**values)
         return strategy
+
+    def read(self, name: str, text: str) -> Any:
+        """A value for the option `name`, as the type that it has."""
+        known = [option.name for option in self.options()]
+        if not known:
+            raise ConfigError(f"method {self.name!r} has no options, so no {name!r}")
+        if name not in known:
+            raise UnknownName(f"option of {self.name}", name, known)
+        return _read(self.name, name, text, self._types()[name])
 
 
 METHODS: Registry[Method] = Registry("method")
@@ -205,6 +258,15 @@ def strategy(name: str, *, exact: bool = True, trained: bool = False) -> Callabl
         return cls
 
     return register
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """A method and its options as typed: `layerskip:draft_length=4`, `transformers:greedy`."""
+    name, _, rest = text.partition(":")
+    if any(known.startswith(f"{name}:") for known in METHODS):
+        second, _, rest = rest.partition(":")
+        name = f"{name}:{second}"
+    return name, rest
 
 
 def settings(pairs: tuple[str, ...]) -> dict[str, str]:

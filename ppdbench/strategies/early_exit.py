@@ -75,12 +75,14 @@ class EarlyExit:
                 f"early-exit: measure={self.measure!r} is not known; use {', '.join(MEASURES)}"
             )
 
+    def exit_in(self, n_layers: int) -> int:
+        """The exit asked for; half of the layers, or with a confidence the first."""
+        default = 1 if self.confidence else n_layers // 2
+        return exit_layer_of("early-exit", self.exit_layer, default, n_layers)
+
     def prepare(self, setup: Setup) -> Exits:
         """Settle the exit; there is nothing to load."""
-        n_layers = setup.target.staged.n_layers
-        default = 1 if self.confidence else n_layers // 2
-        first = exit_layer_of("early-exit", self.exit_layer, default, n_layers)
-        return Exits(self, first)
+        return Exits(self, self.exit_in(setup.target.staged.n_layers))
 
 
 class Exits(Decoder):

@@ -58,6 +58,7 @@ class Transferring(Proposer):
     ) -> None:
         self.all_steps, self.transfer = transfer, transfer.first(tree.depth)
         self.tree, self.masked, self.loaded = tree, masked, loaded
+        self.facts = {"layers": list(transfer.layers), "nodes": [1 + len(tree)]}
         self.taps = tuple(dict.fromkeys(self.transfer.layers))
         self.trees = tree.parents != tuple(range(-1, len(tree) - 1))
         self._shape = Draft(

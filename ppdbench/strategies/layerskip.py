@@ -66,11 +66,14 @@ class LayerSkip:
                 f"layerskip: reuse={self.reuse!r} is not known; use {', '.join(REUSES)}"
             )
 
+    def exit_in(self, n_layers: int) -> int:
+        """The exit asked for, or a quarter of the layers."""
+        return exit_layer_of("layerskip", self.exit_layer, n_layers // 4, n_layers)
+
     def prepare(self, setup: Setup) -> SelfSpeculation:
         """Settle the exit; make the second cache if there is to be one."""
         model = setup.target.staged
-        quarter = model.n_layers // 4
-        exit_layer = exit_layer_of("layerskip", self.exit_layer, quarter, model.n_layers)
+        exit_layer = self.exit_in(model.n_layers)
         if self.reuse != "none":
             return SelfSpeculation(self, exit_layer)
         own = model.new_cache(setup.capacity, layers=range(exit_layer))

@@ -7,9 +7,9 @@ and one pass verifies it and yields the state that the next tree is filled from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
@@ -52,7 +52,8 @@ class Medusa:
         tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)
         check_top("medusa", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}
-        return Guessing(medusa.heads, tree, loaded, self.typical)
+        facts = {**medusa.facts, "nodes": [1 + len(tree)], "rows": [1 + len(tree)]}
+        return Guessing(medusa.heads, tree, loaded, self.typical, facts)
 
 
 class Guessing(Proposer):
@@ -61,9 +62,14 @@ class Guessing(Proposer):
     _state: Tensor  # [1, hidden]
 
     def __init__(
-        self, heads: MedusaHeads, tree: Tree, loaded: dict[str, str], typical: float
+        self,
+        heads: MedusaHeads,
+        tree: Tree,
+        loaded: dict[str, str],
+        typical: float,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        self.heads, self.tree, self.loaded = heads, tree, loaded
+        self.heads, self.tree, self.loaded, self.facts = heads, tree, loaded, facts or {}
         self.rows = 1 + len(tree)
         self.trees = tree.parents != tuple(range(-1, len(tree) - 1))
         self._used = heads.first(tree.depth)

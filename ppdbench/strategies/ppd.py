@@ -49,16 +49,21 @@ class PredictivePipelined:
         if not self.patience > 0:
             raise ConfigError(f"ppd: patience={self.patience}; use a number of seconds above 0")
 
+    def exit_in(self, n_layers: int) -> int:
+        """The exit asked for, or half of the layers."""
+        from ppdbench.theory import check_exit
+
+        exit_after = self.exit_after or (n_layers + 1) // 2
+        check_exit(n_layers, exit_after)
+        return exit_after
+
     def prepare(self, setup: Setup) -> Form:
         """Settle the exit, read the head, start the units."""
         from ppdbench.pipeline.forms import FORMS
         from ppdbench.pipeline.plan import Plan
-        from ppdbench.theory import check_exit
 
         loaded = setup.target
-        n_layers = loaded.staged.n_layers
-        exit_after = self.exit_after or (n_layers + 1) // 2
-        check_exit(n_layers, exit_after)
+        exit_after = self.exit_in(loaded.staged.n_layers)
         if self.k > loaded.staged.vocab_size:
             raise ConfigError(f"ppd: k={self.k}; use 1..{loaded.staged.vocab_size}")
         plan = Plan(

@@ -64,6 +64,11 @@ class Prompted(Proposer):
         from ppdbench.decoding.chains import within_any_room
 
         self.prompts, self.model, self.loaded = prompts, model, loaded
+        self.facts = {
+            **prompts.facts,
+            "nodes": [len(state.prompts) for state in tree.states],
+            "rows": [state.rows(prompts.chain.epts) for state in tree.states],
+        }
         self.patterns = [within_any_room(state, prompts) for state in tree.states]
         self._openings: dict[int, Pattern] = {}
         self.rows = max(self._opening(1).rows, *(each[-1].rows for each in self.patterns))

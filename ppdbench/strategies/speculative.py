@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ppdbench.decoding.loop import Opening, Verified
-    from ppdbench.engine.loading import Loaded, ModelSpec
+    from ppdbench.engine.loading import Loaded
     from ppdbench.engine.session import Session
 
 # Text on which tokenizers of one vocabulary may still differ: spaces, digits, case, bytes.
@@ -73,7 +73,7 @@ class Speculative:
 
     def prepare(self, setup: Setup) -> ModelDrafter:
         """Load the draft model and see that it fits the target and the longest sequence."""
-        drafter = self._load(setup.target.spec)
+        drafter = self._load(setup)
         difference = tokenizer_difference(setup.target, drafter)
         if difference is not None:
             raise ConfigError(
@@ -89,14 +89,15 @@ class Speculative:
         kind = PromptedDrafter if self.draft_addon else ModelDrafter
         return kind(self, drafter, setup)
 
-    def _load(self, target: ModelSpec) -> Loaded:
-        from ppdbench.engine.loading import ModelSpec, load
+    def _load(self, setup: Setup) -> Loaded:
+        from ppdbench.engine.loading import ModelSpec
 
+        target = setup.target.spec
         spec = ModelSpec(
             name=self.draft_model, dtype=target.dtype, device=target.device, offline=target.offline
         )
         try:
-            return load(spec)
+            return setup.load(spec)
         except PpdbenchError as error:
             told = str(error).replace("--model", "draft_model")
             raise ConfigError(f"speculative: draft model: {told}") from error

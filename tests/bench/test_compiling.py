@@ -95,6 +95,14 @@ def test_without_a_compiler_what_is_on_disk_still_runs(
         settled(loaded, "on", HOURS, skip=decoder(5))
 
 
+def test_methods_on_several_units_stay_eager(loaded: Loaded, asked: list[tuple[int, ...]]) -> None:
+    spread = decoder(4)
+    spread.units = 2
+    assert "several units" in settled(loaded, "auto", HOURS, ppd=spread)["why"]
+    with pytest.raises(ConfigError, match="several units"):
+        settled(loaded, "on", HOURS, ppd=spread)
+
+
 def test_off_is_off(loaded: Loaded, asked: list[tuple[int, ...]]) -> None:
     assert settled(loaded, "off", HOURS, greedy=decoder(1))["rows"] == asked == []
 

@@ -106,3 +106,16 @@ def test_an_unknown_peer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
     assert "did you mean transformers:greedy" in capsys.readouterr().err
     assert run(["bench", "--against", "vllm"]) == 2
     assert "'vllm' is not 'transformers'" in capsys.readouterr().err
+
+
+def test_a_suite_file_may_ask_for_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = tmp_path / "suite.yaml"
+    text = f"version: 1\ntasks: [xsum]\nlimit: 1\nmethods: [greedy]\nmodel: '{MODEL}'\n"
+    words = ["bench", "--suite", str(suite), "--data", "builtin", "--max-new-tokens", "4"]
+    suite.write_text(f"{text}against: transformers\ncompile: 'off'\n", "utf-8")
+    assert run([*words, "--out", str(tmp_path / "run"), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [s["method"] for s in found] == ["greedy", *ALL[:-1]]
+    suite.write_text(f"{text}against: vllm\n", "utf-8")
+    assert run(words) == 2
+    assert capsys.readouterr().err == "ppdbench: --against vllm: use transformers\n"

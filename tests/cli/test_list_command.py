@@ -19,6 +19,7 @@ from ppdbench.cli.main import COMMANDS, cli, run
 from ppdbench.engine.adapters import ADAPTERS
 from ppdbench.strategies import METHODS
 from ppdbench.strategies.base import Method
+from ppdbench.tables import TABLES
 from ppdbench.tasks import load_task, task_names
 
 KINDS = ("methods", "tasks", "models", "tables")
@@ -115,6 +116,15 @@ def test_tables_are_named_paper_and_number(capsys: pytest.CaptureFixture[str]) -
     assert len(set(names)) == len(names)
     assert names.index("layerskip/2") < names.index("layerskip/10")
     assert all(entry["title"] and entry["rows"] > 0 for entry in entries)
+
+
+def test_tables_say_whether_they_have_a_recipe_and_all_can_be_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    entries = {entry["table"]: entry for entry in parsed(capsys, "tables")}
+    assert set(entries) == set(TABLES.names())
+    assert (entries["ppd/2"]["recipe"], entries["ppd/2"]["steps"]) == (True, ["ppd-matches"])
+    assert (entries["ppd/1"]["recipe"], entries["ppd/1"]["steps"]) == (False, [])
 
 
 @pytest.mark.parametrize("kind", KINDS)

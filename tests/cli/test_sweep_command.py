@@ -362,7 +362,7 @@ def test_results_are_exported(stored: str, capsys: pytest.CaptureFixture[str]) -
 def test_failures_of_a_stored_sweep_exit_3(capsys: pytest.CaptureFixture[str]) -> None:
     first, *others = SPEEDS
     broken = [sample(first, n, 1.0, "failed") for n in range(4)]
-    write(Path("stored"), header(GRID, 4), broken + cells({name: 1.2 for name in others}))
+    write(Path("stored"), header(GRID, 4), broken + cells(dict.fromkeys(others, 1.2)))
     assert run(["sweep", "--show", "stored"]) == 3
     assert "4 examples failed; the first: " in capsys.readouterr().err
 

@@ -1,0 +1,240 @@
+"""How fast this tool is beside transformers and beside the memory's speed, in one table.
+
+    python -m benchmarks.targets [--only baseline,strategies,...] [--threads 2] [--compile on]
+
+Everything that is compared runs in one process, in turns; ratios are medians of rounds or of
+examples, with the smallest and largest of them. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppdbench.bench.baseline import bytes_per_token, compare_with_generate, pseudo_prompts
+from ppdbench.bench.clock import Clock
+from ppdbench.bench.environment import forget_peak_memory, set_threads
+from ppdbench.bench.peers import with_peers
+from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
+from ppdbench.bench.stats import median
+from ppdbench.bench.summary import summarize
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import autoregressive
+from ppdbench.decoding.sampling import Target, generator_for
+from ppdbench.engine.loading import ModelSpec, load
+from ppdbench.engine.quiet import quiet
+from ppdbench.engine.session import Session
+from ppdbench.probe.match import Prober
+from ppdbench.report.export import Sheet, emit
+from ppdbench.store import read_run
+
+REFERENCE, SMALL, MIDDLE = "reference", "synthetic:llama-20m", "synthetic:llama-100m"
+OURS = ("greedy", "layerskip:exit_layer=2", "prompt-lookup", "draft-verify", "lookahead")
+PAIRS = {
+    "greedy": "transformers:greedy",
+    "layerskip:exit_layer=2": "transformers:early-exit",
+    "prompt-lookup": "transformers:prompt-lookup",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What all measurements share."""
+
+    rounds: int
+    compile: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the table: what, the goal as it is written, and every value measured."""
+
+    what: str
+    goal: str
+    values: Sequence[float]
+    note: str = ""
+
+    def cells(self) -> tuple[Any, ...]:
+        """The median and the range."""
+        low, high = min(self.values), max(self.values)
+        return self.what, self.goal, median(self.values), low, high, self.note
+
+
+def baseline(asked: Asked) -> Iterator[Line]:
+    """Greedy against `generate()`, and against the bandwidth."""
+    for name in (REFERENCE, SMALL, MIDDLE):
+        report = compare_with_generate(
+            ModelSpec(name=name, dtype="float32", device="cpu"),
+            prompts=lambda tokenizer: pseudo_prompts(tokenizer, 2, 64),
+            new_tokens=128 if name != MIDDLE else 48,
+            rounds=asked.rounds,
+            compile=asked.compile,
+        )
+        passes = "compiled" if report.compilation["rows"] else "eager"
+        note = f"{passes}, {report.identical}/{report.prompts} identical"
+        if name != MIDDLE:
+            ratios = [r.ratio for r in report.rounds]
+            yield Line(f"greedy / generate(), {name}", "2.0 or more", ratios, note)
+        else:
+            steps = report.prompts * (report.new_tokens - 1)
+            read = report.bytes_per_token * steps / report.bandwidth_bytes_per_s
+            fractions = [read / r.greedy_decode_s for r in report.rounds]
+            yield Line(f"greedy, fraction of bandwidth, {name}", "0.75 or more", fractions, note)
+
+
+def strategies(asked: Asked) -> Iterator[Line]:
+    """Our methods against their counterparts, and what they spend on bookkeeping."""
+    chosen, _ = with_peers(list(map(Choice.parse, OURS)), REFERENCE)
+    config = DecodeConfig(
+        model=ModelSpec(name=REFERENCE, device="cpu"),
+        tasks=("xsum",),
+        data="builtin",
+        limit=max(5, asked.rounds),
+        max_new_tokens=64,
+        methods=tuple(chosen),
+        compile=asked.compile,
+        profile=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        run = run_decode(config, path, kind="bench", resume=False, report=lambda *_: None)
+        samples = read_run(path).samples
+    by_label: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        by_label.setdefault(sample["method"], []).append(sample)
+    for mine, theirs in PAIRS.items():
+        label = mine if mine in by_label else mine.partition(":")[0]
+        pairs = zip(by_label[label], by_label[theirs], strict=True)
+        ratios = [sum(b["step_ms"]) / sum(a["step_ms"]) for a, b in pairs]
+        verdicts = {s["verdict"] for s in (*by_label[label], *by_label[theirs])}
+        goal = {"greedy": "2.0", "prompt-lookup": "1.6"}.get(mine, "2.0")
+        what = f"{label} / {theirs}, steps"
+        yield Line(what, f"{goal} or more", ratios, ", ".join(sorted(verdicts)))
+    summaries = summarize(run.header, run.samples, scores=False)
+    shares = {s["label"]: s["profile"]["bookkeeping_share"] for s in summaries if s["profile"]}
+    worst = max(shares, key=lambda label: shares[label])
+    yield Line("bookkeeping, share of a step", "0.03 or less", list(shares.values()), worst)
+
+
+def probing(asked: Asked) -> Iterator[Line]:
+    """Probing every layer against plain greedy decoding, one by one and in a batch."""
+    loaded = load(ModelSpec(name=REFERENCE, device="cpu"))
+    n, prompts = 64, pseudo_prompts(loaded.tokenizer, 8, 64)
+    layers, clock = range(1, loaded.staged.n_layers + 1), Clock(loaded.staged.device)
+    session = Session(loaded.staged, 64 + n)
+    alone, together = (Prober(loaded, layers, 64 + n) for _ in range(2))
+    target = Target()
+
+    def draws(k: int) -> list[torch.Generator]:
+        return [generator_for(0, str(i)) for i in range(k)]
+
+    work: dict[str, Callable[[], object]] = {
+        "greedy": lambda: [autoregressive(session, p, Limits(n), clock) for p in prompts[:2]],
+        "alone": lambda: [alone.probe([p], n, target, draws(1)) for p in prompts[:2]],
+        "together": lambda: together.probe(prompts, n, target, draws(8)),
+    }
+    each = {"greedy": 2, "alone": 2, "together": 8}
+    times = interleaved(work, asked.rounds, clock)
+    per = {name: [t / each[name] for t in taken] for name, taken in times.items()}
+    yield Line("probing all layers / greedy", "1.10 or less", over(per["alone"], per["greedy"]))
+    what = "probing one by one / in a batch of 8"
+    yield Line(what, "4.0 or more", over(per["alone"], per["together"]))
+
+
+def growth(asked: Asked) -> Iterator[Line]:
+    """Time per token with 2k of context over that with 128, against the bytes moved."""
+    loaded = load(ModelSpec(name=SMALL, dtype="float32", device="cpu"))
+    if loaded.staged.compiled.why_not() is None and asked.compile == "on":
+        loaded.staged.compile([1])
+    clock, n = Clock(loaded.staged.device), 16
+    long, short = pseudo_prompts(loaded.tokenizer, 1, 2048 - n) + pseudo_prompts(
+        loaded.tokenizer, 1, 128 - n
+    )
+    session = Session(loaded.staged, 2048)
+
+    def step_s(prompt: list[int]) -> float:
+        return median(autoregressive(session, prompt, Limits(n), clock).step_ms) / 1e3
+
+    moved = bytes_per_token(loaded.staged, [len(long)], n) / bytes_per_token(
+        loaded.staged, [len(short)], n
+    )
+    step_s(short)
+    ratios = [step_s(long) / step_s(short) / moved for _ in range(asked.rounds)]
+    what = "growth of time over growth of bytes, 2k / 128"
+    yield Line(what, "1.3 or less", ratios, f"bytes grow {moved:.2f}x")
+
+
+def memory(asked: Asked) -> Iterator[Line]:
+    """What the process holds beyond weights and cache while it decodes, over both."""
+    gc.collect()
+    before = resident()
+    loaded = load(ModelSpec(name=MIDDLE, dtype="float32", device="cpu"))
+    if asked.compile == "on":
+        loaded.staged.compile([1])
+    session = Session(loaded.staged, 192)
+    forget_peak_memory(loaded.staged.device)
+    prompt = pseudo_prompts(loaded.tokenizer, 1, 64)[0]
+    autoregressive(session, prompt, Limits(32), Clock(loaded.staged.device))
+    held = loaded.staged.weight_bytes() + session.cache.nbytes
+    extra = (resident("VmHWM") - before) / held - 1
+    yield Line(f"peak memory over weights and KV, {MIDDLE}", "0.15 or less", [extra])
+
+
+def resident(name: str = "VmRSS") -> int:
+    """Bytes that this process holds, or held at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def interleaved(
+    work: dict[str, Callable[[], object]], rounds: int, clock: Clock
+) -> dict[str, list[float]]:
+    """Seconds per round of each, taking turns after one untimed round."""
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for number in range(rounds + 1):
+        for name, call in work.items():
+            start = clock.now()
+            call()
+            if number:
+                times[name].append(clock.now() - start)
+    return times
+
+
+def over(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Ratios round by round."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+# Memory first: what other measurements leave behind would count, or hide what is new.
+MEASUREMENTS = (memory, baseline, strategies, probing, growth)
+
+
+def main() -> None:
+    """Measure what was asked for and print one table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    names = [measure.__name__ for measure in MEASUREMENTS]
+    parser.add_argument("--only", default=",".join(names))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--compile", default="on")
+    asked = parser.parse_args()
+    quiet()
+    set_threads(asked.threads)
+    shared = Asked(asked.rounds, asked.compile)
+    chosen = [m for m in MEASUREMENTS if m.__name__ in asked.only.split(",")]
+    lines = [line.cells() for measure in chosen for line in measure(shared)]
+    header = ("what", "goal", "median", "low", "high", "note")
+    title = f"{torch.get_num_threads()} threads, {asked.rounds} rounds"
+    digits = dict.fromkeys(("median", "low", "high"), 2)
+    emit([Sheet(title, header, tuple(lines), digits=digits)], None, "markdown")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Where a step spends its time, and how much memory its passes read.
+
+Forward passes are timed and their bytes counted where every strategy makes them: at the
+model's `embed`, `run` and `logits`. A step has four parts: passes that draft, the rest of
+drafting, the pass that verifies, and bookkeeping, which is all that is left. Bytes are the
+weights of the layers that ran and the cache rows that they looked at, read once per pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+
+from ppdbench.bench.clock import Clock
+from ppdbench.decoding.loop import Decoded
+from ppdbench.engine.cache import KVCache
+from ppdbench.engine.masks import Step
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from ppdbench.strategies.base import Decoder, Proposer
+
+
+@dataclass(slots=True)
+class Call:
+    """One piece of a forward pass: when it began and ended, what it read, whether it drafted."""
+
+    start: float
+    end: float
+    bytes: int
+    drafts: bool
+
+
+@dataclass(slots=True)
+class Meter:
+    """Notes every piece of a forward pass while a method decodes."""
+
+    model: StagedModel
+    clock: Clock
+    calls: list[Call] = field(default_factory=list)
+    _start: float = 0.0
+    _drafts: bool = False
+
+    @contextmanager
+    def over(self, decoder: Decoder) -> Iterator[None]:
+        """Notes what `decoder` does; what was noted before is forgotten."""
+        self.calls.clear()
+        with ExitStack() as stack:
+            for model in {id(m): m for m in (self.model, *_models(decoder))}.values():
+                stack.enter_context(self._watched(model))
+            if isinstance(decoder, Proposer):
+                stack.enter_context(replaced(decoder, "propose", self._drafting))
+            self._start = self.clock.now()
+            yield
+
+    @contextmanager
+    def _watched(self, model: StagedModel) -> Iterator[None]:
+        costs = Costs(model)
+        with (
+            replaced(model, "run", lambda run: self._timed(run, costs.run)),
+            replaced(model, "logits", lambda logits: self._timed(logits, costs.logits)),
+            replaced(model, "embed", lambda embed: self._timed(embed, costs.embed)),
+        ):
+            yield
+
+    def _timed(
+        self, call: Callable[..., Tensor], cost: Callable[..., int]
+    ) -> Callable[..., Tensor]:
+        @wraps(call)
+        def timed(*args: Any, **kwargs: Any) -> Tensor:
+            self.clock.synchronize()
+            start = self.clock.now()
+            out = call(*args, **kwargs)
+            self.clock.synchronize()
+            end = self.clock.now()
+            self.calls.append(Call(start, end, cost(*args, **kwargs), self._drafts))
+            return out
+
+        return timed
+
+    def _drafting(self, propose: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(propose)
+        def drafting(*args: Any, **kwargs: Any) -> Any:
+            self._drafts = True
+            try:
+                return propose(*args, **kwargs)
+            finally:
+                self._drafts = False
+
+        return drafting
+
+    def profile(self, decoded: Decoded) -> dict[str, float]:
+        """The parts of all steps together, in ms, and the bytes that their passes read."""
+        spent, drafted = sum(decoded.step_ms), sum(decoded.draft_ms)
+        # The prefill, and whatever a strategy ran over the prompt, came first.
+        steps = [c for c in self.calls if c.start >= self._start + decoded.prefill_ms / 1e3]
+        draft, verify = [c for c in steps if c.drafts], [c for c in steps if not c.drafts]
+        draft_pass, verify_pass = (
+            1e3 * sum(c.end - c.start for c in some) for some in (draft, verify)
+        )
+        return {
+            "draft_pass_ms": draft_pass,
+            "draft_ms": drafted - draft_pass,
+            "pass_ms": verify_pass,
+            "bookkeeping_ms": spent - drafted - verify_pass,
+            "draft_pass_bytes": sum(c.bytes for c in draft),
+            "pass_bytes": sum(c.bytes for c in verify),
+        }
+
+
+class Costs:
+    """Bytes that the pieces of a pass over one model read."""
+
+    def __init__(self, model: StagedModel) -> None:
+        shape = model.cache_shape
+        self._layers = [model.layer_bytes(i) for i in range(model.n_layers)]
+        self._row = shape.bytes(1) // shape.n_layers
+        self._windows = shape.windows
+        self._head = model.readout_bytes()
+
+    def run(
+        self, hidden: Tensor, start: int, stop: int, step: Step, cache: KVCache, **_: object
+    ) -> int:
+        """The weights of these layers, and the cache rows in sight."""
+        keys = (min(step.key_length, w or step.key_length) for w in self._windows[start:stop])
+        return sum(self._layers[start:stop]) + self._row * sum(keys)
+
+    def logits(self, hidden: Tensor) -> int:
+        """Norm and head."""
+        return self._head
+
+    def embed(self, tokens: Tensor, step: Step) -> int:
+        """A few rows of a table, which count for nothing."""
+        return 0
+
+
+def _models(decoder: Decoder) -> Iterator[StagedModel]:
+    """The models that a decoder holds, by themselves or in a session."""
+    for held in vars(decoder).values():
+        model = held.model if isinstance(held, Session) else held
+        if isinstance(model, StagedModel):
+            yield model
+
+
+@contextmanager
+def replaced(thing: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """An attribute of one object, changed for a while."""
+    own = vars(thing)
+    before = own.get(name)
+    setattr(thing, name, change(getattr(thing, name)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del own[name]
+        else:
+            setattr(thing, name, before)

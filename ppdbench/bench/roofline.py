@@ -1,0 +1,36 @@
+"""What stored profiles say of a method: the parts of its steps, and how fast they read.
+
+A step that did nothing but read what it must, at the speed that was measured on this machine,
+would reach a fraction of 1; weights that stay in the processor's caches can exceed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PARTS = ("draft_pass", "draft", "pass", "bookkeeping")
+
+
+def profile(group: Sequence[Mapping[str, Any]], bandwidth: float | None) -> dict[str, Any] | None:
+    """Means per step over all examples of a method, where they were profiled."""
+    profiled = [sample for sample in group if "profile" in sample]
+    steps = sum(len(sample["step_ms"]) for sample in profiled)
+    if not steps or bandwidth is None:
+        return None
+    total = {name: sum(s["profile"][name] for s in profiled) for name in profiled[0]["profile"]}
+    ms = {part: total[f"{part}_ms"] for part in PARTS}
+    drafted, verified = total["draft_pass_bytes"], total["pass_bytes"]
+    return {
+        "step_ms": sum(ms.values()) / steps,
+        **{f"{part}_share": value / sum(ms.values()) for part, value in ms.items()},
+        "bytes_per_step": (drafted + verified) / steps,
+        "bandwidth_bytes_per_s": bandwidth,
+        "draft_bandwidth_fraction": _fraction(drafted, ms["draft_pass"], bandwidth),
+        "pass_bandwidth_fraction": _fraction(verified, ms["pass"], bandwidth),
+        "bandwidth_fraction": _fraction(drafted + verified, sum(ms.values()), bandwidth),
+    }
+
+
+def _fraction(read: float, ms: float, bandwidth: float) -> float | None:
+    return 1e3 * read / ms / bandwidth if read and ms > 0 else None

@@ -1,0 +1,97 @@
+"""Passes over few rows as a compiler likes them: sums over rows of plain weights.
+
+One row against a matrix is bound by memory. Written as a sum of products it compiles to loops
+that read each weight once, in order, which gets more of the memory's speed than a matrix
+kernel does; further rows reuse what was read. The same goes for attention.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.engine.packing import PackedLinear
+
+NAME = "ppdbench-narrow"
+
+
+class NarrowLinear(nn.Module):
+    """y = x W^T + b, row by row of x."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1, row, in_features] to [1, row, out_features]."""
+        n, width = x.shape[1:]
+        # A view that the compiler takes literally: x is in memory then, and what it is made of
+        # (a norm, an activation) is not worked out again for every row of W.
+        x = torch.as_strided(x.contiguous(), (n, width), (width, 1))
+        rows = [(self.weight.float() * x[i].float()).sum(-1) for i in range(n)]
+        out = torch.stack(rows).to(x.dtype)[None]
+        return out if self.bias is None else out + self.bias
+
+
+def narrow_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, heads, query, head_dim]
+    key: Tensor,  # [1, kv_heads, key, head_dim]
+    value: Tensor,
+    attention_mask: Tensor,  # [1, 1, query, key], True where visible
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Softmax attention; query heads that share a KV head are rows of one product."""
+    heads, n_query, head_dim = query.shape[1:]
+    kv_heads = key.shape[1]
+    scale = head_dim**-0.5 if scaling is None else scaling
+    rows = query[0].reshape(kv_heads, -1, 1, head_dim).float() * scale
+    scores = (rows * key[0, :, None].float()).sum(-1)  # [kv_heads, row, key]
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    mask = attention_mask[0].repeat(1, heads // kv_heads, 1)
+    weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1)
+    out = (weights[..., None] * value[0, :, None].float()).sum(-2)
+    return out.to(query.dtype).reshape(1, heads, n_query, -1).transpose(1, 2), None
+
+
+class Slots:
+    """What a layer takes for its cache while it is traced: rows written where they are told."""
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, key_length: int) -> None:
+        self.keys, self.values, self.rows, self.key_length = keys, values, rows, key_length
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write the new rows; all rows that their queries may look at."""
+        self.keys.index_copy_(2, self.rows, key)
+        self.values.index_copy_(2, self.rows, value)
+        return self.keys[:, :, : self.key_length], self.values[:, :, : self.key_length]
+
+
+def narrowed(layer: nn.Module) -> Any:
+    """A copy of `layer` or of a head whose products and attention are written as sums."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, narrow_attention)
+    twin = _narrow(copy.deepcopy(layer))
+    configs: list[Any] = [m.config for m in twin.modules() if hasattr(m, "config")]
+    for config in configs:
+        config._attn_implementation = NAME
+    return twin
+
+
+def _narrow(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.Linear | PackedLinear):
+        weight = module.plain if isinstance(module, PackedLinear) else module.weight
+        return NarrowLinear(weight.data, None if module.bias is None else module.bias.data)
+    for name, child in module.named_children():
+        setattr(module, name, _narrow(child))
+    return module

@@ -1,0 +1,171 @@
+"""transformers' own model and `generate()` beside ours: the peers that a user would pick.
+
+The same weights, sharing memory with ours wherever ours are not laid out anew, and the
+library's own attention and cache. A streamer tells when each pass handed out its tokens, a
+hook how many rows it had, so that prefill and steps are told apart as for our own methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.bench.clock import Clock
+from ppdbench.decoding.limits import Limits
+from ppdbench.engine.loading import Loaded, ModelSpec, load_stock, token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What one pass handed out: its tokens, seconds since the call, and its query rows."""
+
+    tokens: tuple[int, ...]
+    seconds: float
+    rows: int
+
+
+class StockModel:
+    """A model of transformers as it is loaded, ready to `generate()`."""
+
+    def __init__(self, model: Any) -> None:
+        from transformers import GenerationConfig
+
+        _, self.pad_id = token_ids(model)
+        # Nothing of the model's own settings, which generate() would fall back on where a call
+        # is silent: no sampling, no penalties, no ends but those asked for.
+        model.generation_config = GenerationConfig(do_sample=False, pad_token_id=self.pad_id)
+        self.model = model
+        self.n_layers = int(model.config.num_hidden_layers)
+
+    @classmethod
+    def beside(cls, loaded: Loaded) -> StockModel:
+        """The model that `loaded` runs, as transformers runs it."""
+        model, _ = load_stock(loaded.spec)
+        share(model, loaded.staged.model)
+        return cls(model)
+
+    @classmethod
+    def load(cls, spec: ModelSpec) -> StockModel:
+        """A model that our engine does not run."""
+        return cls(load_stock(spec)[0])
+
+    def draft_constantly(self, length: int) -> None:
+        """Drafts of this length, when this model drafts: never shorter, never longer."""
+        settings = self.model.generation_config
+        settings.num_assistant_tokens = length
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = 0.0
+
+    @torch.inference_mode()
+    def generate(
+        self, prompt: Sequence[int], limits: Limits, clock: Clock, **options: Any
+    ) -> list[Handed]:
+        """One call of `generate()`, pass by pass; the first pass is the prefill."""
+        ids = torch.tensor([list(prompt)], device=self.model.device)
+        clock.synchronize()
+        with self._rows() as rows:
+            start = clock.now()
+            streamer = _Times(clock)
+            self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=limits.max_new_tokens,
+                eos_token_id=sorted(limits.eos_ids) or None,
+                stopping_criteria=_criteria(limits, len(prompt)),
+                streamer=streamer,
+                **options,
+            )
+        return [
+            Handed(tokens, at - start, n)
+            for (tokens, at), n in zip(streamer.handed, rows, strict=True)
+        ]
+
+    @contextmanager
+    def _rows(self) -> Iterator[list[int]]:
+        """The query rows of every pass of the whole model."""
+        seen: list[int] = []
+
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            # While it drafts with its first layers, the model says that it has no others.
+            if self.model.config.num_hidden_layers == self.n_layers:
+                seen.append(int(kwargs["input_ids"].shape[1]))
+
+        hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield seen
+        finally:
+            hook.remove()
+
+    @torch.inference_mode()
+    def replay(self, prompt: Sequence[int], output: Sequence[int], passes: Sequence[Passed]) -> Any:
+        """Logits [row, vocab] of the last of `passes`, all made again over a fresh cache."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config)
+        self._pass(list(prompt), cache)
+        done = 1  # output tokens that are known; the prefill chose the first
+        for step in passes:
+            kept = list(output[done - 1 : done + step.accepted])
+            logits = self._pass(kept + [self.pad_id] * (step.rows - len(kept)), cache)
+            if (rejected := step.rows - 1 - step.accepted) > 0:
+                cache.crop(-rejected)
+            done += 1 + step.accepted
+        return logits
+
+    def _pass(self, tokens: list[int], cache: Any) -> Tensor:
+        ids = torch.tensor([tokens], device=self.model.device)
+        logits: Tensor = self.model(ids, past_key_values=cache, use_cache=True).logits
+        return logits[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A pass after the prefill: its query rows, and how many of its drafts were kept."""
+
+    rows: int
+    accepted: int
+
+
+class _Times:
+    """A streamer that notes what came when; `generate()` hands it the prompt first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.handed: list[tuple[tuple[int, ...], float]] = []
+        self._prompt = True
+
+    def put(self, value: Tensor) -> None:
+        """New tokens; reading them has waited for the device."""
+        if self._prompt:
+            self._prompt = False
+        else:
+            self.handed.append((tuple(value.reshape(-1).tolist()), self.clock.now()))
+
+    def end(self) -> None:
+        """All tokens were handed out."""
+
+
+def _criteria(limits: Limits, n_prompt: int) -> list[Callable[..., Tensor]]:
+    """Stop strings as our own loop reads them; ids and lengths `generate()` knows itself."""
+    if not limits.stop:
+        return []
+
+    def stopped(ids: Tensor, scores: Any, **_: object) -> Tensor:
+        ended = limits.finish(ids[0, n_prompt:].tolist()) is not None
+        return torch.tensor([ended], device=ids.device)
+
+    return [stopped]
+
+
+def share(model: nn.Module, ours: nn.Module) -> None:
+    """Let `model` read our tensors in place of equal ones of its own."""
+    held = dict(ours.named_parameters())
+    for name, parameter in model.named_parameters():
+        mine = held.get(name)
+        if mine is not None and mine.shape == parameter.shape and mine.dtype == parameter.dtype:
+            parameter.data = mine.data

@@ -1,0 +1,207 @@
+"""Compiled passes give what eager ones give, whatever their rows, masks and cache.
+
+What is handed to the compiler is run as plain Python here, but for one test that compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppdbench.engine import artefacts
+from ppdbench.engine.artefacts import Runner, Traced
+from ppdbench.engine.compiled import FAMILIES, TracedLayer
+from ppdbench.engine.session import Session
+from ppdbench.engine.skipping import SkippedModel
+from ppdbench.engine.staged import StagedModel, eager
+from ppdbench.errors import NumericalError
+from tests.families import stock_model
+from tests.helpers import CAPACITY, assert_near, tokens
+
+SHAPES = [
+    *("llama", "llama-mha-tied", "llama3-rope", "mistral", "mistral-window"),
+    *("qwen2", "qwen2-window", "qwen3"),
+]
+
+
+def uncompiled(what: str, make: Callable[[], Traced]) -> Runner:
+    """A runner of the traced module itself."""
+    module, _, _ = make()
+    first = 7 if isinstance(module, TracedLayer) else 1
+
+    def run(flat: list[Tensor]) -> list[Tensor]:
+        return [module(*flat[:first], flat[first:])]
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artefacts, "runner", uncompiled)
+
+
+def made(name: str, *counts: int) -> StagedModel:
+    model = StagedModel(stock_model(name))
+    model.compile(counts)
+    return model
+
+
+@torch.inference_mode()
+def outputs(model: StagedModel, *, spare: int = 8) -> list[Tensor]:
+    """Logits of a prefill, of single rows, of chains and of a tree, kept and gone on from."""
+    session = Session(model, CAPACITY, spare=spare)
+    session.reset(tokens(11))
+    found = [session.prefill()]
+    found += [session.advance(session.ids([token])) for token in tokens(3, 1)]
+    for n in (2, 3, 4):
+        hidden = session.forward(session.ids(tokens(n, n)))
+        found.append(session.logits(hidden))
+        session.cache.truncate(session.cached - 1)
+    start = session.cached
+    tree = session.tree((-1, 0, 0, 1))
+    hidden = session.run(session.embed(session.ids(tokens(4, 7)), tree), 0, model.n_layers, tree)
+    found.append(session.logits(hidden))
+    session.cache.keep(start, [0, 2])
+    found.append(session.advance(session.ids([5])))
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_kind_of_pass_gives_what_it_gives_eagerly(name: str) -> None:
+    model = made(name, 1, 3, 4)
+    with eager(model):
+        truth = outputs(model)
+    for ours, expected in zip(outputs(model), truth, strict=True):
+        assert_near(ours, expected)
+
+
+def test_passes_are_filled_up_to_the_next_count_and_wider_ones_run_eagerly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    widths: list[int] = []
+
+    def noting(what: str, make: Callable[[], Traced]) -> Runner:
+        run = uncompiled(what, make)
+
+        def noted(flat: list[Tensor]) -> list[Tensor]:
+            if what.startswith("layer"):
+                widths.append(flat[0].shape[1])
+            return list(run(flat))
+
+        return noted
+
+    monkeypatch.setattr(artefacts, "runner", noting)
+    model = made("llama", 1, 3)
+    widths.clear()
+    outputs(model)
+    layers = model.n_layers
+    # Three single rows, chains of 2 and 3 rows, and the row after the tree; 4 rows are too many.
+    assert widths == [1] * 3 * layers + [3] * 2 * layers + [1] * layers
+
+
+def test_a_pass_at_the_end_of_the_cache_leaves_no_row_behind_it_to_fill_up() -> None:
+    model = made("llama", 1, 4)
+    cache, steps = model.new_cache(8)
+    filled = torch.randn(1, 6, model.hidden_size)
+    model.run(filled, 0, model.n_layers, steps.chain(0, 6), cache)
+    step, rotary = steps.chain(6, 2), (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8))
+    assert model.compiled.over(step, cache, rotary) is None
+    assert model.compiled.over(steps.chain(7, 1), cache, rotary) is not None
+
+
+def test_taps_see_the_rows_of_the_pass_alone() -> None:
+    model, seen = made("llama", 4), []
+    session = Session(model, CAPACITY, spare=4)
+    session.reset(tokens(5))
+    session.prefill()
+    session.forward(session.ids([7, 8]), tap=lambda layer, hidden: seen.append(hidden.shape))
+    assert seen == [(1, 2, model.hidden_size)] * model.n_layers
+
+
+def test_layers_that_a_model_lacks_are_left_to_it() -> None:
+    model = made("llama", 1)
+    skipping = SkippedModel(model, {1}, {2})
+    with eager(model):
+        plainly = SkippedModel(model, {1}, {2})
+    answers = []
+    for one in (skipping, plainly):
+        session = Session(model, CAPACITY)
+        session.reset(tokens(6))
+        session.prefill()
+        answers.append(one.over(session).advance(session.ids([4])))
+    assert_near(*answers)
+
+
+def test_weights_are_plain_afterwards_and_a_tied_head_is_tied_again() -> None:
+    packed = StagedModel(stock_model("llama-mha-tied"))
+    plain = StagedModel(stock_model("llama-mha-tied"), packed=False)
+    assert packed.weight_bytes() > plain.weight_bytes()
+    packed.compile([1])
+    assert packed.weight_bytes() == plain.weight_bytes()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "phi3"])
+def test_other_families_say_that_they_run_eagerly(name: str) -> None:
+    why = StagedModel(stock_model(name)).compiled.why_not()
+    assert why is not None
+    assert "llama" in why
+
+
+def test_other_types_say_that_they_run_eagerly() -> None:
+    model = StagedModel(stock_model("llama").to(torch.bfloat16))
+    assert "bfloat16" in (model.compiled.why_not() or "")
+
+
+def test_all_compiled_families_are_tested() -> None:
+    assert {name.split("-")[0].removesuffix("3") for name in SHAPES} >= {
+        name.removesuffix("3") for name in FAMILIES
+    }
+
+
+def test_a_name_tells_shapes_apart_and_no_more_than_that() -> None:
+    def names(model: StagedModel, n: int = 1) -> tuple[str, str]:
+        return model.compiled._names(n)
+
+    model = StagedModel(stock_model("llama"))
+    before = names(model)
+    assert names(StagedModel(stock_model("llama", num_hidden_layers=2))) == before
+    assert names(StagedModel(stock_model("llama"), packed=False)) == before
+    assert names(model, 2)[0] != before[0]
+    assert names(StagedModel(stock_model("llama", rms_norm_eps=1e-3))) != before
+    assert names(StagedModel(stock_model("llama", vocab_size=97)))[1] != before[1]
+
+
+def test_a_pass_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(what: str, make: Callable[[], Traced]) -> Runner:
+        run = uncompiled(what, make)
+        return lambda flat: [1.01 * run(flat)[0]]
+
+    monkeypatch.setattr(artefacts, "runner", wrong)
+    with pytest.raises(NumericalError, match=r"compiled pass of 1 rows is off by .* --compile off"):
+        made("llama", 1)
+
+
+@pytest.mark.slow
+def test_what_was_compiled_is_kept_on_disk_and_gives_the_same_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    if (why := artefacts.why_not()) is not None:
+        pytest.skip(why)
+    monkeypatch.setenv("PPDBENCH_CACHE", str(tmp_path))
+    model = made("qwen2", 1, 3)
+    assert model.compiled.missing([1, 3]) == []
+    with eager(model):
+        truth = outputs(model)
+    for ours, expected in zip(outputs(model), truth, strict=True):
+        assert_near(ours, expected)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("compiled twice")
+
+    monkeypatch.setattr(artefacts, "_compile", refuse)
+    made("qwen2", 1, 3)
