@@ -72,7 +72,7 @@ checked-runs: $(READY)
 	rm -rf $(CHECKED)
 	$(BIN)/ppdbench probe $(CHECKED_RUN) --task gsm8k --task squad --task xsum --limit 4 \
 	    --head reference --out $(CHECKED)/probe > /dev/null
-	$(BIN)/ppdbench bench $(CHECKED_RUN) --task gsm8k --task squad --limit 4 --warmup 1 \
+	$(BIN)/ppdbench bench $(CHECKED_RUN) --task gsm8k --task squad --limit 4 --warmup 1 --compile off \
 	    --method greedy --method layerskip --method speculative:draft_model=reference-draft \
 	    --method prompt-lookup --method lookahead --method ppd --out $(CHECKED)/bench > /dev/null
 
