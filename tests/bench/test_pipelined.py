@@ -7,24 +7,7 @@ from typing import Any
 import pytest
 
 from ppdbench.bench.pipelined import gain_efficiency, geometric, pipelined
-
-FACTS = {
-    "form": "split",
-    "n_layers": 4,
-    "exit_after": 2,
-    "k": 3,
-    "units": 2,
-    "threads_per_unit": 1,
-    "weight_bytes_per_unit": [60, 50],
-    "layer_times": {
-        "lower": 2.0,
-        "ahead": 2.5,
-        "middle": 0.0,
-        "upper": 2.0,
-        "head": 1.0,
-        "early_head": 0.5,
-    },
-}
+from tests.units import TWO_UNITS as FACTS
 
 
 def sample(matches: list[int], step_ms: float, **more: Any) -> dict[str, Any]:

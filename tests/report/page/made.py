@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.units import TWO_UNITS
+
 SHA = {"gsm8k": "aaaa", "squad": "bbbb"}
 
 
@@ -132,23 +134,6 @@ def probe(folder: Path, n: int = 3, **changes: Any) -> Path:
 
 def pipelined(folder: Path) -> Path:
     """A run of `ppd` on two units."""
-    facts = {
-        "form": "split",
-        "n_layers": 4,
-        "exit_after": 2,
-        "k": 3,
-        "units": 2,
-        "threads_per_unit": 1,
-        "weight_bytes_per_unit": [60, 50],
-        "layer_times": {
-            "lower": 2.0,
-            "ahead": 2.5,
-            "middle": 0.0,
-            "upper": 2.0,
-            "head": 1.0,
-            "early_head": 0.5,
-        },
-    }
     extra = {
         "matches": [1, 0, 1, 1, 0],
         "communication_ms": 0.5,
@@ -159,5 +144,5 @@ def pipelined(folder: Path) -> Path:
         "draft_ms": [],
     }
     samples = [decoded("ppd", str(n), **extra) for n in range(4)]
-    head = header("decode", methods=methods("ppd"), facts={"ppd": facts})
+    head = header("decode", methods=methods("ppd"), facts={"ppd": TWO_UNITS})
     return write(folder, head, samples)
