@@ -32,8 +32,14 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def read_versioned(path: Path, what: str, missing: str, form: str, version: int) -> Keys:
-    """The keys of a file {format, version, ...} of our own, of this format and version."""
+def read_versioned(
+    path: Path, what: str, missing: str, form: str, version: int, *, oldest: int | None = None
+) -> Keys:
+    """The keys of a file {format, version, ...} of our own, of this format and version.
+
+    With `oldest` they may be of any version from that on.
+    """
+    versions = range(version if oldest is None else oldest, version + 1)
     content = read_json(path, what, missing)
     if not isinstance(content, dict):
         raise ConfigError(f"{what} {path} must be an object, not {kind(content)}")
@@ -41,8 +47,9 @@ def read_versioned(path: Path, what: str, missing: str, form: str, version: int)
     found = keys.text("format")
     if found != form:
         raise ConfigError(f"{path} is no {what}: its format is {found!r}, not {form!r}")
-    if keys.number("version") != version:
-        raise keys.error(f"version {content['version']}, but this ppdbench reads {version}")
+    if keys.number("version") not in versions:
+        readable = " and ".join(map(str, versions))
+        raise keys.error(f"version {content['version']}, but this ppdbench reads {readable}")
     return keys
 
 

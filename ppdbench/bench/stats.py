@@ -7,7 +7,7 @@ are clusters of tokens that go right or wrong together; a bootstrap over example
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,13 +23,17 @@ MEDIAN_SCALE = 0.674490
 MEAN_SCALE = 0.797885
 OUTLIER_LIMIT = 3.5
 
-# How many resampled values are held at once (8 bytes each).
-BOOTSTRAP_BLOCK = 1 << 20
+# Of a bootstrap: examples drawn at once, as many as a processor keeps close by, and how many draws
+# of all examples, a byte each, are kept for the next one over as many examples.
+BOOTSTRAP_BLOCK = 1 << 16
+BOOTSTRAP_KEPT = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times faster; the bounds of its 95% interval are None for a single example."""
+    """A ratio of totals, such as how many times faster; for a single example the bounds of its
+    95% interval are None.
+    """
 
     value: float
     low: float | None
@@ -133,39 +137,76 @@ def paired_ratio(
 ) -> Ratio:
     """How many times faster the method is over all examples, both timed on the same ones.
 
-    The ratio of totals, so that an example weighs what it costs; its 95% interval is the
-    percentile bootstrap that draws examples, baseline and method together.
+    The ratio of totals, so that an example weighs what it costs.
     """
     if len(baseline_ms) != len(method_ms):
         raise ValueError(f"{len(baseline_ms)} baseline times, {len(method_ms)} of the method")
     if draws < 1:
         raise ValueError(f"draws={draws}; use 1 or more")
-    times = np.asarray([_some(baseline_ms), method_ms], dtype=np.float64)  # [2, example]
+    times = np.asarray([_some(baseline_ms), method_ms], dtype=np.float64)
     if not (np.isfinite(times).all() and (times > 0).all()):
         raise ValueError("times must be finite and above 0")
-    value = float(times[0].sum() / times[1].sum())
-    if times.shape[1] < 2:
+    return ratio_of_totals(baseline_ms, method_ms, seed, draws)
+
+
+def ratio_of_totals(
+    parts: Sequence[float], wholes: Sequence[float], seed: int = 0, draws: int = 2000
+) -> Ratio:
+    """sum(parts) / sum(wholes), one of each per example, the latter above 0.
+
+    Its 95% interval is the percentile bootstrap that draws examples, both together.
+    """
+    totals = np.asarray([_some(parts), wholes], dtype=np.float64)  # [2, example]
+    value = float(totals[0].sum() / totals[1].sum())
+    if totals.shape[1] < 2:
         return Ratio(value, None, None)
-    return Ratio(value, *_interval(times.tobytes(), seed, draws))
+    return Ratio(value, *_interval(totals.tobytes(), seed, draws))
 
 
 @lru_cache(maxsize=32)  # methods of one run share their noise floor
 def _interval(packed: bytes, seed: int, draws: int) -> tuple[float, float]:
     """Where 95% of the ratios lie that examples drawn from these [2, example] give."""
-    times = np.frombuffer(packed).reshape(2, -1)
-    low, high = np.quantile(_bootstrap(times, seed, draws), (0.025, 0.975))
+    totals = np.frombuffer(packed).reshape(2, -1)
+    low, high = np.quantile(_bootstrap(totals, seed, draws), (0.025, 0.975))
     return float(low), float(high)
 
 
-def _bootstrap(times: npt.NDArray[np.float64], seed: int, draws: int) -> npt.NDArray[np.float64]:
+def _bootstrap(totals: npt.NDArray[np.float64], seed: int, draws: int) -> npt.NDArray[np.float64]:
     """Ratios of totals over `draws` resamplings of the examples."""
-    generator, examples = np.random.default_rng(seed), times.shape[1]
-    block = max(1, BOOTSTRAP_BLOCK // examples)
-    ratios = []
+    parts, wholes = _resampled(totals, seed, draws)
+    ratios: npt.NDArray[np.float64] = parts / wholes
+    return ratios
+
+
+def _resampled(values: npt.NDArray[np.float64], seed: int, draws: int) -> npt.NDArray[np.float64]:
+    """Totals [series, draw] of series [series, example], the examples drawn with replacement."""
+    examples = values.shape[1]
+    few = examples * draws <= BOOTSTRAP_KEPT
+    blocks = _kept(examples, seed, draws) if few else _drawn(examples, seed, draws)
+    totals = []
+    for drawn in blocks:
+        often = drawn.astype(np.float64)
+        # One after the other, so that equal series have equal totals, to the last bit.
+        totals.append([often @ series for series in values])
+    return np.concatenate(totals, axis=1)
+
+
+@lru_cache(maxsize=2)
+def _kept(examples: int, seed: int, draws: int) -> list[npt.NDArray[np.uint8]]:
+    """Drawing takes most of the time, and every ratio of a run is over the same examples."""
+    return list(_drawn(examples, seed, draws))
+
+
+def _drawn(examples: int, seed: int, draws: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Blocks [draw, example]: how often each example is drawn."""
+    generator, block = np.random.default_rng(seed), max(1, BOOTSTRAP_BLOCK // examples)
     for start in range(0, draws, block):
-        chosen = generator.integers(examples, size=(min(block, draws - start), examples))
-        ratios.append(times[0].take(chosen).sum(1) / times[1].take(chosen).sum(1))
-    return np.concatenate(ratios)
+        rows = min(block, draws - start)
+        chosen = generator.integers(examples, size=(rows, examples))
+        chosen += examples * np.arange(rows)[:, None]
+        often = np.bincount(chosen.ravel(), minlength=rows * examples)
+        # A byte is enough: about one of each is drawn, and of few examples no more than there are.
+        yield often.astype(np.uint8).reshape(rows, examples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,23 +233,19 @@ def paired_change(
         raise ValueError(f"{len(before)} examples before, {len(after)} after")
     if any(sum(whole for _, whole in run) <= 0 for run in (before, after)):
         raise ValueError("a rate of nothing has no change")
-    counts = np.asarray([before, after], dtype=np.float64)  # [run, example, (part, whole)]
-    value = float(_changes(counts[:, None])[0])
+    # Parts before, wholes before, parts after, wholes after: [4, example]
+    counts = np.concatenate([np.asarray(run, dtype=np.float64).T for run in (before, after)])
+    value = float(_changes(counts.sum(1, keepdims=True))[0])
     if counts.shape[1] < 2:
         return Change(value, None, None)
-    generator, examples = np.random.default_rng(seed), counts.shape[1]
-    block = max(1, BOOTSTRAP_BLOCK // (4 * examples))
-    found = []
-    for start in range(0, draws, block):
-        chosen = generator.integers(examples, size=(min(block, draws - start), examples))
-        found.append(_changes(counts[:, chosen]))
-    low, high = np.quantile(np.concatenate(found), (0.025, 0.975))
+    found = _changes(_resampled(counts, seed, draws))
+    low, high = np.quantile(found, (0.025, 0.975))
     return Change(value, float(low), float(high))
 
 
-def _changes(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Of [run, draw, example, (part, whole)]; draws that hold nothing of a run are left out."""
-    parts, wholes = np.moveaxis(counts.sum(2), -1, 0)  # [run, draw] each
+def _changes(totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Of totals [4, draw]; draws that hold nothing of a run are left out."""
+    parts, wholes = totals[::2], totals[1::2]  # [run, draw] each
     drawn = (wholes > 0).all(0)
     before, after = parts[:, drawn] / wholes[:, drawn]
     changes: npt.NDArray[np.float64] = after - before

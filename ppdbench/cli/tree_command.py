@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from ppdbench.trees.build import BuildConfig, Built
 
 # What says how passes are to be timed.
-MEASURING = ("model", "revision", "dtype", "device", "threads", "context", "rounds")
+MEASURING = (
+    *("model", "revision", "dtype", "quantize", "device", "device_map", "max_memory"),
+    *("threads", "context", "rounds"),
+)
 UNSTEADY = 1.5  # from a pass's lower quartile to its upper one
 
 
@@ -31,8 +34,9 @@ def command() -> None:
     """Sparse trees of guesses: build one for this machine, or show one.
 
     A tree says which combinations of a method's guesses are verified in one pass. It is grown
-    from how often the guesses are right, which `ppdbench probe --what drafts --calibration
-    FILE` measures, and kept in a file that --set tree=FILE hands to the method.
+    from how often the guesses are right and judged by where they are, which `ppdbench probe
+    --what drafts --calibration FILE` measures, and kept in a file that --set tree=FILE hands to
+    the method.
 
     \b
     ppdbench tree build --calibration medusa.json --out tree.json
@@ -45,7 +49,7 @@ def command() -> None:
     "--calibration",
     required=True,
     metavar="FILE",
-    help="How often guesses are right, from `probe --what drafts --calibration FILE`.",
+    help="Where guesses are right, from `probe --what drafts --calibration FILE`.",
 )
 @click.option("--method", "kind", help="dynamic (prompt-tokens' default), static or random.")
 @click.option(
@@ -83,9 +87,10 @@ def build_command(
     """The tree that promises the largest speedup on this machine.
 
     A size counts the rows of a pass: the newest token, the nodes, and what is inserted to
-    guess with. tau(n) is how many tokens a step with the best tree of size n gives, L_fp(n)
-    how long its pass takes. The tree with the largest tau(n) / L_fp(n) is written. With
-    --size N that size is, and passes are timed only if an option says how.
+    guess with. tau(n) is how many tokens a step with the best tree of size n gives, found by
+    playing decoding over the outputs calibrated on; L_fp(n) is how long its pass takes. The
+    tree with the largest tau(n) / L_fp(n) is written. With --size N that size is, and passes
+    are timed only if an option says how.
 
     \b
     ppdbench tree build --calibration medusa.json --out tree.json
@@ -167,14 +172,15 @@ def _closing_notes(built: Built, config: BuildConfig) -> None:
 
 @command.command("show")
 @click.argument("file")
-@click.option("--calibration", metavar="FILE", help="Accuracies, for the chances of each node.")
+@click.option("--calibration", metavar="FILE", help="For the chances of each node.")
 @click.option("--plot", metavar="FILE", help="Draw it as .png, .svg or .pdf.")
 @format_option
 def show_command(file: str, calibration: str | None, plot: str | None, form: str) -> int:
     """Draw a tree: ranks of guesses, from the newest token on.
 
-    Rank 0 is the likeliest guess. With accuracies each node says how often it is accepted; a
-    dynamic tree has a drawing for each state, and says how many prompt tokens follow a node.
+    Rank 0 is the likeliest guess. With a calibration each node says how often it is accepted,
+    and the title how many tokens a step is expected to give; a dynamic tree has a drawing for
+    each state, and says how many prompt tokens follow a node.
 
     \b
     ppdbench tree show tree.json

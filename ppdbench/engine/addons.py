@@ -29,6 +29,10 @@ from ppdbench.errors import ConfigError
 from ppdbench.resources import reference_model
 
 FORMAT, VERSION = "ppdbench-addon", 1
+KEYS = (
+    *("format", "version", "method"),
+    *("model", "vocab_size", "hidden_size", "vocabulary", "options"),
+)
 RECORD = "training.json"  # what a training run wrote down of itself, where it is kept beside
 SHOWN = 5  # names of tensors in one line of an error
 
@@ -174,6 +178,8 @@ def _header(folder: Path, method: str, layout: Layout) -> dict[str, Any]:
         raise ConfigError(
             f"{path} has version {header.get('version')}, this ppdbench reads {VERSION}"
         )
+    if not layout.flat and (unknown := sorted(header.keys() - set(KEYS))):
+        raise ConfigError(f"{path}: unknown key {unknown[0]}; allowed: {', '.join(KEYS)}")
     return header
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 from ppdbench.bench.stats import clustered_wilson
 from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
-from ppdbench.probe.summary import INTERVAL
+from ppdbench.probe.summary import INTERVAL, matches_by_example
 from ppdbench.trees.calibration import Accuracies
+from ppdbench.trees.record import Output
 
 TOPS = range(1, 11)
-RANKS = 32  # that trees are grown from
 
 Sample = Mapping[str, Any]
 
@@ -52,33 +51,39 @@ def _by_method(task: str, samples: Sequence[Sample]) -> Iterator[Accuracy]:
     for method in dict.fromkeys(sample["method"] for sample in samples):
         group = [sample for sample in samples if sample["method"] == method]
         for distance, ranks in _distances(group).items():
-            for k in TOPS:
-                counts = [(sum(rank < k for rank in r), len(r)) for r in ranks]
-                matched, n = (sum(column) for column in zip(*counts, strict=True))
+            for k, counts in zip(TOPS, matches_by_example(ranks, TOPS), strict=True):
+                matched, n = counts.sum(0).tolist()
                 low, high, _ = clustered_wilson(counts)
                 yield Accuracy(task, method, distance, k, matched / n, low, high, n)
 
 
 def _distances(group: Sequence[Sample]) -> dict[int, list[list[int]]]:
-    """Ranks by distance, a list for each example that has any."""
+    """Ranks by distance, a list for each example that has any.
+
+    All distances are of the same places, those where the farthest has a token to guess.
+    """
     found: dict[int, list[list[int]]] = {}
     for sample in group:
-        for distance, ranks in sample["ranks"].items():
-            if ranks:
-                found.setdefault(int(distance), []).append(ranks)
+        lines = _lines(sample)
+        if n := min(map(len, lines.values()), default=0):
+            for distance, ranks in lines.items():
+                found.setdefault(distance, []).append(ranks[:n])
     return dict(sorted(found.items()))
+
+
+def _lines(sample: Sample) -> dict[int, list[int]]:
+    """A sample's ranks by distance, from 1 on."""
+    return {key: sample["ranks"][str(key)] for key in sorted(map(int, sample["ranks"]))}
 
 
 def calibration(samples: Sequence[Sample], method: str) -> Accuracies:
     """What trees for `method`, the label of its samples, are grown from."""
-    counts = [
-        Counter(rank for example in ranks for rank in example)
-        for ranks in _distances([s for s in samples if s["method"] == method]).values()
-    ]
-    if not counts:
+    group = [sample for sample in samples if sample["method"] == method]
+    if not _distances(group):
         raise DataError("no output is long enough to guess in; raise --max-new-tokens")
-    hits = tuple(tuple(count[rank] for rank in range(RANKS)) for count in counts)
-    return Accuracies(method, hits, counts[0].total())
+    ranks = ((sample["task"], [*_lines(sample).values()]) for sample in group)
+    outputs = [Output.of(task, lines) for task, lines in ranks if any(lines)]
+    return Accuracies.counted(method, outputs)
 
 
 def to_json(

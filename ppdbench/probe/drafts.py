@@ -65,7 +65,7 @@ def run_drafts(
     built = [choice.build() for choice in config.methods]
     check_target(out, resume=resume, share=share)
     work = Workload.read(config)
-    loaded = load(config.model)
+    loaded = load(config.model, context=work.context())
     items = work.encode(loaded)
     setup = Setup(loaded, capacity(items), config.seed)
     names = labels(config.methods)
@@ -167,7 +167,7 @@ class Ranks:
                     f"example {item.example.id}: {self.label} guesses NaN; check its weights"
                 )
             for distance in range(1, guesses.shape[1] + 1):
-                known = [place for place in some if place + 1 + guesses.shape[1] < len(text)]
+                known = [place for place in some if place + 1 + distance < len(text)]
                 truth = torch.tensor([text[p + 1 + distance] for p in known], device=guesses.device)
                 found = ranks_of(guesses[: len(known), distance - 1], truth)
                 ranks.setdefault(str(distance), []).extend(found.tolist())

@@ -43,6 +43,10 @@ def _tokens(axes: Axes, kind: str, points: Sequence[Point]) -> None:
     lines = {kind: [point.tokens_per_step for point in points]}
     lines |= {name: [point.others[name] for point in points] for name in points[0].others}
     sizes = [point.size for point in points]
+    low = [p.tokens_low for p in points if p.tokens_low is not None]
+    high = [p.tokens_high for p in points if p.tokens_high is not None]
+    if len(low) == len(points):  # there is none from counts alone
+        axes.fill_between(sizes, low, high, color=PALETTE[0], alpha=0.15, linewidth=0)
     for (name, values), colour, style in zip(
         lines.items(), PALETTE, ("-", "--", ":"), strict=False
     ):

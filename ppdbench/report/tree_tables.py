@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree as Branches
 
+from ppdbench.bench.stats import Ratio
 from ppdbench.report.export import Cell, Sheet
-from ppdbench.trees import dynamic, static
 from ppdbench.trees.build import Built
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.curve import Plan, Point
 from ppdbench.trees.dynamic import DynamicTree
+from ppdbench.trees.expected import basis, expected, in_states
 from ppdbench.trees.latency import Latency
 from ppdbench.trees.tree import Node, Tree
 
@@ -32,28 +33,38 @@ def curve_sheet(built: Built) -> Sheet:
         f"{built.kind.capitalize()} trees for {plan.accuracies.method}{on}",
         tuple(rows[0]),
         tuple(tuple(row.values()) for row in rows),
-        notes=(*_counting_notes(plan, rivals), *_latency_notes(latency)),
-        digits={"tokens/step": 3, **dict.fromkeys(rivals, 3), "pass ms": 2, "speedup": 2},
+        notes=(
+            *_counting_notes(plan, rivals),
+            basis(plan.accuracies),
+            *_latency_notes(latency),
+        ),
+        digits={**dict.fromkeys(("tokens/step", "±95%", *rivals), 3), "pass ms": 2, "speedup": 2},
     )
 
 
 def _row(plan: Plan, point: Point, is_chosen: bool) -> dict[str, Cell]:
     row: dict[str, Cell] = {"rows": point.rows, "nodes": point.nodes}
-    if plan.inserted:
-        row["inserted"] = point.rows - point.nodes
-    row |= {"tokens/step": point.tokens_per_step, **point.others}
+    row["tokens/step"] = point.tokens_per_step
+    if plan.accuracies.outputs:
+        row["±95%"] = _half(point.tokens_low, point.tokens_high)
+    row |= point.others
     if point.seconds is not None:
         row |= {"pass ms": 1e3 * point.seconds, "speedup": point.speedup}
     return {**row, "chosen": "yes" if is_chosen else ""}
 
 
 def _counting_notes(plan: Plan, rivals: Sequence[str]) -> Iterator[str]:
-    inserted = ", inserted: those that make guesses" if plan.inserted else ""
+    inserted = "; the others make guesses" if plan.inserted else ""
     yield (
         f"rows: of a pass; nodes: those that hold tokens, the newest included{inserted}. "
         f"tokens/step: expected, the model's own included; {' and '.join(rivals)}: the same for "
         "such a tree with no more rows."
     )
+
+
+def _half(low: float | None, high: float | None) -> float | None:
+    """Half the width of an interval; what rests on a single output has none."""
+    return None if low is None or high is None else (high - low) / 2
 
 
 def _latency_notes(latency: Latency | None) -> Iterator[str]:
@@ -74,6 +85,8 @@ def curve_json(built: Built) -> dict[str, Any]:
         "method": plan.accuracies.method,
         "kind": built.kind,
         "calibration_n": plan.accuracies.n,
+        "calibration_outputs": len(plan.accuracies.outputs),
+        "basis": basis(plan.accuracies),
         "depth": plan.depth,
         "rows_per_guess": plan.inserted,
         "seed": plan.seed,
@@ -89,6 +102,8 @@ def _point_json(point: Point) -> dict[str, Any]:
         "rows": point.rows,
         "nodes": point.nodes,
         "tokens_per_step": point.tokens_per_step,
+        "tokens_low": point.tokens_low,
+        "tokens_high": point.tokens_high,
         "others": point.others,
         "pass_s": point.seconds,
         "speedup": point.speedup,
@@ -135,11 +150,15 @@ class View:
 
 @dataclass(frozen=True)
 class Shown:
-    """A static tree, or the states of a dynamic one, and what a step gives in the long run."""
+    """A static tree, or the states of a dynamic one, and what a step is expected to give.
+
+    `basis` says from what that is known.
+    """
 
     views: tuple[View, ...]
     title: str
-    tokens: float | None = None
+    tokens: Ratio | None = None
+    basis: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -155,38 +174,25 @@ class Shown:
 def show(tree: Tree | DynamicTree, accuracies: Accuracies | None) -> Shown:
     """What there is to see of a tree, with accuracies or without."""
     kind = "static" if isinstance(tree, Tree) else "dynamic"
-    views = tuple(_views(tree, accuracies))
     if accuracies is None:
-        return Shown(views, f"{kind} tree")
-    if isinstance(tree, Tree):
-        tokens = static.expected_tokens(tree, accuracies)
-    else:
-        tokens = dynamic.amortized_tokens(tree, accuracies)
-    title = f"{kind} tree, {accuracies.method}: {tokens:.3f} tokens a step expected"
-    return Shown(views, title, tokens)
+        return Shown(tuple(_bare(tree)), f"{kind} tree")
+    tokens = expected(tree, accuracies)
+    views = (
+        replace(view, **vars(known))
+        for view, known in zip(_bare(tree), in_states(tree, accuracies), strict=True)
+    )
+    within = "" if tokens.low is None else f" [{tokens.low:.3f}, {tokens.high:.3f}]"
+    title = f"{kind} tree, {accuracies.method}: {tokens.value:.3f}{within} tokens a step expected"
+    return Shown(tuple(views), title, tokens, basis(accuracies))
 
 
-def _views(tree: Tree | DynamicTree, accuracies: Accuracies | None) -> Iterator[View]:
+def _bare(tree: Tree | DynamicTree) -> Iterator[View]:
+    """A view for each state, with nothing known of its nodes."""
     if isinstance(tree, Tree):
-        yield View("tree", tree, **_chances(tree, accuracies))
+        yield View("tree", tree)
         return
-    shares: Sequence[float | None] = [None] * tree.reach
-    if accuracies is not None:
-        shares = dynamic.steady_state(dynamic.transitions(tree, accuracies)).tolist()
-    for k, (state, share) in enumerate(zip(tree.states, shares, strict=True), 1):
-        chances = _chances(state.tree, accuracies)
-        name = f"state {k} of {tree.reach}"
-        yield View(name, state.tree, prompts=state.prompts, share=share, **chances)
-
-
-def _chances(tree: Tree, accuracies: Accuracies | None) -> dict[str, Any]:
-    if accuracies is None:
-        return {}
-    return {
-        "reached": (1.0, *static.probabilities(tree, accuracies)),
-        "last": dynamic.last_probabilities(tree, accuracies),
-        "tokens": static.expected_tokens(tree, accuracies),
-    }
+    for k, state in enumerate(tree.states, 1):
+        yield View(f"state {k} of {tree.reach}", state.tree, prompts=state.prompts)
 
 
 def print_shown(shown: Shown, console: Console | None = None) -> None:
@@ -197,7 +203,7 @@ def print_shown(shown: Shown, console: Console | None = None) -> None:
         console.print()
         console.print(Text(view.title, style="bold"))
         console.print(_drawn(view))
-    for note in shown.notes:
+    for note in filter(None, (*shown.notes, shown.basis)):
         console.print()
         console.print(Text(note, style="dim"))
 
@@ -228,7 +234,7 @@ def nodes_sheet(shown: Shown) -> Sheet:
         shown.title,
         tuple(rows[0]),
         tuple(tuple(row.values()) for row in rows),
-        notes=("node: ranks from the newest token on, from 0.",),
+        notes=("node: ranks from the newest token on, from 0.", *filter(None, [shown.basis])),
         percent=frozenset({"accepted", "last accepted"}),
     )
 
@@ -248,7 +254,10 @@ def shown_json(shown: Shown) -> dict[str, Any]:
     """The same for programs."""
     return {
         "title": shown.title,
-        "tokens_per_step": shown.tokens,
+        "tokens_per_step": None if shown.tokens is None else shown.tokens.value,
+        "tokens_low": None if shown.tokens is None else shown.tokens.low,
+        "tokens_high": None if shown.tokens is None else shown.tokens.high,
+        "basis": shown.basis,
         "views": [_view_json(view) for view in shown.views],
     }
 

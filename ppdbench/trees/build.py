@@ -113,9 +113,8 @@ def _measured(config: BuildConfig, rows: set[int], report: Report | None) -> Lat
 
     quiet()
     set_threads(config.threads)
-    latency = measure(
-        load(config.model), rows, context=config.context, rounds=config.rounds, report=report
-    )
+    loaded = load(config.model, context=config.context)
+    latency = measure(loaded, rows, context=config.context, rounds=config.rounds, report=report)
     if config.latency is not None:
         latency.save(config.latency)
     return latency

@@ -2,20 +2,29 @@
 
 `probe --what drafts --calibration FILE` measures it on the model's own greedy continuations.
 The guesses of one distance exclude each other, so that the accuracy of rank r is top-(r+1)
-accuracy less top-r accuracy. Those of different distances count as independent of each other.
+accuracy less top-r accuracy.
+
+A file holds the ranks of every output, place by place. Trees are grown from the accuracies over
+all places, as if those of different distances were independent of each other: counting whole
+paths fits the outputs at hand better and others worse. What a tree is worth is found by decoding
+the outputs with it (`walk`). Files of version 1 have counts alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ppdbench.bench.stats import wilson
 from ppdbench.errors import ConfigError
 from ppdbench.jsonfile import read_versioned, write_versioned
-from ppdbench.yamlfile import kind
+from ppdbench.trees.record import Output
+from ppdbench.yamlfile import Keys, kind
 
-FORMAT, VERSION = "ppdbench-calibration", 1
+FORMAT, VERSION = "ppdbench-calibration", 2
+COUNTS_ALONE = 1  # the version without outputs
 
 # From here on a likely guess's accuracy is known to 3 points or better.
 ENOUGH_TOKENS = 1000
@@ -23,11 +32,15 @@ ENOUGH_TOKENS = 1000
 
 @dataclass(frozen=True)
 class Accuracies:
-    """`hits[j][r]`: how often, of `n` times, rank r at distance j + 1 was the model's token."""
+    """`hits[j][r]`: how often, of `n` times, rank r at distance j + 1 was the model's token.
+
+    `outputs` say where, unless counts are all there is.
+    """
 
     method: str
     hits: tuple[tuple[int, ...], ...]
     n: int
+    outputs: tuple[Output, ...] = ()
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -46,6 +59,11 @@ class Accuracies:
     def distances(self) -> int:
         """How far ahead there are guesses."""
         return len(self.hits)
+
+    @property
+    def unguided(self) -> int:
+        """Steps at the start of an output without guesses: prompt tokens have to run first."""
+        return int(self.method.partition(":")[0] == "prompt-tokens")
 
     def p(self, j: int, r: int) -> float:
         """The probability that rank r is right at distance j + 1."""
@@ -67,12 +85,33 @@ class Accuracies:
         )
 
     @classmethod
+    def counted(cls, method: str, outputs: Sequence[Output]) -> Accuracies:
+        """Of outputs, at the places where every distance has a token to guess."""
+        if not outputs:
+            raise ConfigError("there are no outputs; list one or more")
+        reaches = {len(output.ranks) for output in outputs}
+        if len(reaches) > 1:
+            raise ConfigError(f"outputs with {min(reaches)} and {max(reaches)} distances")
+        n = sum(len(output.ranks[-1]) for output in outputs)
+        by_distance = zip(*(output.counts for output in outputs), strict=True)
+        hits = tuple(tuple(map(sum, zip(*each, strict=True))) for each in by_distance)
+        return cls(method, hits, n, tuple(outputs))
+
+    @classmethod
     def load(cls, path: str | Path) -> Accuracies:
         """What `save` wrote."""
         path = Path(path).expanduser()
         missing = "`ppdbench probe --what drafts --calibration FILE` makes one"
-        keys = read_versioned(path, "calibration file", missing, FORMAT, VERSION)
-        method, n, hits = keys.text("method"), keys.number("n"), keys.items("hits")
+        keys = read_versioned(
+            path, "calibration file", missing, FORMAT, VERSION, oldest=COUNTS_ALONE
+        )
+        method = keys.text("method")
+        if keys.number("version") > COUNTS_ALONE:
+            outputs = [_output(section) for section in keys.sections("outputs", "output")]
+            keys.refuse_the_rest()
+            with keys.telling():
+                return cls.counted(method, outputs)
+        n, hits = keys.number("n"), keys.items("hits")
         keys.refuse_the_rest()
         for ranks in hits:
             if not isinstance(ranks, list):
@@ -81,7 +120,18 @@ class Accuracies:
             return cls(method, tuple(map(tuple, hits)), n)
 
     def save(self, path: str | Path) -> None:
-        """Write what `load` reads."""
-        hits = [list(ranks) for ranks in self.hits]
-        content = {"method": self.method, "n": self.n, "hits": hits}
-        write_versioned(Path(path), FORMAT, VERSION, content)
+        """Write what `load` reads, in the version that has room for what there is."""
+        content: dict[str, Any] = {"method": self.method}
+        if self.outputs:
+            content["outputs"] = [{"task": o.task, "ranks": list(o.ranks)} for o in self.outputs]
+        else:
+            content |= {"n": self.n, "hits": [list(ranks) for ranks in self.hits]}
+        version = VERSION if self.outputs else COUNTS_ALONE
+        write_versioned(Path(path), FORMAT, version, content)
+
+
+def _output(keys: Keys) -> Output:
+    task, ranks = keys.text("task"), keys.texts("ranks")
+    keys.refuse_the_rest()
+    with keys.telling():
+        return Output(task, ranks)

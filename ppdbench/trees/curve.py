@@ -13,10 +13,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ppdbench.bench.stats import Ratio
 from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.trees import dynamic, static
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.dynamic import DynamicTree
+from ppdbench.trees.expected import expected
 from ppdbench.trees.latency import Latency
 from ppdbench.trees.tree import Tree
 
@@ -109,11 +111,9 @@ class Plan:
             return tree.rows(int(self.inserted))
         return math.ceil((1 + len(tree)) * self._rows_of_node)
 
-    def tokens(self, tree: Tree | DynamicTree) -> float:
+    def tokens(self, tree: Tree | DynamicTree) -> Ratio:
         """Tokens that a step with the tree gives, the model's own included: tau."""
-        if isinstance(tree, DynamicTree):
-            return dynamic.amortized_tokens(tree, self.accuracies)
-        return static.expected_tokens(tree, self.accuracies)
+        return expected(tree, self.accuracies)
 
 
 def _method(accuracies: Accuracies) -> str:
@@ -126,7 +126,8 @@ class Point:
     """The best tree of a size and what it promises; how fast, once passes are timed.
 
     `nodes` count the newest token; `others` are the tokens of a step with trees of other kinds
-    whose passes are no larger.
+    whose passes are no larger. The 95% interval of `tokens_per_step` is that of drawing other
+    outputs to calibrate on; there is none where only counts are known.
     """
 
     size: int
@@ -135,6 +136,8 @@ class Point:
     nodes: int
     tokens_per_step: float
     others: dict[str, float]
+    tokens_low: float | None = None
+    tokens_high: float | None = None
     seconds: float | None = None
     speedup: float | None = None
 
@@ -159,11 +162,14 @@ def curve(plan: Plan, kind: str, sizes: Iterable[int]) -> list[Point]:
 def _point(plan: Plan, kind: str, size: int, tree: Tree | DynamicTree) -> Point:
     nodes = tree.nodes if isinstance(tree, DynamicTree) else len(tree)
     others = {
-        other: 1.0 if (rival := plan.tree(other, size)) is None else plan.tokens(rival)
+        other: 1.0 if (rival := plan.tree(other, size)) is None else plan.tokens(rival).value
         for other in plan.kinds
         if other != kind
     }
-    return Point(size, tree, plan.rows(tree), 1 + nodes, plan.tokens(tree), others)
+    tokens = plan.tokens(tree)
+    return Point(
+        size, tree, plan.rows(tree), 1 + nodes, tokens.value, others, tokens.low, tokens.high
+    )
 
 
 def timed(points: Iterable[Point], latency: Latency) -> list[Point]:

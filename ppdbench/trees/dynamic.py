@@ -163,7 +163,11 @@ def _state(keys: Keys) -> State:
 
 def last_probabilities(tree: Tree, accuracies: Accuracies) -> tuple[float, ...]:
     """How likely each node is the last one accepted, the newest token first."""
-    reached = (1.0, *probabilities(tree, accuracies))
+    return last_of(tree, (1.0, *probabilities(tree, accuracies)))
+
+
+def last_of(tree: Tree, reached: Sequence[float]) -> tuple[float, ...]:
+    """The same of nodes that are accepted so often."""
     last = list(reached)
     for parent, probability in zip(tree.parents, reached[1:], strict=True):
         last[1 + parent] -= probability

@@ -161,7 +161,7 @@ def measure(
         model=loaded.spec.name,
         synthetic=loaded.spec.is_synthetic,
         weight_hash=loaded.fingerprint,
-        dtype=str(staged.dtype).removeprefix("torch."),
+        dtype=staged.precision,
         device=str(staged.device),
         threads=torch.get_num_threads(),
         context=context,

@@ -18,14 +18,14 @@ from ppdbench.trees.tree import Node, Tree
 
 def probabilities(tree: Tree, accuracies: Accuracies) -> tuple[float, ...]:
     """How likely each node is to be accepted: it and all nodes above it are right."""
-    _check_known(tree, accuracies)
+    check_known(tree, accuracies)
     accepted: dict[Node, float] = {(): 1.0}
     for path in tree.paths:
         accepted[path] = accepted[path[:-1]] * accuracies.p(len(path) - 1, path[-1])
     return tuple(accepted[path] for path in tree.paths)
 
 
-def _check_known(tree: Tree, accuracies: Accuracies) -> None:
+def check_known(tree: Tree, accuracies: Accuracies) -> None:
     """Refuse a tree of guesses that nobody counted."""
     if tree.depth > accuracies.distances:
         raise ConfigError(

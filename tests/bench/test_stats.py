@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ppdbench.bench import stats
 from ppdbench.bench.stats import (
     clustered_wilson,
     deviation,
@@ -214,3 +215,19 @@ def test_a_change_of_nothing_or_of_unequal_runs_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"examples before|rate of nothing"):
         paired_change(before, after)
+
+
+def test_draws_that_are_too_many_to_keep_are_the_same_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = [(n % 7, 10) for n in range(1, 60)]
+    after = [(n % 5, 10) for n in range(1, 60)]
+    kept = paired_change(before, after)
+    monkeypatch.setattr(stats, "BOOTSTRAP_KEPT", 0)
+    monkeypatch.setattr(stats, "BOOTSTRAP_BLOCK", 100)
+    assert paired_change(before, after) == kept
+
+
+def test_a_run_beside_itself_has_no_change_to_the_last_bit() -> None:
+    times = [(1 / n, 0.1 * n) for n in range(1, 400)]
+    assert paired_change(times, times) == stats.Change(0, 0, 0)

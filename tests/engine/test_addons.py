@@ -122,6 +122,7 @@ HEADERS: dict[str, tuple[dict[str, Any], str]] = {
     "another width": ({"hidden_size": 64}, "their hidden_size is 64, this model's is 32"),
     "options as a list": ({"options": [1]}, "options must be an object"),
     "no options": ({"options": None}, "options must be an object"),
+    "unknown key": ({"rank": 4}, "unknown key rank; allowed: format, version, method, model"),
 }
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.report import plots, tree_plots
+from ppdbench.report.export import print_sheets
 from ppdbench.report.tree_tables import (
     Shown,
     curve_json,
@@ -21,10 +22,12 @@ from ppdbench.report.tree_tables import (
     shown_json,
 )
 from ppdbench.trees.build import BuildConfig, Built, build
+from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.dynamic import DynamicTree, State, search
+from ppdbench.trees.expected import expected, in_states
 from ppdbench.trees.static import grow
 from ppdbench.trees.tree import Tree
-from tests.trees.made import accuracies, drawn
+from tests.trees.made import accuracies, drawn, outputs
 from tests.trees.test_latency import curve as times
 
 KNOWN = accuracies((0.5, 0.15), (0.4, 0.1), method="prompt-tokens")
@@ -90,7 +93,33 @@ def test_a_dynamic_tree_is_drawn_state_by_state() -> None:
         "└── rank 0  50.0%  +2",
         "    └── rank 0  20.0%  +1",
     ]
-    assert " ".join(lines[-2:]).endswith("+: prompt tokens that follow.")
+    assert " ".join(lines[-6:]).find("+: prompt tokens that follow.") > 0
+    assert "calibrate again to have outputs decoded" in " ".join(lines[-3:])
+
+
+@pytest.mark.parametrize("method", ["medusa", "prompt-tokens"])
+def test_what_was_played_is_shown_with_its_interval_and_its_outputs(method: str) -> None:
+    known = Accuracies.counted(method, outputs(0))
+    for tree in (STATIC, DYNAMIC):
+        found = show(tree, known)
+        assert found.tokens == expected(tree, known)
+        assert found.tokens.low is not None
+        lines = drawing(found)
+        assert f"{found.tokens.value:.3f} [{found.tokens.low:.3f}, " in lines[0]
+        assert "6 greedy outputs (240 tokens: task 0, task 1)" in " ".join(lines)
+        assert max(map(len, lines)) <= 80
+        value = shown_json(found)
+        assert value["tokens_low"] < value["tokens_per_step"] < value["tokens_high"]
+        assert value["views"][-1]["nodes"][1]["accepted"] == in_states(tree, known)[-1].reached[1]
+
+
+def test_a_state_that_no_output_came_by_has_its_accuracies() -> None:
+    known = Accuracies.counted("prompt-tokens", outputs(0))
+    tree = DynamicTree(tuple(State(s.tree, (2,) * len(s.prompts)) for s in DYNAMIC.states))
+    first = show(tree, known).views[0]
+    assert first.share == 0
+    assert first.reached is not None
+    assert first.reached[1] == known.p(0, 0)
 
 
 def test_piped_drawings_are_plain_text() -> None:
@@ -135,12 +164,27 @@ def test_the_curve_has_a_row_per_size_and_marks_the_chosen_one(tmp_path: Path) -
     sheet = curve_sheet(found)
     assert sheet.title == "Dynamic trees for prompt-tokens, tiny (float32, random weights)"
     assert sheet.header == (
-        *("rows", "nodes", "inserted", "tokens/step", "static", "random"),
+        *("rows", "nodes", "tokens/step", "static", "random"),
         *("pass ms", "speedup", "chosen"),
     )
     marks = [(row[0], row[-1]) for row in sheet.rows]
     assert marks == [(8, ""), (16, "yes"), (32, "")]
-    assert all(row[1] + row[2] == row[0] for row in sheet.rows)  # type: ignore[operator]
+    assert all(row[1] < row[0] for row in sheet.rows)  # type: ignore[operator]
+
+
+def test_the_curve_of_outputs_has_its_interval(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    Accuracies.counted("prompt-tokens", outputs(0)).save(path)
+    found = build(BuildConfig(calibration=path, model=ModelSpec(), measuring={}, size=16))
+    sheet = curve_sheet(found)
+    assert sheet.header[:4] == ("rows", "nodes", "tokens/step", "±95%")
+    assert any("240 tokens: task 0, task 1" in note for note in sheet.notes)
+    out = io.StringIO()
+    print_sheets([sheet], Console(file=out, width=80))
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    point = curve_json(found)["chosen"]
+    assert point["tokens_low"] < point["tokens_per_step"] < point["tokens_high"]
+    assert curve_json(found)["calibration_outputs"] == 6
 
 
 def test_without_times_there_is_no_speedup(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from ppdbench.trees.calibration import Accuracies
+from ppdbench.trees.record import RANKS, Output
 
 
 def accuracies(*distances: tuple[float, ...], method: str = "medusa", n: int = 1000) -> Accuracies:
@@ -26,3 +27,21 @@ def drawn(seed: int, distances: int = 3, top: int = 6, method: str = "prompt-tok
         hits.append(tuple(row))
         best *= draw.uniform(0.5, 0.95)
     return Accuracies(method, tuple(hits), n)
+
+
+def outputs(seed: int, n: int = 6, tokens: int = 40, distances: int = 3) -> tuple[Output, ...]:
+    """Easy and hard stretches in turns: in easy ones guesses are right, in hard ones wrong."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(n):
+        easy = [draw.random() < 0.5 for _ in range(1 + tokens // 8)]
+        ranks = [
+            [_rank(draw, easy[(place + d) // 8]) for place in range(tokens - d)]
+            for d in range(distances)
+        ]
+        made.append(Output.of(f"task {number % 2}", ranks))
+    return tuple(made)
+
+
+def _rank(draw: random.Random, easy: bool) -> int:
+    return min(int(draw.expovariate(2 if easy else 0.05)), RANKS)

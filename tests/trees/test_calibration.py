@@ -10,6 +10,8 @@ import pytest
 
 from ppdbench.errors import ConfigError
 from ppdbench.trees.calibration import ENOUGH_TOKENS, Accuracies
+from ppdbench.trees.record import Output
+from tests.trees.made import outputs
 
 SOME = Accuracies("medusa", ((600, 200, 50), (400, 100, 80)), 1000)
 
@@ -41,6 +43,32 @@ def test_saved_accuracies_are_read_back(tmp_path: Path) -> None:
     assert Accuracies.load(tmp_path / "a.json") == SOME
 
 
+def test_outputs_are_counted_where_every_distance_has_a_token() -> None:
+    known = Accuracies.counted("medusa", [Output("a", ("0010", "1.0")), Output("b", ("2", ""))])
+    assert known.n == 3
+    assert [row[:3] for row in known.hits] == [(2, 1, 0), (1, 1, 0)]
+
+
+def test_outputs_are_kept_place_by_place_a_line_each(tmp_path: Path) -> None:
+    known = Accuracies.counted("medusa", outputs(0))
+    known.save(tmp_path / "a.json")
+    assert Accuracies.load(tmp_path / "a.json") == known
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert content["version"] == 2
+    first = content["outputs"][0]
+    assert (first["task"], [len(line) for line in first["ranks"]]) == ("task 0", [40, 39, 38])
+    assert sum("task" in line for line in (tmp_path / "a.json").read_text().splitlines()) == 6
+
+
+def test_counts_alone_are_what_version_1_has(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(
+        '{"format": "ppdbench-calibration", "version": 1, "method": "medusa", "n": 10, '
+        '"hits": [[6, 2]]}'
+    )
+    assert Accuracies.load(path) == Accuracies("medusa", ((6, 2),), 10)
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "more hits than positions": ({"hits": [[600, 401]]}, "1001 hits at distance 1 of only 1000"),
     "negative": ({"hits": [[5, -1]]}, "hits at distance 1 must be whole numbers"),
@@ -53,8 +81,37 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no method": ({"method": ""}, "method must be text"),
     "unknown": ({"model": "x"}, "unknown key model"),
     "format": ({"format": "ppdbench-tree"}, "is no calibration file"),
-    "version": ({"version": 7}, "version 7"),
+    "version": ({"version": 7}, "version 7, but this ppdbench reads 1 and 2"),
+    "another version's keys": ({"version": 2}, "the key outputs is missing"),
 }
+
+
+ONE = {"task": "a", "ranks": ["00", "0"]}
+BAD_OUTPUTS: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({"outputs": []}, "there are no outputs"),
+    "missing": ({"outputs": None}, "outputs must be a list, not null"),
+    "no mapping": ({"outputs": ["00"]}, "output 1 must be a mapping"),
+    "no task": ({"outputs": [{"ranks": ["0"]}]}, "output 1: the key task is missing"),
+    "numbers": ({"outputs": [ONE, {"task": "a", "ranks": [0]}]}, "output 2: ranks must be a list"),
+    "no ranks": ({"outputs": [{"task": "a", "ranks": []}]}, "output 1: an output has no ranks"),
+    "strange": ({"outputs": [{"task": "a", "ranks": ["0z"]}]}, "output 1: .* hold 'z'"),
+    "ragged": ({"outputs": [{"task": "a", "ranks": ["00", "00"]}]}, "output 1: 2 ranks at dist"),
+    "unequal": ({"outputs": [ONE, {"task": "a", "ranks": ["0"]}]}, "with 1 and 2 distances"),
+    "too short": ({"outputs": [{"task": "a", "ranks": ["0", ""]}]}, "n=0 positions"),
+    "unknown": ({"outputs": [{**ONE, "method": "x"}]}, "output 1: unknown key method"),
+    "counts": ({"outputs": [ONE], "n": 4}, "unknown key n"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OUTPUTS)
+def test_bad_outputs_are_told_with_their_file(tmp_path: Path, name: str) -> None:
+    changes, says = BAD_OUTPUTS[name]
+    path = tmp_path / "a.json"
+    good = {"format": "ppdbench-calibration", "version": 2, "method": "medusa"}
+    path.write_text(json.dumps({**good, **changes}))
+    with pytest.raises(ConfigError, match=says) as raised:
+        Accuracies.load(path)
+    assert str(raised.value).count("a.json") == 1
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ppdbench.errors import ConfigError, UnknownName
+from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.curve import KINDS, Plan, curve, fastest, timed
 from ppdbench.trees.dynamic import DynamicTree, amortized_tokens, search
+from ppdbench.trees.expected import expected
 from ppdbench.trees.static import expected_tokens, grow
 from ppdbench.trees.tree import Tree
-from tests.trees.made import accuracies, drawn
+from tests.trees.made import accuracies, drawn, outputs
 from tests.trees.test_latency import curve as times
 
 PROMPTS = drawn(0)
@@ -113,3 +115,12 @@ def test_sizes_without_room_for_a_node_are_refused() -> None:
     for kind in ("dynamic", "static"):
         with pytest.raises(ConfigError, match="right at least once"):
             curve(Plan.of(never), kind, [20])
+
+
+def test_known_outputs_are_decoded_with_every_tree() -> None:
+    known = Accuracies.counted("medusa", outputs(0))
+    points = curve(Plan.of(known), "static", (3, 9))
+    for point in points:
+        found = expected(point.tree, known)
+        assert (point.tokens_per_step, point.tokens_low) == (found.value, found.low)
+    assert points[1].others["random"] <= points[1].tokens_per_step

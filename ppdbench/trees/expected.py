@@ -1,0 +1,98 @@
+"""What a tree is expected to give, and what that rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppdbench.bench.stats import Ratio
+from ppdbench.trees.calibration import Accuracies
+from ppdbench.trees.dynamic import (
+    DynamicTree,
+    amortized_tokens,
+    last_of,
+    steady_state,
+    transitions,
+)
+from ppdbench.trees.static import check_known, expected_tokens, probabilities
+from ppdbench.trees.tree import Tree
+from ppdbench.trees.walk import Walk, walk
+
+
+def _trees(tree: Tree | DynamicTree) -> list[Tree]:
+    """The trees of all states."""
+    return [tree] if isinstance(tree, Tree) else [state.tree for state in tree.states]
+
+
+def played(tree: Tree | DynamicTree, accuracies: Accuracies) -> Walk | None:
+    """Decoding of the outputs calibrated on, where the calibration has them."""
+    for each in _trees(tree):
+        check_known(each, accuracies)
+    if not accuracies.outputs:
+        return None
+    return walk(tree, accuracies.outputs, accuracies.unguided)
+
+
+def expected(tree: Tree | DynamicTree, accuracies: Accuracies) -> Ratio:
+    """Tokens of a step, the model's own included; no interval from counts alone."""
+    walked = played(tree, accuracies)
+    if walked is not None:
+        return walked.tokens_per_step
+    if isinstance(tree, Tree):
+        return Ratio(expected_tokens(tree, accuracies), None, None)
+    return Ratio(amortized_tokens(tree, accuracies), None, None)
+
+
+@dataclass(frozen=True)
+class InState:
+    """How likely the nodes of a tree are to be accepted, and to be the last, the newest token
+    first; how much of the time decoding is in this state, and what a step in it gives.
+    """
+
+    reached: tuple[float, ...]
+    last: tuple[float, ...]
+    share: float | None
+    tokens: float
+
+
+def in_states(tree: Tree | DynamicTree, accuracies: Accuracies) -> list[InState]:
+    """For each state; a static tree has one, which is not said to be one."""
+    trees, walked = _trees(tree), played(tree, accuracies)
+    if walked is not None:
+        shares = [walked.share(k) for k in range(len(trees))]
+    elif isinstance(tree, Tree):
+        shares = [1.0]
+    else:
+        shares = steady_state(transitions(tree, accuracies)).tolist()
+    found = []
+    for k, (each, share) in enumerate(zip(trees, shares, strict=True)):
+        # Of a state that no output came by, the accuracies are all there is to tell.
+        if walked is not None and share:
+            reached = walked.reached(k, each)
+        else:
+            reached = (1.0, *probabilities(each, accuracies))
+        shown = None if isinstance(tree, Tree) else share
+        found.append(InState(reached, last_of(each, reached), shown, sum(reached)))
+    return found
+
+
+def basis(accuracies: Accuracies) -> str:
+    """What the expectation of a tree rests on, in a sentence."""
+    outputs = accuracies.outputs
+    if not outputs:
+        return (
+            f"Expected from accuracies over {accuracies.n} places, as if distances were "
+            "independent and decoding came by all places alike; calibrate again to have outputs "
+            "decoded instead."
+        )
+    tasks = ", ".join(dict.fromkeys(output.task for output in outputs))
+    # A place has one set of guesses, but those of a draft network differ from branch to branch.
+    branches = (
+        " Behind other guesses than its likeliest, eagle makes others than were counted."
+        if accuracies.method.partition(":")[0] == "eagle"
+        else ""
+    )
+    return (
+        f"Expected: decoding played with the tree over {len(outputs)} greedy outputs "
+        f"({sum(output.tokens for output in outputs)} tokens: {tasks}), whose right guesses are "
+        f"known; 95% by bootstrap over outputs.{branches}"
+    )
