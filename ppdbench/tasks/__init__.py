@@ -6,7 +6,7 @@ examples = build_examples(task, rows)
 encoded = encode_prompt(task, examples[0], tokenizer, max_tokens=496)
 """
 
-from ppdbench.tasks.data import Row, data_file, load_rows, load_shot_rows
+from ppdbench.tasks.data import Row, data_file, load_rows, load_shot_rows, stands_in
 from ppdbench.tasks.encode import Encoded, encode_conversation, encode_prompt
 from ppdbench.tasks.examples import Example, Prompt, build_examples
 from ppdbench.tasks.spec import METRICS, Dataset, Task, load_task, task_names
@@ -28,5 +28,6 @@ __all__ = [
     "load_rows",
     "load_shot_rows",
     "load_task",
+    "stands_in",
     "task_names",
 ]

@@ -16,6 +16,8 @@ from ppdbench.tasks.columns import decode_cells
 from ppdbench.tasks.readers import READERS, read_rows
 from ppdbench.tasks.spec import Task
 
+# Files that hold what a task is evaluated on; the training split is never one of them.
+EVALUATION = ("test", "validation", "valid", "val", "dev", "eval")
 SHOT_POOL_ROWS = 1000  # enough to draw from; a whole training split can fill the memory
 
 
@@ -91,13 +93,26 @@ def _split_file(task: Task, folder: Path, split: str | None) -> Path:
         raise DataError(f"{folder} holds {names}; give the path of one of them as --data")
     if named:
         return named[0]
-    # A lone file is unambiguous, unless the user asked for another one by name.
-    if len(files) == 1 and split is None:
-        return files[0]
+    if split is None and (only := _unambiguous(files)):
+        return only
     if not files:
         raise DataError(f"{folder} holds no data file for {task.name}; use {', '.join(READERS)}")
     there = ", ".join(sorted({file.stem for file in files}))
     raise DataError(f"{folder} has no split {wanted!r}; pass --split with one of: {there}")
+
+
+def _unambiguous(files: list[Path]) -> Path | None:
+    """A lone file, or the only one that is there to evaluate on."""
+    if len(files) == 1:
+        return files[0]
+    fit = [file for file in files if file.stem in EVALUATION]
+    return fit[0] if len(fit) == 1 else None
+
+
+def stands_in(task: Task, data: str, file: Path) -> bool:
+    """Whether a file was found in a folder that has another evaluation split than the task's."""
+    found = file != Path(data).expanduser()
+    return found and file.stem in EVALUATION and file.stem != task.dataset.split
 
 
 def _no_data(task: Task, data: str) -> DataError:

@@ -16,6 +16,7 @@ from ppdbench.tasks import (
     load_rows,
     load_shot_rows,
     load_task,
+    stands_in,
 )
 
 SQUAD = [
@@ -199,11 +200,27 @@ def test_a_folder_gives_the_tasks_split(write_jsonl, tmp_path):
     assert len(rows_of(tmp_path / "c")) == 4
 
 
+def test_without_the_tasks_split_the_only_one_to_evaluate_on_is_taken(write_jsonl, tmp_path):
+    write_jsonl(SQUAD[:1], "a/dev.jsonl")
+    write_jsonl(SQUAD[:2], "a/train.jsonl")
+    task = load_task("squad")
+    assert len(rows_of(tmp_path / "a")) == 1
+    folder = str(tmp_path / "a")
+    file = data_file(task, folder, None)
+    assert stands_in(task, folder, file)
+    assert not stands_in(task, str(file), file)  # who names a file knows which it is
+    assert not stands_in(task, folder, file.with_name("validation.jsonl"))
+    assert not stands_in(task, folder, file.with_name("anything.jsonl"))
+    write_jsonl(SQUAD, "a/test.jsonl")
+    data_fails(tmp_path / "a", "no split 'validation'", "dev, test, train")
+    write_jsonl(SQUAD, "b/train.jsonl")
+    write_jsonl(SQUAD, "b/more.jsonl")
+    data_fails(tmp_path / "b", "no split 'validation'", "more, train")
+
+
 def test_a_folder_without_the_split_says_which_exist(write_jsonl, tmp_path):
     write_jsonl(SQUAD, "a/dev.jsonl")
     data_fails(tmp_path / "a", "no split 'test'", "dev", split="test")
-    write_jsonl(SQUAD, "a/train.jsonl")
-    data_fails(tmp_path / "a", "no split 'validation'", "dev, train")
     (tmp_path / "empty").mkdir()
     data_fails(tmp_path / "empty", "no data file for squad", ".parquet")
     write_jsonl(SQUAD, "a/validation.jsonl")

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from ppdbench import resources
-from ppdbench.errors import DataError
 from ppdbench.tasks import build_examples, data_file, load_rows, load_shot_rows, load_task
 from ppdbench.tasks import task_names as names
 
@@ -132,9 +131,8 @@ def test_shots_come_from_the_real_training_split(real_data):
     assert shown.prompt.text.endswith(build_examples(task, rows)[0].prompt.text)
 
 
-def test_a_missing_default_split_names_those_there_are(real_data):
-    with pytest.raises(DataError, match=r"no split 'test'.*train, validation"):
-        data_file(load_task("cnn_dailymail"), str(real_data), None)
+def test_a_missing_default_split_gives_way_to_the_only_other_one(real_data):
+    assert data_file(load_task("cnn_dailymail"), str(real_data), None).name == "validation.jsonl"
 
 
 def test_importing_tasks_stays_light():
