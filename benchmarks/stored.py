@@ -1,120 +1,140 @@
-"""What it costs to read stored runs: time and memory, for one file and for many shards.
+"""What it costs to show stored runs: CPU time and memory of every command that only reads.
 
-Samples are like those of `bench` on the reference model: 64 tokens after a prompt of 160,
-about 3.5 KB a line. Each figure is taken in a process of its own.
+Runs become large by repeating the samples of small ones, those behind the tables in
+`results/tables/runs` unless others are given, as further examples. Each command is a process of
+its own, as it is typed. The last column says so where one of them loads torch, which none should.
 
-    python -m benchmarks.stored [--folder /tmp/stored]
+    python -m benchmarks.stored [--samples 10000] [--shards 8] [--folder /tmp/stored] [RUN...]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import resource
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ppdbench.bench.summary import overall, summarize
-from ppdbench.samples import to_line
-from ppdbench.store import read_run
+from ppdbench.report.export import Sheet, emit
+from ppdbench.samples import no_collection, to_line
+from ppdbench.scoring import NEEDS_EXECUTION, parts
+from ppdbench.store import HEADER, read_header, read_run
+from ppdbench.tables import TABLES
+from ppdbench.tasks import load_task
 
-TASKS, METHODS = ("gsm8k", "squad"), ("greedy", "layerskip")
-HEADER: dict[str, Any] = {
-    "schema_version": 1,
-    "kind": "bench",
-    "config": {"strict": False, "target": {"kind": "greedy"}},
-    "model": {"name": "reference", "dtype": "float32", "synthetic": False},
-    "data": {task: {"metrics": []} for task in TASKS},
-    "methods": {name: {"name": name, "exact": True, "options": {}} for name in METHODS},
-    "facts": {},
-    "not_run": {},
-}
-
-
-def sample(number: int, method: str, draw: random.Random) -> dict[str, Any]:
-    """One line of a run."""
-    accepted = [draw.randrange(3) for _ in range(24)]
-
-    def ids(n: int) -> list[int]:
-        return [draw.randrange(4096) for _ in range(n)]
-
-    def times(n: int) -> list[float]:
-        return [round(draw.uniform(1, 4), 4) for _ in range(n)]
-
-    return {
-        "example_id": str(number),
-        "task": TASKS[number % 2],
-        "method": method,
-        "verdict": "identical",
-        "number": number,
-        "cut_tokens": 0,
-        "prompt_ids": ids(160),
-        "references": ["An answer of some words, as data sets have them."],
-        "peak_memory_bytes": 400 << 20,
-        "finish": "length",
-        "output_ids": ids(64),
-        "text": "Text of about the length that sixty-four tokens have when they are words. " * 3,
-        "accepted": accepted,
-        "proposed": [2] * 24,
-        "rows": [3] * 24,
-        "prefill_ms": 9.87,
-        "step_ms": times(24),
-        "draft_ms": times(24),
-        "baseline_prefill_ms": 9.76,
-        "baseline_step_ms": times(63),
-        "baseline_again_ms": 150.123,
-        "processes": 1,
-    }
+RUNS = Path("results/tables/runs")
+PROGRAM = """
+import sys
+from ppdbench.cli.main import run
+code = run(sys.argv[1:])
+print("torch" if "torch" in sys.modules else "", file=sys.stderr)
+sys.exit(code)
+"""
+KINDS_CHECKED = ("probe", "decode", "bench")
 
 
-def write(folder: Path, examples: int, shards: int) -> Path:
-    """A run of so many examples, two methods each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(HEADER))
+def grow(source: Path, target: Path, wanted: int, shards: int) -> Path:
+    """A run like `source` with at least so many samples, as they are written today."""
+    if target.exists():
+        return target
+    target.mkdir(parents=True)
+    run = read_run(source)
     names = [f"samples-{n}.jsonl" for n in range(shards)] if shards > 1 else ["samples.jsonl"]
-    draw = random.Random(0)
-    for index, name in enumerate(names):
-        with (folder / name).open("wb") as file:
-            for number in range(index, examples, shards):
-                file.writelines(to_line(sample(number, method, draw)) for method in METHODS)
-    return folder
+    with no_collection(), ExitStack() as stack:
+        samples = [_scored(run.header, sample) for sample in run.samples]
+        copies = -(-wanted // len(samples))
+        files = [stack.enter_context((target / name).open("wb")) for name in names]
+        for copy in range(copies):
+            files[copy % shards].writelines(to_line(_copied(s, copy, copies)) for s in samples)
+    for about in run.header["data"].values():
+        about["examples"] *= copies
+    (target / HEADER).write_text(json.dumps(run.header), "utf-8")
+    return target
 
 
-def read(folder: Path, summarized: bool) -> None:
-    """Read a run and say what that took."""
-    start, start_cpu = time.perf_counter(), time.process_time()
-    run = read_run(folder)
-    if summarized:
-        summarize(run.header, run.samples, scores=False)
-        overall(run.header, run.samples)
-    seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    what = "read and summarised" if summarized else "read"
-    print(f"{len(run.samples):7} samples {what}: {seconds:.2f} s ({cpu:.2f} s CPU), {peak:.0f} MiB")
+def _copied(sample: dict[str, Any], copy: int, copies: int) -> dict[str, Any]:
+    """The same sample as that of another example."""
+    number = sample.get("number", 0) * copies + copy
+    return {**sample, "example_id": str(number), "number": number}
+
+
+def _scored(header: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
+    """A sample with the parts of its scores, which those of earlier versions lack."""
+    metrics = [m for m in load_task(sample["task"]).metrics if m not in NEEDS_EXECUTION]
+    if header["model"]["synthetic"] or not metrics or "text" not in sample:
+        return sample
+    return {**sample, "scores": parts(metrics, sample["text"], sample["references"])}
+
+
+def commands(runs: Sequence[Path], place: Path, samples: int, shards: int) -> Iterator[list[str]]:
+    """Every command that shows one of these runs, each on so many samples in all."""
+    for run in runs:
+        grown = str(grow(run, place / str(samples) / run.name, samples, shards))
+        kind = read_header(run)["kind"]
+        yield ["report", grown, "--out", str(place / "page.html")]
+        yield ["report", grown, "--format", "table"]
+        if kind == "probe":
+            yield ["theory", "--run", grown]
+        if kind == "sweep":
+            yield ["sweep", "--show", grown]
+        if kind in KINDS_CHECKED:
+            baseline = str(place / f"{run.name}.json")
+            yield ["check", grown, "--baseline", baseline, "--update"]
+            yield ["check", grown, "--baseline", baseline]
+    by_name = {run.name: run for run in runs}
+    for name in TABLES:
+        steps = [step.name for step in TABLES.get(name).recipe]
+        needed = [by_name[step] for step in steps if step in by_name]
+        each = samples // max(1, len(needed))
+        if needed:
+            grown = [grow(run, place / str(each) / run.name, each, shards) for run in needed]
+            yield ["table", name, *map(str, grown)]
+
+
+def measured(words: Sequence[str]) -> tuple[str, float, float, float, int, str]:
+    """CPU seconds, seconds, MiB at most, exit code and whether torch was loaded."""
+    start = time.perf_counter()
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    said = child.stderr.read()
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - start
+    cpu = used.ru_utime + used.ru_stime
+    shown = " ".join(Path(w).name if "/" in w and w[0] == "/" else w for w in words)
+    return shown, cpu, seconds, used.ru_maxrss / 1024, child.returncode, said.split("\n")[-2]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", help="Keep the runs here.")
-    parser.add_argument("--read", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.read:
-        read(Path(arguments.read[0]), arguments.read[1] == "summarized")
-        return
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="*", type=Path, help=f"Small runs ({RUNS}/*).")
+    parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--folder", help="Keep the large runs here.")
+    asked = parser.parse_args()
+    runs = asked.runs or sorted(path.parent for path in RUNS.glob(f"*/{HEADER}"))
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(arguments.folder or temporary)
-        small = write(place / "one-file", 5_000, 1)
-        large = write(place / "eight-shards", 50_000, 8)
-        for folder, what in ((small, "summarized"), (large, "merged")):
-            size = sum(path.stat().st_size for path in folder.glob("*.jsonl")) / 2**20
-            print(f"{folder.name}: {size:.0f} MiB")
-            command = [sys.executable, "-m", "benchmarks.stored", "--read", str(folder), what]
-            subprocess.run(command, check=True)
+        place = Path(asked.folder or temporary).resolve()
+        rows = [measured(c) for c in commands(runs, place, asked.samples, asked.shards)]
+    sheet = Sheet(
+        f"{asked.samples} samples",
+        ("command", "CPU s", "s", "MiB", "exit code", "torch"),
+        tuple(rows),
+        digits={"CPU s": 2, "s": 2, "MiB": 0},
+    )
+    emit([sheet], None, "markdown")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +42,15 @@ from ppdbench.writers import (
     written_by_others,
 )
 
-__all__ = ["SCHEMA_VERSION", "RunFolder", "StoredRun", "check_target", "read_run", "sample_key"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "RunFolder",
+    "StoredRun",
+    "check_target",
+    "read_run",
+    "read_whole",
+    "sample_key",
+]
 
 SCHEMA_VERSION = 1
 HEADER = "run.json"
@@ -66,6 +75,15 @@ def read_run(path: str | Path) -> StoredRun:
     stored = Stored(folder, header)
     stored.look()
     return StoredRun(folder, header, InOrder(stored), stored.torn)
+
+
+def read_whole(path: str | Path) -> StoredRun:
+    """The same with all samples in memory, for who goes through them more than once."""
+    folder = Path(path)
+    header = read_header(folder)
+    stored = Stored(folder, header, hold=sys.maxsize)
+    stored.look()
+    return StoredRun(folder, header, list(InOrder(stored)), stored.torn)
 
 
 def read_header(folder: Path) -> dict[str, Any]:
@@ -106,6 +124,19 @@ def check_target(path: Path, *, resume: bool, share: Share = ALONE) -> None:
         )
     elif resume and not share.is_job:
         raise ConfigError(f"{path} holds no run, so there is nothing to resume; drop --resume")
+
+
+def begun_header(path: Path, share: Share = ALONE) -> dict[str, Any] | None:
+    """The header of a run that was begun before this process came; ranks wait for the first.
+
+    What was decided once for a run, and not by its options, holds for all who work on it.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while share.follows and not (path / HEADER).exists():
+        if time.monotonic() > until:
+            raise DataError(f"the first rank did not begin to write to {path}; see its errors")
+        time.sleep(DELAY_S)
+    return read_header(path) if (path / HEADER).exists() else None
 
 
 class RunFolder:

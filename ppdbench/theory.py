@@ -158,8 +158,7 @@ def run_lengths(matches: Sequence[bool]) -> list[int]:
     """
     if not matches:
         raise DataError("no matches recorded: a run needs at least one token")
-    ends = [i + 1 for i, match in enumerate(matches[:-1]) if not match]
-    return [end - start for start, end in zip([0, *ends], [*ends, len(matches)], strict=True)]
+    return [len(hits) + 1 for hits in bytes(matches[:-1]).split(b"\0")]
 
 
 def latency_of_matches(matches: Sequence[bool], n_layers: int, exit_after: int) -> float:
@@ -175,9 +174,14 @@ def latency_of_runs(tokens: int, runs: int, n_layers: int, exit_after: int) -> f
 
 def compute_of_matches(matches: Sequence[bool], n_layers: int, exit_after: int, k: int) -> float:
     """Exact layers run, by all processes, in a generation whose matches were recorded."""
+    return compute_of_runs(len(matches), len(run_lengths(matches)), n_layers, exit_after, k)
+
+
+def compute_of_runs(tokens: int, runs: int, n_layers: int, exit_after: int, k: int) -> float:
+    """Exact layers run for so many tokens in so many runs, of one generation or of several."""
     _check(n_layers, exit_after, k=k)
-    ahead = k * (n_layers - exit_after) * len(matches)
-    return latency_of_matches(matches, n_layers, exit_after) + ahead
+    ahead = k * (n_layers - exit_after) * tokens
+    return latency_of_runs(tokens, runs, n_layers, exit_after) + ahead
 
 
 def simulate(

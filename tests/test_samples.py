@@ -14,8 +14,8 @@ from ppdbench import samples
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.salvage import salvage
-from ppdbench.samples import HEAD, InOrder, Stored, sample_key, sample_paths, to_line
-from ppdbench.store import RunFolder, read_run
+from ppdbench.samples import HEAD, InOrder, Place, Stored, sample_key, sample_paths, to_line
+from ppdbench.store import RunFolder, read_run, read_whole
 
 HEADER: dict[str, Any] = {"kind": "probe", "config": {}, "model": {"device": "cuda:0"}, "data": {}}
 
@@ -174,6 +174,23 @@ def test_a_large_run_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.M
     assert list(large) == small
     assert large[1:3] == small[1:3]
     assert large[-1] == small[-1]
+
+
+def test_who_reads_all_of_a_large_run_has_it_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stored(tmp_path / "run", [1, 3], [0, 2])
+    monkeypatch.setattr(samples, "HELD_BYTES", 10)
+    monkeypatch.setattr(Place, "read", lambda self: pytest.fail("read twice"))
+    whole = read_whole(folder).samples
+    assert [found["number"] for found in whole] == [0, 1, 2, 3]
+
+
+def test_turns_are_counted_apart_from_their_questions() -> None:
+    asked = [sample(0), sample(0, method="other"), sample(1, turn=1), sample(2, turn=2)]
+    assert (samples.count_examples(asked), samples.count_turns(asked)) == (2, 3)
+    assert samples.in_turns(8, 16) == "8 in 16 turns"
+    assert samples.in_turns(8, 8, " examples") == "8 examples"
 
 
 def test_damage_inside_a_large_run_is_named_when_it_is_met(

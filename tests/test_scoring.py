@@ -52,12 +52,14 @@ def only(name: str, prediction: str, *references: str) -> float:
 def test_every_metric_scores_and_is_an_evaluate_metric() -> None:
     import evaluate
 
-    from ppdbench.scoring import metrics
+    from ppdbench.scoring.metrics import TextMetric
 
     names = scoring.available_metrics()
     found = scoring.score(names, ["#### 3"] * 2, [["#### 3"], ["#### 3", "#### 4"]])
     assert list(found) == names
-    assert all(issubclass(getattr(metrics, c), evaluate.Metric) for c in scoring._CLASSES.values())
+    classes = TextMetric.__subclasses__()
+    assert issubclass(TextMetric, evaluate.Metric)
+    assert sorted(name for c in classes for name in c.names) == sorted(names)
     assert not scoring.NEEDS_EXECUTION & set(names)
 
 
@@ -203,7 +205,7 @@ def test_a_metric_class_works_alone(tmp_path: Path) -> None:
     assert found == {"squad_em": 1, "squad_f1": 1}
 
 
-@pytest.mark.parametrize("name", sorted(set(scoring._CLASSES.values())))
+@pytest.mark.parametrize("name", ["Rouge", "Squad", "Bleu", "Chrf", "Gsm8k", "TopV2"])
 def test_a_metric_class_and_score_say_the_same(name: str, tmp_path: Path) -> None:
     from ppdbench.scoring import metrics
 
@@ -287,6 +289,27 @@ def real(path: Path, limit: int) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line) for line in islice(file, limit))
 
 
+def stored(prediction: str, references: list[str], **kept: Any) -> dict[str, Any]:
+    return {"example_id": "1", "text": prediction, "references": references, **kept}
+
+
+def test_parts_that_samples_keep_score_like_their_texts() -> None:
+    names = [n for n in scoring.available_metrics() if n != "gsm8k_accuracy"]
+    pairs = list(zip(PREDICTIONS, REFERENCES, strict=True))
+    kept = [json.loads(json.dumps(scoring.parts(names, *pair))) for pair in pairs]
+    samples = [
+        stored(*pair, scores=parts if i % 2 else {})  # some of an earlier version
+        for i, (pair, parts) in enumerate(zip(pairs, kept, strict=True))
+    ]
+    assert scoring.score_samples(names, samples) == scoring.score(names, PREDICTIONS, REFERENCES)
+
+
+def test_a_kept_part_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppdbench.scoring.measures.part", lambda *_: pytest.fail("computed"))
+    samples = [stored("a", ["a"], scores={"rouge1": share}) for share in (0.25, 0.75)]
+    assert scoring.score_samples(["rouge1"], samples) == {"rouge1": 0.5}
+
+
 def test_an_unknown_metric_gets_a_suggestion() -> None:
     with pytest.raises(UnknownName, match="did you mean rougeL"):
         scoring.score(["rougel"], ["a"], [["a"]])
@@ -302,7 +325,7 @@ def test_an_unknown_metric_gets_a_suggestion() -> None:
         (["a", "b"], [["a"], []], "example 1 has no reference"),
         (["a"], ["a"], "references of example 0 must be a list of strings"),
         (["a"], [[None]], "references of example 0 must be a list of strings"),
-        ([None], [["a"]], "prediction 0 is NoneType"),
+        ([None], [["a"]], "prediction of example 0 is NoneType"),
     ],
 )
 def test_unusable_texts_are_refused(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from ppdbench.check.figures import Figure, Outputs, Part, rate
 from ppdbench.check.snapshot import MethodFacts, Snapshot, TaskData, snapshot
 from ppdbench.errors import DataError
 from ppdbench.jsonfile import read_versioned, write_versioned
-from ppdbench.store import SCHEMA_VERSION, read_run
+from ppdbench.store import SCHEMA_VERSION, read_whole
 from ppdbench.yamlfile import Keys, kind
 
 FORMAT = "ppdbench-baseline"
@@ -22,7 +23,7 @@ VERSION = 1
 def read_baseline(path: Path) -> Snapshot:
     """The baseline in a file, or what another run's folder amounts to."""
     if path.is_dir():
-        run = read_run(path)
+        run = read_whole(path)
         refuse_unsound(path, run.samples, run.header)
         return snapshot(run)
     missing = "`ppdbench check RUN --baseline FILE --update` writes one"
@@ -38,7 +39,7 @@ def read_baseline(path: Path) -> Snapshot:
 
 def write_baseline(path: Path, run_path: Path) -> Snapshot:
     """Make a run the new baseline; one with failures or mismatches cannot become it."""
-    run = read_run(run_path)
+    run = read_whole(run_path)
     refuse_unsound(run_path, run.samples, run.header)
     made = snapshot(run)
     figures = tuple(figure for figure in made.figures if rate(figure.parts) is not None)
@@ -49,7 +50,7 @@ def write_baseline(path: Path, run_path: Path) -> Snapshot:
 
 def as_json(made: Snapshot) -> dict[str, Any]:
     """A snapshot as the file has it."""
-    content: dict[str, Any] = json.loads(json.dumps(asdict(made)))  # tuples become lists
+    content: dict[str, Any] = orjson.loads(orjson.dumps(made))  # tuples become lists
     return content
 
 

@@ -24,7 +24,7 @@ def _differences(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
     if now.kind != baseline.kind and not {now.kind, baseline.kind} <= set(DECODING):
         yield _was("a run of", now.kind, baseline.kind)
         return
-    for name in ("weight_hash", "dtype"):
+    for name in ("dtype", "weight_hash"):
         if now.model[name] != baseline.model[name]:
             yield _model(now, baseline, name)
             return

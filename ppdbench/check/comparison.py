@@ -14,7 +14,7 @@ from ppdbench.check.judge import Check
 from ppdbench.check.snapshot import Snapshot, snapshot
 from ppdbench.check.thresholds import Thresholds
 from ppdbench.errors import DataError
-from ppdbench.store import StoredRun, read_run
+from ppdbench.store import StoredRun, read_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def compare_paths(run_path: Path, baseline_path: Path, thresholds: Thresholds) -
     """Compare a run folder with a baseline file, or with another run folder."""
     baseline = read_baseline(baseline_path)
     thresholds.refuse_misfits(baseline.kind, baseline.subjects)
-    run = read_run(run_path)
+    run = read_whole(run_path)
     now = snapshot(run, baseline.settings.get("ks"))
     refuse_unlike(now, baseline)
     checks = tuple(Checks(run, now, baseline, thresholds))

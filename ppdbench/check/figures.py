@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.bench.summary import same_length
+from ppdbench.probe.summary import matches_by_example
 
 Sample = Mapping[str, Any]
 Part = tuple[float, float]  # (part, whole)
@@ -105,12 +106,19 @@ def probe_figures(
             task,
             _place(layer, k, trained, target),
             "match_rate",
-            tuple(_matches(sample[field][layer], k) for sample in group),
+            tuple((matched, n) for matched, n in counts.tolist()),
         )
         for field, trained in (("ranks", False), ("head_ranks", True))
         for layer in sorted({n for s in group for n in s.get(field, ())}, key=int)
-        for k in ks
+        for k, counts in _counts(group, field, layer, ks)
     ]
+
+
+def _counts(
+    group: Sequence[Sample], field: str, layer: str, ks: Sequence[int]
+) -> Iterator[tuple[int, Any]]:
+    rows = [sample[field][layer] for sample in group]
+    return zip(ks, matches_by_example(rows, ks), strict=True)
 
 
 def _place(layer: str, k: int, trained: bool, target: str) -> str:
@@ -118,7 +126,3 @@ def _place(layer: str, k: int, trained: bool, target: str) -> str:
     words += ["trained head"] if trained else []
     words += [target] if target != "greedy" else []
     return ", ".join(words)
-
-
-def _matches(ranks: Sequence[int], k: int) -> Part:
-    return sum(rank < k for rank in ranks), len(ranks)

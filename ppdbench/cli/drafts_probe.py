@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +71,8 @@ def probe_drafts(
 ) -> int:
     """Draft accuracy of methods on tasks, as tables and a picture; what trees are grown from."""
     from ppdbench.errors import ConfigError
-    from ppdbench.probe import accuracy
     from ppdbench.probe.drafts import run_drafts
-    from ppdbench.report import draft_tables
-    from ppdbench.report.export import emit
+    from ppdbench.report import outputs
 
     check_pictures(plot)
     if calibration is not None and len(methods) > 1:
@@ -88,16 +85,14 @@ def probe_drafts(
         run = run_drafts(config, folder, resume=resume, report=report, share=share)
     if told_elsewhere(run):
         return 0
-    rows = accuracy.accuracies(run.samples)
-    examples = Counter((sample["task"], sample["method"]) for sample in run.samples)
-    sheets = draft_tables.sheets(run.header, rows, min(examples.values()))
-    content = accuracy.to_json(run.header, run.samples, rows, str(folder))
-    emit([draft_tables.long(rows)] if form == "csv" else sheets, content, form)
+    outputs.of_drafts(run.header, run.samples, str(folder)).emit(form)
     if plot is not None:
+        from ppdbench.probe.accuracy import accuracies
         from ppdbench.report.plots import draft_accuracies, save, sign
         from ppdbench.report.probe_tables import label
 
-        save(sign(draft_accuracies([asdict(row) for row in rows]), label(run.header)), plot)
+        rows = [asdict(row) for row in accuracies(run.samples)]
+        save(sign(draft_accuracies(rows), label(run.header)), plot)
         notice(f"picture: {plot}")
     if calibration is not None:
         _calibrate(run, calibration)

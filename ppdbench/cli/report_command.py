@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import salvaging
+from ppdbench.report import FORMATS
 
 if TYPE_CHECKING:
     from ppdbench.report.page.runs import Run
@@ -18,17 +20,27 @@ if TYPE_CHECKING:
 @click.argument("runs", nargs=-1, metavar="RUN...")
 @click.option("--out", default="report.html", show_default=True, metavar="FILE", help="The page.")
 @click.option("--plots", metavar="DIR", help="Write every plot as .svg and .png too.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Instead of a page, print a run's tables again as its own command did.",
+)
 @salvaging("runs")
-def command(runs: tuple[str, ...], out: str, plots: str | None) -> int:
+@click.pass_context
+def command(
+    ctx: click.Context, /, runs: tuple[str, ...], out: str, plots: str | None, form: str | None
+) -> int:
     """One self-contained HTML page about stored runs.
 
-    Reads runs of probe (matches and drafts), decode, bench and sweep; loads no model. The page
+    Reads runs of probe (of any kind), decode, bench and sweep; loads no model. The page
     opens from disk, fetches nothing, and holds its data. Runs are compared only where weights,
     examples and machine agree.
 
     \b
     ppdbench report results/my-bench --out bench.html
     ppdbench report results/my-probe results/my-bench --out both.html --plots pictures
+    ppdbench report results/my-bench --format markdown
     """
     from ppdbench.errors import ConfigError
     from ppdbench.jsonfile import write_whole
@@ -38,6 +50,10 @@ def command(runs: tuple[str, ...], out: str, plots: str | None) -> int:
 
     if not runs:
         raise ConfigError("no run given; name the folders of one or more stored runs")
+    if form is not None:
+        if plots or ctx.get_parameter_source("out") is ParameterSource.COMMANDLINE:
+            raise ConfigError("--format prints tables; leave --out and --plots, the page's, out")
+        return _print(runs, form)
     path = check_path(out, (".html", ".htm"), "page")
     found = read_runs(runs)
     made = page(found)
@@ -52,6 +68,19 @@ def command(runs: tuple[str, ...], out: str, plots: str | None) -> int:
     return max((_verdict(run) for run in found), key=(0, 3, 1).index)
 
 
+def _print(runs: tuple[str, ...], form: str) -> int:
+    """The tables of one run on stdout."""
+    from ppdbench.errors import ConfigError
+    from ppdbench.report.outputs import of_run
+    from ppdbench.report.page.runs import read_runs
+
+    if len(runs) > 1:
+        raise ConfigError("--format prints the tables of one run; give one, or make a page of all")
+    (run,) = read_runs(runs)
+    of_run(run.stored).emit(form)
+    return _verdict(run)
+
+
 def _verdict(run: Run) -> int:
     """The exit code that the run itself ended with, and why on stderr."""
     from ppdbench.cli.decode_command import verdict
@@ -59,5 +88,5 @@ def _verdict(run: Run) -> int:
     if run.stored.torn:
         notice(f"warning: the last line of {run.stored.path} is incomplete and left out")
     if run.is_decode:
-        return verdict(run.stored, run.summaries)
+        return verdict(run.stored)
     return 3 if run.failed else 0

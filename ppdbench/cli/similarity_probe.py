@@ -25,11 +25,9 @@ def probe_similarity(
     **options: Any,
 ) -> int:
     """How close pseudo states are to true ones, as a table and a picture."""
-    from ppdbench.probe import closeness
     from ppdbench.probe.drafts import run_drafts
     from ppdbench.probe.similarity import Cosines
-    from ppdbench.report import draft_tables
-    from ppdbench.report.export import emit
+    from ppdbench.report import outputs
 
     check_pictures(plot)
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
@@ -48,18 +46,14 @@ def probe_similarity(
         )
     if told_elsewhere(run):
         return 0
-    rows = closeness.similarities(run.samples)
-    sheets = draft_tables.similarity_sheets(run.header, rows)
-    emit(
-        [draft_tables.long(rows)] if form == "csv" else sheets,
-        closeness.to_json(rows, run.header, str(folder)),
-        form,
-    )
+    outputs.of_similarity(run.header, run.samples, str(folder)).emit(form)
     if plot is not None:
+        from ppdbench.probe.closeness import similarities as measured
         from ppdbench.report.plots import save, sign, similarities
         from ppdbench.report.probe_tables import label
 
-        save(sign(similarities([asdict(row) for row in rows]), label(run.header)), plot)
+        rows = [asdict(row) for row in measured(run.samples)]
+        save(sign(similarities(rows), label(run.header)), plot)
         notice(f"picture: {plot}")
     closing_notes(run, asked)
     return left_over(run)

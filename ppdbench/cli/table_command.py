@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 RUNS = "results/tables/runs"
 SCALING = ("data", "limit", "max_new_tokens")
-HANDED_ON = ("model", "revision", "dtype", "device", "threads")
+HANDED_ON = (
+    *("model", "revision", "dtype", "quantize", "device", "device_map", "max_memory", "threads"),
+)
 WITHOUT_INFLUENCE = ("offline", "trust_remote_code")
 EMBEDDED = "reference"
 AUTO = "auto"  # what options say that leave it to the command
@@ -67,7 +69,6 @@ def command(
     ppdbench table ppd/2 --out ./tables --format markdown
     ppdbench table ppd/3 results/split results/replicated
     """
-    from ppdbench.samples import no_collection
     from ppdbench.tables import TABLES
 
     table = TABLES.get(name)
@@ -78,12 +79,11 @@ def command(
     _check_asked(ctx, runs, running)
     if running:
         _run_missing(table, Path(out), options)
-    with no_collection():
-        stored = _stored(table, runs, Path(out))
-        _show(table, table.build(stored), form, exports)
-        if plot is not None:
-            _draw(table, stored, plot)
-        return _exit_code(stored)
+    stored = _stored(table, runs, Path(out))
+    _show(table, table.build(stored), form, exports)
+    if plot is not None:
+        _draw(table, stored, plot)
+    return _exit_code(stored)
 
 
 def _check_asked(ctx: click.Context, runs: tuple[str, ...], running: bool) -> None:
@@ -146,7 +146,8 @@ def _depth(options: dict[str, Any]) -> int:
 def _stored(table: PaperTable, runs: Sequence[str], folder: Path) -> list[StoredRun]:
     """The runs given, or those of the recipe that are there, with a word on those that are not."""
     from ppdbench.errors import ConfigError
-    from ppdbench.tables.steps import missing, read_whole, stored_runs
+    from ppdbench.store import read_whole
+    from ppdbench.tables.steps import missing, stored_runs
 
     if runs and not table.recipe:
         raise ConfigError(f"table {table.name} needs no run; leave {' '.join(runs)} out")

@@ -118,9 +118,9 @@ def _from_numbers(answer: Answer, options: dict[str, Any]) -> None:
 
 
 def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -> None:
-    from ppdbench.store import read_run
+    from ppdbench.store import read_whole
 
-    run = read_run(options["run"])
+    run = read_whole(options["run"])
     if run.torn:
         notice(f"warning: the last line of {run.path} is incomplete and left out")
     chosen = {name: options[name] for name in ("exit_after", *ONLY_WITH_RUN)}

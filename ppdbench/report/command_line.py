@@ -26,6 +26,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     yield "--model", model["name"], "reference"
     yield "--revision", model["revision"], None
     yield "--dtype", model["dtype"], "auto"
+    yield "--quantize", model.get("quantize"), None
     yield "--device", model["device"], "auto"
     yield "--trust-remote-code", model["trust_remote_code"], False
     for task in config["tasks"]:

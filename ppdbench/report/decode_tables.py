@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.bench.stats import FEW, FEW_EXAMPLES
+from ppdbench.bench.counterparts import Beside
+from ppdbench.bench.stats import FEW, FEW_EXAMPLES, Ratio
 from ppdbench.bench.summary import no_difference
 from ppdbench.report import pipeline_tables, profile_tables
 from ppdbench.report.export import Sheet
@@ -25,19 +26,33 @@ def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
     ]
 
 
-def contest(summaries: Sequence[Summary], overall: Sequence[Summary]) -> list[Sheet]:
-    """Several methods side by side: one table per task, one for all, and quality."""
+def contest(
+    summaries: Sequence[Summary], overall: Sequence[Summary], peers: Sequence[Beside] = ()
+) -> list[Sheet]:
+    """Several methods side by side: one table per task, one for all, peers, and quality."""
     tasks = list(dict.fromkeys(s["task"] for s in summaries))
     tables = [_side_by_side([s for s in summaries if s["task"] == task]) for task in tasks]
     if len(tasks) > 1:
         tables.append(_side_by_side(overall))
     return [
         *tables,
+        *([beside_peers(peers)] if peers else []),
         *pipeline_tables.sheets(summaries),
         *profile_tables.sheets(summaries),
         *memory(overall),
         *([quality(summaries)] if _scored(summaries) else []),
     ]
+
+
+def beside_peers(peers: Sequence[Beside]) -> Sheet:
+    """Our methods against those of others that do the same."""
+    rows = tuple((p.ours, p.theirs, p.n_examples, *_ratio_cells(p.ratio)) for p in peers)
+    return Sheet(
+        "Beside transformers",
+        ("method", "against", "examples", "speedup", "95%"),
+        rows,
+        notes=("Its decode time over ours for as many tokens, paired by example, all tasks.",),
+    )
 
 
 def memory(summaries: Sequence[Summary]) -> list[Sheet]:
@@ -75,12 +90,18 @@ def speedup_cells(summary: Summary) -> tuple[str, str]:
     value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
     if value is None:
         return "-", "-"
-    if low is None:
-        return f"{value:.2f}x", "-"
-    interval = f"[{low:.2f}, {high:.2f}]"
-    if summary["method"] == "greedy":
+    text, interval = _ratio_cells(Ratio(value, low, high))
+    if low is not None and summary["method"] == "greedy":
         return "noise floor", interval
-    return "no difference" if no_difference(summary) else f"{value:.2f}x", interval
+    return "no difference" if no_difference(summary) else text, interval
+
+
+def _ratio_cells(ratio: Ratio | None) -> tuple[str, str]:
+    """A ratio and its interval, where there are any."""
+    if ratio is None:
+        return "-", "-"
+    bounds = "-" if ratio.low is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"{ratio.value:.2f}x", bounds
 
 
 def verdict_text(summary: Summary) -> str:

@@ -17,7 +17,8 @@ metrics load with the first score, and none of them is torch. Each metric also e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ppdbench.errors import DataError, UnknownName
 from ppdbench.scoring import measures
@@ -25,23 +26,10 @@ from ppdbench.scoring import measures
 # Metrics that run generated code: not scored here, but when a sample is made, where allowed.
 NEEDS_EXECUTION = frozenset({"humaneval_pass1"})
 
-# Which class of `ppdbench.scoring.metrics`, and measure of the same name, computes a metric.
-_CLASSES = {
-    "rouge1": "Rouge",
-    "rouge2": "Rouge",
-    "rougeL": "Rouge",
-    "squad_em": "Squad",
-    "squad_f1": "Squad",
-    "bleu": "Bleu",
-    "chrf": "Chrf",
-    "gsm8k_accuracy": "Gsm8k",
-    "topv2_exact_match": "TopV2",
-}
-
 
 def available_metrics() -> list[str]:
     """Names that `score` knows."""
-    return list(_CLASSES)
+    return [*measures.ROUGES, *measures.BEST, *measures.CORPUS]
 
 
 def score(
@@ -51,40 +39,63 @@ def score(
 ) -> dict[str, float]:
     """Score one prediction per example against that example's references."""
     names = list(metric_names)
-    for name in names:
-        if name not in _CLASSES:
-            raise UnknownName("metric", name, _CLASSES)
-    _check(predictions, references)
-    values: dict[str, float] = {}
-    rouges = [name for name in names if name in measures.ROUGES]
-    if rouges:  # the one measure whose parts cost something each
-        values |= measures.rouge(predictions, references, rouges)
-    for measure in dict.fromkeys(_CLASSES[name].lower() for name in names if name not in rouges):
-        values |= getattr(measures, measure)(predictions, references)
-    return {name: values[name] for name in names}
-
-
-def _check(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
     if len(predictions) != len(references):
         raise DataError(
             f"{len(predictions)} predictions but {len(references)} sets of references; "
             f"give one set for each prediction"
         )
-    if not predictions:
+    pairs = enumerate(zip(predictions, references, strict=True))
+    return _together(names, [parts(names, *pair, which=f"example {i}") for i, pair in pairs])
+
+
+def score_samples(
+    metric_names: Iterable[str], samples: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Score stored samples by the parts that they keep; earlier versions kept none of them."""
+    names = list(metric_names)
+    return _together(names, [_stored(names, sample) for sample in samples])
+
+
+def parts(
+    metric_names: Iterable[str],
+    prediction: str,
+    references: Sequence[str],
+    *,
+    which: str = "the example",
+) -> dict[str, measures.Part]:
+    """What one example adds to each metric, for its sample to keep."""
+    names = list(metric_names)
+    known = available_metrics()
+    for name in names:
+        if name not in known:
+            raise UnknownName("metric", name, known)
+    _check(prediction, references, which)
+    return {name: measures.part(name, prediction, references) for name in names}
+
+
+def _stored(names: Sequence[str], sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    kept: Mapping[str, Any] = sample.get("scores", {})
+    if all(name in kept for name in names):
+        return kept
+    which = f"example {sample['example_id']}"
+    return parts(names, sample["text"], sample["references"], which=which)
+
+
+def _together(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    if not found:
         raise DataError("nothing to score: there are no predictions")
-    for i, (prediction, texts) in enumerate(zip(predictions, references, strict=True)):
-        if not isinstance(prediction, str):
-            raise DataError(f"prediction {i} is {type(prediction).__name__}; give a string")
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise DataError(f"references of example {i} must be a list of strings")
-        if not texts:
-            raise DataError(f"example {i} has no reference; give one or more")
-        _check_unicode(prediction, *texts)
+    return {name: measures.together(name, [of[name] for of in found]) for name in names}
 
 
-def _check_unicode(*texts: str) -> None:
+def _check(prediction: str, references: Sequence[str], which: str) -> None:
+    if not isinstance(prediction, str):
+        raise DataError(f"the prediction of {which} is {type(prediction).__name__}; give a string")
+    if isinstance(references, str) or not all(isinstance(text, str) for text in references):
+        raise DataError(f"references of {which} must be a list of strings")
+    if not references:
+        raise DataError(f"{which} has no reference; give one or more")
     try:
-        for text in texts:
+        for text in (prediction, *references):
             text.encode()
     except UnicodeEncodeError as error:
         raise DataError(f"a text to score is not valid Unicode: {error}") from error

@@ -1,15 +1,15 @@
-"""What each metric computes, one prediction per example, in plain Python.
+"""What one prediction adds to each metric, in plain Python.
 
-Stored runs are scored with these: `evaluate`, whose classes in `ppdbench.scoring.metrics` call
-them too, would take seconds to import and bring torch along.
+Most metrics are means over examples: the part of one is its own score. BLEU and chrF are of a
+whole corpus: the part of one is the counts that sacrebleu adds up. Stored runs keep these parts,
+so that reading a run again scores nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache, lru_cache
-from itertools import zip_longest
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -17,35 +17,41 @@ from typing import Any
 from ppdbench.errors import DataError
 from ppdbench.scoring import text
 
-Texts = Sequence[str]
-References = Sequence[Sequence[str]]
+Part = float | list[int]
 
 ROUGES = ("rouge1", "rouge2", "rougeL")
+CORPUS = {"bleu": "BLEU", "chrf": "CHRF"}  # and sacrebleu's class
 
 
-def rouge(
-    predictions: Texts, references: References, names: Sequence[str] = ROUGES
-) -> dict[str, float]:
-    """F-measures with the best reference of each example; words are stemmed."""
-    wanted = tuple(names)
-    scores = [
-        _rouge_of(prediction, tuple(texts), wanted)
-        for prediction, texts in zip(predictions, references, strict=True)
-    ]
-    return {
-        name: fmean(values) for name, values in zip(wanted, zip(*scores, strict=True), strict=True)
-    }
+def part(name: str, prediction: str, references: Sequence[str]) -> Part:
+    """What an example adds to a metric."""
+    if name in ROUGES:
+        return _rouge_of(prediction, tuple(references))[ROUGES.index(name)]
+    if name in CORPUS:
+        # Its own split of `corpus_score`, which every metric of sacrebleu has to provide.
+        counts = _corpus(name)._extract_corpus_statistics([prediction], [[r] for r in references])
+        return [int(count) for count in counts[0]]
+    measure = BEST[name]
+    return max(float(measure(prediction, reference)) for reference in references)
+
+
+def together(name: str, parts: Sequence[Any]) -> float:
+    """The metric over all examples: a mean, or what the counts of all give."""
+    if name in CORPUS:
+        return float(_corpus(name)._aggregate_and_compute(parts).score)
+    return fmean(parts)
 
 
 # Kept, because exact methods give the same outputs.
-@lru_cache(maxsize=1 << 14)
-def _rouge_of(prediction: str, texts: tuple[str, ...], names: tuple[str, ...]) -> tuple[float, ...]:
-    found = _scorer(names).score_multi(texts, prediction)
-    return tuple(float(found[name].fmeasure) for name in names)
+@lru_cache(maxsize=1 << 10)
+def _rouge_of(prediction: str, references: tuple[str, ...]) -> tuple[float, ...]:
+    """F-measures with the best reference; words are stemmed."""
+    found = _rouge().score_multi(references, prediction)
+    return tuple(float(found[name].fmeasure) for name in ROUGES)
 
 
 @cache
-def _scorer(names: tuple[str, ...]) -> Any:
+def _rouge() -> Any:
     """rouge-score's own, except that it stems no word twice: that is most of its time."""
     from nltk.stem.porter import PorterStemmer
     from rouge_score import rouge_scorer, tokenize, tokenizers
@@ -57,56 +63,15 @@ def _scorer(names: tuple[str, ...]) -> Any:
             words: list[str] = tokenize.tokenize(text, SimpleNamespace(stem=stem))
             return words
 
-    return rouge_scorer.RougeScorer(list(names), tokenizer=Words())
+    return rouge_scorer.RougeScorer(list(ROUGES), tokenizer=Words())
 
 
-def squad(predictions: Texts, references: References) -> dict[str, float]:
-    """Exact match and token F1."""
-    return {
-        "squad_em": _mean_of_best(text.squad_exact, predictions, references),
-        "squad_f1": _mean_of_best(text.squad_f1, predictions, references),
-    }
+@cache
+def _corpus(name: str) -> Any:
+    """sacrebleu's metric with its defaults."""
+    from sacrebleu import metrics
 
-
-def bleu(predictions: Texts, references: References) -> dict[str, float]:
-    """Of the whole corpus, with sacrebleu's defaults."""
-    from sacrebleu.metrics import BLEU
-
-    # `force` changes no score: it silences a guess that the texts are tokenised.
-    found = BLEU(force=True).corpus_score(predictions, _by_position(references))
-    return {"bleu": float(found.score)}
-
-
-def chrf(predictions: Texts, references: References) -> dict[str, float]:
-    """Of the whole corpus, with sacrebleu's defaults."""
-    from sacrebleu.metrics import CHRF
-
-    found = CHRF().corpus_score(predictions, _by_position(references))
-    return {"chrf": float(found.score)}
-
-
-def gsm8k(predictions: Texts, references: References) -> dict[str, float]:
-    """Share of problems whose final number is right."""
-    return {"gsm8k_accuracy": _mean_of_best(_same_number, predictions, references)}
-
-
-def topv2(predictions: Texts, references: References) -> dict[str, float]:
-    """Share of parses that are right."""
-    return {"topv2_exact_match": _mean_of_best(_same_words, predictions, references)}
-
-
-def _mean_of_best(
-    measure: Callable[[str, str], float], predictions: Texts, references: References
-) -> float:
-    return fmean(
-        max(float(measure(prediction, reference)) for reference in texts)
-        for prediction, texts in zip(predictions, references, strict=True)
-    )
-
-
-def _by_position(references: References) -> list[tuple[str | None, ...]]:
-    """All first references, all second ones and so on; None where an example has fewer."""
-    return list(zip_longest(*references))
+    return getattr(metrics, CORPUS[name])()
 
 
 def _same_words(prediction: str, reference: str) -> bool:
@@ -125,3 +90,12 @@ def _expected_number(reference: str) -> Decimal:
     if number is None:
         raise DataError(f"no number after '####' in the GSM8K reference {reference[-60:]!r}")
     return number
+
+
+# Metrics of one prediction and one reference, of which the best counts.
+BEST: Mapping[str, Callable[[str, str], float]] = {
+    "squad_em": text.squad_exact,
+    "squad_f1": text.squad_f1,
+    "gsm8k_accuracy": _same_number,
+    "topv2_exact_match": _same_words,
+}

@@ -14,7 +14,7 @@ import evaluate
 from datasets import Features, List, Value
 
 from ppdbench.errors import ConfigError
-from ppdbench.scoring import measures
+from ppdbench.scoring import score
 
 Predictions = list[str]
 References = list[list[str]]
@@ -23,6 +23,7 @@ References = list[list[str]]
 class TextMetric(evaluate.Metric):  # type: ignore[misc]
     """Texts compared with one or more reference texts each."""
 
+    names: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""
 
     def _info(self) -> evaluate.MetricInfo:
@@ -35,6 +36,9 @@ class TextMetric(evaluate.Metric):  # type: ignore[misc]
             ),
         )
 
+    def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
+        return score(self.names, predictions, references)
+
 
 class Rouge(TextMetric):
     """F-measures of unigrams, bigrams and the longest common subsequence of the whole text.
@@ -42,37 +46,29 @@ class Rouge(TextMetric):
     Words are stemmed, the usual choice for summaries. The mean is a plain one over examples.
     """
 
+    names = ("rouge1", "rouge2", "rougeL")
     source = "Lin, 2004, ROUGE: A Package for Automatic Evaluation of Summaries (rouge-score)"
-
-    def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        return measures.rouge(predictions, references)
 
 
 class Squad(TextMetric):
     """Exact match and token F1 with SQuAD 1.1's normalisation of answers."""
 
+    names = ("squad_em", "squad_f1")
     source = "Rajpurkar et al., 2016, SQuAD: 100,000+ Questions for Machine Comprehension of Text"
-
-    def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        return measures.squad(predictions, references)
 
 
 class Bleu(TextMetric):
     """Corpus BLEU, 0..100, as sacrebleu computes it by default (13a tokens, exp smoothing)."""
 
+    names = ("bleu",)
     source = "Post, 2018, A Call for Clarity in Reporting BLEU Scores (sacrebleu)"
-
-    def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        return measures.bleu(predictions, references)
 
 
 class Chrf(TextMetric):
     """Corpus chrF2, 0..100, as sacrebleu computes it by default."""
 
+    names = ("chrf",)
     source = "Popović, 2015, chrF: character n-gram F-score for automatic MT evaluation (sacrebleu)"
-
-    def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        return measures.chrf(predictions, references)
 
 
 class Gsm8k(TextMetric):
@@ -81,19 +77,15 @@ class Gsm8k(TextMetric):
     The final number follows the first `####`, or is the last one in a prediction without it.
     """
 
+    names = ("gsm8k_accuracy",)
     source = "Cobbe et al., 2021, Training Verifiers to Solve Math Word Problems"
-
-    def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        return measures.gsm8k(predictions, references)
 
 
 class TopV2(TextMetric):
     """Share of parses that equal the reference up to whitespace."""
 
+    names = ("topv2_exact_match",)
     source = "Chen et al., 2020, Low-Resource Domain Adaptation for Compositional Task-Oriented SP"
-
-    def _compute(self, predictions: Predictions, references: References) -> dict[str, float]:
-        return measures.topv2(predictions, references)
 
 
 class HumanEval(TextMetric):

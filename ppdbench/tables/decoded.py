@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.summary import summarize
-from ppdbench.scoring import score
+from ppdbench.scoring import score_samples
 from ppdbench.store import StoredRun
 
 TASKS = {"cnn_dm": "cnn_dailymail"}  # what a paper calls otherwise than we do
@@ -47,8 +47,7 @@ def quality(summary: Mapping[str, Any], metric: str) -> float | None:
     ]
     if summary["synthetic"] or not done:
         return None
-    texts, references = [s["text"] for s in done], [s["references"] for s in done]
-    return score([metric], texts, references)[metric]
+    return score_samples([metric], done)[metric]
 
 
 def facts(summary: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,9 +7,9 @@ each statement of the paper stands beside what they say of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
@@ -20,6 +20,9 @@ from ppdbench.report.export import Cell, Sheet
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.recipe import Step
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TASKS = ("xsum", "gsm8k")
 ON_TASKS = "--task xsum --task gsm8k --shots 1"
@@ -79,19 +82,24 @@ class Point:
         return self.task, self.series
 
 
+def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Figure:
+    from ppdbench.report.plots import sign
+    from ppdbench.report.probe_tables import label
+    from ppdbench.report.transfer_plots import transfer_figures
+
+    points = [asdict(point) for point in _all_points(runs)]
+    return sign(transfer_figures(points, TITLES), label(runs[0].header))
+
+
 @table(
     "hidden_transfer/figures",
     recipe=(*FIRST, *SECOND, EXITS, SIMILAR, DRAFTS),
     tasks=TASKS,
+    draw=_draw,
 )
 def figures(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     """The points of all curves, and what the paper says of them."""
-    points = [point for run in runs for point in _points(run)]
-    if not points:
-        raise DataError(
-            "none of these runs probed drafts or similarity; it takes `ppdbench probe --what "
-            "drafts` and `--what similarity` with --method hidden-transfer"
-        )
+    points = _all_points(runs)
     columns = ("figure", "task", "series", "layer", "distance", "k", "value", "n")
     data = Sheet(
         "Figures 3 to 7: points",
@@ -109,6 +117,17 @@ NOTES = (
     "the token after the model's own next one. On the model's greedy outputs, at every place.",
     "The values of the paper's curves are not known: only what they show can be compared.",
 )
+
+
+def _all_points(runs: Sequence[StoredRun]) -> list[Point]:
+    """The points of all runs, of which there must be some."""
+    points = [point for run in runs for point in _points(run)]
+    if not points:
+        raise DataError(
+            "none of these runs probed drafts or similarity; it takes `ppdbench probe --what "
+            "drafts` and `--what similarity` with --method hidden-transfer"
+        )
+    return points
 
 
 def _points(run: StoredRun) -> list[Point]:

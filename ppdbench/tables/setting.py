@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ppdbench.papers import Paper
+from ppdbench.samples import count_examples, count_turns, in_turns
 from ppdbench.store import StoredRun
 
 UNSAID = "not stated"
@@ -78,15 +79,15 @@ def _hardware(run: StoredRun) -> str:
 
 
 def _examples(runs: Sequence[StoredRun]) -> dict[str, str]:
-    """How many of each task; a range where runs differ."""
-    counts: dict[str, set[int]] = {}
+    """How many of each task, and in how many turns; a range where runs differ."""
+    examples: dict[str, set[int]] = {}
+    turns: dict[str, set[int]] = {}
     for run in runs:
-        ids: dict[str, set[Any]] = {}
-        for sample in run.samples:
-            ids.setdefault(sample["task"], set()).add(sample["example_id"])
-        for task, found in ids.items():
-            counts.setdefault(task, set()).add(len(found))
-    return {task: _range(found) for task, found in counts.items()}
+        for task in dict.fromkeys(sample["task"] for sample in run.samples):
+            of_task = [sample for sample in run.samples if sample["task"] == task]
+            examples.setdefault(task, set()).add(count_examples(of_task))
+            turns.setdefault(task, set()).add(count_turns(of_task))
+    return {task: in_turns(_range(examples[task]), _range(turns[task])) for task in examples}
 
 
 def _tokens(runs: Sequence[StoredRun]) -> dict[str, str]:

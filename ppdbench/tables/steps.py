@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ppdbench.errors import ConfigError, Interrupted, PpdbenchError
 from ppdbench.jsonfile import read_versioned, write_versioned
-from ppdbench.store import HEADER, StoredRun, read_run
+from ppdbench.store import HEADER, StoredRun, read_whole
 from ppdbench.tables.recipe import GIVEN, Recipe, Step
 
 MARK, FORMAT, VERSION = "step.json", "ppdbench-step", 1
@@ -58,12 +58,6 @@ def stored_runs(recipe: Recipe, folder: Path) -> list[StoredRun]:
     """The runs of those steps that have been begun, in the order of the recipe."""
     places = [folder / step.name for step in recipe]
     return [read_whole(place) for place in places if (place / HEADER).is_file()]
-
-
-def read_whole(place: str | Path) -> StoredRun:
-    """A run with all its samples in memory, since a table goes through them more than once."""
-    run = read_run(place)
-    return replace(run, samples=list(run.samples))
 
 
 def missing(recipe: Recipe, folder: Path) -> list[Step]:

@@ -111,9 +111,12 @@ def test_accuracies_are_those_of_the_guesses_by_distance_and_rank(
     odd = n = 0
     for sample in read_run("run").samples:
         prompt, output = sample["prompt_ids"], sample["output_ids"]
-        # From the prompt's last token on, as long as every distance has a true token.
-        places = range(len(prompt) - 1, len(prompt) + len(output) - 1 - FAR)
-        assert all(len(ranks) == len(places) for ranks in sample["ranks"].values())
+        # From the prompt's last token on, as long as a distance has a true token.
+        tokens = len(output) - 1
+        found = {distance: len(ranks) for distance, ranks in sample["ranks"].items()}
+        assert found == {str(d): tokens + 1 - d for d in range(1, FAR + 1)}
+        # Accuracies are of places where every distance has one, to compare them.
+        places = range(len(prompt) - 1, len(prompt) + tokens - FAR)
         odd += sum(place % 2 for place in places)
         n += len(places)
     for (distance, k), row in rows.items():
@@ -154,6 +157,18 @@ def test_a_calibration_is_what_trees_are_grown_from(
         assert [r for r, hits in enumerate(found.hits[j]) if hits] == [j]
         assert found.p(j, j) == pytest.approx(best[j + 1])
     assert grow(found, 9).paths == ((0,), (0, 1), (0, 1, 2))
+    assert [(o.task, o.tokens) for o in found.outputs] == [("gsm8k", TOKENS - 1)] * 3
+
+
+def test_a_calibration_says_where_guesses_were_right(capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "--method", "seer", "--calibration", "c.json", "--out", "run")
+    for sample, output in zip(
+        read_run("run").samples, Accuracies.load("c.json").outputs, strict=True
+    ):
+        first = len(sample["prompt_ids"]) - 1
+        for place, way in enumerate(output.paths):
+            reach = min(FAR, output.tokens - place)
+            assert way == (tuple(range(reach)) if (first + place) % 2 else ())
 
 
 def test_few_tokens_are_warned_of_with_the_interval(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,9 +31,59 @@ def test_every_plot_becomes_two_files(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "--method", "greedy", "--method", "prompt-lookup", "--task", "xsum"],
+        ["decode", "--method", "prompt-lookup", "--task", "xsum", "--task", "squad"],
+        ["probe", "--task", "xsum", "--layers", "1,3"],
+    ],
+)
+def test_a_run_prints_again_what_it_printed_when_it_was_made(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "synthetic:layers=3,hidden=32,heads=2,vocab=300,agree=0.9"
+    small = ["--model", model, "--data", "builtin", "--limit", "2", "--max-new-tokens", "6"]
+    stored = str(tmp_path / "run")
+    assert run([*words, *small, "--out", stored, "--format", "csv"]) == 0
+    printed = capsys.readouterr().out
+    assert run(["report", stored, "--format", "csv"]) == 0
+    assert capsys.readouterr().out == printed
+    for form in ("json", "markdown", "table"):
+        assert run([*words, *small, "--out", stored, "--format", form, "--resume"]) == 0
+        printed = capsys.readouterr().out
+        assert run(["report", stored, "--format", form]) == 0
+        assert capsys.readouterr().out == printed
+
+
+RENDER = """
+import sys
+from ppdbench.cli.main import run
+assert run(["report", {run!r}, "--format", "table"]) == 0
+assert run(["report", {run!r}, "--out", {page!r}]) == 0
+heavy = {{"torch", "transformers", "nltk", "rouge_score", "matplotlib"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_stored_runs_are_shown_without_torch_and_without_scoring_a_text(tmp_path: Path) -> None:
+    samples = [made.decoded("greedy", str(n), scores={"rouge1": 0.5}) for n in range(3)]
+    data = {"gsm8k": {"metrics": ["rouge1"], "sha256": "a"}}
+    head = made.header("bench", methods=made.methods("greedy"), data=data)
+    folder = made.write(tmp_path / "run", head, samples)
+    program = RENDER.format(run=str(folder), page=str(tmp_path / "page.html"))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0.5000" in done.stdout
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "no run given"),
+        (["{run}", "--format", "csv", "--out", "page.html"], "--format prints tables; leave --out"),
+        (["{run}", "{run}2", "--format", "csv"], "the tables of one run"),
         (["{missing}"], "is no run folder"),
         (["{run}", "{run}"], "given twice"),
         (["{run}", "--out", "page.pdf"], "use .html, .htm"),

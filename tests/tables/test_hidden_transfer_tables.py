@@ -138,6 +138,28 @@ def test_closeness_rises_or_not(last: float, said: str, tmp_path: Path, capsys: 
     assert answers(capsys, stored) == {"figure 4": said}
 
 
+def test_the_curves_are_drawn_a_row_for_each_figure(tmp_path: Path, capsys: Capture) -> None:
+    from ppdbench.report.transfer_plots import transfer_figures
+    from ppdbench.tables.hidden_transfer_figures import TITLES
+
+    guesses = guessed(
+        tmp_path / "b",
+        {"ours": {1: HIT, 2: MISS}, "heads": {1: MISS, 2: MISS}},
+        {"ours": HERE, "heads": HEADS},
+        tasks=("xsum",),
+        facts={"ours": {"layers": [4, 5]}, "heads": {}},
+    )
+    path, runs = tmp_path / "curves.png", (similar(tmp_path / "a", 0.9), guesses)
+    points = table(capsys, "hidden_transfer/figures", *runs)["rows"]
+    picture = transfer_figures(points, TITLES)
+    assert [part.get_suptitle()[7:8] for part in picture.subfigs] == ["3", "4", "7"]
+    accuracy, cosine, _ = (part.get_axes()[0] for part in picture.subfigs)
+    assert len(accuracy.lines) == 4  # two methods, two distances
+    assert list(cosine.lines[0].get_ydata()) == pytest.approx([0.3, 0.9])
+    assert run(["table", "hidden_transfer/figures", *runs, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
 def test_decoding_says_nothing_of_the_figures(tmp_path: Path, capsys: Capture) -> None:
     stored = decoded(tmp_path / "a", {"greedy": about("greedy")}, [sample("xsum", "greedy")])
     assert run(["table", "hidden_transfer/figures", stored]) == 2

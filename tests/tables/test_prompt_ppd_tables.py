@@ -48,6 +48,18 @@ def test_methods_are_compared_in_time_sizes_and_tokens(tmp_path: Path, capsys: C
     assert rows["Vicuna-13B", "medusa"]["trained %"] == pytest.approx(5)
 
 
+def test_a_question_of_two_turns_is_one_example(tmp_path: Path, capsys: Capture) -> None:
+    asked = [("81", 1), ("81/2", 2), ("82", 1), ("82/2", 2)]
+    samples = [
+        sample("mt_bench", name, example_id=example, turn=turn, turns=2)
+        for name in METHODS
+        for example, turn in asked
+    ]
+    stored = decoded(tmp_path / "a", METHODS, samples, facts=FACTS)
+    _, here = table(capsys, "prompt_ppd/1", stored)["setting"]
+    assert "examples: mt_bench 2 in 4 turns;" in here
+
+
 # The ablations
 
 BASE = {

@@ -24,6 +24,7 @@ from ppdbench.report.page.sections import (
     matches,
     overview,
     setting,
+    similarity,
     speed,
     sweep,
     theory,
@@ -63,6 +64,7 @@ DRAWN = (
     acceptance.section,
     latency.section,
     drafts.section,
+    similarity.section,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ppdbench.bench.stats import FEW, FEW_EXAMPLES
@@ -13,6 +13,9 @@ from ppdbench.report.page.runs import Run
 
 # Words beside a mark that differs in shape too, so that colour says nothing alone.
 MARKS = {"good": "✓", "bad": "✗", "warn": "!", "plain": "·"}
+
+# What a section has to show of a run: its drawings, and all its content with them in it.
+Shown = tuple[list[Drawing], list[Child]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,17 @@ def badge(kind: str, words: str) -> Node:
 def facts(pairs: Sequence[tuple[str, Child]]) -> Node:
     """Names and what they stand for."""
     return h("dl", ((h("dt", name), h("dd", value)) for name, value in pairs), class_="facts")
+
+
+def by_run(runs: Sequence[Run], show: Callable[[Run], Shown]) -> Shown:
+    """What is shown of each run, under its name where there are several."""
+    drawings: list[Drawing] = []
+    body: list[Child] = []
+    for run in runs:
+        own, content = show(run)
+        drawings += own
+        body += [h("h3", run.name) if content and len(runs) > 1 else None, *content]
+    return drawings, body
 
 
 def few(run: Run) -> Node | None:

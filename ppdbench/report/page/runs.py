@@ -11,15 +11,19 @@ from typing import Any
 
 from ppdbench.bench.summary import overall, summarize
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.probe.accuracy import Accuracy, accuracies
 from ppdbench.probe.buckets import stored_buckets
+from ppdbench.probe.closeness import Similarity, similarities
 from ppdbench.probe.summary import Rate, match_rates
-from ppdbench.store import StoredRun, read_run
+from ppdbench.samples import fewest_examples
+from ppdbench.store import StoredRun, read_whole
 
 PROBES = ("probe",)
 DECODES = ("decode", "bench")
 SWEEPS = ("sweep",)
 DRAFTS = ("drafts",)
-KINDS = (*PROBES, *DECODES, *SWEEPS, *DRAFTS)
+SIMILARITY = ("similarity",)
+KINDS = (*PROBES, *DECODES, *SWEEPS, *DRAFTS, *SIMILARITY)
 FLAGGED = ("failed", "mismatch", "tie", "inexact")  # verdicts a reader looks for first
 
 Sample = Mapping[str, Any]
@@ -65,8 +69,7 @@ class Run:
     @cached_property
     def fewest_examples(self) -> int:
         """Examples of the task that has the fewest; intervals are only as good as that."""
-        examples = {(sample["task"], sample["example_id"]) for sample in self.samples}
-        return min(Counter(task for task, _ in examples).values())
+        return fewest_examples(self.samples)
 
     @cached_property
     def processes(self) -> str:
@@ -108,6 +111,16 @@ class Run:
         return match_rates(self.done, ks, stored_buckets(self.header, self.done))
 
     @cached_property
+    def accuracies(self) -> list[Accuracy]:
+        """How often guesses of a drafts run were right."""
+        return accuracies(self.done)
+
+    @cached_property
+    def similarities(self) -> list[Similarity]:
+        """How close pseudo states of a similarity run were to true ones."""
+        return similarities(self.done)
+
+    @cached_property
     def mismatches(self) -> int:
         """Outputs of exact methods that differ from greedy's."""
         if not self.is_decode:
@@ -125,7 +138,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def _read(name: str, folder: Path) -> Run:
-    stored = read_run(folder)
+    stored = read_whole(folder)
     kind = stored.header.get("kind")
     if kind not in KINDS:
         raise DataError(f"{folder} holds a {kind} run; a report shows runs of {', '.join(KINDS)}")

@@ -132,6 +132,22 @@ def probe(folder: Path, n: int = 3, **changes: Any) -> Path:
     return write(folder, header("probe", **changes), [probed(str(i)) for i in range(n)])
 
 
+def similarity(folder: Path) -> Path:
+    """Cosines of two steps of `hidden-transfer`, one of them below 0."""
+    cosines = {"1": {"2": [0.2, 0.4], "4": [0.8, 0.9]}, "2": {"3": [-0.3], "4": [0.5]}}
+    sample = {
+        "example_id": "1",
+        "task": "gsm8k",
+        "method": "hidden-transfer",
+        "target": "greedy",
+        "verdict": "identical",
+        "prompt_ids": [1, 2],
+        "output_ids": [5, 6, 7, 8],
+        "similarity": cosines,
+    }
+    return write(folder, header("similarity", methods=methods("hidden-transfer")), [sample])
+
+
 def pipelined(folder: Path) -> Path:
     """A run of `ppd` on two units."""
     extra = {

@@ -54,6 +54,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made.bench(folder / "bench"),
         made.probe(folder / "probe"),
         made.pipelined(folder / "pipelined"),
+        made.similarity(folder / "similarity"),
         made.write(folder / "odd", head, odd),
     ]
     path = folder / "page.html"

@@ -11,7 +11,18 @@ from ppdbench.report.page.charts.histogram import LAST, histogram
 from ppdbench.report.page.charts.promise import Kept, Promise, promises
 from ppdbench.report.page.charts.speedups import Speedup, speedups
 from ppdbench.report.page.charts.stacked import stacked
-from ppdbench.report.page.drawing import WIDTH, Box, Drawing, Label, Line, Mark, slug, svg, svg_file
+from ppdbench.report.page.drawing import (
+    WIDTH,
+    Area,
+    Box,
+    Drawing,
+    Label,
+    Line,
+    Mark,
+    slug,
+    svg,
+    svg_file,
+)
 from ppdbench.report.page.frame import Scale, round_ticks
 from ppdbench.report.page.plots import save_all
 
@@ -118,6 +129,13 @@ def test_one_layer_alone_can_be_drawn() -> None:
     assert "3" in texts(drawing)
     (mark,) = [s for s in drawing.shapes if isinstance(s, Mark) and s.hint]
     assert 0 < mark.x < WIDTH
+
+
+def test_what_has_no_interval_has_no_band_and_none_in_its_words() -> None:
+    drawing = curves("c", "t", "d", "layer", [Curve("k", 0, [Value(1, 0.5), Value(2, 0.6)])])
+    assert not [shape for shape in drawing.shapes if isinstance(shape, Area)]
+    first = next(s for s in drawing.shapes if isinstance(s, Mark) and s.hint)
+    assert first.hint == "k at 1: 50.0%"
 
 
 def test_scales_of_ratios_put_inverses_at_equal_distance() -> None:

@@ -83,6 +83,15 @@ def test_a_probe_alone_has_no_section_of_speed(tmp_path: Path) -> None:
     assert found == ["setting", "matches", "theory", "examples", "data"]
 
 
+def test_pseudo_states_are_drawn_step_by_step_below_0_too(tmp_path: Path) -> None:
+    text = text_of(made.similarity(tmp_path / "run"))
+    assert [a["id"] for a in Reader(text).all("section")] == ["setting", "similarity", "data"]
+    assert "step 1 from 0.30 to 0.85, step 2 from -0.30 to 0.50" in text
+    assert "step 2 at 3: -0.300<" in text
+    ticks = re.findall(r"<text[^>]*>(-?0?\.?\d*)</text>", text)
+    assert {"-0.5", "0", "1"} <= set(ticks)
+
+
 def test_nothing_comes_from_outside(full: str) -> None:
     reader = Reader(full)
     addresses = [

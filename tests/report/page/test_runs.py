@@ -46,8 +46,8 @@ def test_other_schema_versions_are_refused(tmp_path: Path) -> None:
 
 
 def test_kinds_of_runs_without_a_page_are_refused_by_name(tmp_path: Path) -> None:
-    run = made.probe(tmp_path / "a", kind="similarity")
-    with pytest.raises(DataError, match="holds a similarity run; a report shows runs of probe"):
+    run = made.probe(tmp_path / "a", kind="train")
+    with pytest.raises(DataError, match="holds a train run; a report shows runs of probe"):
         read_runs([run])
 
 

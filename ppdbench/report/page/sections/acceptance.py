@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from ppdbench.report.page.charts.histogram import histogram
 from ppdbench.report.page.drawing import Drawing, slug
-from ppdbench.report.page.html import Child, h
-from ppdbench.report.page.parts import Section, gallery, paragraphs
+from ppdbench.report.page.parts import Section, Shown, by_run, gallery, paragraphs
 from ppdbench.report.page.runs import DECODES, Run, of_kind
 
 WORDS = (
@@ -19,18 +18,14 @@ WORDS = (
 
 def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
     """A histogram for each method of each run, over all its tasks."""
-    decoded = of_kind(runs, DECODES)
-    drawings: list[Drawing] = []
-    body: list[Child] = [*paragraphs(WORDS)]
-    for run in decoded:
-        own = _of_run(run)
-        drawings += own
-        body += [h("h3", run.name) if own and len(decoded) > 1 else None, gallery(own)]
-    return (Section("acceptance", "Acceptance", tuple(body)) if drawings else None), drawings
+    drawings, body = by_run(of_kind(runs, DECODES), _of_run)
+    content = (*paragraphs(WORDS), *body)
+    return (Section("acceptance", "Acceptance", content) if drawings else None), drawings
 
 
-def _of_run(run: Run) -> list[Drawing]:
-    return [drawing for s in run.overall if (drawing := _of_method(run, s["label"])) is not None]
+def _of_run(run: Run) -> Shown:
+    own = [drawing for s in run.overall if (drawing := _of_method(run, s["label"])) is not None]
+    return own, [gallery(own)] if own else []
 
 
 def _of_method(run: Run, label: str) -> Drawing | None:

@@ -6,13 +6,12 @@ import base64
 import gzip
 from collections.abc import Sequence
 
-from ppdbench.probe.accuracy import accuracies
 from ppdbench.report import decode_tables, draft_tables, probe_tables
 from ppdbench.report.export import Sheet, to_csv
 from ppdbench.report.page.drawing import slug
 from ppdbench.report.page.html import Node, h
 from ppdbench.report.page.parts import Section
-from ppdbench.report.page.runs import Run
+from ppdbench.report.page.runs import SIMILARITY, Run
 from ppdbench.samples import sample_paths
 from ppdbench.store import HEADER
 
@@ -63,4 +62,6 @@ def _long(run: Run) -> Sheet:
         return decode_tables.long(run.summaries)
     if run.is_probe:
         return probe_tables.long(run.rates)
-    return draft_tables.long(accuracies(run.done))
+    if run.kind in SIMILARITY:
+        return draft_tables.long(run.similarities)
+    return draft_tables.long(run.accuracies)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppdbench.probe.accuracy import Accuracy, accuracies
+from ppdbench.probe.accuracy import Accuracy
 from ppdbench.report import draft_tables
 from ppdbench.report.page.charts.curves import Curve, Value, curves
 from ppdbench.report.page.drawing import Drawing, slug
-from ppdbench.report.page.html import Child, h
-from ppdbench.report.page.parts import Section, few, folded, gallery, table
+from ppdbench.report.page.html import h
+from ppdbench.report.page.parts import Section, Shown, by_run, few, folded, gallery, table
 from ppdbench.report.page.runs import DRAFTS, Run, of_kind
 
 WORDS = (
@@ -21,20 +21,15 @@ WORDS = (
 def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
     """A picture for each task and method of each run, a line for each distance."""
     probed = of_kind(runs, DRAFTS)
-    drawings: list[Drawing] = []
-    body: list[Child] = [h("p", WORDS)]
-    for run in probed:
-        rows = accuracies(run.done)
-        own = _drawn(run, rows)
-        drawings += own
-        sheets = draft_tables.sheets(run.header, rows, run.fewest_examples)
-        body += [
-            h("h3", run.name) if len(probed) > 1 else None,
-            few(run),
-            gallery(own),
-            folded("All numbers", map(table, sheets)),
-        ]
-    return (Section("drafts", "Draft accuracy", tuple(body)) if probed else None), drawings
+    drawings, body = by_run(probed, _of_run)
+    found = Section("drafts", "Draft accuracy", (h("p", WORDS), *body)) if probed else None
+    return found, drawings
+
+
+def _of_run(run: Run) -> Shown:
+    own = _drawn(run, run.accuracies)
+    sheets = draft_tables.sheets(run.header, run.accuracies, run.fewest_examples)
+    return own, [few(run), gallery(own), folded("All numbers", map(table, sheets))]
 
 
 def _drawn(run: Run, rows: Sequence[Accuracy]) -> list[Drawing]:

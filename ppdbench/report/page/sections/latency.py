@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from ppdbench.report.export import Sheet
 from ppdbench.report.page.charts.stacked import stacked
 from ppdbench.report.page.drawing import Drawing, slug
-from ppdbench.report.page.html import Child, h
-from ppdbench.report.page.parts import Section, folded, gallery, paragraphs, table
+from ppdbench.report.page.parts import Section, Shown, by_run, folded, gallery, paragraphs, table
 from ppdbench.report.page.runs import DECODES, Run, Sample, of_kind
 
 TOGETHER = "verify and bookkeeping"  # which only runs with --profile have timed apart
@@ -21,19 +20,16 @@ WORDS = (
 
 def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
     """A picture for each task of each run."""
-    decoded = of_kind(runs, DECODES)
-    drawings: list[Drawing] = []
-    body: list[Child] = [*paragraphs(WORDS)]
-    for run in decoded:
-        tasks = {task: _of_task(run, task) for task in run.tasks}
-        own = [_drawn(run, task, bars) for task, bars in tasks.items() if bars]
-        drawings += own
-        body += [
-            h("h3", run.name) if len(decoded) > 1 else None,
-            gallery(own),
-            folded("All numbers", (table(_sheet(t, bars)) for t, bars in tasks.items() if bars)),
-        ]
-    return (Section("latency", "Latency", tuple(body)) if drawings else None), drawings
+    drawings, body = by_run(of_kind(runs, DECODES), _of_run)
+    content = (*paragraphs(WORDS), *body)
+    return (Section("latency", "Latency", content) if drawings else None), drawings
+
+
+def _of_run(run: Run) -> Shown:
+    found = {task: bars for task in run.tasks if (bars := _of_task(run, task))}
+    own = [_drawn(run, task, bars) for task, bars in found.items()]
+    tables = (table(_sheet(task, bars)) for task, bars in found.items())
+    return own, [gallery(own), folded("All numbers", tables)]
 
 
 def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:

@@ -11,8 +11,8 @@ from ppdbench.report.export import Sheet
 from ppdbench.report.page.charts.curves import Curve, Value, curves
 from ppdbench.report.page.charts.heatmap import Cell, heatmap
 from ppdbench.report.page.drawing import Drawing, slug
-from ppdbench.report.page.html import Child, h
-from ppdbench.report.page.parts import Section, few, folded, gallery, table
+from ppdbench.report.page.html import h
+from ppdbench.report.page.parts import Section, Shown, by_run, few, folded, gallery, table
 from ppdbench.report.page.runs import PROBES, Run, of_kind
 
 HEADS = {"N": "own head", "Y": "trained head"}
@@ -25,21 +25,21 @@ WORDS = (
 def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
     """Curves and heat maps of every probe run."""
     probes = of_kind(runs, PROBES)
-    drawings: list[Drawing] = []
-    body: list[Child] = [h("p", WORDS)]
-    for run in probes:
-        lines, maps = _curves(run), _maps(run)
-        drawings += [*lines, *maps]
-        body += [
-            h("h3", run.name) if len(probes) > 1 else None,
-            few(run),
-            gallery(lines),
-            h("h4" if len(probes) > 1 else "h3", "Match rate in % by position in the output"),
-            gallery(maps),
-            folded("All numbers", map(table, _sheets(run))),
-        ]
-    found = Section("matches", "Match rates", tuple(body)) if probes else None
+    heading = "h4" if len(probes) > 1 else "h3"
+    drawings, body = by_run(probes, lambda run: _of_run(run, heading))
+    found = Section("matches", "Match rates", (h("p", WORDS), *body)) if probes else None
     return found, drawings
+
+
+def _of_run(run: Run, heading: str) -> Shown:
+    lines, maps = _curves(run), _maps(run)
+    return [*lines, *maps], [
+        few(run),
+        gallery(lines),
+        h(heading, "Match rate in % by position in the output"),
+        gallery(maps),
+        folded("All numbers", map(table, _sheets(run))),
+    ]
 
 
 def _sheets(run: Run) -> list[Sheet]:

@@ -10,6 +10,7 @@ from ppdbench.report.page.comparison import recorded
 from ppdbench.report.page.html import Child, Node, h
 from ppdbench.report.page.parts import Section, facts, folded
 from ppdbench.report.page.runs import Run
+from ppdbench.samples import count_examples, count_turns, in_turns
 
 
 def section(runs: Sequence[Run]) -> Section:
@@ -78,10 +79,12 @@ def _name(device: Any) -> str:
 
 def _tasks(run: Run) -> str:
     length = recorded(run.header, "config", "max_new_tokens")
-    sizes = {
-        task: len({s["example_id"] for s in run.samples if s["task"] == task}) for task in run.tasks
-    }
-    words = ", ".join(f"{task} ({n} examples)" for task, n in sizes.items())
+    sizes = []
+    for task in run.tasks:
+        of_task = [sample for sample in run.samples if sample["task"] == task]
+        n = in_turns(count_examples(of_task), count_turns(of_task), " examples")
+        sizes.append(f"{task} ({n})")
+    words = ", ".join(sizes)
     return f"{words}; up to {length} new tokens" if length else words
 
 

@@ -10,8 +10,17 @@ from ppdbench.report import decode_tables
 from ppdbench.report.page.charts.speedups import Speedup, speedups
 from ppdbench.report.page.comparison import differences, groups
 from ppdbench.report.page.drawing import Drawing, slug
-from ppdbench.report.page.html import Child, h
-from ppdbench.report.page.parts import Section, few, folded, gallery, paragraphs, table
+from ppdbench.report.page.html import h
+from ppdbench.report.page.parts import (
+    Section,
+    Shown,
+    by_run,
+    few,
+    folded,
+    gallery,
+    paragraphs,
+    table,
+)
 from ppdbench.report.page.runs import DECODES, Run, of_kind
 
 Summary = Mapping[str, Any]
@@ -28,18 +37,7 @@ WORDS = (
 def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
     """A picture for each task of each run, and for runs that can be compared together."""
     decoded = of_kind(runs, DECODES)
-    drawings: list[Drawing] = []
-    body: list[Child] = [*paragraphs(WORDS)]
-    for run in decoded:
-        own = _of_run(run)
-        drawings += own
-        sheets = decode_tables.contest(run.summaries, run.overall)
-        body += [
-            h("h3", run.name) if len(decoded) > 1 else None,
-            few(run),
-            gallery(own),
-            folded("All numbers", map(table, sheets)),
-        ]
+    drawings, body = by_run(decoded, _of_run)
     if len(decoded) > 1:
         together = _together(decoded)
         drawings += together
@@ -48,10 +46,17 @@ def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
             gallery(together),
             *paragraphs(*_kept_apart(decoded), class_="note"),
         ]
-    return (Section("speed", "Speed", tuple(body)) if decoded else None), drawings
+    content = (*paragraphs(WORDS), *body)
+    return (Section("speed", "Speed", content) if decoded else None), drawings
 
 
-def _of_run(run: Run) -> list[Drawing]:
+def _of_run(run: Run) -> Shown:
+    own = _drawings(run)
+    sheets = decode_tables.contest(run.summaries, run.overall)
+    return own, [few(run), gallery(own), folded("All numbers", map(table, sheets))]
+
+
+def _drawings(run: Run) -> list[Drawing]:
     tables = {task: [s for s in run.summaries if s["task"] == task] for task in run.tasks}
     if len(run.tasks) > 1:
         tables["all tasks"] = run.overall

@@ -1,0 +1,78 @@
+"""Which of our methods does what one of transformers does, and how the two compare in a run.
+
+A run with `--against transformers` decodes every example with both, in turns, so their ratio is
+paired by example like a speedup. No torch: stored runs are read with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppdbench.bench.stats import Ratio, paired_ratio
+from ppdbench.bench.summary import same_length
+
+GREEDY = ("transformers:greedy", "transformers:greedy-static")
+ASSISTANT = "transformers:assistant"
+# Our method, its counterpart, and the options that mean the same in both.
+COUNTERPARTS = (
+    ("layerskip", "transformers:early-exit", ("exit_layer", "draft_length")),
+    ("prompt-lookup", "transformers:prompt-lookup", ("longest_suffix", "max_draft")),
+    ("speculative", ASSISTANT, ("draft_model", "draft_length")),
+)
+
+Sample = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """How many times faster ours is, over all tasks; None beside a mismatch of either."""
+
+    ours: str
+    theirs: str
+    n_examples: int
+    ratio: Ratio | None
+
+
+def beside(header: Mapping[str, Any], samples: Sequence[Sample]) -> list[Beside]:
+    """Every counterpart that this run has, by the labels of both."""
+    done: dict[str, dict[tuple[str, str], Sample]] = {}
+    for sample in samples:
+        if sample["verdict"] != "failed":
+            key = sample["task"], sample["example_id"]
+            done.setdefault(sample["method"], {})[key] = sample
+    return [
+        _compared(ours, theirs, done[ours], done[theirs])
+        for ours, theirs in _pairs(header["methods"])
+        if ours in done and theirs in done
+    ]
+
+
+def _pairs(methods: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    kinds = (*(("greedy", theirs, ()) for theirs in GREEDY), *COUNTERPARTS)
+    for ours, theirs, shared in kinds:
+        for label, about in methods.items():
+            for other, peer in methods.items():
+                same = all(about["options"].get(n) == peer["options"].get(n) for n in shared)
+                if (about["name"], peer["name"]) == (ours, theirs) and same:
+                    yield label, other
+
+
+def _compared(
+    ours: str,
+    theirs: str,
+    mine: Mapping[tuple[str, str], Sample],
+    other: Mapping[tuple[str, str], Sample],
+) -> Beside:
+    both = [(mine[key], other[key]) for key in mine if key in other]
+    fair = not any(sample["verdict"] == "mismatch" for pair in both for sample in pair)
+    # As if each had given as many tokens as greedy: outputs may differ in length by a tie.
+    times = [(_ms(peer), _ms(own)) for own, peer in both]
+    timed = [(a, b) for a, b in times if a > 0 and b > 0]
+    ratio = paired_ratio([a for a, _ in timed], [b for _, b in timed]) if fair and timed else None
+    return Beside(ours, theirs, len(both), ratio)
+
+
+def _ms(sample: Sample) -> float:
+    return float(sum(sample["step_ms"]) * same_length(sample))
