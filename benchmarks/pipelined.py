@@ -1,100 +1,227 @@
 """Predictive Pipelined Decoding on real units: how much of the promised gain each form gets.
 
-    python -m benchmarks.pipelined [--model synthetic:layers=16,hidden=512] [--dtype bfloat16]
+    python -m benchmarks.pipelined [--out results/pipelined] [--dtype bfloat16] [--points 0.85]
 
-Match rates are set by `agree`, one synthetic model per point; everything within a point runs
-interleaved. Per row: the measured match rate, Theorem 4.1's speedup with it, the measured one
-over greedy decoding on one unit, the share of the gain, communication, weights over greedy's.
+Five match rates, set by `agree`, in float32 and bfloat16, and the embedded model as it is.
+Everything within a point runs interleaved, each with its baseline, one thread per unit. A run
+folder per point; what is there is not measured again, so that an interrupted benchmark goes on
+where it stopped. About ten minutes on two cores that do nothing else.
+
+The table has for each form the measured match rate p, Theorem 4.1's speedup with it, the speedup
+that this machine allows with it (`benchmarks.halves`), and what was measured over greedy decoding
+on one unit; the share of the theorem's gain, and of the allowed one; communication as a share of
+a token's time, and weights over greedy's. `record.json` holds the same, unrounded, and more.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ppdbench.bench.environment import set_threads
+from benchmarks.halves import Halves, added_bytes, measure
+from ppdbench.bench.environment import describe, set_threads
+from ppdbench.bench.pipelined import gain_efficiency
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
+from ppdbench.bench.stats import median
 from ppdbench.bench.summary import summarize
-from ppdbench.engine.loading import ModelSpec
+from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.quiet import quiet
-from ppdbench.report.export import Sheet, emit
+from ppdbench.report.export import Sheet, emit, write
+from ppdbench.store import StoredRun, read_whole
 
-DEFAULT = "synthetic:layers=16,hidden=512"
-COLUMNS = ("p", "theorem", "measured", "low", "high", "efficiency", "communication", "weights")
+RANDOM, REFERENCE = "synthetic:layers=16,hidden=512", "reference"
+DTYPES = ("float32", "bfloat16")
+POINTS = ("0.65", "0.75", "0.85", "0.92", "0.97")
+REPLICATED_AT = "0.85"  # replicas wait for each other on two cores: one point says it all
+DEPTHS = (8, 16, 32)
+KS = (1, 3, 5)
+HALVES = ("lower", "upper")
+ROUNDS = 30  # of each half
+COLUMNS = ("p", "theorem", "allowed", "measured", "low", "high", "efficiency", "of allowed")
 
 
-def point(
-    model: str, dtype: str, methods: Sequence[str], examples: int, tokens: int
-) -> list[dict[str, Any]]:
-    """One interleaved run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A model in one type, and what decodes with it."""
+
+    model: str
+    dtype: str
+    agree: str = ""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What is loaded."""
+        name = f"{self.model},agree={self.agree}" if self.agree else self.model
+        return ModelSpec(name=name, dtype=self.dtype, device="cpu", offline=True)
+
+    @property
+    def folder(self) -> str:
+        """What its run is called."""
+        return f"{self.model.partition(':')[0]}-{self.dtype}-{self.agree}".rstrip("-")
+
+    @property
+    def methods(self) -> tuple[Choice, ...]:
+        """Two units for every k, and at one point of each model one replica per candidate."""
+        whole = self.agree in ("", REPLICATED_AT)
+        forms = ("split", "replicated") if whole else ("split",)
+        return tuple(Choice.parse(f"ppd:form={form},k={k}") for form in forms for k in KS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a benchmark is told."""
+
+    out: Path
+    task: str
+    examples: int
+    tokens: int
+
+
+def points(dtypes: Sequence[str], agrees: Sequence[str]) -> Iterator[Point]:
+    """All of them."""
+    for dtype in dtypes:
+        yield Point(model=REFERENCE, dtype=dtype)
+        for agree in agrees:
+            yield Point(model=RANDOM, dtype=dtype, agree=agree)
+
+
+def decoded(point: Point, asked: Asked) -> StoredRun:
+    """The run of a point, measured as far as it is not there."""
     config = DecodeConfig(
-        model=ModelSpec(name=model, dtype=dtype, device="cpu"),
-        tasks=("xsum",),
+        model=point.spec,
+        tasks=(asked.task,),
         data="builtin",
-        limit=examples,
-        max_new_tokens=tokens,
-        methods=tuple(map(Choice.parse, methods)),
+        limit=asked.examples,
+        max_new_tokens=asked.tokens,
+        methods=point.methods,
+        warmup=1,
+        compile="off",
     )
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_decode(
-            config, Path(folder) / "run", kind="bench", resume=False, report=lambda *_: None
+    out = asked.out / point.folder
+    begun = (out / "run.json").is_file()
+    run_decode(config, out, kind="bench", resume=begun, report=lambda *_: None)
+    return read_whole(out)
+
+
+def limits(out: Path, dtypes: Sequence[str]) -> dict[str, Any]:
+    """What the machine allows, by model, type and k; kept in a file beside the runs."""
+    path = out / "limits.json"
+    known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    deep = [RANDOM.replace("layers=16", f"layers={n}") for n in DEPTHS]
+    for dtype in dtypes:
+        for model in (REFERENCE, *deep):
+            if f"{model} {dtype}" in known:
+                continue
+            loaded = load(Point(model=model, dtype=dtype).spec)
+            wanted = KS if model in (REFERENCE, RANDOM) else KS[:1]
+            known[f"{model} {dtype}"] = {
+                "weight_bytes": loaded.staged.weight_bytes(),
+                "added_bytes": added_bytes(loaded, KS[-1]),
+                "halves": {str(k): asdict(measure(loaded, k, ROUNDS)) for k in wanted},
+            }
+            path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    return known
+
+
+def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What each form got of what was promised at one point."""
+    halves = allowed[f"{point.model} {point.dtype}"]["halves"]
+    for summary in summarize(run.header, run.samples, scores=False):
+        k, p = summary["options"]["k"], summary["p"]
+        possible = Halves(**halves[str(k)]).speedup(p)
+        ours = [s for s in run.samples if s["method"] == summary["label"] and s["step_ms"]]
+        one = str(min(map(int, ours[0]["greedy_ms"])))
+        yield {
+            "model": point.model,
+            "dtype": point.dtype,
+            "agree": point.agree or None,
+            **{name: summary[name] for name in ("form", "p", "units", "n_examples", "identical")},
+            "k": k,
+            "theorem": summary["predicted_speedup"],
+            "matches": summary["predicted_speedup_matches"],
+            "times": summary["predicted_speedup_times"],
+            "allowed": possible if summary["form"] == "split" else None,
+            "measured": summary["speedup_one_unit"],
+            "low": summary["speedup_one_unit_low"],
+            "high": summary["speedup_one_unit_high"],
+            "median": median([s["greedy_ms"][one] / sum(s["step_ms"]) for s in ours]),
+            "all_units": summary["speedup_all_units"],
+            "efficiency": summary["gain_efficiency"],
+            "of allowed": gain_efficiency(summary["speedup_one_unit"], possible)
+            if summary["form"] == "split"
+            else None,
+            "communication": summary["communication_ms_per_token"] / summary["ms_per_token"],
+            "weights": sum(summary["weight_bytes_per_unit"]) / run.header["memory"]["weights"],
+        }
+
+
+def gains(found: Sequence[dict[str, Any]]) -> Iterator[Sheet]:
+    """One table per model and type."""
+    for model, dtype in dict.fromkeys((row["model"], row["dtype"]) for row in found):
+        chosen = [row for row in found if (row["model"], row["dtype"]) == (model, dtype)]
+        yield Sheet(
+            f"{model}, {dtype}, one thread per unit",
+            ("form", "k", *COLUMNS, "communication", "weights", "identical"),
+            tuple(
+                (
+                    *(row[name] for name in ("form", "k", *COLUMNS, "communication", "weights")),
+                    f"{row['identical']}/{row['n_examples']}",
+                )
+                for row in sorted(chosen, key=lambda row: (row["form"] == "replicated", row["k"]))
+            ),
+            digits=dict.fromkeys((*COLUMNS, "weights"), 2) | {"communication": 1},
+            percent=frozenset({"communication"}),
         )
-    return summarize(run.header, run.samples, scores=False)
 
 
-def row(model: str, whole: int, summary: dict[str, Any]) -> tuple[Any, ...]:
-    """What a form got of what was promised."""
-    share = summary["communication_ms_per_token"] / summary["ms_per_token"]
-    broken = summary["n_examples"] - summary["identical"]
-    return (
-        model.partition("agree=")[2] or "-",
-        summary["label"].removeprefix("ppd:"),
-        summary["p"],
-        summary["predicted_speedup"],
-        summary["speedup_one_unit"],
-        summary["speedup_one_unit_low"],
-        summary["speedup_one_unit_high"],
-        summary["gain_efficiency"],
-        share,
-        sum(summary["weight_bytes_per_unit"]) / whole,
-        f"{broken} differ" if broken else "all identical",
+def halves_sheet(allowed: dict[str, Any]) -> Sheet:
+    """What two cores lose by working at once, without a word between them."""
+    cells = []
+    for name, found in allowed.items():
+        for k, ms in found["halves"].items():
+            slower = [ms[f"{half}_together"] / ms[f"{half}_alone"] - 1 for half in HALVES]
+            one = [ms[f"{half}_alone"] for half in HALVES]
+            added = found["added_bytes"] / found["weight_bytes"]
+            cells.append((name, int(k), ms["greedy"], *one, *slower, added if k == "1" else None))
+    return Sheet(
+        "Each half alone, and how much longer it takes while the other is at work",
+        ("model", "k", "greedy ms", "lower ms", "upper ms", "lower", "upper", "memory added"),
+        tuple(cells),
+        notes=("memory added: by a second unit, over the weights; shared pages count once",),
+        digits=dict.fromkeys(("greedy ms", "lower ms", "upper ms", "memory added"), 2)
+        | dict.fromkeys(HALVES, 1),
+        percent=frozenset(HALVES),
     )
 
 
 def main() -> None:
-    """Measure and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=DEFAULT)
-    parser.add_argument("--agree", default="0.5,0.7,0.8,0.9,0.97", help="none: the model as it is")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--form", action="append", help="split and replicated by default")
-    parser.add_argument("--k", default="1,3,5")
-    parser.add_argument("--examples", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=64)
-    asked = parser.parse_args()
+    """Measure what is not there yet; print and keep all tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("results/pipelined"), help="folder")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="both by default")
+    parser.add_argument("--points", default=",".join(POINTS), help="values of agree")
+    parser.add_argument("--task", default="alpaca", help="where prompts come from")
+    parser.add_argument("--examples", type=int, default=5, help="per point")
+    parser.add_argument("--tokens", type=int, default=48, help="per example, at most")
+    told = parser.parse_args()
+    asked = Asked(out=told.out, task=told.task, examples=told.examples, tokens=told.tokens)
     quiet()
     set_threads(1)
-    forms = asked.form or ["split", "replicated"]
-    methods = [f"ppd:form={form},k={k}" for form in forms for k in asked.k.split(",")]
-    points = [""] if asked.agree == "none" else [f",agree={a}" for a in asked.agree.split(",")]
-    rows = []
-    for suffix in points:
-        name = asked.model + suffix
-        greedy = ["ppd:form=inline"]  # its one unit holds what greedy decoding does
-        *found, alone = point(name, asked.dtype, methods + greedy, asked.examples, asked.tokens)
-        whole = alone["weight_bytes_per_unit"][0]
-        rows += [row(name, whole, summary) for summary in found]
-    sheet = Sheet(
-        f"{asked.model}, {asked.dtype}, one thread per unit",
-        ("agree", "form", *COLUMNS, "output"),
-        tuple(rows),
-        digits=dict.fromkeys(("theorem", "measured", "low", "high", "efficiency", "weights"), 2),
-        percent=frozenset({"communication"}),
-    )
-    emit([sheet], None, "markdown")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    dtypes = tuple(told.dtype or DTYPES)
+    allowed = limits(asked.out, dtypes)
+    found: list[dict[str, Any]] = []
+    for point in points(dtypes, told.points.split(",")):
+        found += rows(point, decoded(point, asked), allowed)
+    sheets = [*gains(found), halves_sheet(allowed)]
+    record = {"environment": describe(), "limits": allowed, "rows": found}
+    (asked.out / "record.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    write(asked.out / "table.md", sheets, record)
+    emit(sheets, record, "markdown")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def gain_efficiency(measured: float | None, predicted: float) -> float | None:
 
 def run_length_counts(group: Sequence[Sample]) -> dict[int, int]:
     """How many runs had which length; the last of each output is cut off and left out."""
-    lengths = [n for s in group for n in theory.run_lengths(list(map(bool, s["matches"])))[:-1]]
+    lengths = [n for s in group for n in theory.run_lengths(s["matches"])[:-1]]
     return dict(sorted(Counter(lengths).items()))
 
 
@@ -98,9 +98,10 @@ def _hits(group: Sequence[Sample]) -> tuple[int, int]:
 def _units_busy(facts: Facts, group: Sequence[Sample]) -> float:
     """Layers run over layer-times, counted from the matches themselves."""
     layers, exit_after, k = (facts[name] for name in ("n_layers", "exit_after", "k"))
-    matches = [list(map(bool, s["matches"])) for s in group]
-    ran = sum(theory.compute_of_matches(m, layers, exit_after, k) for m in matches)
-    return ran / sum(theory.latency_of_matches(m, layers, exit_after) for m in matches)
+    hits, steps = _hits(group)
+    tokens, runs = len(group) + steps, len(group) + steps - hits
+    ran = theory.compute_of_runs(tokens, runs, layers, exit_after, k)
+    return ran / theory.latency_of_runs(tokens, runs, layers, exit_after)
 
 
 def _over_greedy(facts: Facts, group: Sequence[Sample]) -> dict[str, float | None]:

@@ -3,11 +3,12 @@
 Both kinds of channel fill and read buffers that exist before decoding begins. Units on one
 machine share memory: the receiver watches a semaphore and only sleeps when nothing comes for
 long, so that a message takes microseconds. Units started by torchrun, and the replicas of the
-paper's own form, send over torch.distributed.
+paper's own form, send over torch.distributed; so do units that have a GPU each (`direct`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,14 @@ class Kind(IntEnum):
     END = 4  # the output ends
 
 
+KINDS = tuple(Kind)
+
+
+def _whole_lines(size: int) -> int:
+    """Rounded up to what processors move at once."""
+    return -(-size // 64) * 64
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Room in a message: ids, and rows of hidden states of one width and type."""
@@ -50,24 +59,32 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """The size of one message; states begin at a multiple of 64 bytes."""
-        return self._states_at + self.rows * self.width * self.dtype.itemsize
+        """The size of one message; it and its states begin at multiples of 64 bytes."""
+        return _whole_lines(self._states_at + self._state_bytes)
+
+    @property
+    def _state_bytes(self) -> int:
+        return self.rows * self.width * self.dtype.itemsize
 
     @property
     def _states_at(self) -> int:
-        return -(-8 * (self.HEAD + self.ids) // 64) * 64
+        return _whole_lines(8 * (self.HEAD + self.ids))
 
-    def view(self, buffer: Tensor) -> Packet:
-        """The parts of a message in a buffer of bytes."""
+    def parts(self, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        """The numbers and the states [row, width] of a message in a buffer of bytes."""
         at = self._states_at
         numbers = buffer[: 8 * (self.HEAD + self.ids)].view(torch.int64)
-        states = buffer[at : self.nbytes].view(self.dtype).view(self.rows, self.width)
-        return Packet(numbers, states)
+        states = buffer[at : at + self._state_bytes].view(self.dtype)
+        return numbers, states.view(self.rows, self.width)
+
+    def view(self, buffer: Tensor) -> Packet:
+        """The message in a buffer of bytes."""
+        return Packet(*self.parts(buffer))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
-    """What arrived; `states` [1, rows, hidden] last until the next message arrives."""
+    """What arrived; `states` [1, rows, hidden] last until the next message is asked for."""
 
     kind: Kind
     ids: list[int]
@@ -76,35 +93,45 @@ class Message:
 
 
 class Packet:
-    """One message in memory."""
+    """One message in memory, written and read as plain numbers and bytes.
+
+    A tensor operation takes microseconds, and a message would need a dozen of them.
+    """
 
     def __init__(self, numbers: Tensor, states: Tensor) -> None:
-        self._numbers, self._states = numbers, states
-        # Plain reads and writes of single numbers; a tensor takes microseconds for each.
-        self._fast: Any = memoryview(numbers.numpy())  # type: ignore[arg-type]
-        self._logit = self._numbers[4:5].view(torch.float64)
+        plain: Any = numbers.numpy()
+        self._fast: Any = memoryview(plain)
+        self._logit: Any = memoryview(plain[4:5].view("float64"))
+        self._at, self._row_bytes = states.data_ptr(), states.shape[1] * states.element_size()
+        self._first = [states[None, :n] for n in range(len(states) + 1)]  # so many rows each
 
     def write(self, kind: Kind, ids: Sequence[int], states: Tensor | None, logit: float) -> None:
         """Fill in a message; `states` is [1, rows, hidden]."""
-        rows = 0 if states is None else states.shape[1]
         fast = self._fast
-        fast[0], fast[1], fast[2] = int(kind), len(ids), rows
+        rows = 0 if states is None else states.shape[1]
+        fast[0], fast[1], fast[2] = kind, len(ids), rows
         for place, token in enumerate(ids, start=Layout.HEAD):
             fast[place] = token
-        if kind is Kind.TOKEN:
-            self._logit[0] = logit
+        self._logit[0] = logit
         if states is not None:
-            self._states[:rows].copy_(states[0])
+            self._put(states, rows)
         fast[3] = time.perf_counter_ns()
 
-    def read(self, landing: Tensor) -> tuple[Message, int]:
-        """The message, its states moved to `landing`, and when it was sent."""
+    def _put(self, states: Tensor, rows: int) -> None:
+        if states.is_cpu and states.is_contiguous():
+            ctypes.memmove(self._at, states.data_ptr(), rows * self._row_bytes)
+        else:
+            self._first[rows].copy_(states)
+
+    def read(self, landing: Tensor | None) -> tuple[Message, int]:
+        """The message and when it was sent; its states where they are, or moved to `landing`."""
         fast = self._fast
-        kind, n, rows = Kind(int(fast[0])), int(fast[1]), int(fast[2])
-        ids = [int(fast[place]) for place in range(Layout.HEAD, Layout.HEAD + n)]
-        states = landing[:rows].copy_(self._states[:rows])
-        logit = float(self._logit[0]) if kind is Kind.TOKEN else 0.0
-        return Message(kind, ids, states[None], logit), int(fast[3])
+        kind, n, rows = KINDS[fast[0]], fast[1], fast[2]
+        ids = fast[Layout.HEAD : Layout.HEAD + n].tolist()
+        states = self._first[rows]
+        if landing is not None:
+            states = landing[:, :rows].copy_(states)
+        return Message(kind, ids, states, self._logit[0]), fast[3]
 
 
 class Channel(Protocol):
@@ -118,8 +145,12 @@ class Channel(Protocol):
         """Hand a message over; does not wait for the receiver."""
         ...
 
+    def ready(self) -> bool:
+        """Whether the next message is there already, as far as one can tell without waiting."""
+        ...
+
     def receive(self) -> Message:
-        """The next message, waiting for it."""
+        """The next message, waiting for it; the one before is gone then."""
         ...
 
 
@@ -169,10 +200,11 @@ class SharedChannel(Spent):
     def connect(self, device: torch.device | None = None, watch: Watch = nobody) -> None:
         """Make ready in this process: where states land, and whom to ask while nothing comes."""
         self._packets = [self.layout.view(slot) for slot in self._memory]
-        shape = (self.layout.rows, self.layout.width)
-        self._landing = torch.zeros(shape, dtype=self.layout.dtype, device=device)
+        self._landing = _landing(self.layout, device)
         self._watch = watch
         self._count = 0
+        self._seen = False  # that a message is there which has not been received
+        self._held = False  # that the one received last still takes up its slot
         self.spent_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,12 +221,19 @@ class SharedChannel(Spent):
         self._filled.release()
         self.sent(began)
 
+    def ready(self) -> bool:
+        self._seen = self._seen or self._filled.acquire(False)
+        return self._seen
+
     def receive(self) -> Message:
         began = time.perf_counter_ns()
-        self._wait(self._filled)
+        if self._held:
+            self._free.release()
+        if not self.ready():
+            self._wait(self._filled)
+        self._seen, self._held = False, True
         message, sent = self._packets[self._count % SLOTS].read(self._landing)
         self._count += 1
-        self._free.release()
         self.received(began, sent)
         return message
 
@@ -210,6 +249,13 @@ class SharedChannel(Spent):
             self._watch(time.perf_counter() - began)
 
 
+def _landing(layout: Layout, device: torch.device | None) -> Tensor | None:
+    """Where states go that a GPU is to read; a CPU reads them where they arrive."""
+    if device is None or device.type == "cpu":
+        return None
+    return torch.zeros(1, layout.rows, layout.width, dtype=layout.dtype, device=device)
+
+
 class GroupChannel(Spent):
     """Messages of one size to and from one rank of a torch.distributed process group.
 
@@ -219,14 +265,14 @@ class GroupChannel(Spent):
 
     def __init__(self, layout: Layout, peer: int, group: Any, device: torch.device) -> None:
         super().__init__()
-        self._peer, self._group = peer, group
+        self._peer, self._group, self._source = peer, group, group
         self._out = torch.zeros(SLOTS, layout.nbytes, dtype=torch.uint8)
         self._back = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._packets = [layout.view(slot) for slot in self._out]
         self._under_way: list[Any] = [None] * SLOTS
         self._count = 0
         self._received = layout.view(self._back)
-        self._landing = torch.zeros(layout.rows, layout.width, dtype=layout.dtype, device=device)
+        self._landing = _landing(layout, device)
 
     def send(
         self, kind: Kind, ids: Sequence[int] = (), states: Tensor | None = None, logit: float = 0.0
@@ -241,10 +287,13 @@ class GroupChannel(Spent):
             self._under_way[slot] = self._group.send([self._out[slot]], self._peer, 0)
         self.sent(began)
 
+    def ready(self) -> bool:
+        return False
+
     def receive(self) -> Message:
         began = time.perf_counter_ns()
         with self._answered():
-            self._group.recv([self._back], self._peer, 0).wait()
+            self._source.recv([self._back], self._peer, 0).wait()
         message, sent = self._received.read(self._landing)
         self.received(began, sent)
         return message
@@ -299,7 +348,8 @@ class GroupLink:
     """A process group of its own, so that several can live in one process.
 
     Its members find each other in a file, or, where torchrun started them, under a name in
-    torchrun's own store. `peer` is the unit that this link leads to from rank 0.
+    torchrun's own store. `peer` is the unit that this link leads to from rank 0. `direct` says
+    that every member has a device of its own, from which messages go to the other's.
     """
 
     meeting: str
@@ -307,18 +357,35 @@ class GroupLink:
     peer: int
     layout: Layout
     patience_s: float
+    direct: bool = False
 
     def open(self, rank: int, device: torch.device, watch: Watch) -> tuple[Channel, Channel]:
-        group = join(self.meeting, rank, self.world, self.patience_s)
-        return self.within(group, rank, device)
+        return self.within(self.groups(rank, device), rank, device)
 
-    def within(self, group: Any, rank: int, device: torch.device) -> tuple[Channel, Channel]:
-        """The same in a group that is there already."""
-        channel = GroupChannel(self.layout, self.peer if rank == 0 else 0, group, device)
+    def groups(self, rank: int, device: torch.device) -> list[Any]:
+        """Meet the others: one group, or one for what rank 0 sends and one for what it gets."""
+        names = [f"{self.meeting}-down", f"{self.meeting}-up"] if self.direct else [self.meeting]
+        kind = "nccl" if self.direct and device.type == "cuda" else "gloo"
+        return [join(name, rank, self.world, self.patience_s, kind) for name in names]
+
+    def within(
+        self, groups: Sequence[Any], rank: int, device: torch.device
+    ) -> tuple[Channel, Channel]:
+        """The same in groups that are there already."""
+        peer = self.peer if rank == 0 else 0
+        channel: GroupChannel
+        if self.direct:
+            from ppdbench.pipeline.direct import DirectChannel
+
+            down, up = groups
+            ours = (down, up) if rank == 0 else (up, down)
+            channel = DirectChannel(self.layout, peer, ours, device)
+        else:
+            channel = GroupChannel(self.layout, peer, groups[0], device)
         return channel, channel
 
 
-def join(meeting: str, rank: int, world: int, patience_s: float) -> Any:
+def join(meeting: str, rank: int, world: int, patience_s: float, kind: str = "gloo") -> Any:
     """Meet the other processes of a group; returns when all are there."""
     import torch.distributed as dist
 
@@ -330,4 +397,8 @@ def join(meeting: str, rank: int, world: int, patience_s: float) -> Any:
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all of them on this machine
         store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
+    if kind == "nccl":
+        from ppdbench.pipeline.direct import nccl
+
+        return nccl(store, rank, world, patience)
     return dist.ProcessGroupGloo(store, rank, world, patience)

@@ -1,17 +1,20 @@
-"""Which processor cores a compute unit has, and how many threads it computes with."""
+"""Which processor cores threads and compute units have, and how many threads a unit has."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import torch
 
-from ppdbench.bench.environment import usable_cores
+from ppdbench.bench.environment import cores_by_thread, quota_cores, usable_cores
+from ppdbench.errors import ConfigError
 
 Cores = tuple[int, ...]
+
+PRODUCT = 512  # rows and columns, enough for all threads to take part
 
 
 def threads_per_unit(units: int) -> int:
@@ -52,8 +55,32 @@ def confine(cores: Cores, threads: int) -> None:
 
 def _move(cores: Collection[int]) -> None:
     """Every thread of this process, those of the matrix kernels included, if there are cores."""
-    if not cores:
+    if cores:
+        _place((thread, cores) for thread in cores_by_thread())
+
+
+def pin() -> None:
+    """Each thread that computes on a core of its own, for good; only Linux lets us.
+
+    The matrix kernels start their threads with the first product, which is how they are told
+    from others: no product may have been made before.
+    """
+    threads, quota = torch.get_num_threads(), quota_cores()
+    if quota is not None and quota < threads:
+        raise ConfigError(
+            f"--pin: the container grants {quota:g} cores' worth of time to {threads} threads; use "
+            f"--threads {max(1, math.floor(quota))} or leave --pin out"
+        )
+    if not hasattr(os, "sched_setaffinity"):
         return
-    for thread in Path("/proc/self/task").iterdir():
+    cores, before = sorted(os.sched_getaffinity(0)), cores_by_thread().keys()
+    torch.ones(PRODUCT, PRODUCT) @ torch.ones(PRODUCT, PRODUCT)
+    computing = [os.getpid(), *sorted(cores_by_thread().keys() - before)]
+    _place((thread, (core,)) for thread, core in zip(computing, cores, strict=False))
+
+
+def _place(threads: Iterable[tuple[int, Collection[int]]]) -> None:
+    """Let each of these threads run on these cores."""
+    for thread, cores in threads:
         with suppress(ProcessLookupError):  # it ended meanwhile
-            os.sched_setaffinity(int(thread.name), cores)
+            os.sched_setaffinity(thread, cores)

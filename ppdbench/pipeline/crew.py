@@ -14,12 +14,14 @@ import torch
 import torch.multiprocessing
 
 from ppdbench.engine.loading import ModelSpec
+from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import UnitError
 from ppdbench.pipeline import ranks
-from ppdbench.pipeline.channel import Channel, GroupLink, Layout, Link, SharedLink, join
+from ppdbench.pipeline.channel import Channel, GroupLink, Layout, Link, SharedLink
 from ppdbench.pipeline.cores import Cores
+from ppdbench.pipeline.direct import own_gpus
 from ppdbench.pipeline.plan import Plan, device_of
-from ppdbench.pipeline.process import Maker, Unit
+from ppdbench.pipeline.process import Maker, Unit, can_copy
 from ppdbench.pipeline.ranks import RankUnit
 
 Wires = tuple[Channel, Channel]
@@ -37,6 +39,8 @@ class Order:
     cores: Cores
     rank: int
     link: Link
+    held: StagedModel | None = None
+    """The model, in a unit that is a copy of the process which loaded it."""
 
 
 class Join:
@@ -46,7 +50,9 @@ class Join:
 class Crew:
     """The units besides this process; started anew after a failure.
 
-    With `shared`, units of this machine talk through memory, and else through a process group.
+    With `shared`, units of this machine talk through memory, and else through a process group;
+    and where they can be copies of this process, they share its weights. Units that have a GPU
+    each send from one to the other.
     """
 
     def __init__(
@@ -62,7 +68,9 @@ class Crew:
     ) -> None:
         self._plan, self._names, self._make = plan, names, make
         self._threads, self._cores = threads, cores
-        self._layout, self._shared = layout, shared and ranks.world() == 1
+        self._direct = own_gpus(plan.target.spec, 1 + len(names))
+        self._layout, self._shared = layout, shared and ranks.world() == 1 and not self._direct
+        self._copies = self._shared and can_copy(plan.target.staged.device)
         self._units: list[Unit | RankUnit] = []
         self.weight_bytes: list[int] = [facts["weight_bytes"] for facts in self._start()]
 
@@ -77,7 +85,7 @@ class Crew:
     def _meet(self, meeting: str) -> list[dict[str, Any]]:
         key, device = next(_KEYS), self._plan.target.staged.device
         meeting = meeting if ranks.world() == 1 else f"ppd-{key}"
-        context = torch.multiprocessing.get_context("spawn")
+        context = torch.multiprocessing.get_context("fork" if self._copies else "spawn")
         links = [self._link(context, meeting, at) for at in self._ranks()]
         for at, name, link in zip(self._ranks(), self._names, links, strict=True):
             self._units.append(self._begin(context, key, at, name, self._order(at, link)))
@@ -99,6 +107,7 @@ class Crew:
             cores=self._cores[at - 1],
             rank=at,
             link=link,
+            held=plan.target.staged if self._copies else None,
         )
 
     def _ranks(self) -> range:
@@ -108,7 +117,8 @@ class Crew:
         if self._shared:
             return SharedLink.make(context, self._layout)
         world = 1 + len(self._names)
-        return GroupLink(meeting, world, at, self._layout, self._plan.patience_s)
+        patience_s = self._plan.patience_s
+        return GroupLink(meeting, world, at, self._layout, patience_s, self._direct)
 
     def _begin(self, context: Any, key: int, at: int, name: str, order: Any) -> Unit | RankUnit:
         if ranks.world() > 1:
@@ -116,15 +126,15 @@ class Crew:
         return Unit.start(context, name, self._make, order, self._plan.patience_s)
 
     def _open(self, links: Sequence[SharedLink | GroupLink], device: torch.device) -> list[Wires]:
-        """This process's ends of all links; one group serves all that need one."""
-        group: Any = None
+        """This process's ends of all links; the same groups serve all that need some."""
+        groups: list[Any] = []
         wires = []
         for link, unit in zip(links, self._units, strict=True):
             if isinstance(link, SharedLink):
                 wires.append(link.open(0, device, unit.watch))
                 continue
-            group = group or join(link.meeting, 0, link.world, link.patience_s)
-            wires.append(link.within(group, 0, device))
+            groups = groups or link.groups(0, device)
+            wires.append(link.within(groups, 0, device))
         return wires
 
     @contextmanager

@@ -39,6 +39,10 @@ class UpperHalf(Protocol):
         """The row of the newest token."""
         ...
 
+    def answered(self) -> bool:
+        """Whether the token after the newest row is known here already."""
+        ...
+
     def token(self) -> tuple[int, float]:
         """The token after the newest row, and the largest logit."""
         ...
@@ -69,6 +73,9 @@ class InPlace:
 
     def take(self, hidden: Tensor) -> None:
         self._row = hidden
+
+    def answered(self) -> bool:
+        return False
 
     def token(self) -> tuple[int, float]:
         began = time.perf_counter()
@@ -106,11 +113,15 @@ def pipelined(
         newest = lower.prompt(part, whole=len(parts) == 1)
         upper.prompt(newest, whole=len(parts) == 1)
     newest = newest[:, -1:]
+    words = lower.candidates(newest, 1)
     while True:
         number = len(output) + 1
-        ahead = lower.look_ahead(newest, number)
+        ahead = lower.look_ahead(words, number)
         if lower.offers:
             upper.offer(ahead)
+            # While the token is on its way; once it is here, for the right candidate alone.
+            if not upper.answered():
+                lower.read_ahead(ahead, number + 1)
         token, peak = upper.token()
         now = clock.now()
         times.append(1e3 * (now - since))
@@ -126,6 +137,7 @@ def pipelined(
             upper.take(newest)
         if (finish := limits.finish(output)) is not None:
             break
+        words = lower.next_candidates(ahead, token, newest, number + 1)
     accounts = lower.end(), upper.end()
     _refuse_nan(session, peaks)
     none = (0,) * (len(output) - 1)

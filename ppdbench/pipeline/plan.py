@@ -35,7 +35,12 @@ def _trained(loaded: Loaded, head: ExitHead, session: Session, hidden: Tensor) -
 
 
 def device_of(spec: ModelSpec, rank: int) -> ModelSpec:
-    """The same model on the GPU of this rank, where there is one for each; else where it was."""
-    if resolve_device(spec.device).type == "cuda" and rank < torch.cuda.device_count():
-        return replace(spec, device=f"cuda:{rank}")
-    return spec
+    """The same model on the GPU of this unit: the one `rank` places after the first unit's.
+
+    Where there are too few, units share them; on the CPU all share that.
+    """
+    first = resolve_device(spec.device)
+    if first.type != "cuda":
+        return spec
+    at = ((first.index or 0) + rank) % torch.cuda.device_count()
+    return replace(spec, device=f"cuda:{at}")

@@ -1,6 +1,6 @@
 """Compute units as processes that this one starts, watches and ends.
 
-A unit loads its part of the model, says that it is ready and then serves one output after
+A unit has or loads its part of the model, says that it is ready and then serves one output after
 another. Between outputs it sleeps. Whatever goes wrong in it is reported here as what it is; if
 it dies without a word, hangs, or loses this process, neither side waits for the other.
 """
@@ -10,17 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
+
+import torch
 
 from ppdbench.errors import PpdbenchError, UnitError
 from ppdbench.pipeline.channel import Watch
 
 START_S = 300.0  # to import, load and lay out the weights
 STOP_S = 2.0
+IDLE_S = 0.2  # how often an idle unit looks whether the process that started it is there
 
 
 class Server(Protocol):
@@ -57,7 +63,10 @@ class Unit:
         process = context.Process(
             target=_main, args=(make, order, theirs, os.getpid()), name=name, daemon=True
         )
-        process.start()
+        with warnings.catch_warnings():
+            # That a copy has no threads but one; see `_main`.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
         theirs.close()
         return cls(name, patience_s, process, ours)
 
@@ -136,11 +145,30 @@ class Unit:
         return f"{self.name} ended with exit code {code} before the output was done"
 
 
+def can_copy(device: torch.device) -> bool:
+    """Whether a unit can be a copy of this process, whose weights it then shares.
+
+    Not with a GPU in use, and not where the system's own libraries do not stand it (macOS).
+    """
+    with_gpu = device.type != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return sys.platform == "linux" and not with_gpu
+
+
 def _main(make: Maker, order: Any, line: Connection, parent: int) -> None:
     """A unit's process, from its first line to its last."""
     # An interrupt reaches every process of the terminal; the one that started us decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A copy's first thread remembers helpers for matrix products that were not copied with it,
+    # and would wait for them; a new one gets its own.
+    work = threading.Thread(target=_serve, args=(make, order, line, parent))
+    work.start()
+    work.join()
+    # Not `exit`: what a copy holds of the process it was is not for it to flush and tidy up.
+    os._exit(0)
 
+
+def _serve(make: Maker, order: Any, line: Connection, parent: int) -> None:
     def watch(waited_s: float) -> None:
         if os.getppid() != parent:
             os._exit(1)
@@ -149,7 +177,7 @@ def _main(make: Maker, order: Any, line: Connection, parent: int) -> None:
     try:
         server = make(order, watch)
         line.send(("ready", server.facts))
-        while (task := line.recv()) is not None:
+        while (task := _next_task(line, watch)) is not None:
             line.send(("done", server.serve(task)))
     except EOFError:
         pass  # whoever started us is gone
@@ -160,3 +188,10 @@ def _main(make: Maker, order: Any, line: Connection, parent: int) -> None:
     finally:
         if server is not None:
             server.close()
+
+
+def _next_task(line: Connection, watch: Watch) -> Any:
+    """What to do next. A copy of a process holds both ends of its line, so it never ends."""
+    while not line.poll(IDLE_S):
+        watch(0.0)
+    return line.recv()

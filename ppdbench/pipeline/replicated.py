@@ -64,7 +64,7 @@ class Main(Lower):
     def offers(self) -> bool:
         return False
 
-    def _first_layers(self, ids: Tensor, words: list[int]) -> Ahead:
+    def _first_layers(self, words: list[int]) -> Ahead:
         """Each replica gets one candidate and answers only if it is the token."""
         for replica, word in zip(self._replicas, words, strict=True):
             replica.channel.send(Kind.OFFER, (word,))

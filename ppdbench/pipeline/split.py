@@ -21,6 +21,7 @@ from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.loading import load
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
 from ppdbench.pipeline.channel import Channel, Kind, Layout, Message, Watch, take_spent
 from ppdbench.pipeline.cores import Cores, confine
 from ppdbench.pipeline.crew import Crew, Join, Order
@@ -48,6 +49,9 @@ class Remote:
 
     def take(self, hidden: Tensor) -> None:
         self._out.send(Kind.TAKE, (), hidden)
+
+    def answered(self) -> bool:
+        return self._back.ready()
 
     def token(self) -> tuple[int, float]:
         message = self._back.receive()
@@ -123,6 +127,19 @@ class Task:
     state: Tensor | None
 
 
+def _upper_part(order: Order) -> tuple[StagedModel, int]:
+    """The model as unit B has it, and how many bytes of weights that adds to unit A's.
+
+    The final norm and the head serve both: in shared memory they are there once.
+    """
+    if order.held is None:
+        staged = load(order.spec, keep=range(order.exit_after, sys.maxsize)).staged
+        return staged, staged.weight_bytes()
+    staged = order.held
+    upper = range(order.exit_after, staged.n_layers)
+    return staged, staged.part_bytes(upper) - staged.readout_bytes()
+
+
 class UpperServer:
     """Unit B, in its own process."""
 
@@ -130,10 +147,10 @@ class UpperServer:
         quiet()
         confine(order.cores, order.threads)
         self._order, self._watch = order, watch
-        self._staged = load(order.spec, keep=range(order.exit_after, sys.maxsize)).staged
+        self._staged, weight_bytes = _upper_part(order)
         own = range(order.exit_after, self._staged.n_layers)
         self._sessions = Sessions(self._staged, order.capacity, own)
-        self.facts: dict[str, Any] = {"weight_bytes": self._staged.weight_bytes()}
+        self.facts: dict[str, Any] = {"weight_bytes": weight_bytes}
 
     def serve(self, task: Task | Join) -> Account | None:
         """One output."""

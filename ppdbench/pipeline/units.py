@@ -7,7 +7,7 @@ not to each other, so that the one that turns out right can be taken as it is.
 
 from __future__ import annotations
 
-import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,33 +31,28 @@ def own_head(session: Session, hidden: Tensor) -> Tensor:
     return session.logits(hidden)
 
 
-def likeliest(logits: Tensor, k: int) -> tuple[Tensor, list[int]]:
-    """The `k` largest of `logits` [vocab], largest first, ties by lowest token id: [k], twice."""
-    if k == 1:
-        first = logits.argmax(-1, keepdim=True)  # the first of several maxima
-        return first, first.tolist()
-    values, ids = logits.topk(min(k + 1, len(logits)))
-    words, heights = ids.tolist(), values.tolist()
-    if any(high == low for high, low in itertools.pairwise(heights)):
-        ids = _ties_by_id(logits, heights[k - 1], k)
-        words = ids.tolist()
-    return ids[:k], words[:k]
+def likeliest(logits: Tensor, k: int) -> list[int]:
+    """The `k` largest of `logits` [vocab], largest first, ties by lowest token id."""
+    # The first of the largest, k times: for a handful that is less work than a partial sort.
+    heights = logits.float().cpu().numpy().copy()
+    ids: list[int] = []
+    for _ in range(k):
+        ids.append(int(heights.argmax()))
+        heights[ids[-1]] = -math.inf
+    return ids
 
 
-def _ties_by_id(logits: Tensor, least: float, k: int) -> Tensor:
-    reached = (logits >= least).nonzero()[:, 0]  # rising ids
-    return reached[logits[reached].argsort(descending=True, stable=True)[:k]]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ahead:
     """Candidates for the next token and what the first layers gave for each: [1, k, hidden].
 
-    Nothing is here of those that run elsewhere.
+    Nothing is here of those that run elsewhere. `early` [1, k, vocab] is what the early head
+    says after each of them, where it was asked before the token was known.
     """
 
     ids: list[int]
     states: Tensor | None
+    early: Tensor | None = None
 
     def row(self, token: int) -> int | None:
         """Which candidate is this token."""
@@ -114,22 +109,39 @@ class Lower:
         self.log.note("prompt", 0, began)
         return hidden
 
-    def look_ahead(self, newest: Tensor, number: int) -> Ahead:
+    def candidates(self, newest: Tensor, number: int) -> list[int]:
         """Candidates for output `number` after the state of the token before: [1, 1, hidden]."""
         began = time.perf_counter()
-        ids, words = likeliest(self.head(self.session, newest)[0, -1], self.k)
+        words = likeliest(self.head(self.session, newest)[0, -1], self.k)
         self.log.note("early head", number, began)
+        return words
+
+    def look_ahead(self, words: list[int], number: int) -> Ahead:
+        """The first layers for every candidate for output `number`."""
         began = time.perf_counter()
-        ahead = self._first_layers(ids, words)
+        ahead = self._first_layers(words)
         self.log.note("ahead", number, began)
         return ahead
 
-    def _first_layers(self, ids: Tensor, words: list[int]) -> Ahead:
-        """The first layers for every candidate."""
-        session, n = self.session, len(ids)
+    def read_ahead(self, ahead: Ahead, number: int) -> None:
+        """The early head for output `number`, after each candidate for the one before."""
+        assert ahead.states is not None
+        began = time.perf_counter()
+        ahead.early = self.head(self.session, ahead.states)
+        self.log.note("early head", number, began)
+
+    def next_candidates(self, ahead: Ahead, token: int, newest: Tensor, number: int) -> list[int]:
+        """Candidates for output `number` after `token`, whose state is `newest`."""
+        row = ahead.row(token)
+        if row is None or ahead.early is None:
+            return self.candidates(newest, number)
+        return likeliest(ahead.early[0, row], self.k)
+
+    def _first_layers(self, words: list[int]) -> Ahead:
+        session, n = self.session, len(words)
         # One candidate is no tree: without a mask it takes the way that every token takes.
         step = session.chain(1, self.rows) if n == 1 else session.tree([-1] * n, self.rows)
-        states = session.run(session.embed(ids[None], step), 0, self.ahead, step)
+        states = session.run(session.embed(session.ids(words), step), 0, self.ahead, step)
         return Ahead(words, states)
 
     def follow(self, ahead: Ahead, token: int, number: int) -> Tensor:
@@ -185,9 +197,8 @@ class Upper:
 
     def choose(self, hidden: Tensor) -> tuple[int, float]:
         """The token after the last row of `hidden`, and the largest logit: NaN if any is."""
-        logits = self.session.logits(hidden[:, -1:])
-        token = self.chooser.choose(logits[:, -1])
-        return int(token), float(logits.amax())
+        reading = self.session.read(hidden[:, -1:])
+        return int(self.chooser.choose_last(reading)), float(reading.peaks)
 
     def _run(self, hidden: Tensor, step: Step) -> Tensor:
         self.rows = step.end

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ppdbench.bench.compiling import check_mode, compilation_of, settle
 from ppdbench.decoding.sampling import Target, generator_for
 from ppdbench.engine.heads import ExitHead, load_heads
 from ppdbench.engine.loading import Loaded, load
@@ -17,7 +17,8 @@ from ppdbench.header import run_header
 from ppdbench.probe.buckets import default_bucket, divisors
 from ppdbench.probe.match import Probed, Prober
 from ppdbench.shares import ALONE, Share
-from ppdbench.store import RunFolder, check_target
+from ppdbench.store import RunFolder, begun_header, check_target
+from ppdbench.strategies.base import Decoder, Setup
 from ppdbench.tasks import Task
 from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
 
@@ -34,6 +35,7 @@ class ProbeConfig(RunConfig):
     stop_at_eos: bool = False
     batch_size: int = 1
     show_example: int | None = None
+    compile: str = "auto"
 
     def __post_init__(self) -> None:
         # Not super(): a dataclass with slots is a new class, which super() does not know.
@@ -42,6 +44,7 @@ class ProbeConfig(RunConfig):
             raise ConfigError(f"-k {', '.join(map(str, self.ks)) or 'nothing'}: use 1 or more")
         if self.batch_size < 1:
             raise ConfigError(f"--batch-size {self.batch_size}: use 1 or more")
+        check_mode(self.compile)
         kinds = [target.kind for target in self.targets]
         if len(set(kinds)) < len(kinds):
             raise ConfigError("a --target is given twice")
@@ -89,12 +92,6 @@ class ProbeRun(Finished):
     buckets: dict[str, int]  # task -> positions per bucket
     layers: tuple[int, ...]
 
-    @property
-    def fewest_examples(self) -> int:
-        """Examples of the task that has the fewest."""
-        counts = Counter((sample["task"], sample["target"]) for sample in self.samples)
-        return min(counts.values())
-
 
 def run_probe(
     config: ProbeConfig,
@@ -109,7 +106,7 @@ def run_probe(
     check_target(out, resume=resume, share=share)
     work = Workload.read(config)
     buckets = {task.name: config.bucket_size(task) for task, _ in work.examples}
-    loaded = load(config.model)
+    loaded = load(config.model, context=work.context())
     config = dataclasses.replace(config, layers=parse_layers(layers, loaded.staged.n_layers))
     items = work.encode(loaded)
     _check(config, loaded, len(items))
@@ -121,7 +118,11 @@ def run_probe(
         heads=heads,
         predictions=config.show_example is not None,
     )
-    header = run_header("probe", config, loaded, work)
+    begun = compilation_of(begun_header(out, share))
+    header = {
+        **run_header("probe", config, loaded, work),
+        "compilation": _compile(config, loaded, items, report, begun),
+    }
     with RunFolder(out, header, resume=resume, share=share) as folder:
         _probe_missing(config, items, prober, folder, report)
         samples = folder.gather()
@@ -137,6 +138,24 @@ def run_probe(
         buckets=buckets,
         layers=config.layers,
     )
+
+
+def _compile(
+    config: ProbeConfig,
+    loaded: Loaded,
+    items: list[Item],
+    report: Report,
+    begun: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Compile the passes of one sequence where that pays, as in decoding."""
+    if config.batch_size > 1 and loaded.staged.device.type == "cpu":
+        why = "on a CPU compiled passes are of one sequence"
+        if config.compile == "on":
+            raise ConfigError(f"--compile on: {why}; leave it or --batch-size out")
+        return {"mode": config.compile, "rows": [], "why": why}
+    tokens = sum(item.max_new_tokens for item in items) * len(config.targets)
+    setup = Setup(loaded, capacity(items))
+    return settle(config.compile, setup, {"probe": Decoder()}, tokens, report, begun)
 
 
 def _check(config: ProbeConfig, loaded: Loaded, n_items: int) -> None:

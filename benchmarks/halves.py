@@ -1,0 +1,163 @@
+"""What a machine allows two units at best: each half of a model alone, and both at once.
+
+Two cores share a memory, and what one half takes from it the other waits for. Nothing passes
+between the halves here: what is lost here no way of talking to each other brings back.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from ppdbench.bench.clock import Clock
+from ppdbench.bench.stats import median
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.sampling import Chooser, Target
+from ppdbench.engine.loading import Loaded
+from ppdbench.engine.session import Session
+from ppdbench.pipeline.cores import confine, confined
+from ppdbench.pipeline.log import Log
+from ppdbench.pipeline.units import Lower, Upper
+from ppdbench.strategies.base import Setup
+from ppdbench.strategies.ppd import PredictivePipelined
+
+AT = 128  # tokens in the middle of a sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Milliseconds, medians over rounds; `missed` is the lower half for a token of its own."""
+
+    greedy: float
+    missed: float
+    lower_alone: float
+    lower_together: float
+    upper_alone: float
+    upper_together: float
+
+    def speedup(self, p: float) -> float:
+        """Over greedy decoding with this match rate, if talking to each other took no time."""
+        together = max(self.lower_together, self.upper_together)
+        return self.greedy / (together + (1 - p) * self.missed)
+
+
+class Work:
+    """Both halves of a model over one sequence, as the units run them."""
+
+    def __init__(self, loaded: Loaded, k: int) -> None:
+        staged, self.middle = loaded.staged, (loaded.staged.n_layers + 1) // 2
+        self.session = session = Session(staged, AT + 8, spare=k)
+        step = session.steps.prefill(AT)
+        prompt = session.ids([3] * AT)
+        self.hidden = session.run(session.embed(prompt, step), 0, staged.n_layers, step)[:, -1:]
+        self._lower = Lower(session, self.middle, k, Log("A"))
+        self._upper = Upper(session, self.middle, Chooser(Target()))
+
+    def lower(self) -> None:
+        """The candidates and what may follow them."""
+        self._lower.rows = AT
+        words = self._lower.candidates(self.hidden, 0)
+        self._lower.look_ahead(words, 0)
+
+    def missed(self) -> None:
+        """One token through the lower half."""
+        session, step = self.session, self.session.chain(1, start=AT)
+        session.run(session.embed(session.ids([3]), step), 0, self.middle, step)
+
+    def upper(self) -> None:
+        """One row through the upper half, and its token."""
+        self._upper.rows = AT
+        self._upper.token(self.hidden)
+
+    def greedy(self) -> None:
+        """One token through the whole model."""
+        session, step = self.session, self.session.chain(1, start=AT)
+        hidden = session.run(session.embed(session.ids([3]), step), 0, session.model.n_layers, step)
+        self._upper.choose(hidden)
+
+
+@torch.inference_mode()
+def measure(loaded: Loaded, k: int, rounds: int) -> Halves:
+    """One thread each, in turns: greedy, a miss, either half alone, both at once."""
+    work = Work(loaded, k)
+    context = multiprocessing.get_context("fork")
+    gates, ours, theirs = context.Barrier(2), *context.Pipe()
+    other = context.Process(target=_upper_half, args=(work, rounds, gates, theirs), daemon=True)
+    other.start()
+    cores = sorted(os.sched_getaffinity(0))
+    taken: dict[str, list[float]] = {"lower_alone": [], "lower_together": []}
+    taken |= {"missed": [], "greedy": []}
+    with confined((cores[0],), 1):
+        for _ in range(rounds):
+            gates.wait()
+            taken["lower_together"].append(_timed(work.lower))
+            gates.wait()
+            gates.wait()  # the upper half has been at work alone
+            taken["lower_alone"].append(_timed(work.lower))
+            taken["missed"].append(_timed(work.missed))
+            taken["greedy"].append(_timed(work.greedy))
+    together, alone = ours.recv()
+    other.join()
+    mine = {name: median(ms) for name, ms in taken.items()}
+    return Halves(**mine, upper_alone=median(alone), upper_together=median(together))
+
+
+@torch.inference_mode()
+def _upper_half(work: Work, rounds: int, gates: Any, line: Any) -> None:
+    """The other process; it waits asleep while it has no turn."""
+    cores = sorted(os.sched_getaffinity(0))
+    confine((cores[-1],), 1)
+    together, alone = [], []
+    for _ in range(rounds):
+        gates.wait()
+        together.append(_timed(work.upper))
+        gates.wait()
+        alone.append(_timed(work.upper))
+        gates.wait()
+    line.send((together, alone))
+
+
+def _timed(part: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    part()
+    return 1e3 * (time.perf_counter() - began)
+
+
+def added_bytes(loaded: Loaded, k: int) -> int:
+    """What decoding on two units takes of this machine's memory beyond decoding on one.
+
+    Shared pages count once: those of the weights, if there is one copy of them.
+    """
+    capacity, chooser = 64, Chooser(Target())
+    session = Session(loaded.staged, capacity, spare=k)
+    prompt, limits = [3] * 16, Limits(16)
+    with torch.inference_mode():
+        session.reset(prompt)
+        session.prefill()
+    before = _held()
+    form = PredictivePipelined(form="split", k=k).prepare(Setup(loaded, capacity))
+    try:
+        form.decode(session, prompt, limits, Clock(loaded.staged.device), chooser)
+        return _held() - before
+    finally:
+        form.close()
+
+
+def _held() -> int:
+    """Memory of this process and those it started, pages that several share in proportion."""
+    return sum(proportional_bytes(p.pid) for p in [psutil.Process(), *psutil.Process().children()])
+
+
+def proportional_bytes(pid: int) -> int:
+    """The memory of a process, its part of shared pages alone."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text("utf-8").splitlines()
+    (kib,) = (int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return 1024 * kib
