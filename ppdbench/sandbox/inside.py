@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppdbench.sandbox import audit, landlock, libc, namespaces, seccomp
+from ppdbench import libc
+from ppdbench.sandbox import audit, landlock, namespaces, seccomp
 
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/urandom")

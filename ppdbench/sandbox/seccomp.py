@@ -7,7 +7,7 @@ import errno
 import platform
 import struct
 
-from ppdbench.sandbox import libc
+from ppdbench import libc
 
 # What each machine calls itself to the kernel, and its numbers of the calls that are refused.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

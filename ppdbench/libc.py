@@ -43,6 +43,11 @@ def prctl(option: int, *arguments: Any) -> int:
     return checked("prctl", ctypes.c_int(option), *wide)
 
 
+def advise(address: int, size: int, advice: int) -> None:
+    """Tell the kernel how this memory is used; both numbers must be those of whole pages."""
+    checked("madvise", ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice))
+
+
 def set_no_new_privileges() -> None:
     """No program started from here can gain rights; without this the kernel takes no rules."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
