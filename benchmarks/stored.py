@@ -21,8 +21,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ppdbench.garbage import no_collection
 from ppdbench.report.export import Sheet, emit
-from ppdbench.samples import no_collection, to_line
+from ppdbench.samples import to_line
 from ppdbench.scoring import NEEDS_EXECUTION, parts
 from ppdbench.store import HEADER, read_header, read_run
 from ppdbench.tables import TABLES

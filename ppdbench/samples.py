@@ -7,18 +7,17 @@ that of one process.
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import orjson
 
 from ppdbench.errors import DataError
+from ppdbench.garbage import no_collection
 from ppdbench.shares import Share
 
 Sample = dict[str, Any]
@@ -92,18 +91,6 @@ class Head(NamedTuple):
     key: Key
     failed: bool
     number: int | None  # of its example; samples of earlier versions have none
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Samples hold no cycles: looking for some while they pile up takes a fifth of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def parse(line: bytes) -> Sample | None:

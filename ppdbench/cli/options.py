@@ -43,7 +43,22 @@ model_options = stack(
     click.option(
         "--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16."
     ),
+    click.option(
+        "--quantize",
+        metavar="SCHEME",
+        help="Hold the layers' weights in 8 or 4 bits: int8, nf4, fp4.",
+    ),
     click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
+    click.option(
+        "--device-map",
+        metavar="MAP",
+        help="Layers over several devices and the disk: auto, balanced, sequential or a .json.",
+    ),
+    click.option(
+        "--max-memory",
+        metavar="LIMITS",
+        help="Memory that --device-map may fill, as cuda:0=20GB,cpu=64GB (what is free).",
+    ),
     click.option("--threads", type=int, help="CPU threads for the model (all cores)."),
     click.option("--offline", is_flag=True, help="Never ask the hub."),
     click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a hub model."),
@@ -95,6 +110,7 @@ compile_option = click.option(
 
 speed_options = stack(
     compile_option,
+    click.option("--pin", is_flag=True, help="Each CPU thread on a core of its own (Linux)."),
     click.option(
         "--profile", is_flag=True, help="Say where steps spend their time, and how fast they read."
     ),
@@ -119,7 +135,10 @@ salvage_option = click.option(
 
 
 def salvaging(*names: str) -> Callable[[F], F]:
-    """--salvage for a command that reads the stored runs which these parameters name."""
+    """For a command that reads the stored runs which these parameters name: --salvage.
+
+    It holds their samples as long as it lives, so that no search for cycles frees any.
+    """
 
     def decorate(function: F) -> F:
         @salvage_option
@@ -131,7 +150,10 @@ def salvaging(*names: str) -> Callable[[F], F]:
                 for name in names:
                     given = options[name] or ()
                     repair(*([given] if isinstance(given, str) else given))
-            return function(*arguments, **options)
+            from ppdbench.garbage import no_collection
+
+            with no_collection():
+                return function(*arguments, **options)
 
         return cast(F, salvaged)
 
