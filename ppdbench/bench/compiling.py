@@ -1,14 +1,18 @@
 """Whether the passes of a run are compiled: because it was asked for, or because it pays.
 
 Compiling takes tens of seconds for each number of rows, once per layer shape and machine;
-what it saves is a share of every pass. Short runs stay eager, unless it was done before.
+what it saves is a share of every pass. Short runs stay eager, unless it was done before. A run
+goes on as it began: who resumes it, and every rank but the first, does as its header says.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from ppdbench.engine import artefacts
 from ppdbench.engine.compiled import MOST_ROWS
@@ -19,9 +23,6 @@ from ppdbench.workload import Report
 
 MODES = ("auto", "on", "off")
 
-# What is to be compiled, the target first: models, and the numbers of rows of their passes.
-Models = Sequence[tuple[Loaded, set[int]]]
-
 # Rough on purpose: they only tell runs of seconds from runs of hours.
 COMPILE_S = 30.0  # per number of rows
 SAVED = 0.3  # of the time of a pass
@@ -31,21 +32,73 @@ LAYER_S = 1e-4
 DRAFTING = (1, 2)  # rows of a draft model's passes: the newest token, and one it missed
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be compiled of one model: the numbers of rows of its narrow passes.
+
+    `wider` are those of its methods whose passes have more rows than compiling is good for.
+    """
+
+    loaded: Loaded
+    counts: frozenset[int]
+    wider: frozenset[int] = frozenset()
+
+    def missing(self) -> int:
+        """For how many numbers of rows there is nothing on disk; a GPU keeps nothing there."""
+        if self.loaded.staged.device.type == "cuda":
+            return 0
+        return len(self.loaded.staged.compiled.missing(self.counts))
+
+    def lacks_memory(self) -> str | None:
+        """Why a packed copy of the weights for the wider passes cannot be kept, if so."""
+        if not self.wider or self.loaded.staged.device.type == "cuda":
+            return None
+        size, free = self.loaded.staged.weight_bytes(), psutil.virtual_memory().available
+        if 2 * size < free:
+            return None
+        return (
+            f"passes of {_listed(self.wider)} rows stay eager and want a copy of the weights of "
+            f"their own, {size / 1e9:.1f} GB where {free / 1e9:.1f} GB are free"
+        )
+
+    def compile(self) -> None:
+        """Do it; wider passes get a copy of the weights of their own where there is room."""
+        wider = bool(self.wider) and self.lacks_memory() is None
+        self.loaded.staged.compile(self.counts, wider=wider)
+
+
 def settle(
-    mode: str, setup: Setup, decoders: Mapping[str, Decoder], tokens: int, report: Report
+    mode: str,
+    setup: Setup,
+    decoders: Mapping[str, Decoder],
+    tokens: int,
+    report: Report,
+    begun: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Compile or do not; what the header says of it. `tokens` are all that the run decodes."""
+    """Compile or do not; what the header says of it. `tokens` are all that the run decodes.
+
+    `begun` is what it says already, where this process joins a run or goes on with one.
+    """
     check_mode(mode)
     wanted = _wanted(setup, decoders.values())
-    if (refusal := _refusal(mode, wanted, decoders, tokens)) is not None:
-        return {"mode": mode, "rows": [], **refusal}
+    if begun is not None:
+        _check_joins(begun, wanted, decoders)
+    why = _refusal(mode, wanted, decoders, tokens) if begun is None else _as_begun(begun)
+    if why is not None:
+        return {"mode": mode, "rows": [], **why}
     start = time.perf_counter()
-    for loaded, counts in wanted:
+    for model in wanted:
         report("compiling", 0, None)
-        loaded.staged.compile(counts)
+        model.compile()
     setup.share_weights()
     seconds = round(time.perf_counter() - start, 1)
-    return {"mode": mode, "rows": sorted(wanted[0][1]), "seconds": seconds}
+    rows, eager = sorted(wanted[0].counts), sorted(wanted[0].wider)
+    return {"mode": mode, "rows": rows, "eager_rows": eager, "seconds": seconds}
+
+
+def compilation_of(header: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the header of a run that was begun says of compiled passes."""
+    return None if header is None else header.get("compilation")
 
 
 def check_mode(mode: str) -> None:
@@ -54,23 +107,29 @@ def check_mode(mode: str) -> None:
         raise ConfigError(f"--compile {mode}: use {', '.join(MODES)}")
 
 
-def _wanted(setup: Setup, decoders: Collection[Decoder]) -> Models:
-    """The models of a run, and which numbers of rows their passes have."""
+def _wanted(setup: Setup, decoders: Collection[Decoder]) -> list[Wanted]:
+    """The models of a run, the target first, and which numbers of rows their passes have."""
     rows = {d.rows for d in decoders if not d.foreign}
-    target = {1, *(n for n in rows if n <= MOST_ROWS)}
-    return [(setup.target, target), *((other, set(DRAFTING)) for other in setup.others.values())]
+    captured = setup.target.staged.device.type == "cuda"  # whatever their number
+    narrow = {1, *(n for n in rows if n <= MOST_ROWS or captured)}
+    target = Wanted(setup.target, frozenset(narrow), frozenset(rows - narrow))
+    return [target, *(Wanted(other, frozenset(DRAFTING)) for other in setup.others.values())]
 
 
 def _refusal(
-    mode: str, wanted: Models, decoders: Mapping[str, Decoder], tokens: int
+    mode: str, wanted: Collection[Wanted], decoders: Mapping[str, Decoder], tokens: int
 ) -> dict[str, Any] | None:
     """Why passes stay eager, if they do; an error where compiled ones were asked for."""
     if mode == "off":
         return {"why": "not asked for"}
-    why = _unfit(wanted) or _spread(decoders) or (_too_wide(decoders) if mode == "auto" else None)
-    missing = 0 if why else sum(len(one.staged.compiled.missing(n)) for one, n in wanted)
+    why = _unfit(wanted) or _spread(decoders)
+    if mode == "auto":
+        why = (
+            why or _unproven(wanted) or next(filter(None, (w.lacks_memory() for w in wanted)), None)
+        )
+    missing = 0 if why else sum(model.missing() for model in wanted)
     if missing and mode == "auto":
-        cost, gain = COMPILE_S * missing, SAVED * tokens * _pass_seconds(wanted[0][0])
+        cost, gain = COMPILE_S * missing, SAVED * tokens * _pass_seconds(next(iter(wanted)).loaded)
         if cost > gain:
             why = (
                 f"compiling would take about {cost:.0f} s and save about {gain:.0f} s of this "
@@ -84,11 +143,39 @@ def _refusal(
     return None if why is None else {"why": why}
 
 
-def _unfit(wanted: Models) -> str | None:
+def _as_begun(begun: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Why passes stay eager, in the words of the run that goes on."""
+    return None if begun["rows"] else {"why": begun["why"]}
+
+
+def _check_joins(
+    begun: Mapping[str, Any], wanted: Collection[Wanted], decoders: Mapping[str, Decoder]
+) -> None:
+    """Refuse to go on eagerly with what began compiled: its times would be of two kinds."""
+    if not begun["rows"]:
+        return
+    why = _unfit(wanted) or _spread(decoders)
+    if why is None and any(model.missing() for model in wanted):
+        why = artefacts.why_not()
+    if why is not None:
+        raise ConfigError(
+            f"this run began with compiled passes, which are out of reach here: {why}; go on where "
+            "they are not, or begin again with --compile off"
+        )
+
+
+def _unfit(wanted: Collection[Wanted]) -> str | None:
     """Why one of the models cannot be compiled, if so."""
-    for loaded, _ in wanted:
-        if (why := loaded.staged.compiled.why_not()) is not None:
-            return f"{loaded.spec.name}: {why}"
+    for model in wanted:
+        if (why := model.loaded.staged.why_eager()) is not None:
+            return f"{model.loaded.spec.name}: {why}"
+    return None
+
+
+def _unproven(wanted: Collection[Wanted]) -> str | None:
+    """On a GPU nobody has measured yet what it saves, so it has to be asked for."""
+    if any(model.loaded.staged.device.type == "cuda" for model in wanted):
+        return "on a GPU passes are captured as graphs only with --compile on"
     return None
 
 
@@ -100,14 +187,11 @@ def _spread(decoders: Mapping[str, Decoder]) -> str | None:
     return None
 
 
-def _too_wide(decoders: Mapping[str, Decoder]) -> str | None:
-    for label, decoder in decoders.items():
-        if decoder.rows > MOST_ROWS and not decoder.foreign:
-            return f"{label} runs {decoder.rows} rows at once; beyond {MOST_ROWS} eager is faster"
-    return None
-
-
 def _pass_seconds(loaded: Loaded) -> float:
     """About how long a pass takes."""
     staged = loaded.staged
     return staged.weight_bytes() / BYTES_PER_S + LAYER_S * staged.n_layers
+
+
+def _listed(counts: Collection[int]) -> str:
+    return " and ".join(map(str, sorted(counts)))

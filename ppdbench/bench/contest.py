@@ -77,9 +77,6 @@ class Contest:
         self.loaded, self.contestants, self.setup = loaded, contestants, setup
         self.target, self.strict = target, strict
         self._threads = torch.get_num_threads()
-        self._others = sorted(
-            {n for c in contestants for n in unit_threads(c.decoder)} - {self._threads}
-        )
         rows = max([c.decoder.rows for c in contestants], default=1)
         self.session = Session(loaded.staged, setup.capacity, spare=rows)
         self._fixed: dict[int, Session] = {}
@@ -94,10 +91,18 @@ class Contest:
         for _ in range(times):
             self.run(item, turn=0)
 
-    def run(self, item: Item, *, turn: int) -> dict[str, Outcome]:
-        """All outcomes of one example by label; `turn` decides who goes first."""
-        by_label = {c.label: c for c in self.contestants}
-        entries: list[str | int] = [*BASELINE, *self._others, *by_label]
+    def run(
+        self, item: Item, *, turn: int, contestants: Sequence[Contestant] | None = None
+    ) -> dict[str, Outcome]:
+        """All outcomes of one example by label; `turn` decides who goes first.
+
+        With some of the contestants the others rest, as a run does that goes on: each is paired
+        with the baseline of its own turn, and with no other contestant.
+        """
+        taking_part = self.contestants if contestants is None else contestants
+        by_label = {c.label: c for c in taking_part}
+        others = {n for c in taking_part for n in unit_threads(c.decoder)} - {self._threads}
+        entries: list[str | int] = [*BASELINE, *sorted(others), *by_label]
         greedy: dict[str | int, Decoded] = {}
         attempts: dict[str, Decoded | str] = {}
         start = turn % len(entries)
@@ -112,7 +117,7 @@ class Contest:
         outcomes = {label: Outcome("identical", greedy[label]) for label in BASELINE}
         fast = greedy[BASELINE[0]]
         self._answered = item, fast
-        by_threads = {self._threads: fast, **{n: greedy[n] for n in self._others}}
+        by_threads = {self._threads: fast, **{n: greedy[n] for n in others}}
         for label, ours in attempts.items():
             contestant = by_label[label]
             wanted = unit_threads(contestant.decoder)

@@ -1,9 +1,10 @@
 """Where a step spends its time, and how much memory its passes read.
 
 Forward passes are timed and their bytes counted where every strategy makes them: at the
-model's `embed`, `run` and `logits`. A step has four parts: passes that draft, the rest of
-drafting, the pass that verifies, and bookkeeping, which is all that is left. Bytes are the
-weights of the layers that ran and the cache rows that they looked at, read once per pass.
+model's `embed`, `run`, `logits` and `read`, which finds the likeliest tokens too. A step has
+four parts: passes that draft, the rest of drafting, the pass that verifies, and bookkeeping,
+which is all that is left. Bytes are the weights of the layers that ran and the cache rows that
+they looked at, read once per pass.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -23,6 +25,8 @@ from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.strategies.base import Decoder, Proposer
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -63,15 +67,14 @@ class Meter:
         with (
             replaced(model, "run", lambda run: self._timed(run, costs.run)),
             replaced(model, "logits", lambda logits: self._timed(logits, costs.logits)),
+            replaced(model, "read", lambda read: self._timed(read, costs.logits)),
             replaced(model, "embed", lambda embed: self._timed(embed, costs.embed)),
         ):
             yield
 
-    def _timed(
-        self, call: Callable[..., Tensor], cost: Callable[..., int]
-    ) -> Callable[..., Tensor]:
+    def _timed(self, call: Callable[..., T], cost: Callable[..., int]) -> Callable[..., T]:
         @wraps(call)
-        def timed(*args: Any, **kwargs: Any) -> Tensor:
+        def timed(*args: Any, **kwargs: Any) -> T:
             self.clock.synchronize()
             start = self.clock.now()
             out = call(*args, **kwargs)
@@ -117,17 +120,22 @@ class Costs:
 
     def __init__(self, model: StagedModel) -> None:
         shape = model.cache_shape
-        self._layers = [model.layer_bytes(i) for i in range(model.n_layers)]
+        layers = [model.layer_bytes(i) for i in range(model.n_layers)]
+        self._below = [0, *accumulate(layers)]  # bytes of the layers before each
         self._row = shape.bytes(1) // shape.n_layers
-        self._windows = shape.windows
+        self._windows = shape.windows if any(shape.windows) else None
         self._head = model.readout_bytes()
 
     def run(
         self, hidden: Tensor, start: int, stop: int, step: Step, cache: KVCache, **_: object
     ) -> int:
         """The weights of these layers, and the cache rows in sight."""
-        keys = (min(step.key_length, w or step.key_length) for w in self._windows[start:stop])
-        return sum(self._layers[start:stop]) + self._row * sum(keys)
+        length, windows = step.key_length, self._windows
+        if windows is None:
+            keys = length * (stop - start)
+        else:
+            keys = sum(min(length, window or length) for window in windows[start:stop])
+        return self._below[stop] - self._below[start] + self._row * keys
 
     def logits(self, hidden: Tensor) -> int:
         """Norm and head."""

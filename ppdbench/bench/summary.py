@@ -172,7 +172,7 @@ def _quality(
     header: Mapping[str, Any], task: str, group: Sequence[Sample]
 ) -> dict[str, float] | None:
     """The task's metrics; random weights are never given a quality score."""
-    from ppdbench.scoring import NEEDS_EXECUTION, score
+    from ppdbench.scoring import NEEDS_EXECUTION, score_samples
 
     asked = header["data"][task]["metrics"]
     if header["model"]["synthetic"]:
@@ -180,8 +180,7 @@ def _quality(
     metrics = [metric for metric in asked if metric not in NEEDS_EXECUTION]
     found = _passed(group) if NEEDS_EXECUTION & set(asked) else {}
     if metrics:
-        texts = [sample["text"] for sample in group]
-        found |= score(metrics, texts, [sample["references"] for sample in group])
+        found |= score_samples(metrics, group)
     return {metric: found[metric] for metric in asked if metric in found} or None
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppdbench.bench.compiling import settle
+from ppdbench.bench.compiling import compilation_of, settle
 from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome
 from ppdbench.bench.halving import SEARCHES, Rung, better, expected_samples, portion, rungs
 from ppdbench.bench.runner import (
@@ -34,7 +34,7 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
 from ppdbench.header import run_header
 from ppdbench.shares import ALONE, Share
-from ppdbench.store import RunFolder, check_target
+from ppdbench.store import RunFolder, begun_header, check_target
 from ppdbench.strategies.base import Decoder, Exiting, Method, Setup, Strategy
 from ppdbench.workload import Finished, Item, Report, Workload, capacity
 
@@ -76,10 +76,11 @@ def run_sweep(
     work = Workload.read(config)
     per_task = [len(examples) for _, examples in work.examples]
     steps = rungs(config.search, len(built), per_task)
-    loaded = load(config.model)
+    loaded = load(config.model, context=work.context())
     items = with_later_turns(work.encode(loaded), loaded)
     sweep = Sweep(config, built, steps, loaded, items)
-    header = {**run_header("sweep", config, loaded, work), **sweep.audition(report)}
+    told = sweep.audition(report, compilation_of(begun_header(out, share)))
+    header = {**run_header("sweep", config, loaded, work), **told}
     with RunFolder(out, header, resume=resume, share=share) as folder:
         sweep.run(header, folder, report)
         samples = folder.gather()
@@ -119,8 +120,11 @@ class Sweep:
         self._of_rung = [first(items, step.part, config.seed) for step in steps]
         self._able: dict[str, Decoder] = {}  # cells that can run, in outline
 
-    def audition(self, report: Report) -> dict[str, Any]:
-        """Make each cell ready once, one at a time, for what the header says of them all."""
+    def audition(self, report: Report, begun: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Make each cell ready once, one at a time, for what the header says of them all.
+
+        `begun` is what it says of compiled passes already.
+        """
         told: dict[str, Any] = {"methods": {}, "not_run": {}, "facts": {}}
         for label in self.built:
             entry = self._prepare(label)
@@ -134,7 +138,7 @@ class Sweep:
         steps = zip(self.steps, self._of_rung, strict=True)
         rungs = [{"cells": step.cells, "examples": len(items)} for step, items in steps]
         mode = "off" if self.config.strict else self.config.compile
-        compilation = settle(mode, self.setup, self._able, self._tokens(), report)
+        compilation = settle(mode, self.setup, self._able, self._tokens(), report, begun)
         return {**told, "rungs": rungs, "compilation": compilation}
 
     def _tokens(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ppdbench.engine.loading import ModelSpec
     from ppdbench.shares import Share
     from ppdbench.workload import Finished, Report
+
+
+# Runs that could save less than this by compiled passes are not told so.
+SHORT_S = 10
 
 
 def notice(text: str) -> None:
@@ -55,7 +59,10 @@ def model_spec(options: dict[str, Any]) -> ModelSpec:
         name=chosen_model(options.pop("model")),
         revision=options.pop("revision"),
         dtype=options.pop("dtype"),
+        quantize=options.pop("quantize"),
         device=options.pop("device"),
+        device_map=options.pop("device_map"),
+        max_memory=options.pop("max_memory"),
         offline=options.pop("offline"),
         trust_remote_code=options.pop("trust_remote_code"),
     )
@@ -199,9 +206,26 @@ def check_exports(paths: Sequence[str]) -> None:
             check_path(path)
 
 
+def compilation_note(run: Finished) -> None:
+    """Say that passes ran compiled, or what a run that is not short could gain by it."""
+    about = run.header["compilation"]
+    if about["rows"]:
+        rows = ", ".join(map(str, about["rows"]))
+        wider = ", ".join(map(str, about["eager_rows"]))
+        beside = f" (of {wider} rows eagerly)" if wider else ""
+        seconds = f"{about['seconds']:.0f} s"
+        unit = "row" if about["rows"] == [1] else "rows"
+        notice(f"note: passes of {rows} {unit} ran compiled{beside}, ready after {seconds}")
+    elif about.get("saves_s", 0) > SHORT_S:
+        notice(f"note: passes ran eagerly: {about['why']}")
+
+
 def closing_notes(run: Finished, asked: str | None) -> None:
     """What a user should know of a finished run, and where it lies; `asked` is --model."""
     stand_in_note(asked)
+    for task, source in run.header["data"].items():
+        if "in_place_of" in source:
+            notice(f"note: {task}: {source['file']}, as there is no split {source['in_place_of']}")
     if run.torn:
         notice("note: a last line of samples was incomplete; that example was done again")
     if run.cut:
@@ -210,7 +234,17 @@ def closing_notes(run: Finished, asked: str | None) -> None:
             f"note: {len(run.cut)} of {len(examples)} prompts were too long and lost "
             f"{sum(run.cut.values())} tokens of their context"
         )
+    _placement_note(run.header["layers"])
     notice(f"run: {run.path}")
+
+
+def _placement_note(layers: Mapping[str, int]) -> None:
+    """Say where layers lie that are not all in one place, and what that does to times."""
+    if set(layers) <= {"cpu"} or (len(layers) == 1 and "disk" not in layers):
+        return
+    told = ", ".join(f"{count} on {place}" for place, count in layers.items())
+    slow = "; the disk is read anew for each pass and decides all times" * ("disk" in layers)
+    notice(f"note: layers: {told}{slow}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from ppdbench.cli.common import (
     chosen_data,
     chosen_targets,
     closing_notes,
+    compilation_note,
     left_over,
     model_spec,
     notice,
@@ -22,6 +23,7 @@ from ppdbench.cli.common import (
     told_elsewhere,
 )
 from ppdbench.cli.options import (
+    compile_option,
     drawing_options,
     format_option,
     model_options,
@@ -39,7 +41,7 @@ WHATS = ("matches", "drafts", "similarity")
 ONLY = {
     "matches": (
         *("layers", "ks", "targets", "top_k", "top_p", "temperature", "bucket", "head"),
-        *("stop_at_eos", "batch_size", "show_example", "heatmap"),
+        *("stop_at_eos", "batch_size", "show_example", "heatmap", "compile"),
     ),
     "drafts": ("methods", "calibration"),
     "similarity": ("methods",),
@@ -91,6 +93,7 @@ ONLY = {
 )
 @click.option("--plot", metavar="FILE", help="Write the curves as .png, .svg or .pdf.")
 @click.option("--heatmap", metavar="FILE", help="Write layers x positions, for the smallest k.")
+@compile_option
 @task_options
 @model_options
 @run_options
@@ -146,8 +149,7 @@ def _probe_matches(
     from ppdbench.engine.quiet import quiet
     from ppdbench.probe import summary
     from ppdbench.probe.runner import run_probe
-    from ppdbench.report import probe_tables
-    from ppdbench.report.export import emit
+    from ppdbench.report import outputs, probe_tables
 
     check_pictures(plot, heatmap)
     quiet()
@@ -163,13 +165,9 @@ def _probe_matches(
         return 0
     rates = summary.match_rates(run.samples, config.ks, run.buckets)
     _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
-    if form == "csv":
-        sheets = [probe_tables.long(rates)]
-    else:
-        saturation = summary.saturation(run.samples)
-        sheets = probe_tables.sheets(run.header, rates, saturation, run.fewest_examples)
-    emit(sheets, summary.to_json(run.header, run.samples, rates, str(folder)), form)
+    outputs.of_matches(run.header, run.samples, rates, str(folder)).emit(form)
     _show(run, config, form)
+    compilation_note(run)
     closing_notes(run, asked)
     return left_over(run)
 

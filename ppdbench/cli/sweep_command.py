@@ -110,9 +110,9 @@ def _check_asked(ctx: click.Context) -> None:
 
 
 def _stored(folder: str) -> StoredRun:
-    from ppdbench.store import read_run
+    from ppdbench.store import read_whole
 
-    run = read_run(folder)
+    run = read_whole(folder)
     if run.torn:
         notice("note: the last line of samples.jsonl is incomplete and was left out")
     return run
@@ -176,7 +176,7 @@ def _result(
         write(path, every if path.endswith(".csv") else sheets, content)
     if plot is not None:
         _draw(found, plot)
-    return verdict(run, found.summaries)
+    return verdict(run)
 
 
 def _print(found: Swept) -> None:

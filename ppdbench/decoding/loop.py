@@ -17,7 +17,7 @@ from ppdbench.bench.clock import Clock
 from ppdbench.decoding.draft import EMPTY, Draft
 from ppdbench.decoding.limits import Finish, Limits
 from ppdbench.decoding.passes import run_pass
-from ppdbench.decoding.sampling import GREEDY, Chooser, most_likely
+from ppdbench.decoding.sampling import GREEDY, Chooser
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import Tap
@@ -112,22 +112,22 @@ def autoregressive(
     session.reset(prompt_ids)
     clock.synchronize()
     before = clock.now()
-    logits = session.prefill()
-    token = chooser.choose(logits[:, -1])
+    reading = session.read(session.run_prompt())
+    token = chooser.choose_last(reading)
     output = [int(token)]
     after = clock.now()
     prefill_ms, step_ms = 1e3 * (after - before), []
     session.tokens.append(output[-1])
-    # Collected, not read: a NaN anywhere in the logits is what argmax picks.
-    peaks = {1: logits.amax()}
+    # Collected, not read: whether there was NaN is asked once, at the end.
+    peaks = {1: reading.peaks}
     while (finish := limits.finish(output)) is None:
         before = clock.now()
-        logits = session.advance(token)
-        token = chooser.choose(logits[:, -1])
+        reading = session.read(session.forward(token))
+        token = chooser.choose_last(reading)
         output.append(int(token))
         step_ms.append(1e3 * (clock.now() - before))
         session.tokens.append(output[-1])
-        peaks[len(output)] = logits.amax()
+        peaks[len(output)] = reading.peaks
     _refuse_nan(session, peaks)
     n = len(step_ms)
     none, one = (0,) * n, (1,) * n
@@ -209,14 +209,14 @@ class Verifier:
     chooser: Chooser
     taps: tuple[int, ...] = ()
     acceptance: Acceptance | None = None
-    peaks: dict[int, Tensor] = field(default_factory=dict)  # by output position
+    peaks: dict[int, Tensor] = field(default_factory=dict)  # [1, row] by output position
     prompt_taps: dict[int, Tensor] = field(default_factory=dict)
 
     def first(self) -> int:
         """Run the prompt; the first token of the output."""
-        logits = self.session.prefill(tap=self._tap(self.prompt_taps))
-        self.peaks[1] = logits.amax()
-        return int(self.chooser.choose(logits[:, -1]))
+        reading = self.session.read(self.session.run_prompt(tap=self._tap(self.prompt_taps)))
+        self.peaks[1] = reading.peaks
+        return int(self.chooser.choose_last(reading))
 
     def verify(self, draft: Draft, position: int) -> Verified:
         """One pass over the newest token and the draft; decides from output `position` on."""
@@ -224,18 +224,20 @@ class Verifier:
         tapped: dict[int, Tensor] = {}
         n = 1 + len(draft)
         rows = run_pass(session, draft, self._tap(tapped))
-        hidden, inserted = rows[:, :n], rows[:, n:]
-        logits = session.logits(hidden)  # [1, 1 + n, vocab]
-        self.peaks[position] = logits.amax()
-        predictions = tuple(most_likely(logits[0]).tolist())
+        hidden, inserted = (rows[:, :n], rows[:, n:]) if draft.insertions else (rows, None)
+        reading = session.read(hidden)
+        self.peaks[position] = reading.peaks
+        predictions = tuple(reading.likeliest[0].tolist())
         if not self.chooser.target.greedy:
             generator = self.chooser.generator
-            outcome = accept_sampled(draft, logits[0], self.chooser.target, generator)
+            outcome = accept_sampled(draft, reading.logits[0], self.chooser.target, generator)
         elif self.acceptance is not None:
-            outcome = self.acceptance(draft, logits[0], predictions)
+            outcome = self.acceptance(draft, reading.logits[0], predictions)
         else:
             outcome = accept_greedy(draft, predictions)
         session.cache.keep(start, [0, *(1 + node for node in outcome.path)])
+        if inserted is None:
+            return Verified(draft, outcome, predictions, hidden, tapped)
         taps = {layer: states[:, :n] for layer, states in tapped.items()}
         joined = {layer: states[:, n:] for layer, states in tapped.items()}
         return Verified(draft, outcome, predictions, hidden, taps, inserted, joined)
@@ -254,7 +256,8 @@ class Verifier:
 
 def _refuse_nan(session: Session, peaks: dict[int, Tensor]) -> None:
     try:
-        check_finite(torch.stack(list(peaks.values())), session.model.n_layers, list(peaks))
+        highest = torch.stack([rows.amax() for rows in peaks.values()])
+        check_finite(highest, session.model.n_layers, list(peaks))
     except NumericalError:
         session.cache.wipe()
         raise

@@ -8,18 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ppdbench.engine.reading import Reading, most_likely
 from ppdbench.errors import ConfigError
 
 TARGETS = ("greedy", "top-k", "top-p")
 COLDEST = 1e-6  # below it logits overflow
-
-
-def most_likely(logits: Tensor) -> Tensor:
-    """The likeliest token of each row [row, vocab], the first of equal ones."""
-    if logits.device.type != "cpu" or logits.dtype != torch.float32:
-        return logits.argmax(-1)
-    # On a CPU numpy finds it several times faster: it looks at many numbers at once.
-    return torch.from_numpy(logits.detach().numpy().argmax(-1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +79,14 @@ class Chooser:
         if self.target.greedy:
             return most_likely(logits)[:, None]
         return self.target.choose(logits, [self.generator])
+
+    def choose_last(self, reading: Reading) -> Tensor:
+        """One token [1, 1] after the last row that was read."""
+        if self.target.greedy:
+            return (
+                reading.likeliest[:, -1:] if reading.likeliest.shape[1] > 1 else reading.likeliest
+            )
+        return self.choose(reading.logits[:, -1])
 
     def draw(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """A drafted token [1, 1] and, if it was drawn, what from: [1, vocab]."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ppdbench.engine.masks import Step
+from ppdbench.engine.pages import zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,17 @@ class KVCache:
         self.layers = range(shape.n_layers) if layers is None else layers
         self.lengths = dict.fromkeys(self.layers, 0)
         self._step: Step | None = None
-        size = (batch, shape.n_heads, capacity, shape.head_dim)
-        # Zeros, not empty: rows that are masked out still enter products, and 0 * NaN is NaN.
-        self._keys = {
-            i: torch.zeros(size, dtype=shape.dtype, device=shape.devices[i]) for i in self.layers
-        }
-        self._values = {i: torch.zeros_like(self._keys[i]) for i in self.layers}
+        size = (2, batch, shape.n_heads, capacity, shape.head_dim)
+        # One block for neighbours on one device, so that rows of all move at once.
+        self._blocks: list[tuple[range, Tensor]] = []
+        for device, group in groupby(self.layers, lambda i: shape.devices[i]):
+            some = list(group)
+            # Zeros, not empty: rows that are masked out still enter products, and 0 * NaN is NaN.
+            block = zeros((len(some), *size), shape.dtype, device)
+            self._blocks.append((range(some[0], some[-1] + 1), block))
+        parts = {i: block[i - some[0]] for some, block in self._blocks for i in some}
+        self._keys = {i: part[0] for i, part in parts.items()}
+        self._values = {i: part[1] for i, part in parts.items()}
 
     def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
         """Announce the rows that the layers [start_layer, stop_layer) are about to write.
@@ -126,8 +133,8 @@ class KVCache:
 
     def wipe(self) -> None:
         """Zeros again, after a pass that wrote NaN: masked rows still enter products."""
-        for kept in (*self._keys.values(), *self._values.values()):
-            kept.zero_()
+        for _, block in self._blocks:
+            block.zero_()
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on, in every layer."""
@@ -147,11 +154,10 @@ class KVCache:
             if rows and base + rows[-1] >= self.lengths[layer]:
                 raise ValueError(f"layer {layer} holds {self.lengths[layer]} rows, not all of them")
         if list(rows) != list(range(len(rows))):
-            for layer in layers:
-                keys, values = self._keys[layer], self._values[layer]
-                source = torch.tensor(rows, device=keys.device) + base
-                keys[:, :, base:end] = keys.index_select(2, source)
-                values[:, :, base:end] = values.index_select(2, source)
+            source = torch.tensor(rows) + base
+            for some, block in self._blocks:
+                moved = block[max(0, layers.start - some.start) : max(0, layers.stop - some.start)]
+                moved[..., base:end, :] = moved.index_select(-2, source.to(block.device))
         for layer in layers:
             self.lengths[layer] = min(self.lengths[layer], end)
 
@@ -163,5 +169,4 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Memory held."""
-        tensors = [*self._keys.values(), *self._values.values()]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(block.numel() * block.element_size() for _, block in self._blocks)

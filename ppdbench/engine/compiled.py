@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,13 +23,18 @@ from torch.nn.functional import pad
 from ppdbench.engine import artefacts
 from ppdbench.engine.narrow import Slots, narrowed
 from ppdbench.engine.packing import PackedLinear
+from ppdbench.engine.reading import Reading
+from ppdbench.engine.weights import is_plain
 
 if TYPE_CHECKING:
-    from ppdbench.engine.adapters import Adapter
+    from ppdbench.engine.adapters import Adapter, Rotary
     from ppdbench.engine.cache import KVCache
     from ppdbench.engine.masks import Step
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3"),
+    *("phi3", "olmo2", "gemma2", "gemma3_text", "gpt_neox"),
+)
 # Up to here sums keep up with the matrix kernels; wider passes are left to those.
 MOST_ROWS = 16
 # Settings that no layer reads; weights of one shape share what is compiled whatever these say.
@@ -78,10 +83,11 @@ class TracedHead(nn.Module):
         self.names = sorted(name for name, _ in self.parts.named_parameters())
         self.cap = adapter.cap
 
-    def forward(self, hidden: Tensor, weights: list[Tensor]) -> Tensor:
-        """Logits [1, row, vocab]."""
+    def forward(self, hidden: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [1, row, vocab]; the likeliest token of each row and its logit, [1, row]."""
         held = dict(zip(self.names, weights, strict=True))
-        return self.cap(functional_call(self.parts, held, (hidden,)))
+        logits = self.cap(functional_call(self.parts, held, (hidden,)))
+        return logits, logits.argmax(-1), logits.amax(-1)
 
 
 class CompiledLayers:
@@ -113,8 +119,12 @@ class CompiledLayers:
         family = adapter.config.model_type
         if adapter.device.type != "cpu":
             return "compiled passes are for the CPU"
+        if not adapter.in_one_place:
+            return "its layers are on several devices or on disk"
         if family not in FAMILIES:
             return f"not for {family}, but for {', '.join(FAMILIES)}"
+        if not all(is_plain(p) for layer in adapter.layers for p in layer.parameters()):
+            return "quantised weights are multiplied by the library that made them"
         if adapter.dtype != torch.float32:
             name = str(adapter.dtype).removeprefix("torch.")
             return f"{name} is faster on the CPU's own matrix kernels"
@@ -159,11 +169,11 @@ class CompiledLayers:
     # Passes
 
     def over(
-        self, step: Step, cache: KVCache, rotary: tuple[Tensor, Tensor] | None
+        self, step: Step, cache: KVCache, rotary: Mapping[str | None, Rotary]
     ) -> CompiledPass | None:
         """The pass of this step, if it is one that was compiled."""
         n = self._fitting(step.n_query)
-        if n is None or rotary is None or cache.batch != 1 or step.given or step.key_length < 2:
+        if n is None or cache.batch != 1 or step.given or step.key_length < 2:
             return None  # of sizes 0 and 1 tracing makes constants
         idle = n - step.n_query
         last = cache.capacity - idle
@@ -173,21 +183,21 @@ class CompiledLayers:
             return None
         slots, seen = self._table(cache.capacity)
         rows = slots[step.start : step.start + step.n_query] if step.rows is None else step.rows
-        cos, sin = rotary
+        turns = {kind: turn for kind, turn in rotary.items() if turn is not None}
         if idle:
             rows = torch.cat([rows, slots[last:]])
-            cos, sin = pad(cos, (0, 0, 0, idle)), pad(sin, (0, 0, 0, idle))
-        return CompiledPass(self, n, idle, step, cache, (cos, sin, rows), seen)
+            for kind, (cos, sin) in turns.items():
+                turns[kind] = pad(cos, (0, 0, 0, idle)), pad(sin, (0, 0, 0, idle))
+        return CompiledPass(self, n, idle, step, cache, turns, (rows, seen))
 
-    def logits(self, hidden: Tensor) -> Tensor | None:
+    def read(self, hidden: Tensor) -> Reading | None:
         """Final norm and head over [1, row, hidden], where that many rows are compiled."""
         n = self._fitting(hidden.shape[1])
         if n is None or len(hidden) != 1:
             return None
         idle = n - hidden.shape[1]
         filled = pad(hidden, (0, 0, 0, idle)) if idle else hidden
-        out = self._heads[n]([filled.contiguous(), *self._head_weights])[0]
-        return out[:, : n - idle] if idle else out
+        return Reading(*self._heads[n]([filled.contiguous(), *self._head_weights])).first(n - idle)
 
     def _fitting(self, rows: int) -> int | None:
         """The smallest compiled count that holds so many rows."""
@@ -211,13 +221,14 @@ class CompiledPass:
         idle: int,
         step: Step,
         cache: KVCache,
-        shared: tuple[Tensor, Tensor, Tensor],
-        seen: Tensor,
+        turns: Mapping[str | None, tuple[Tensor, Tensor]],
+        tables: tuple[Tensor, Tensor],
     ) -> None:
         self.left_out, self.idle, self.cache = compiled.left_out, idle, cache
         self._run, self._weights = compiled._layers[n], compiled._weights
-        self._cos, self._sin, self._rows = shared
-        self._step, self._seen = step, seen
+        self._turns, self._kind = turns, compiled.adapter.rope_kind
+        self._rows, self._seen = tables
+        self._step = step
         self._masks: dict[int | None, Tensor] = {}
 
     def filled(self, hidden: Tensor) -> Tensor:
@@ -232,7 +243,7 @@ class CompiledPass:
         """One layer over filled hidden states."""
         keys, values = self.cache.blocks(layer)
         mask = self._mask(self.cache.shape.windows[layer])
-        shared = [hidden, self._cos, self._sin, mask, self._rows, keys, values]
+        shared = [hidden, *self._turns[self._kind(layer)], mask, self._rows, keys, values]
         return self._run(shared + self._weights[layer])[0]
 
     def _mask(self, window: int | None) -> Tensor:

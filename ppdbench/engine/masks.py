@@ -8,7 +8,7 @@ position, never a row).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -18,6 +18,11 @@ from torch import Tensor
 
 # Rows that join a pass behind a tree: the rows that each one sees, and how deep it stands.
 Joined = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+# Where queries and keys stand: [batch or 1, query] and [batch or 1, key].
+Places = tuple[Tensor, Tensor]
+
+# Chains of up to so many rows take their masks from one table that is made once.
+PREBUILT_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +69,40 @@ class Step:
     positions: Tensor  # [batch or 1, query]
     contiguous: bool
     visible: Tensor | None = None
-    # Where queries and keys stand, for windows to measure: [batch or 1, query] and [.., key].
-    places: tuple[Tensor, Tensor] | None = None
+    # For windows to measure; worked out only where there are some.
+    places: Callable[[], Places] | None = None
     rows: Tensor | None = None
     idle: int = 0
     known: bool = True
     given: tuple[Given, ...] = ()
     _windowed: dict[int, Tensor] = field(default_factory=dict)
+    _elsewhere: dict[torch.device, Step] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
         """The first cache row after those this pass writes."""
         return self.start + self.n_query - self.idle
+
+    def on(self, device: torch.device) -> Step:
+        """The same pass for layers on another device: what they read is moved there once."""
+        if self.positions.device == device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = replace(
+                self,
+                positions=self.positions.to(device),
+                visible=None if self.visible is None else self.visible.to(device),
+                places=lambda: self._places_on(device),
+                rows=None if self.rows is None else self.rows.to(device),
+                _windowed={},
+                _elsewhere={},
+            )
+        return self._elsewhere[device]
+
+    def _places_on(self, device: torch.device) -> Places:
+        assert self.places is not None
+        queries, keys = self.places()
+        return queries.to(device), keys.to(device)
 
     def mask(self, window: int | None) -> Tensor | None:
         """The boolean mask [batch or 1, 1, query, key] for layers with this window."""
@@ -85,7 +112,7 @@ class Step:
             return self.visible[:, None]
         if window not in self._windowed:
             assert self.places is not None
-            queries, keys = self.places
+            queries, keys = self.places()
             distance = queries[:, :, None] - keys[:, None, :]
             self._windowed[window] = (self.visible & (distance < window))[:, None]
         return self._windowed[window]
@@ -104,10 +131,11 @@ class FixedShape:
 
 
 class StepMaker:
-    """Makes the steps of a run from index tensors that are allocated once.
+    """Makes the steps of a run from index tensors and masks that are made once.
 
-    `window` is the narrowest of the model's sliding windows, if it has any. With a `shape`
-    all steps but prefills have it.
+    What a chain or a tree sees is the same wherever it starts, but for how much lies before it:
+    its mask is a view of a wider one. `window` is the narrowest of the model's sliding windows,
+    if it has any. With a `shape` all steps but prefills have it.
     """
 
     def __init__(
@@ -122,6 +150,7 @@ class StepMaker:
         self.window = window
         self.shape = shape
         self.index = torch.arange(capacity, device=device)[None]  # [1, capacity]
+        self._causal_rows: Tensor | None = None  # [1, PREBUILT_ROWS, 2 * capacity]
 
     def prefill(self, n_query: int) -> Step:
         """The first tokens of one unpadded sequence."""
@@ -141,10 +170,22 @@ class StepMaker:
         return step
 
     def _causal(self, step: Step) -> Step:
-        keys = self.index[:, : step.end]
-        step.visible = keys[:, None, :] <= step.positions[:, :, None]
-        step.places = (step.positions, keys)
+        step.visible = self._triangle(step.start, step.n_query)
+        step.places = lambda: (step.positions, self.index[:, : step.end])
         return step
+
+    def _triangle(self, start: int, n: int) -> Tensor:
+        """Who sees whom among `n` consecutive rows behind `start` others: [1, n, start + n]."""
+        if n > PREBUILT_ROWS:
+            return self.index[:, None, : start + n] <= self.index[:, start : start + n, None]
+        if self._causal_rows is None:
+            with torch.inference_mode(False):
+                rows = torch.arange(PREBUILT_ROWS, device=self.device)[:, None] + self.capacity
+                keys = torch.arange(2 * self.capacity, device=self.device)
+                self._causal_rows = (keys <= rows)[None]
+        # Of row i of the table the first capacity + 1 + i are seen, of row i here start + 1 + i.
+        hidden = self.capacity - start
+        return self._causal_rows[:, :n, hidden : hidden + start + n]
 
     def _filled_up(self, step: Step, shape: FixedShape) -> Step:
         """The same pass in the fixed shape."""
@@ -154,13 +195,11 @@ class StepMaker:
                 f"a pass of {step.n_query} rows up to row {step.end} in a shape of {shape}"
             )
         assert step.visible is not None
-        assert step.places is not None
         visible = torch.zeros(1, shape.rows, shape.keys, dtype=torch.bool, device=self.device)
         visible[:, : step.n_query, : step.key_length] = step.visible
         # A softmax over nothing would be NaN: idle rows look at the first key.
         visible[:, step.n_query :, 0] = True
         positions = torch.nn.functional.pad(step.positions, (0, idle))
-        later = self.index[:, step.key_length : shape.keys]
         behind = self.index[0, shape.keys : shape.keys + idle]
         return replace(
             step,
@@ -169,11 +208,18 @@ class StepMaker:
             positions=positions,
             contiguous=False,
             visible=visible,
-            places=(positions, torch.cat([step.places[1], later], dim=1)),
+            places=lambda: (positions, self._keys_behind(step, shape)),
             rows=torch.cat([self.index[0, step.start : step.end], behind]),
             idle=idle,
             _windowed={},
+            _elsewhere={},
         )
+
+    def _keys_behind(self, step: Step, shape: FixedShape) -> Tensor:
+        """Where the keys of a step stand, and the rows behind them up to the end of the shape."""
+        assert step.places is not None
+        later = self.index[:, step.key_length : shape.keys]
+        return torch.cat([step.places()[1], later], dim=1)
 
     def fixed(self, start: Tensor, n_query: int, key_length: int) -> Step:
         """Consecutive tokens in a shape that never changes: `start` is a tensor of one row.
@@ -190,7 +236,7 @@ class StepMaker:
             positions=positions,
             contiguous=False,
             visible=keys[:, None, :] <= positions[:, :, None],
-            places=(positions, keys),
+            places=lambda: (positions, keys),
             rows=positions[0],
             known=False,
         )
@@ -208,9 +254,9 @@ class StepMaker:
         `last` where it would lie beyond that. Rows that joined the tree see the sequence,
         themselves and the rows they name, and stand as deep as they say.
         """
-        seen, depths = _family(tuple(parents), tuple(joined), self.device)
-        positions = depths + start
-        if last is not None:
+        tree = _family(tuple(parents), tuple(joined), self.capacity, self.device)
+        positions = tree.depths + start
+        if last is not None and start + tree.deepest > last:
             positions = positions.clamp(max=last)
         n = positions.shape[1]
         step = Step(
@@ -219,8 +265,8 @@ class StepMaker:
             key_length=start + n,
             positions=positions,
             contiguous=False,
-            visible=torch.nn.functional.pad(seen, (start, 0), value=True)[None],
-            places=(positions, torch.cat([self.index[:, :start], positions], dim=1)),
+            visible=tree.seen[:, :, self.capacity - start :],
+            places=lambda: (positions, torch.cat([self.index[:, :start], positions], dim=1)),
         )
         return step if self.shape is None else self._filled_up(step, self.shape)
 
@@ -241,7 +287,7 @@ class StepMaker:
             visible=(causal & real[:, None, :]) | itself,
             # Rows, not positions: within a sequence their distance is the same, and padding
             # has no positions of its own.
-            places=(rows, keys),
+            places=lambda: (rows, keys),
         )
 
 
@@ -260,35 +306,59 @@ def behind(length: int, reach: Tensor, positions: Tensor, own: Tensor) -> Step:
         positions=positions[None],
         contiguous=False,
         visible=torch.cat([text <= reach[:, None], own], dim=1)[None],
-        places=(positions[None], torch.cat([text, positions])[None]),
+        places=lambda: (positions[None], torch.cat([text, positions])[None]),
     )
 
 
-@lru_cache(maxsize=256)
-def _family(
-    parents: tuple[int, ...], joined: tuple[Joined, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Which rows of a tree see which, [row, row], and how deep each one stands, [1, row].
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Rows of a tree: whom each one sees, and how deep it stands.
 
-    Kept, because decoding meets the same tree again and again, each time behind a longer
-    sequence.
+    `seen` [1, row, capacity + row] has room for the longest sequence before them, which all
+    see; a shorter one takes the end of it.
     """
-    n = len(parents) + sum(len(depths) for _, depths in joined)
-    seen = np.eye(n, dtype=np.bool_)
+
+    seen: Tensor
+    depths: Tensor  # [1, row]
+    deepest: int
+
+
+@lru_cache(maxsize=64)
+def _family(
+    parents: tuple[int, ...], joined: tuple[Joined, ...], capacity: int, device: torch.device
+) -> Family:
+    """Kept, because decoding meets the same tree again and again behind longer sequences."""
+    sights, depths = _lines(parents)
+    for sees, deep in joined:
+        for row, others in enumerate(sees, start=len(depths)):
+            sights.append(sum(1 << other for other in {row, *others}))
+        depths += deep
+    # Ordinary tensors even if made while decoding, so that they serve everywhere.
+    with torch.inference_mode(False):
+        seen = torch.ones(1, len(depths), capacity + len(depths), dtype=torch.bool)
+        seen[0, :, capacity:] = torch.from_numpy(_matrix(sights))
+        return Family(
+            seen.to(device),
+            torch.tensor([depths], dtype=torch.long, device=device),
+            max(depths, default=0),
+        )
+
+
+def _lines(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Whom each node sees, itself and its ancestors as bits of a number, and how deep it is."""
+    sights: list[int] = []
     depths: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             raise ValueError(f"tree node {node} names parent {parent}; use -1..{node - 1}")
+        sights.append(1 << node | (sights[parent] if parent >= 0 else 0))
         depths.append(0 if parent < 0 else depths[parent] + 1)
-        if parent >= 0:
-            seen[node] |= seen[parent]
-    for sees, deep in joined:
-        for row, others in enumerate(sees, start=len(depths)):
-            seen[row, list(others)] = True
-        depths += deep
-    # Ordinary tensors even if made while decoding, so that they serve everywhere.
-    with torch.inference_mode(False):
-        return (
-            torch.from_numpy(seen).to(device),
-            torch.tensor([depths], dtype=torch.long, device=device),
-        )
+    return sights, depths
+
+
+def _matrix(sights: Sequence[int]) -> np.ndarray:
+    """Bits of numbers, the lowest first, as booleans [row, row]."""
+    n = len(sights)
+    width = -(-n // 8)
+    packed = np.frombuffer(b"".join(s.to_bytes(width, "little") for s in sights), np.uint8)
+    return np.unpackbits(packed.reshape(n, width), axis=1, count=n, bitorder="little").view(bool)

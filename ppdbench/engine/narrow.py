@@ -81,17 +81,15 @@ def narrowed(layer: nn.Module) -> Any:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, narrow_attention)
-    twin = _narrow(copy.deepcopy(layer))
+    products = [m for m in layer.modules() if isinstance(m, nn.Linear | PackedLinear)]
+    twin = copy.deepcopy(layer, {id(product): _narrow(product) for product in products})
     configs: list[Any] = [m.config for m in twin.modules() if hasattr(m, "config")]
     for config in configs:
         config._attn_implementation = NAME
     return twin
 
 
-def _narrow(module: nn.Module) -> nn.Module:
-    if isinstance(module, nn.Linear | PackedLinear):
-        weight = module.plain if isinstance(module, PackedLinear) else module.weight
-        return NarrowLinear(weight.data, None if module.bias is None else module.bias.data)
-    for name, child in module.named_children():
-        setattr(module, name, _narrow(child))
-    return module
+def _narrow(product: nn.Linear | PackedLinear) -> NarrowLinear:
+    """The same product over the same memory."""
+    weight = product.plain if isinstance(product, PackedLinear) else product.weight
+    return NarrowLinear(weight.data, None if product.bias is None else product.bias.data)

@@ -28,7 +28,7 @@ from ppdbench.engine.heads import ExitHead, take_head
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.masks import Given, Step, behind
 from ppdbench.engine.session import Session
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.jsonfile import read_json
 from ppdbench.yamlfile import Keys
 
@@ -178,12 +178,14 @@ def _of_addon(addon: Addon, loaded: Loaded) -> Prompts:
         )
         if not 1 <= exits <= staged.n_layers:
             raise ConfigError(f"exits={exits}; use 1..{staged.n_layers}")
-    learned = keys.text("aggregation") == LEARNED
+        aggregation = keys.text("aggregation")
+        if aggregation not in AGGREGATIONS:
+            raise UnknownName("aggregation", aggregation, AGGREGATIONS)
     custom = keys.flag("custom_head", False)
     return Prompts(
         chain,
         addon.take("embeddings", (chain.rows(chain.prompts), staged.hidden_size)),
-        addon.take("weights", (chain.epts,)) if learned else None,
+        addon.take("weights", (chain.epts,)) if aggregation == LEARNED else None,
         take_head(addon, "head", rank or None, loaded) if custom else None,
         exits,
         _prefix(addon, chain, loaded) if chain.prefix else None,

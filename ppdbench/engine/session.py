@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ppdbench.engine.masks import Joined, Step
+from ppdbench.engine.reading import Reading
 from ppdbench.engine.staged import StagedModel, Tap
 
 
@@ -88,9 +89,20 @@ class Session:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head over `hidden` [1, n, hidden], after whichever layer."""
-        n = hidden.shape[1]
-        idle = max(0, (self.fixed_rows or 0) - n)
-        return self.model.logits(pad(hidden, (0, 0, 0, idle)) if idle else hidden)[:, :n]
+        if self.fixed_rows is None:
+            return self.model.logits(hidden)
+        return self.model.logits(self._filled(hidden))[:, : hidden.shape[1]]
+
+    def read(self, hidden: Tensor) -> Reading:
+        """The same with the likeliest token of each row."""
+        if self.fixed_rows is None:
+            return self.model.read(hidden)
+        return self.model.read(self._filled(hidden)).first(hidden.shape[1])
+
+    def _filled(self, hidden: Tensor) -> Tensor:
+        """Hidden states with idle rows behind them, up to the fixed number of rows."""
+        idle = max(0, (self.fixed_rows or 0) - hidden.shape[1])
+        return pad(hidden, (0, 0, 0, idle)) if idle else hidden
 
     def forward(
         self, tokens: Tensor, step: Step | None = None, *, tap: Tap | None = None
@@ -99,10 +111,14 @@ class Session:
         step = self.chain(tokens.shape[1]) if step is None else step
         return self.run(self.embed(tokens, step), 0, self.model.n_layers, step, tap=tap)
 
+    def run_prompt(self, *, tap: Tap | None = None) -> Tensor:
+        """Run the prompt; hidden states [1, 1, hidden] after its last token."""
+        step = self.steps.prefill(len(self.tokens))
+        return self.forward(self.ids(self.tokens), step, tap=tap)[:, -1:]
+
     def prefill(self, *, tap: Tap | None = None) -> Tensor:
         """Run the prompt; logits [1, 1, vocab] after its last token."""
-        step = self.steps.prefill(len(self.tokens))
-        return self.logits(self.forward(self.ids(self.tokens), step, tap=tap)[:, -1:])
+        return self.logits(self.run_prompt(tap=tap))
 
     def advance(self, token: Tensor, *, tap: Tap | None = None) -> Tensor:
         """Run one token [1, 1] (already on the device); logits [1, 1, vocab] after it."""

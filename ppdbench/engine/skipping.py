@@ -143,6 +143,7 @@ class SkippedModel(StagedModel):
                 for i in (self.attention | self.mlp) - self._nothing_left
             }
         )
+        self.graphs = model.graphs.of(self.adapter)
 
     def over(self, session: Session) -> Session:
         """A session of this model on the cache and the tokens of one of the whole model."""
@@ -181,8 +182,8 @@ class SkippedModel(StagedModel):
                 hidden = hidden.to(self.cache_shape.devices[i])
                 hidden = self.adapter.call_layer(i, hidden, None, None, None)
             if tap is not None:
-                tap(i + 1, hidden)
-        return hidden
+                tap(i + 1, hidden.to(self.device))
+        return hidden.to(self.device)
 
     def layer_bytes(self, layer: int) -> int:
         """What is left of one layer's weights."""

@@ -7,7 +7,7 @@ Positions are counted from 1. Neighbouring tokens of one text are not independen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
@@ -107,10 +107,23 @@ def _bucketed(
 def rank_matrix(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """Ranks [example, position], and where there are any: outputs may differ in length."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    found = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
     known = np.arange(lengths.max()) < lengths[:, None]
-    ranks = np.zeros(known.shape, np.int64)
-    ranks[known] = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+    if known.all():
+        return found.reshape(known.shape), known
+    ranks = np.zeros(known.shape, np.int32)
+    ranks[known] = found
     return ranks, known
+
+
+def matches_by_example(
+    rows: Sequence[Sequence[int]], ks: Iterable[int]
+) -> Iterator[npt.NDArray[np.int64]]:
+    """For each k the counts [example, (matched, n)]."""
+    ranks, known = rank_matrix(rows)
+    n = known.sum(1)
+    for k in ks:
+        yield np.stack([((ranks < k) & known).sum(1), n], axis=1)
 
 
 def _by_bucket(marks: npt.NDArray[np.bool_], starts: range) -> npt.NDArray[Any]:
@@ -131,12 +144,13 @@ def saturation(samples: Sequence[Sample]) -> list[Saturation]:
 
 def _saturation(task: str, target: str, group: Sequence[Sample]) -> Saturation:
     layers = _layers(group, "ranks")
-    earliest: Counter[int] = Counter()
-    stays: Counter[int] = Counter()
-    for sample in group:
-        for first, from_then in token_saturation(sample["ranks"], layers):
-            earliest[first] += 1
-            stays[from_then] += 1
+    # [layer, token]: whether the token is the layer's first choice
+    hits = np.stack([_together(group, layer) for layer in layers]) == 0
+    # A sampled token may be nobody's first choice; it then counts for the last layer.
+    first = np.where(hits.any(0), hits.argmax(0), len(layers) - 1)
+    settled = np.where(hits.all(0), len(layers), hits[::-1].argmin(0))  # layers from the last on
+    stays_from = len(layers) - np.maximum(settled, 1)
+    earliest, stays = (Counter(np.array(layers)[at].tolist()) for at in (first, stays_from))
     return Saturation(
         task,
         target,
@@ -148,24 +162,9 @@ def _saturation(task: str, target: str, group: Sequence[Sample]) -> Saturation:
     )
 
 
-def token_saturation(
-    ranks: Mapping[str, Sequence[int]], layers: Sequence[int]
-) -> list[tuple[int, int]]:
-    """For each position: the first of `layers` with rank 0, and the one from which it stays 0.
-
-    A sampled token may be nobody's first choice; it then counts for the last layer.
-    """
-    result = []
-    for position in range(len(ranks[str(layers[0])])):
-        first_choice = [ranks[str(layer)][position] == 0 for layer in layers]
-        earliest = next((n for n, hit in zip(layers, first_choice, strict=True) if hit), layers[-1])
-        stays = layers[-1]
-        for layer, hit in zip(reversed(layers), reversed(first_choice), strict=True):
-            if not hit:
-                break
-            stays = layer
-        result.append((earliest, stays))
-    return result
+def _together(group: Sequence[Sample], layer: int) -> npt.NDArray[np.int64]:
+    """The ranks of all tokens after a layer."""
+    return np.fromiter(chain.from_iterable(s["ranks"][str(layer)] for s in group), np.int64)
 
 
 def _mean(counts: Counter[int]) -> float:
@@ -173,7 +172,11 @@ def _mean(counts: Counter[int]) -> float:
 
 
 def to_json(
-    header: Mapping[str, Any], samples: Sequence[Sample], rates: Sequence[Rate], run: str
+    header: Mapping[str, Any],
+    samples: Sequence[Sample],
+    rates: Sequence[Rate],
+    saturations: Sequence[Saturation],
+    run: str,
 ) -> dict[str, Any]:
     """What `probe --format json` prints."""
     model = header["model"]
@@ -186,6 +189,6 @@ def to_json(
         "n_layers": model["n_layers"],
         "interval": INTERVAL,
         "rows": [asdict(rate) for rate in rates],
-        "saturation": [asdict(s) for s in saturation(samples)],
+        "saturation": [asdict(s) for s in saturations],
         "run": run,
     }

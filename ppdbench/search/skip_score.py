@@ -88,7 +88,7 @@ class Written:
             positions=positions,
             contiguous=False,
             visible=torch.cat([before, own], dim=2),
-            places=(positions, torch.cat([index, positions], dim=1)),
+            places=lambda: (positions, torch.cat([index, positions], dim=1)),
         )
 
     def matches(self, model: StagedModel) -> list[bool]:

@@ -209,7 +209,7 @@ def run_search(config: SearchConfig, out: Path, *, report: Report) -> Found:
     """Search on the examples of the tasks and add what was found to the file `out`."""
     check_out(out)
     work = Workload.read(config)
-    loaded = load(config.model)
+    loaded = load(config.model, context=work.context())
     items = work.encode(loaded)
     report("reading examples", 0, None)
     texts = [(item.ids, limits_of(item, loaded)) for item in items]

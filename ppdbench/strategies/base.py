@@ -50,7 +50,7 @@ class Setup:
         from ppdbench.engine.loading import load
 
         if spec not in self.others:
-            self.others[spec] = load(spec)
+            self.others[spec] = load(spec, context=self.capacity)
         return self.others[spec]
 
     def stock(self, name: str | None = None) -> StockModel:

@@ -99,12 +99,12 @@ class Drafter(Proposer):
         self.taps = network.reads
         self.loaded = loaded
         self._rows = DraftRows(network, capacity, grower.spare)
-        self._fresh: list[Tensor] = []  # features that no row has yet
+        self._fresh: list[dict[int, Tensor]] = []  # states that no row has features of yet
 
     def start(self, session: Session, opening: Opening) -> None:
         self._chooser = opening.chooser
         self._rows.held = 0
-        self._fresh = [self.network.features(opening.taps)]
+        self._fresh = [opening.taps]
         self._read_fresh(session)
 
     def propose(self, session: Session, room: int) -> Draft:
@@ -117,14 +117,15 @@ class Drafter(Proposer):
 
         kept = [0, *(1 + node for node in verified.outcome.path)]
         rows = torch.tensor(kept, device=verified.hidden.device)
-        taps = {layer: given.index_select(1, rows) for layer, given in verified.taps.items()}
-        self._fresh.append(self.network.features(taps))
+        self._fresh.append(
+            {layer: given.index_select(1, rows) for layer, given in verified.taps.items()}
+        )
 
     def _read_fresh(self, session: Session) -> None:
         """Run the tokens since the last time on the features that the target gave for them."""
         import torch
 
-        features = torch.cat(self._fresh, dim=1)
+        features = torch.cat([self.network.features(states) for states in self._fresh], dim=1)
         tokens = session.ids(session.tokens[self._rows.held + 1 :])
         self._state = self._rows.read(tokens, features)[:, -1:]
         self._fresh.clear()

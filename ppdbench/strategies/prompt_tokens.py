@@ -56,7 +56,9 @@ class Prompted(Proposer):
 
     trees = True
     _pattern: Pattern
-    _guesses: Tensor  # ids [distance, rank]
+    _exits: list[
+        Tensor
+    ]  # of each exit what the chain of the last accepted node gave: [row, hidden]
 
     def __init__(
         self, prompts: Prompts, tree: DynamicTree, model: StagedModel, loaded: dict[str, str]
@@ -84,7 +86,11 @@ class Prompted(Proposer):
         by_depth = self.patterns[self._reach - 1]
         self._pattern = by_depth[min(room, len(by_depth) - 1)]
         tree, insertions = self._pattern.tree, (self._pattern.insertion,)
-        return Draft.tree(tree.fill(self._guesses), tree.parents, insertions=insertions)
+        return Draft.tree(tree.fill(self._guessed()), tree.parents, insertions=insertions)
+
+    def _guessed(self) -> Tensor:
+        """Ids [distance, rank] that the chain of the last accepted node guesses."""
+        return self.prompts.logits(self.model.adapter, self._exits).topk(self.top).indices
 
     def behind(self, known: Sequence[int]) -> Draft:
         """All prompt tokens behind the last of some known tokens, the first of them the newest."""
@@ -104,8 +110,7 @@ class Prompted(Proposer):
         path = verified.outcome.path
         first, self._reach = self._pattern.chains[1 + path[-1] if path else 0]
         rows = slice(first, first + self.prompts.chain.rows(self._reach))
-        exits = [verified.inserted_taps[layer][0, rows] for layer in self.taps]
-        self._guesses = self.prompts.logits(self.model.adapter, exits).topk(self.top).indices
+        self._exits = [verified.inserted_taps[layer][0, rows] for layer in self.taps]
 
     def guesses(self, session: Session, prompt_ids: list[int], positions: Sequence[int]) -> Tensor:
         """Logits [position, distance, vocab] of a whole chain behind some places of a text."""

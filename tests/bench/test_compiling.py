@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ppdbench.bench import compiling
 from ppdbench.bench.compiling import settle
@@ -17,6 +19,7 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.strategies.base import Decoder, Setup
 
+Asked = list[tuple[int | str, ...]]
 MODEL = "synthetic:layers=2,hidden=32,heads=2,vocab=300,context=96"
 HOURS, SECONDS = 10**9, 100
 
@@ -29,12 +32,12 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The counts that were to be compiled."""
-    found: list[tuple[int, ...]] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The counts that were to be compiled, and whether wider passes go beside them."""
+    found: Asked = []
 
-    def note(self: StagedModel, counts: Collection[int]) -> None:
-        found.append(tuple(sorted(counts)))
+    def note(self: StagedModel, counts: Collection[int], *, wider: bool = False) -> None:
+        found.append((*sorted(counts), "and wider") if wider else tuple(sorted(counts)))
 
     monkeypatch.setattr(StagedModel, "compile", note)
     return found
@@ -57,7 +60,7 @@ def settled(loaded: Loaded, mode: str, tokens: int, **decoders: Decoder) -> dict
 
 
 def test_long_runs_are_compiled_and_short_ones_are_not(
-    loaded: Loaded, asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_disk(monkeypatch, lambda n: False)
     assert settled(loaded, "auto", HOURS, greedy=decoder(1), skip=decoder(5))["rows"] == [1, 5]
@@ -68,24 +71,76 @@ def test_long_runs_are_compiled_and_short_ones_are_not(
 
 
 def test_what_was_compiled_before_is_used_in_short_runs_too(
-    loaded: Loaded, asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_disk(monkeypatch, lambda n: True)
     assert settled(loaded, "auto", SECONDS, greedy=decoder(1))["rows"] == [1]
     assert asked == [(1,)]
 
 
-def test_wide_trees_stay_eager_unless_it_was_asked_for(
-    loaded: Loaded, asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_beside_wide_trees_narrow_passes_are_compiled(
+    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     on_disk(monkeypatch, lambda n: True)
-    assert "medusa runs 26 rows" in settled(loaded, "auto", HOURS, medusa=decoder(26))["why"]
-    assert settled(loaded, "on", SECONDS, medusa=decoder(26), skip=decoder(5))["rows"] == [1, 5]
-    assert settled(loaded, "auto", HOURS, other=decoder(26, foreign=True))["rows"] == [1]
+    told = settled(loaded, mode, HOURS, medusa=decoder(26), skip=decoder(5))
+    assert (told["rows"], told["eager_rows"]) == ([1, 5], [26])
+    told = settled(loaded, mode, HOURS, other=decoder(26, foreign=True))
+    assert (told["rows"], told["eager_rows"]) == ([1], [])
+    assert asked == [(1, 5, "and wider"), (1,)]
+
+
+def test_wide_trees_get_no_copy_of_the_weights_that_memory_has_no_room_for(
+    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk(monkeypatch, lambda n: True)
+    free = SimpleNamespace(available=loaded.staged.weight_bytes())
+    monkeypatch.setattr(compiling.psutil, "virtual_memory", lambda: free)
+    why = settled(loaded, "auto", HOURS, medusa=decoder(26))["why"]
+    assert why.startswith("passes of 26 rows stay eager and want a copy of the weights")
+    assert settled(loaded, "on", HOURS, medusa=decoder(26))["eager_rows"] == [26]
+    assert settled(loaded, "auto", HOURS, skip=decoder(5))["rows"] == [1, 5]
+    assert asked == [(1,), (1, 5)]
+
+
+def joined(loaded: Loaded, begun: dict[str, Any], mode: str = "auto") -> dict[str, Any]:
+    decoders = {"skip": decoder(5)}
+    return settle(mode, Setup(loaded, 64), decoders, SECONDS, lambda *_: None, begun)
+
+
+def test_who_joins_a_run_does_as_it_began_whatever_is_on_its_disk(
+    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk(monkeypatch, lambda n: False)
+    assert joined(loaded, {"mode": "auto", "rows": [1, 5]})["rows"] == [1, 5]
+    assert asked == [(1, 5)]
+    on_disk(monkeypatch, lambda n: True)
+    told = joined(loaded, {"mode": "auto", "rows": [], "why": "too short"})
+    assert told == {"mode": "auto", "rows": [], "why": "too short"}
+    assert asked == [(1, 5)]
+
+
+def test_who_cannot_go_on_compiled_says_so(
+    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk(monkeypatch, lambda n: False)
+    monkeypatch.setattr(artefacts, "why_not", lambda: "no C++ compiler found")
+    with pytest.raises(ConfigError, match=r"began with compiled passes.*: no C.* --compile off"):
+        joined(loaded, {"mode": "auto", "rows": [1, 5]})
+
+
+def test_a_gpu_captures_all_numbers_of_rows_but_only_where_that_was_asked_for(
+    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded.staged, "device", torch.device("cuda"))
+    told = settled(loaded, "on", SECONDS, medusa=decoder(26), skip=decoder(5))
+    assert (told["rows"], told["eager_rows"]) == ([1, 5, 26], [])
+    assert asked == [(1, 5, 26)]
+    assert "--compile on" in settled(loaded, "auto", HOURS, greedy=decoder(1))["why"]
 
 
 def test_without_a_compiler_what_is_on_disk_still_runs(
-    loaded: Loaded, asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(artefacts, "why_not", lambda: "no C++ compiler found")
     on_disk(monkeypatch, lambda n: n == 1)
@@ -95,7 +150,7 @@ def test_without_a_compiler_what_is_on_disk_still_runs(
         settled(loaded, "on", HOURS, skip=decoder(5))
 
 
-def test_methods_on_several_units_stay_eager(loaded: Loaded, asked: list[tuple[int, ...]]) -> None:
+def test_methods_on_several_units_stay_eager(loaded: Loaded, asked: Asked) -> None:
     spread = decoder(4)
     spread.units = 2
     assert "several units" in settled(loaded, "auto", HOURS, ppd=spread)["why"]
@@ -103,7 +158,7 @@ def test_methods_on_several_units_stay_eager(loaded: Loaded, asked: list[tuple[i
         settled(loaded, "on", HOURS, ppd=spread)
 
 
-def test_off_is_off(loaded: Loaded, asked: list[tuple[int, ...]]) -> None:
+def test_off_is_off(loaded: Loaded, asked: Asked) -> None:
     assert settled(loaded, "off", HOURS, greedy=decoder(1))["rows"] == asked == []
 
 
@@ -115,7 +170,7 @@ def test_a_model_that_cannot_be_compiled_is_an_error_only_where_it_was_asked_for
 
 
 def test_draft_models_are_compiled_for_the_rows_of_drafting(
-    loaded: Loaded, asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_disk(monkeypatch, lambda n: True)
     setup = Setup(loaded, 64)

@@ -457,3 +457,18 @@ def test_without_a_model_the_stand_in_is_named_in_a_note(
     first = captured.err.splitlines()[0]
     assert first.startswith("note: no --model given")
     assert json.loads(captured.out)["model"] in first
+
+
+def test_a_folder_without_the_tasks_split_says_which_file_was_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = task_file(tmp_path)
+    (tmp_path / "data").mkdir()
+    questions(tmp_path / "data" / "validation.jsonl", [1, 2])
+    questions(tmp_path / "data" / "train.jsonl", [3])
+    words = ["--model", MODEL, "--task", str(task), "--max-new-tokens", "4"]
+    assert run(["probe", *words, "--data", "data", "--out", "run"]) == 0
+    assert "note: asked: validation.jsonl, as there is no split test" in capsys.readouterr().err
+    assert [sample["example_id"] for sample in samples("run")] == ["q1", "q2"]
+    assert run(["probe", *words, "--data", "data", "--split", "validation"]) == 0
+    assert "there is no split" not in capsys.readouterr().err

@@ -14,29 +14,20 @@ from torch import Tensor
 
 from ppdbench.engine import artefacts
 from ppdbench.engine.artefacts import Runner, Traced
-from ppdbench.engine.compiled import FAMILIES, TracedLayer
+from ppdbench.engine.compiled import FAMILIES
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
 from ppdbench.errors import NumericalError
+from tests.compiling import uncompiled
 from tests.families import stock_model
 from tests.helpers import CAPACITY, assert_near, tokens
 
 SHAPES = [
     *("llama", "llama-mha-tied", "llama3-rope", "mistral", "mistral-window"),
-    *("qwen2", "qwen2-window", "qwen3"),
+    *("qwen2", "qwen2-window", "qwen3", "phi3", "phi3-window"),
+    *("olmo2", "gemma2", "gemma3", "gpt_neox", "gpt_neox-serial"),
 ]
-
-
-def uncompiled(what: str, make: Callable[[], Traced]) -> Runner:
-    """A runner of the traced module itself."""
-    module, _, _ = make()
-    first = 7 if isinstance(module, TracedLayer) else 1
-
-    def run(flat: list[Tensor]) -> list[Tensor]:
-        return [module(*flat[:first], flat[first:])]
-
-    return run
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +99,7 @@ def test_a_pass_at_the_end_of_the_cache_leaves_no_row_behind_it_to_fill_up() -> 
     cache, steps = model.new_cache(8)
     filled = torch.randn(1, 6, model.hidden_size)
     model.run(filled, 0, model.n_layers, steps.chain(0, 6), cache)
-    step, rotary = steps.chain(6, 2), (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8))
+    step, rotary = steps.chain(6, 2), {None: (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8))}
     assert model.compiled.over(step, cache, rotary) is None
     assert model.compiled.over(steps.chain(7, 1), cache, rotary) is not None
 
@@ -144,7 +135,21 @@ def test_weights_are_plain_afterwards_and_a_tied_head_is_tied_again() -> None:
     assert packed.weight_bytes() == plain.weight_bytes()
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "phi3"])
+def test_wider_passes_keep_packed_weights_beside_the_plain_ones() -> None:
+    model = StagedModel(stock_model("llama-mha-tied"))
+    before = outputs(model)
+    packed, read = model.weight_bytes(), model.layer_bytes(0)
+    model.compile([1], wider=True)
+    assert model.layer_bytes(0) == read
+    plain = StagedModel(stock_model("llama-mha-tied"), packed=False)
+    assert model.weight_bytes() > packed > plain.weight_bytes()
+    for ours, expected in zip(outputs(model), before, strict=True):
+        assert_near(ours, expected)
+    model.compile([1])
+    assert model.weight_bytes() == plain.weight_bytes()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_other_families_say_that_they_run_eagerly(name: str) -> None:
     why = StagedModel(stock_model(name)).compiled.why_not()
     assert why is not None
@@ -157,9 +162,7 @@ def test_other_types_say_that_they_run_eagerly() -> None:
 
 
 def test_all_compiled_families_are_tested() -> None:
-    assert {name.split("-")[0].removesuffix("3") for name in SHAPES} >= {
-        name.removesuffix("3") for name in FAMILIES
-    }
+    assert {stock_model(name).config.model_type for name in SHAPES} == set(FAMILIES)
 
 
 def test_a_name_tells_shapes_apart_and_no_more_than_that() -> None:
@@ -178,10 +181,27 @@ def test_a_name_tells_shapes_apart_and_no_more_than_that() -> None:
 def test_a_pass_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(what: str, make: Callable[[], Traced]) -> Runner:
         run = uncompiled(what, make)
-        return lambda flat: [1.01 * run(flat)[0]]
+        return lambda flat: [1.01 * run(flat)[0], *run(flat)[1:]]
 
     monkeypatch.setattr(artefacts, "runner", wrong)
     with pytest.raises(NumericalError, match=r"compiled pass of 1 rows is off by .* --compile off"):
+        made("llama", 1)
+
+
+def test_a_pass_that_finds_another_likeliest_token_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(what: str, make: Callable[[], Traced]) -> Runner:
+        run = uncompiled(what, make)
+
+        def ran(flat: list[Tensor]) -> list[Tensor]:
+            first, *rest = run(flat)
+            return [first, *(rest and [rest[0] ^ 1, rest[1]])]
+
+        return ran
+
+    monkeypatch.setattr(artefacts, "runner", wrong)
+    with pytest.raises(NumericalError, match=r"--compile off"):
         made("llama", 1)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.engine.masks import Step, StepMaker, behind
+from ppdbench.engine.masks import PREBUILT_ROWS, Step, StepMaker, behind
 
 STEPS = StepMaker(32, torch.device("cpu"))
 
@@ -47,6 +47,16 @@ def test_several_queries_after_a_prefix_see_it_and_each_other_in_order() -> None
     assert step.positions.tolist() == [[2, 3, 4]]
     assert step.contiguous
     assert drawn(step.mask(None)) == ["xxx..", "xxxx.", "xxxxx"]
+
+
+@pytest.mark.parametrize("n", [2, PREBUILT_ROWS, PREBUILT_ROWS + 1])
+@pytest.mark.parametrize("start", [1, 7])
+def test_what_a_chain_sees_is_causal_order_made_before_or_now(n: int, start: int) -> None:
+    steps = StepMaker(PREBUILT_ROWS + 9, torch.device("cpu"))
+    mask = steps.chain(start, n).mask(None)
+    assert mask is not None
+    rows, keys = torch.arange(start, start + n), torch.arange(start + n)
+    assert torch.equal(mask[0, 0], keys <= rows[:, None])
 
 
 def test_a_window_hides_rows_from_it_on() -> None:

@@ -98,18 +98,19 @@ class Knowing(Prompted):
         super().start(session, opening)
         self.truth = known(self.model, tuple(session.tokens[:-1]))
 
-    def learn(self, session: Session, verified: Verified) -> None:
-        super().learn(session, verified)
-        if not self._reach:
-            return
-        n = len(session.tokens)
-        rows = [row.tolist() for row in self._guesses]
+    def propose(self, session: Session, room: int) -> Draft:
+        self.known = len(session.tokens)
+        return super().propose(session, room)
+
+    def _guessed(self) -> Tensor:
+        n = self.known
+        rows = super()._guessed().tolist()
         for ahead, row in enumerate(rows):
             truth = self.truth[n + ahead : n + ahead + 1]
             row[:] = [token for token in row if token not in truth]
             rank = 0 if n % 3 else (n * 7 + ahead * 3) % (self.top + 1)
             row[rank:rank] = truth
-        self._guesses = torch.tensor([row[: self.top] for row in rows])
+        return torch.tensor([row[: self.top] for row in rows])
 
 
 def knowing(model: StagedModel, tree: DynamicTree = DYNAMIC, **parts: Any) -> Knowing:
@@ -172,14 +173,13 @@ class Watched(Knowing):
     checks = 0
 
     def learn(self, session: Session, verified: Verified) -> None:
-        Prompted.learn(self, session, verified)
+        super().learn(session, verified)
         if verified.draft.insertions:
             fresh = Session(self.model, CAPACITY, spare=self.rows)
             text = session.tokens
             truth = self.guesses(fresh, text, [len(text) - 2])[0, : self._reach]
-            assert torch.equal(self._guesses, truth.topk(self.top).indices)
+            assert torch.equal(Prompted._guessed(self), truth.topk(self.top).indices)
             Watched.checks += 1
-        Knowing.learn(self, session, verified)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -452,6 +452,7 @@ def test_options_of_an_addon_that_cannot_be_are_told_with_its_folder(
         ("prompts", "3", "prompts must be a whole number"),
         ("prompts", 2, r"embeddings has shape \[3, 32\], not \[2, 32\]"),
         ("aggregation", "learned", "lacks the tensor weights"),
+        ("aggregation", "means", "unknown aggregation 'means': did you mean mean"),
         ("prefix", 1, "lacks the tensor prefix.keys"),
     ):
         changed = {**header, "options": {**header["options"], name: value}}

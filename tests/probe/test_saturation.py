@@ -1,0 +1,47 @@
+"""Where the final token first is a layer's first choice, and from where on it stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ppdbench.probe.summary import matches_by_example, saturation
+
+
+def sample(*by_layer: list[int], task: str = "a") -> dict[str, Any]:
+    ranks = {str(2 * n): ranks for n, ranks in enumerate(by_layer, start=1)}  # layers 2, 4, ...
+    return {"task": task, "target": "greedy", "ranks": ranks}
+
+
+def test_a_token_is_known_where_it_first_is_the_first_choice_and_settled_where_it_stays() -> None:
+    # One token is settled early, one is known early and lost again, one comes late.
+    (found,) = saturation([sample([0, 0, 5], [0, 3, 1], [0, 0, 0])])
+    assert found.n == 3
+    assert (found.earliest, found.stays) == ({2: 2, 6: 1}, {2: 1, 6: 2})
+    assert found.earliest_mean == pytest.approx((2 + 2 + 6) / 3)
+    assert found.stays_mean == pytest.approx((2 + 6 + 6) / 3)
+
+
+def test_a_sampled_token_that_nobody_would_have_chosen_counts_for_the_last_layer() -> None:
+    (found,) = saturation([sample([4], [3], [2])])
+    assert (found.earliest, found.stays) == ({6: 1}, {6: 1})
+
+
+def test_a_token_that_only_an_early_layer_chose_is_known_there_and_settles_nowhere() -> None:
+    (found,) = saturation([sample([0], [0], [1])])
+    assert (found.earliest, found.stays) == ({2: 1}, {6: 1})
+
+
+def test_outputs_of_unequal_length_and_several_tasks() -> None:
+    samples = [sample([0, 0], [0, 0]), sample([1], [0]), sample([0], [0], task="b")]
+    assert [(s.task, s.n, s.stays) for s in saturation(samples)] == [
+        ("a", 3, {2: 2, 4: 1}),
+        ("b", 1, {2: 1}),
+    ]
+
+
+@pytest.mark.parametrize("rows", [[[0, 4, 9], [1, 0, 2]], [[0, 4], [1, 0, 2], [7]]])
+def test_matches_are_counted_by_example(rows: list[list[int]]) -> None:
+    expected = [[[sum(r < k for r in row), len(row)] for row in rows] for k in (1, 3)]
+    assert [counts.tolist() for counts in matches_by_example(rows, (1, 3))] == expected
