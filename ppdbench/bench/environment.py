@@ -12,6 +12,7 @@ import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ VARIABLES = (
     "HF_HUB_OFFLINE",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",
+    "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_MAX_CPU_ISA",
 )
 # As Linux names them; macOS and Windows do not list theirs.
@@ -92,10 +94,27 @@ def describe() -> Description:
 
 
 def usable_cores() -> int:
-    """The logical cores this process may run on."""
+    """The logical cores this process may run on, with all of its threads."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
+        return len(set().union(*cores_by_thread().values()))
     return psutil.cpu_count() or 1
+
+
+def cores_by_thread() -> dict[int, set[int]]:
+    """The cores that each thread of this process may run on, where Linux tells; else this one's."""
+    found = {}
+    for thread in _threads():
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            found[thread] = os.sched_getaffinity(thread)
+    return found
+
+
+def _threads() -> list[int]:
+    """The threads of this process, those of the matrix kernels included."""
+    try:
+        return sorted(int(entry.name) for entry in (PROC / "self/task").iterdir())
+    except OSError:
+        return [0]
 
 
 def quota_cores() -> float | None:
@@ -269,6 +288,8 @@ def _setting_warnings(description: Description) -> list[str]:
         found.append("torch anomaly detection is on; call torch.autograd.set_detect_anomaly(False)")
     if variables.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         found.append("CUDA_LAUNCH_BLOCKING waits for every kernel; unset it")
+    if variables.get("NVIDIA_TF32_OVERRIDE", "0") != "0":
+        found.append("NVIDIA_TF32_OVERRIDE rounds float32 products to TF32; unset it")
     if not settings["mkldnn"] and not description["devices"]:
         found.append("this build of torch has no oneDNN; install the build from pytorch.org")
     return found

@@ -6,12 +6,20 @@ that says the same on every device, and several methods in one process do not bl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterator
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ppdbench.engine.weights import is_made_of_others, parts
 
 # Neither holds tensors of a method; following them would lead through the whole program.
 _OPAQUE = (str, bytes, int, float, complex, type, ModuleType, FunctionType, BuiltinFunctionType)
@@ -43,7 +51,9 @@ def _tensors(*holders: object) -> Iterator[Tensor]:
         if thing is None or isinstance(thing, _OPAQUE) or id(thing) in seen:
             continue
         seen.add(id(thing))
-        if isinstance(thing, Tensor):
+        if is_made_of_others(thing):
+            waiting += parts(thing)
+        elif isinstance(thing, Tensor):
             if thing.device.type != "meta" and thing.numel():
                 yield thing
         else:
@@ -51,7 +61,7 @@ def _tensors(*holders: object) -> Iterator[Tensor]:
 
 
 def _parts(thing: object) -> list[Any]:
-    if isinstance(thing, Mapping):
+    if isinstance(thing, dict | MappingProxyType):  # other mappings may read files
         return list(thing.values())
     if isinstance(thing, list | tuple | set | frozenset):
         # Token ids and counts: thousands of numbers, no tensor among them.

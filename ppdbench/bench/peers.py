@@ -8,18 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppdbench.bench.counterparts import ASSISTANT, COUNTERPARTS, GREEDY
 from ppdbench.bench.runner import Choice
 from ppdbench.engine.loading import REFERENCE
 from ppdbench.errors import ConfigError
 
-ALWAYS = ("transformers:greedy", "transformers:greedy-static")
-ASSISTANT = "transformers:assistant"
-# Our method, its counterpart, and the options that mean the same in both.
-COUNTERPARTS = (
-    ("layerskip", "transformers:early-exit", ("exit_layer", "draft_length")),
-    ("prompt-lookup", "transformers:prompt-lookup", ("longest_suffix", "max_draft")),
-    ("speculative", ASSISTANT, ("draft_model", "draft_length")),
-)
 DRAFTS = {REFERENCE: "reference-draft"}
 
 
@@ -29,7 +22,7 @@ def with_peers(
     """The methods of a run and their peers, and a note on what had to stay away."""
     if peer != "transformers":
         raise ConfigError(f"--against {peer}: use transformers")
-    wanted = [Choice(name=name) for name in ALWAYS]
+    wanted = [Choice(name=name) for name in GREEDY]
     note = None
     for ours, theirs, shared in COUNTERPARTS:
         same = [

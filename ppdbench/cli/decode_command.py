@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +13,7 @@ from ppdbench.cli.common import (
     chosen_data,
     chosen_targets,
     closing_notes,
+    compilation_note,
     left_over,
     model_spec,
     notice,
@@ -30,9 +31,6 @@ from ppdbench.cli.options import (
     speed_options,
     task_options,
 )
-
-# Runs that could save less than this by compiled passes are not told so.
-SHORT_S = 10
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
@@ -103,16 +101,17 @@ def _decode(
 ) -> int:
     from ppdbench.bench.environment import set_threads
     from ppdbench.bench.runner import DecodeConfig, run_decode
-    from ppdbench.bench.summary import overall, summarize
     from ppdbench.engine.quiet import quiet
-    from ppdbench.report import decode_tables
+    from ppdbench.report import outputs
     from ppdbench.report.answers import check_answers
-    from ppdbench.report.export import emit, write
+    from ppdbench.report.export import write
 
     quiet()
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
     share = our_share(options, out, resume, launched)
     set_threads(options["threads"], share.on_machine)
+    if options.pop("pin"):
+        _pin(choices, share)
     exports, answers = options.pop("exports"), options.pop("answers")
     check_exports(exports)
     (target,) = chosen_targets([options.pop("target") or "greedy"], options)
@@ -129,26 +128,30 @@ def _decode(
         run = run_decode(config, folder, kind=kind, resume=resume, report=report, share=share)
     if told_elsewhere(run):
         return 0
-    summaries = summarize(run.header, run.samples)
-    alone = len(summaries) == 1 and kind == "decode"
-    content = summaries[0] if alone else summaries
-    if kind == "decode":
-        sheets = decode_tables.sheets(summaries)
-    else:
-        sheets = decode_tables.contest(summaries, overall(run.header, run.samples))
-    every = [decode_tables.long(summaries)]
-    emit(every if form == "csv" else sheets, content, form)
+    output = outputs.of_decoding(run.header, run.samples)
+    output.emit(form)
     for path in exports:
-        write(path, every if path.endswith(".csv") else sheets, content)
+        write(path, output.sheets_for(path.endswith(".csv")), output.content)
     if timeline is not None:
         _draw_timeline(run, timeline)
     if answers is not None:
         _write_answers(run, answers)
     _execution_note(run)
-    _compilation_note(run)
+    compilation_note(run)
     closing_notes(run, asked)
     left = left_over(run)
-    return verdict(run, summaries) or left
+    return verdict(run) or left
+
+
+def _pin(choices: Sequence[Choice], share: Share) -> None:
+    from ppdbench.errors import ConfigError
+    from ppdbench.pipeline import cores, ranks
+
+    if (share.on_machine or 1) > 1:
+        raise ConfigError("--pin: several processes share this machine's cores; leave it out")
+    if any(ranks.wanted(choice.name, choice.options) for choice in choices):
+        raise ConfigError("--pin: the units of ppd have cores of their own already; leave it out")
+    cores.pin()
 
 
 def _draw_timeline(run: Finished, path: str) -> None:
@@ -172,7 +175,7 @@ def _write_answers(run: Finished, path: str) -> None:
             notice(f"note: {lacking} questions are not in it: a turn failed or is not done yet")
 
 
-def verdict(run: Finished | StoredRun, summaries: Sequence[Mapping[str, Any]]) -> int:
+def verdict(run: Finished | StoredRun) -> int:
     """The exit code, and a line on stderr for each reason it is not 0."""
     broken = run.header["not_run"]
     for label, error in broken.items():
@@ -184,21 +187,11 @@ def verdict(run: Finished | StoredRun, summaries: Sequence[Mapping[str, Any]]) -
             f"ppdbench: {len(failed)} examples failed; the first: {first['method']} on "
             f"{first['task']} {first['example_id']}: {first['error']}"
         )
-    mismatches = sum(s["mismatch"] for s in summaries if s["exact"])
+    mismatches = sum(sample["verdict"] == "mismatch" for sample in run.samples)
     if mismatches:
         notice(f"ppdbench: {mismatches} outputs differ from greedy (see verdict in {run.path})")
         return 1
     return 3 if failed or broken else 0
-
-
-def _compilation_note(run: Finished) -> None:
-    """Say that passes ran compiled, or what a run that is not short could gain by it."""
-    about = run.header["compilation"]
-    if about["rows"]:
-        rows = ", ".join(map(str, about["rows"]))
-        notice(f"note: passes of {rows} rows ran compiled, ready after {about['seconds']:.0f} s")
-    elif about.get("saves_s", 0) > SHORT_S:
-        notice(f"note: passes ran eagerly: {about['why']}")
 
 
 def _execution_note(run: Finished) -> None:

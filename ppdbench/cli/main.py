@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -126,4 +127,6 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if Share.launched().launch is not None:  # torchrun hands Ctrl-C on, even in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # all memory goes at once; to look for garbage in it first takes a second
+    sys.exit(code)

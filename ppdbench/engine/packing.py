@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ppdbench.engine.pages import Files, Span, span
+from ppdbench.engine.weights import is_plain, parts
+
 # A packed product costs about 10 µs however small it is, so small matrices stay as they are:
 # the size in numbers from which packing pays.
 PAYS_FROM = {torch.float32: 1 << 16, torch.bfloat16: 1 << 13}
@@ -25,7 +28,10 @@ ROWS_HINT = 8
 
 
 class PackedLinear(nn.Module):
-    """y = x W^T + b over a packed W, which only `forward` can read until it is unpacked."""
+    """y = x W^T + b over a packed W, which only `forward` can read until it is unpacked.
+
+    Compiled passes of few rows read plain rows, wider ones the packed copy if it is kept.
+    """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -40,15 +46,21 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
-        if self.weight is not None:
-            return linear(x, self.weight, self.bias)
+        if self.packed is None:
+            return linear(x, self.plain, self.bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
-    def unpack(self) -> None:
-        """Hold W in plain rows, and in them alone."""
+    def unpack(self, shared: nn.Parameter | None = None, *, both: bool = False) -> None:
+        """Hold W in plain rows, in them alone or in both forms.
+
+        `shared` are plain rows that are there anyway.
+        """
         if self.weight is None:
-            self.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+            if shared is None:
+                shared = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+            self.weight = shared
+        if not both:
             self.packed, self.packed_bytes = None, 0
 
     @property
@@ -61,7 +73,8 @@ class PackedLinear(nn.Module):
 def can_pack(weight: Tensor) -> bool:
     """Whether this weight may be packed here."""
     return (
-        weight.device.type == "cpu"
+        is_plain(weight)
+        and weight.device.type == "cpu"
         and weight.numel() >= PAYS_FROM.get(weight.dtype, sys.maxsize)
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
@@ -85,13 +98,28 @@ def pack(module: nn.Module) -> nn.Module:
     return module
 
 
-def unpack(module: nn.Module) -> None:
-    """Plain weights in every packed layer in `module`."""
+def unpack(module: nn.Module, *, both: bool = False) -> None:
+    """Plain weights in every packed layer in `module`, beside the packed ones or alone."""
     for layer in module.modules():
         if isinstance(layer, PackedLinear):
-            layer.unpack()
+            layer.unpack(both=both)
+
+
+def spans(module: nn.Module) -> list[Span]:
+    """Where in memory the weights of `module` lie, but for those that are pages of a file."""
+    packed = [m.packed for m in module.modules() if isinstance(m, PackedLinear)]
+    plain = [t for p in module.parameters() for t in parts(p) if t.device.type == "cpu"]
+    files = Files.behind(plain)
+    held = [t for t in plain if not files.holds(t)] + [t for t in packed if t is not None]
+    return [span(tensor) for tensor in held if tensor.numel()]
 
 
 def packed_bytes(module: nn.Module) -> int:
     """Memory of the packed weights in `module`."""
     return sum(m.packed_bytes for m in module.modules() if isinstance(m, PackedLinear))
+
+
+def copied_bytes(module: nn.Module) -> int:
+    """Of that, the memory of weights that are there in plain rows too."""
+    layers = (m for m in module.modules() if isinstance(m, PackedLinear))
+    return sum(layer.packed_bytes for layer in layers if layer.weight is not None)

@@ -59,6 +59,7 @@ def test_a_calm_machine_raises_no_warning() -> None:
         ),
         ({"torch": {"anomaly_detection": True}}, "anomaly", "set_detect_anomaly(False)"),
         ({"variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, "waits for every kernel", "unset"),
+        ({"variables": {"NVIDIA_TF32_OVERRIDE": "1"}}, "products to TF32", "unset"),
         ({"torch": {"mkldnn": False}}, "oneDNN", "install"),
         ({"devices": [{"used_by_others": 0.5}]}, "50% of the memory of GPU 0", "--device cuda:N"),
     ],

@@ -202,7 +202,7 @@ def test_pass_at_1_is_stored_and_reading_it_again_runs_nothing(
     assert [s["passed"] for s in stored.samples] == [True, False, True]
     assert [s["execution"] for s in stored.samples] == ["passed", "failed", "passed"]
     assert stored.samples[1]["raised"] == "AssertionError"
-    quality = {"humaneval_pass1": pytest.approx(2 / 3)}
+    quality = {"humaneval_pass1": pytest.approx(2 / 3), "rouge2": 0}
     assert json.loads(captured.out)["quality"] == quality
     assert f"generated code ran within {', '.join(stored.samples[0]['protection'])}" in captured.err
 
@@ -218,7 +218,7 @@ def test_without_the_option_nothing_runs_and_a_note_says_so(
     monkeypatch.setattr(execution, "execute", pytest.fail)
     assert run(asked) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["quality"] is None
+    assert "humaneval_pass1" not in json.loads(captured.out)["quality"]
     assert "humaneval_pass1 needs generated code to run; --allow-code-execution" in captured.err
     assert "passed" not in read_run("run").samples[0]
 

@@ -149,6 +149,24 @@ def test_a_tied_head_is_packed_while_its_embedding_still_embeds() -> None:
     assert set(cache.lengths.values()) == {0}
 
 
+def test_a_tied_head_reads_the_embedding_again_once_it_is_unpacked() -> None:
+    model = StagedModel(stock_model("llama-mha-tied"))
+    head = model.adapter.head
+    assert isinstance(head, PackedLinear)
+    model.adapter.unpack()
+    assert head.plain is model.adapter.embedding.weight
+    assert packed_bytes(model.model) == 0
+
+
+def test_a_head_of_its_own_is_unpacked_to_its_own_rows() -> None:
+    stock = stock_model("llama")
+    rows_before = stock.lm_head.weight.clone()
+    model = StagedModel(stock)
+    model.adapter.unpack()
+    assert torch.equal(model.adapter.head.plain, rows_before)
+    assert model.adapter.head.plain is not model.adapter.embedding.weight
+
+
 # What is left alone
 
 
