@@ -8,20 +8,25 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= results/demo
 
-.PHONY: help demo setup test test-fast check format checked-runs check-baselines \
-	update-baselines tables reference reference-twin addons wheel benchmark clean
+.PHONY: help demo setup test test-fast test-quantized check format checked-runs check-baselines \
+	update-baselines tables measured readme reference reference-twin addons gpu-check wheel \
+	benchmark clean
 
 help:
 	@echo "make demo       install, then match rates and speedups of the embedded model"
 	@echo "make test       all tests"
 	@echo "make test-fast  tests without those marked slow"
+	@echo "make test-quantized    those of 8- and 4-bit weights, with the libraries they need"
 	@echo "make check      ruff and strict mypy"
 	@echo "make check-baselines   the embedded model against results/baselines/"
 	@echo "make update-baselines  write results/baselines/ anew, where a change is meant"
 	@echo "make tables     the papers' tables with our numbers, into results/tables/"
+	@echo "make measured   all runs that the README shows, and the README anew"
+	@echo "make readme     the README's tables from its runs"
 	@echo "make benchmark  the figures of the README: greedy and probing against generate()"
 	@echo "make reference  train the embedded model again (hours; needs TEXT and HELD_OUT)"
 	@echo "make addons     train what guesses ahead for the embedded model (an hour)"
+	@echo "make gpu-check  what must hold on a GPU, into results/gpu-check/ (docs/gpu.md)"
 	@echo "make wheel      build the wheel into dist/"
 
 setup: $(READY)
@@ -34,15 +39,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
+DEMO_BENCH := bench --offline --task gsm8k --task squad --limit 8 --max-new-tokens 64 \
+    --method greedy --method layerskip --method speculative:draft_model=reference-draft \
+    --method prompt-lookup --method lookahead --method early-exit
+
 demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/ppdbench probe --offline --task gsm8k --task squad --limit 8 --max-new-tokens 64 \
 	    --head reference --show-example 0 --plot $(DEMO)/match-rates.png --out $(DEMO)/probe
 	$(BIN)/ppdbench theory --run $(DEMO)/probe -k 3
-	$(BIN)/ppdbench bench --offline --task gsm8k --task squad --limit 8 --max-new-tokens 64 \
-	    --method greedy --method layerskip --method speculative:draft_model=reference-draft \
-	    --method prompt-lookup --method lookahead --method early-exit \
-	    --out $(DEMO)/bench --export $(DEMO)/bench.md
+	$(BIN)/ppdbench $(DEMO_BENCH) --out $(DEMO)/bench --export $(DEMO)/bench.md
 	$(BIN)/ppdbench report $(DEMO)/probe $(DEMO)/bench --out $(DEMO)/report.html
 	@echo "written: $(DEMO)/"
 
@@ -51,6 +57,17 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+# The optional libraries lie apart: where they are installed, transformers imports them with itself.
+QUANTIZED := $(VENV)/quantized
+
+$(QUANTIZED)/.ready: $(READY) constraints.txt
+	$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --no-deps --upgrade \
+	    --target $(QUANTIZED) bitsandbytes torchao
+	@touch $@
+
+test-quantized: $(QUANTIZED)/.ready
+	PYTHONPATH=$(QUANTIZED) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/engine/test_quantized.py
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -103,6 +120,31 @@ tables: $(READY)
 	for name in $(SHORTENED); do $(EACH_TABLE) $(SHORT_SCALE) || code=$$?; done; \
 	exit $$code
 
+# What the README shows: runs, pictures, and its tables made of the runs. On a quiet machine with
+# two cores this takes some minutes.
+MEASURED ?= results/readme
+ON_XSUM := --offline --threads 1 --task xsum --data builtin --max-new-tokens 64
+UNITS := --method ppd:form=split,k=1 --method ppd:form=split,k=3
+REPLICAS := --method ppd:form=replicated,k=1 --method ppd:form=replicated,k=3
+
+measured: $(READY)
+	rm -rf $(MEASURED)
+	$(BIN)/ppdbench probe --offline --task squad --task xsum --max-new-tokens 64 --show-example 20 \
+	    --plot docs/match-rates.png --out $(MEASURED)/probe > /dev/null
+	$(BIN)/ppdbench $(DEMO_BENCH) --out $(MEASURED)/bench > /dev/null
+	$(BIN)/ppdbench bench $(ON_XSUM) --against transformers --compile on --method greedy \
+	    --method layerskip:exit_layer=2 --method prompt-lookup --limit 16 \
+	    --out $(MEASURED)/transformers > /dev/null
+	$(BIN)/ppdbench bench $(ON_XSUM) --model synthetic:layers=16,hidden=512,agree=0.9 --limit 6 \
+	    $(UNITS) --out $(MEASURED)/ppd-random > /dev/null
+	$(BIN)/ppdbench bench $(ON_XSUM) --limit 6 $(UNITS) $(REPLICAS) --out $(MEASURED)/ppd > /dev/null
+	$(BIN)/ppdbench decode $(ON_XSUM) --method ppd --set form=split --set k=3 --limit 2 \
+	    --timeline docs/timeline.png --out $(MEASURED)/timeline > /dev/null
+	$(MAKE) readme
+
+readme: $(READY)
+	$(BIN)/python -m benchmarks.readme
+
 benchmark: $(READY)
 	$(BIN)/python -m benchmarks.probing
 	$(BIN)/ppdbench env --baseline --model synthetic:llama-20m
@@ -138,11 +180,13 @@ reference-twin: $(READY)
 	$(TRAIN) layerskip --model ./$(WORK)/twin1 $(LONG) $(PLAIN) --out $(WORK)/twin2
 
 # What is trained beside the embedded model, which stays as it is; then the trees, grown from
-# how often the guesses were right on the builtin examples and chosen by this machine's times.
+# how often the guesses were right on builtin examples of every task and chosen by what decoding
+# those with them gives and by this machine's times.
 BESIDE := $(DATA) --beta2 0.95 --clip 1 --precision bf16 --compile --threads 1 --dtype float32 \
     --save-dtype bfloat16 --batch-size 16 --micro-batch 4 --sequence 512
-CALIBRATE := $(BIN)/ppdbench probe --offline --what drafts --task alpaca --task gsm8k \
-    --task humaneval --task mt_bench --task squad --task xsum --limit 12
+CALIBRATE := $(BIN)/ppdbench probe --offline --what drafts --task alpaca --task cnn_dailymail \
+    --task gsm8k --task humaneval --task mt_bench --task spec_bench --task squad --task topv2 \
+    --task wmt_en_fr --task xsum
 GROW := $(BIN)/ppdbench tree build --offline --dtype float32 --threads 2
 
 addons: $(READY)
@@ -163,6 +207,11 @@ addons: $(READY)
 	$(BIN)/python -m benchmarks.reference texts $(WORK)/prompts.txt
 	$(BIN)/ppdbench datastore --offline --text $(WORK)/prompts.txt --out $(WORK)/datastore
 	$(BIN)/python -m benchmarks.reference addons $(WORK)
+
+OUT ?= results/gpu-check
+
+gpu-check: $(READY)
+	$(BIN)/python -m benchmarks.gpu_check --out $(OUT)
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist .

@@ -30,10 +30,11 @@ def run_header(kind: str, config: RunConfig, loaded: Loaded, work: Workload) -> 
             "n_layers": staged.n_layers,
             "hidden_size": staged.hidden_size,
             "vocab_size": staged.vocab_size,
-            "dtype": str(staged.dtype).removeprefix("torch."),
+            "dtype": staged.precision,
             "device": str(staged.device),
             "synthetic": loaded.spec.is_synthetic,
         },
+        "layers": staged.layers_by_place(),
         "data": work.sources,
         "environment": describe(),
     }

@@ -20,9 +20,13 @@ from ppdbench.tasks import (
     load_rows,
     load_shot_rows,
     load_task,
+    stands_in,
 )
 
 Report = Callable[[str, int, "int | None"], None]
+
+# Of English text; for reckoning memory, where a factor of two matters little.
+CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +117,10 @@ class Workload:
     def _file(self, task: Task) -> dict[str, str]:
         if self.config.data == "hub":
             return {"hub_id": str(task.dataset.hub_id)}
-        return {"file": data_file(task, self.config.data, self.config.split).name}
+        file = data_file(task, self.config.data, self.config.split)
+        if self.config.split is None and stands_in(task, self.config.data, file):
+            return {"file": file.name, "in_place_of": task.dataset.split}
+        return {"file": file.name}
 
     @staticmethod
     def _digest(task: Task, examples: list[Example]) -> str:
@@ -122,6 +129,15 @@ class Workload:
         for example in examples:
             digest.update(f"\0{example.id}\0{example.prompt.shots}{example.prompt.text}".encode())
         return digest.hexdigest()[:16]
+
+    def context(self) -> int:
+        """About how many tokens the longest example takes, before there is a tokenizer."""
+        lengths = (
+            len(example.prompt.text) // CHARACTERS_PER_TOKEN + self.config.new_tokens(task)
+            for task, examples in self.examples
+            for example in examples
+        )
+        return max(lengths, default=0)
 
     def encode(self, loaded: Loaded) -> list[Item]:
         """All examples as token ids that fit the model."""

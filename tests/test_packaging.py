@@ -93,13 +93,17 @@ def imported(file: Path) -> set[str]:
 
 
 def test_everything_imported_is_declared(project: dict[str, Any]) -> None:
-    declared = {name_of(line).replace("-", "_") for line in project["project"]["dependencies"]}
+    content = project["project"]
+    extras = {  # what a module may use where it is installed
+        "quantized.py": content["optional-dependencies"]["quantized"],
+        "testing.py": ["pytest"],  # only those who run tests need what runs them
+    }
     distributions = {"yaml": "pyyaml", "mpl_toolkits": "matplotlib"}
     own = sys.stdlib_module_names | {"ppdbench"}
     for file in (ROOT / "ppdbench").rglob("*.py"):
-        # Only those who run tests need what runs them.
-        there = {"pytest"} if file.name == "testing.py" else set()
-        for module in imported(file) - own - there:
+        lines = [*content["dependencies"], *extras.get(file.name, [])]
+        declared = {name_of(line).replace("-", "_") for line in lines}
+        for module in imported(file) - own:
             assert distributions.get(module, module) in declared, f"{file.name} imports {module}"
 
 

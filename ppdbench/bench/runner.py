@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.bench.bandwidth import measure_bandwidth
-from ppdbench.bench.compiling import check_mode, settle
+from ppdbench.bench.compiling import check_mode, compilation_of, settle
 from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome, limits_of
 from ppdbench.bench.environment import forget_peak_memory, peak_memory_bytes
 from ppdbench.bench.execution import CodeRuns
@@ -21,8 +21,9 @@ from ppdbench.engine.loading import Loaded, load
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.header import run_header
 from ppdbench.samples import Key
+from ppdbench.scoring import NEEDS_EXECUTION, parts
 from ppdbench.shares import ALONE, Share
-from ppdbench.store import RunFolder, check_target
+from ppdbench.store import RunFolder, begun_header, check_target
 from ppdbench.strategies import method
 from ppdbench.strategies.base import Method, Setup, Strategy, settings, split_name
 from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity
@@ -108,7 +109,7 @@ def run_decode(
     # No quality is asked of random weights.
     scored = config.allow_code_execution and not config.model.is_synthetic
     code = CodeRuns.read(work) if scored else None
-    loaded = load(config.model)
+    loaded = load(config.model, context=work.context())
     items = with_later_turns(work.encode(loaded), loaded)
     setup = Setup(loaded, capacity(items), config.seed)
     with ExitStack() as started:
@@ -125,6 +126,7 @@ def run_decode(
             {c.label: c.decoder for c in contestants},
             sum(item.max_new_tokens for item in items) * (len(contestants) + len(BASELINE)),
             report,
+            compilation_of(begun_header(out, share)),
         )
         header = {
             **run_header(kind, config, loaded, work),
@@ -187,8 +189,9 @@ def decode_missing(
     for item in missing[:1]:
         contest.warm_up(contest.ready(item), warmup)
     for number, item in enumerate(map(contest.ready, missing)):
-        outcomes = contest.run(item, turn=number)
-        for contestant in left(item, contest.contestants, folder):
+        lacking = left(item, contest.contestants, folder)
+        outcomes = contest.run(item, turn=number, contestants=lacking)
+        for contestant in lacking:
             sample = sample_of(item, contestant.label, outcomes, contest.loaded)
             folder.append(sample | code.facts(item, sample) if code else sample)
         report(item.task.name, len(items) - len(missing) + number + 1, len(items))
@@ -301,6 +304,9 @@ def sample_of(
         "baseline_step_ms": [_rounded(ms) for ms in theirs.step_ms],
         "baseline_again_ms": _rounded(sum(floor.step_ms)),
     }
+    scored = [metric for metric in item.task.metrics if metric not in NEEDS_EXECUTION]
+    if scored and not loaded.spec.is_synthetic:
+        sample["scores"] = parts(scored, sample["text"], sample["references"], which=_which(item))
     if ours.profile is not None:
         sample["profile"] = {name: _rounded(value) for name, value in ours.profile.items()}
     if ours.exits:
@@ -326,6 +332,10 @@ def sample_of(
             "baseline_ids": list(outcome.reference.output_ids),
         }
     return sample
+
+
+def _which(item: Item) -> str:
+    return f"{item.task.name} example {item.example.id}"
 
 
 def _rounded(ms: float) -> float:

@@ -21,14 +21,23 @@ PROMPTS = 2
 # Ratios of rounds spread by less than this factor on a machine left alone.
 STEADY = 1.3
 
-BASELINE_ONLY = (
-    *("model", "revision", "dtype", "offline", "trust_remote_code"),
-    *("prompt_tokens", "new_tokens", "rounds", "compile"),
+# What the options below say is used with a model, or with --baseline alone.
+OF_MODELS = (
+    *("revision", "dtype", "quantize", "device_map", "max_memory", "offline"),
+    *("trust_remote_code", "methods", "prompt_tokens", "new_tokens"),
 )
+BASELINE_ONLY = ("rounds", "compile")
 
 
 @click.command("env")
 @click.option("--baseline", is_flag=True, help="Time our greedy against transformers' generate().")
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="With --model: a method whose draft model or files to count; may be repeated.",
+)
 @model_options
 @click.option("--prompt-tokens", type=int, default=64, show_default=True, help="Prompt length.")
 @click.option("--new-tokens", type=int, default=128, show_default=True, help="Tokens to generate.")
@@ -39,12 +48,16 @@ BASELINE_ONLY = (
 def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) -> None:
     """Versions, devices, settings and memory bandwidth; warnings on stderr.
 
+    With --model how much memory it needs, for sequences of --prompt-tokens and --new-tokens,
+    and where its layers would go: worked out without loading it.
+
     With --baseline also how fast greedy decoding runs here: ours, which every speedup is
     measured against, and generate() of transformers on the same weights and prompts.
 
     \b
     ppdbench env
     ppdbench env --format json
+    ppdbench env --model synthetic:llama-13b --dtype bfloat16 --prompt-tokens 4000
     ppdbench env --baseline --model synthetic:llama-20m --dtype bfloat16
     """
     for name in ("prompt_tokens", "new_tokens", "rounds"):
@@ -53,6 +66,7 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     from ppdbench.bench import environment
     from ppdbench.engine.loading import resolve_device
     from ppdbench.report.export import emit
+    from ppdbench.report.memory_tables import memory_sheets
 
     environment.set_threads(options.pop("threads"))
     device = resolve_device(options["device"])
@@ -78,19 +92,37 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     else:
         from ppdbench.bench.bandwidth import measure_bandwidth
 
-        _say_what_is_unused(ctx)
+        _say_what_is_unused(ctx, options["model"])
         speed = measure_bandwidth(device, BANDWIDTH_SECONDS)
         result |= {"device": str(device), "bandwidth_bytes_per_s": speed}
         sheets.append(_bandwidth_sheet(str(device), speed))
+        if options["model"] is not None:
+            result["memory"] = _needs(options)
+            sheets += memory_sheets(result["memory"])
     emit(sheets, result, form)
 
 
-def _say_what_is_unused(ctx: click.Context) -> None:
+def _say_what_is_unused(ctx: click.Context, model: str | None) -> None:
     """Nothing asked for is ignored in silence."""
     given = click.core.ParameterSource.COMMANDLINE
-    for name in BASELINE_ONLY:
-        if ctx.get_parameter_source(name) == given:
-            notice(f"note: --{name.replace('_', '-')} means nothing without --baseline")
+    without = dict.fromkeys(BASELINE_ONLY, "--baseline")
+    if model is None:
+        without |= dict.fromkeys(OF_MODELS, "--model or --baseline")
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        if name in without and ctx.get_parameter_source(name) == given:
+            notice(f"note: {parameter.opts[0]} means nothing without {without[name]}")
+
+
+def _needs(options: dict[str, Any]) -> dict[str, Any]:
+    from ppdbench.bench.needs import reckon_needs
+    from ppdbench.bench.runner import Choice
+    from ppdbench.engine.quiet import quiet
+
+    quiet()
+    choices = [Choice.parse(text) for text in options.pop("methods")]
+    context = options["prompt_tokens"] + options["new_tokens"]
+    return reckon_needs(model_spec(options), context, choices).to_dict()
 
 
 def _compare(options: dict[str, Any]) -> BaselineReport:

@@ -7,7 +7,7 @@ Decoder layers are the loaded model's own modules.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 from ppdbench.engine.cache import CacheShape, Rows
 from ppdbench.engine.masks import Step
-from ppdbench.engine.packing import PackedLinear, pack, unpack
+from ppdbench.engine.offload import NOTHING, Away, FromDisk, Shelf, at_home
+from ppdbench.engine.packing import PackedLinear, pack, spans, unpack
+from ppdbench.engine.pages import Files, enlarge, trim
+from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
 from ppdbench.registry import Registry
 
@@ -37,18 +40,72 @@ class Adapter:
     layers_name: ClassVar[str] = "layers"
     cache_argument: ClassVar[str] = "past_key_values"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, shelf: Shelf = NOTHING) -> None:
         self.model = model
         self.config = model.config
+        self.shelf = shelf
         self.body = model.get_submodule(self.body_path)
         self.layers: list[nn.Module] = list(getattr(self.body, self.layers_name))
-        self._passes = [layer.forward for layer in self.layers]
         self.embedding: nn.Module = getattr(self.body, self.embedding_name)
+        self._passes = [self._pass(i, layer) for i, layer in enumerate(self.layers)]
+        for name, part in self.body.named_children():
+            if name not in (self.layers_name, self.embedding_name):
+                setattr(self.body, name, at_home(part, self._path(name), shelf, self.device))
         self.final_norm: nn.Module | None = getattr(self.body, self.norm_name)
-        self.head: nn.Module = model.get_output_embeddings()
+        self.head = at_home(model.get_output_embeddings(), self.head_path(), shelf, self.device)
+        self._tied = self._head_is_tied()
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.windows = self._windows()
-        self._rotary: dict[str | None, tuple[Tensor, Tensor]] = {}
+        self._rotary: dict[tuple[str | None, torch.device], tuple[Tensor, Tensor]] = {}
+
+    # Where the parts are
+
+    def _path(self, name: str) -> str:
+        return f"{self.body_path}.{name}"
+
+    def layer_path(self, index: int) -> str:
+        """The full name of a layer."""
+        return f"{self._path(self.layers_name)}.{index}"
+
+    def embedding_path(self) -> str:
+        """The full name of the embedding."""
+        return self._path(self.embedding_name)
+
+    def head_path(self) -> str:
+        """The full name of the head."""
+        head = self.model.get_output_embeddings()
+        return next(str(name) for name, part in self.model.named_modules() if part is head)
+
+    def is_tied(self) -> bool:
+        """Whether the head reads the embedding's weights."""
+        own: nn.Module = self.model.get_output_embeddings()
+        return own.get_parameter("weight") is self.embedding.get_parameter("weight")
+
+    def _pass(self, index: int, layer: nn.Module) -> Callable[..., Any]:
+        """How `layer` is called in the place of layer `index`."""
+        if not self.on_disk(index):
+            return layer.forward
+        return FromDisk(layer, self.layer_path(index), self.shelf, self.device).forward
+
+    @property
+    def in_one_place(self) -> bool:
+        """Whether all layers and the readout lie in memory where tokens enter."""
+        around = isinstance(self.final_norm, Away | FromDisk) or isinstance(
+            self.head, Away | FromDisk
+        )
+        return not around and not any(
+            self.on_disk(i) or self.device_of(i) != self.device for i in range(len(self.layers))
+        )
+
+    def on_disk(self, index: int) -> bool:
+        """Whether the weights of a layer are read from their files for each pass."""
+        return self.shelf.holds(self.layers[index], self.layer_path(index))
+
+    def device_of(self, index: int) -> torch.device:
+        """Where a layer computes; what is read from disk does so where tokens enter."""
+        if self.on_disk(index):
+            return self.device
+        return next(self.layers[index].parameters()).device
 
     # What the engine asks of a family
 
@@ -109,18 +166,17 @@ class Adapter:
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
         """cos and sin of the step's positions: [batch or 1, query, rotary_dim]."""
-        cos, sin = self._rotary[kind]
+        cos, sin = self._rotary[kind, step.positions.device]
         if step.contiguous:
             return cos[None, step.start : step.end], sin[None, step.start : step.end]
-        index = step.positions.to(cos.device)
-        return cos[index], sin[index]
+        return cos[step.positions], sin[step.positions]
 
     def with_layers(self, others: Mapping[int, nn.Module]) -> Adapter:
         """The same, but with other modules in the place of some layers."""
         twin = copy.copy(self)
         twin.layers = [others.get(i, layer) for i, layer in enumerate(self.layers)]
         twin._passes = [
-            others[i].forward if i in others else call for i, call in enumerate(self._passes)
+            self._pass(i, others[i]) if i in others else call for i, call in enumerate(self._passes)
         ]
         return twin
 
@@ -129,19 +185,33 @@ class Adapter:
         self._passes = [torch.compile(layer.forward, dynamic=True) for layer in self.layers]
 
     def pack(self) -> None:
-        """Lay the weights out for this machine's matrix kernels."""
+        """Lay the weights out for this machine's matrix kernels, no two layers at once."""
+        files = Files.behind(t for p in self.model.parameters() for t in parts(p))
         for layer in self.layers:
             pack(layer)
+            files.release()
+            trim()
         self.head = pack(self.head)
         self.model.set_output_embeddings(self.head)
+        files.release()
+        trim()
 
-    def unpack(self) -> None:
-        """Plain weights again, which is what compiled passes read."""
+    def unpack(self, *, both: bool = False) -> None:
+        """Plain weights again, which is what compiled passes read; packed ones too, if `both`."""
+        if self._tied and isinstance(self.head, PackedLinear):
+            self.head.unpack(self.embedding.get_parameter("weight"), both=both)
         for module in (*self.layers, self.head):
-            unpack(module)
-        shared = self.embedding.get_parameter("weight")
-        if isinstance(self.head, PackedLinear) and torch.equal(self.head.plain, shared):
-            self.head.weight = shared  # tied, as it was before
+            unpack(module, both=both)
+            trim()
+
+    def enlarge(self) -> None:
+        """Put what passes read on large pages."""
+        enlarge(spans(nn.ModuleList((*self.layers, self.head))))
+
+    def _head_is_tied(self) -> bool:
+        """Whether the head reads the memory that the embedding does."""
+        shared = {p.data_ptr() for p in self.head.parameters()}
+        return any(p.data_ptr() in shared for p in self.embedding.parameters())
 
     def drop(self, layers: Iterable[int]) -> None:
         """Free the weights of layers that this process never runs; their types stay known."""
@@ -150,9 +220,9 @@ class Adapter:
 
     def drop_embedding(self) -> None:
         """Free the embedding, unless the head reads the same memory."""
-        shared = {p.data_ptr() for p in self.head.parameters()}
-        if not any(p.data_ptr() in shared for p in self.embedding.parameters()):
+        if not self._head_is_tied():
             _free(self.embedding)
+            self._tied = False
 
     def parts(self, layers: range) -> list[nn.Module]:
         """What it takes to run these layers and to read out after the last of them."""
@@ -181,13 +251,16 @@ class Adapter:
     def rotary_width(self) -> int:
         """The last size of what `rotary` gives."""
         self._fill_rotary(1)
-        return self._rotary[self.rope_kind(0)][0].shape[-1]
+        return self._rotary[self.rope_kind(0), self.device][0].shape[-1]
 
     def _fill_rotary(self, capacity: int) -> None:
+        devices = {self.device, *map(self.device_of, range(len(self.layers)))}
         for kind in {self.rope_kind(i) for i in range(len(self.layers))}:
-            held = self._rotary.get(kind)
+            held = self._rotary.get((kind, self.device))
             if held is None or held[0].shape[0] < capacity:
-                self._rotary[kind] = self._rotary_table(capacity, kind)
+                cos, sin = self._rotary_table(capacity, kind)
+                for device in devices:
+                    self._rotary[kind, device] = cos.to(device), sin.to(device)
 
     def _rotary_table(self, capacity: int, kind: str | None) -> tuple[Tensor, Tensor]:
         # Ordinary tensors even if made while decoding, so that training can use them too.
@@ -231,7 +304,7 @@ class Adapter:
     @property
     def dtype(self) -> torch.dtype:
         """The type the model computes in."""
-        return next(self.layers[0].parameters()).dtype
+        return next(self.embedding.parameters()).dtype
 
     @property
     def device(self) -> torch.device:
@@ -258,7 +331,7 @@ class Adapter:
             n_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=head_dim,
             windows=self.windows,
-            devices=tuple(next(layer.parameters()).device for layer in self.layers),
+            devices=tuple(map(self.device_of, range(len(self.layers)))),
             dtype=self.dtype,
         )
 
@@ -271,8 +344,8 @@ for _family in ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma2")
 class Gemma3Adapter(Adapter):
     """Gemma 3 text: local and global layers turn at different speeds."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, shelf: Shelf = NOTHING) -> None:
+        super().__init__(model, shelf)
         if getattr(self.config, "use_bidirectional_attention", False):
             raise UnsupportedModel("bidirectional Gemma 3 models do not decode left to right")
 
@@ -349,15 +422,18 @@ class OPTAdapter(GPT2Adapter):
 
 
 def _free(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        parameter.data = parameter.new_empty(0)
+    for part in module.modules():
+        for name, held in part._parameters.items():
+            if held is not None:  # a new one: quantised weights hold more than their numbers
+                empty = torch.empty(0, dtype=held.dtype, device=held.device)
+                part._parameters[name] = nn.Parameter(empty, requires_grad=False)
 
 
-def adapter_for(model: Any) -> Adapter:
+def adapter_for(model: Any, shelf: Shelf = NOTHING) -> Adapter:
     """The adapter of a loaded model, or an error that names the families there are."""
     family = model.config.model_type
     if family not in ADAPTERS:
         raise UnsupportedModel(
             f"model family {family!r} has no adapter; supported: {', '.join(ADAPTERS.names())}"
         )
-    return ADAPTERS.get(family)(model)
+    return ADAPTERS.get(family)(model, shelf)

@@ -15,9 +15,16 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine import synthetic
+from ppdbench.engine.footprint import on_meta
+from ppdbench.engine.kernels import allow_exact_ones
+from ppdbench.engine.offload import NOTHING, Shelf
+from ppdbench.engine.placement import DISK, Settled, check_asked, refuse_too_large, settle
+from ppdbench.engine.quantized import check_scheme, check_stored, keep_types, quantize
 from ppdbench.engine.shapes import PREFIX, parse
 from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.weights import parts
 from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
+from ppdbench.garbage import no_collection
 from ppdbench.resources import reference_is_there, reference_model
 
 DTYPES = {
@@ -42,6 +49,19 @@ class ModelSpec:
     device: str = "auto"
     offline: bool = False
     trust_remote_code: bool = False
+    quantize: str | None = None
+    device_map: str | None = None
+    max_memory: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.quantize is not None:
+            check_scheme(self.quantize)
+        if self.device_map is not None:
+            check_asked(self.device_map)
+            if self.quantize is not None:
+                raise ConfigError("--quantize is for models on one device; leave --device-map out")
+        elif self.max_memory is not None:
+            raise ConfigError("--max-memory limits what --device-map distributes; give both")
 
     @property
     def is_synthetic(self) -> bool:
@@ -102,12 +122,18 @@ def resolve_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch
     return stored
 
 
-def load(spec: ModelSpec, *, keep: range | None = None) -> Loaded:
+def load(spec: ModelSpec, *, keep: range | None = None, context: int = 0) -> Loaded:
     """The model behind `spec`, its weights laid out for this machine.
 
-    `keep` are the layers that this process runs, all of them unless told.
+    `keep` are the layers that this process runs, all of them unless told. There must be room
+    for sequences of `context` tokens beside the weights.
     """
-    model, tokenizer = load_stock(spec)
+    if keep is not None and spec.device_map is not None:
+        raise ConfigError(
+            f"--device-map {spec.device_map}: a unit of ppd on its own loads the layers that the "
+            "form gives it; leave it out or use --set form=inline"
+        )
+    model, tokenizer = load_stock(spec, context)
     return take_over(spec, model, tokenizer, keep=keep)
 
 
@@ -115,29 +141,69 @@ def take_over(
     spec: ModelSpec, model: Any, tokenizer: Any, *, keep: range | None = None, packed: bool = True
 ) -> Loaded:
     """Turn a stock transformers model into one the engine runs."""
-    fingerprint = weight_fingerprint(model)
+    shelf = NOTHING if spec.device_map is None else Shelf.of(model)
+    fingerprint = weight_fingerprint(model, shelf)  # of what was stored, whatever is made of it
+    model = laid_out(spec, model)
     eos, pad = token_ids(model)
-    staged = StagedModel(model, packed=packed, keep=keep)
+    staged = StagedModel(model, packed=packed, keep=keep, shelf=shelf)
     return Loaded(spec, staged, tokenizer, eos, pad, fingerprint)
 
 
-def load_stock(spec: ModelSpec) -> tuple[Any, Any]:
-    """The transformers model and tokenizer as any user would load them."""
+def laid_out(spec: ModelSpec, model: Any) -> Any:
+    """The model with its weights as `spec` wants them, on its device."""
+    if spec.quantize is not None:
+        device = resolve_device(spec.device)
+        quantize(model, spec.quantize, device)
+        model = model.to(device)
+    keep_types(model)
+    return model
+
+
+@no_collection()  # of transformers' model code
+def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
+    """The transformers model and tokenizer as any user would load them.
+
+    A model that is to be quantised waits on the CPU for `laid_out`.
+    """
     device = resolve_device(spec.device)
+    allow_exact_ones(device)
     if spec.is_synthetic:
         if spec.revision is not None:
             raise ConfigError(f"--revision {spec.revision}: a synthetic model has none; use seed=N")
         shape = parse(spec.name)
         dtype = resolve_dtype(spec.dtype, torch.float32, device)
+        settled = reckon(spec, context)
+        refuse_too_large(spec, settled)
         return (
-            synthetic.build(shape, dtype, device),
+            synthetic.build(shape, dtype, _first_place(spec, device), settled.places),
             synthetic.tokenizer(shape.vocab, shape.context),
         )
     path = _source(spec)
     if Path(path).is_dir():
         _check_folder(Path(path))
     with _one_line_errors(spec):
-        return _from_pretrained(path, spec, device)
+        return _from_pretrained(path, spec, device, context)
+
+
+def reckon(spec: ModelSpec, context: int) -> Settled:
+    """What a model would need and where it would go, from its configuration alone."""
+    device = resolve_device(spec.device)
+    if spec.is_synthetic:
+        config = synthetic.configuration(parse(spec.name))
+        return _settled(config, spec, resolve_dtype(spec.dtype, torch.float32, device), context)
+    path = _source(spec)
+    with _one_line_errors(spec):
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(path, **_how(spec))
+        _check_family(config)
+        dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
+        return _settled(config, spec, dtype, context)
+
+
+def _settled(config: Any, spec: ModelSpec, dtype: torch.dtype, context: int) -> Settled:
+    model = on_meta(config, dtype, trust_remote_code=spec.trust_remote_code)
+    return settle(spec, model, resolve_device(spec.device), context)
 
 
 def load_words(spec: ModelSpec) -> tuple[Any, int]:
@@ -192,26 +258,57 @@ def _how(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _from_pretrained(path: str, spec: ModelSpec, device: torch.device) -> tuple[Any, Any]:
+def _from_pretrained(
+    path: str, spec: ModelSpec, device: torch.device, context: int
+) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    from ppdbench.engine.adapters import ADAPTERS
 
     shared = _how(spec)
     config = AutoConfig.from_pretrained(path, **shared)
-    if config.model_type not in ADAPTERS:
-        raise UnsupportedModel(
-            f"model family {config.model_type!r} has no adapter; "
-            f"supported: {', '.join(ADAPTERS.names())}"
-        )
+    _check_family(config)
+    is_quantised = check_stored(config, spec.name, spec.quantize)
     dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
     tokenizer = AutoTokenizer.from_pretrained(path, **shared)
+    settled = _settled(config, spec, dtype, context)
+    refuse_too_large(spec, settled)
+    if is_quantised and settled.places is None:  # made for the device that they load on
+        shared["device_map"] = {"": device}
+    elif settled.places is not None:
+        _check_disk(path, spec, settled)
+        shared["device_map"] = settled.places
     model, report = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, output_loading_info=True, **shared
     )
     _check_complete(report["missing_keys"], spec.name)
     _check_vocabulary(tokenizer, int(config.vocab_size), spec.name)
-    return model.to(device).eval(), tokenizer
+    if "device_map" not in shared:
+        model = model.to(_first_place(spec, device))
+    return model.eval(), tokenizer
+
+
+def _check_family(config: Any) -> None:
+    from ppdbench.engine.adapters import ADAPTERS
+
+    if config.model_type not in ADAPTERS:
+        raise UnsupportedModel(
+            f"model family {config.model_type!r} has no adapter; "
+            f"supported: {', '.join(ADAPTERS.names())}"
+        )
+
+
+def _check_disk(path: str, spec: ModelSpec, settled: Settled) -> None:
+    """Layers can only stay in files that can be mapped."""
+    folder = Path(path)
+    if DISK in settled.held and folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"{spec.name} has no safetensors files to read layers from; convert it, as "
+            "save_pretrained does, or use --dtype bfloat16 or a device with more memory"
+        )
+
+
+def _first_place(spec: ModelSpec, device: torch.device) -> torch.device:
+    """Where plain weights go first."""
+    return device if spec.quantize is None else torch.device("cpu")
 
 
 def _check_vocabulary(tokenizer: Any, vocab_size: int, name: str) -> None:
@@ -281,9 +378,11 @@ def token_ids(model: Any) -> tuple[frozenset[int], int]:
     return frozenset(ids), int(pad)
 
 
-def weight_fingerprint(model: Any) -> str:
-    """The fingerprint of all parameters of a model."""
-    return tensor_fingerprint(model.named_parameters())
+def weight_fingerprint(model: Any, shelf: Shelf = NOTHING) -> str:
+    """The fingerprint of all parameters of a model, those that stayed on disk included."""
+    return tensor_fingerprint(
+        (name, part) for name, whole in shelf.parameters(model) for part in parts(whole)
+    )
 
 
 @torch.no_grad()

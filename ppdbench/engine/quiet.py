@@ -11,6 +11,8 @@ def quiet() -> None:
 
     talk.set_verbosity_error()
     talk.disable_progress_bar()
-    # The hub's client announces every retry; our error says once what came of them.
-    for library in ("accelerate", "huggingface_hub"):
+    # The hub's client announces every retry; our error says once what came of them. What
+    # quantises tells on import of kernels for devices that are not there.
+    quantising = ("bitsandbytes", "torchao", "torch.utils._pytree")
+    for library in ("accelerate", "huggingface_hub", *quantising):
         logging.getLogger(library).setLevel(logging.ERROR)

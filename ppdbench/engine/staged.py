@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,12 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine import attention
-from ppdbench.engine.adapters import Rotary, adapter_for
+from ppdbench.engine.adapters import adapter_for
 from ppdbench.engine.artefacts import home
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.compiled import CompiledLayers
+from ppdbench.engine.graphs import Graphs
 from ppdbench.engine.masks import FixedShape, Step, StepMaker
-from ppdbench.engine.packing import packed_bytes
+from ppdbench.engine.offload import NOTHING, Shelf
+from ppdbench.engine.packing import copied_bytes, packed_bytes
+from ppdbench.engine.reading import Reading, most_likely
+from ppdbench.engine.weights import count, kind_of, parts
 from ppdbench.errors import NumericalError
 
 Tap = Callable[[int, Tensor], None]
@@ -28,17 +34,29 @@ class StagedModel:
 
     `embed` then `run(0, n_layers)` then `logits` is the whole forward pass; `run(a, b)`
     followed by `run(b, c)` equals `run(a, c)`, wherever the two halves are computed.
+
+    Layers may stand on several devices. Everything that goes into a model or comes out of it,
+    what taps are handed included, is on `device`, where its tokens are embedded.
     """
 
-    def __init__(self, model: Any, *, packed: bool = True, keep: range | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        packed: bool = True,
+        keep: range | None = None,
+        shelf: Shelf = NOTHING,
+    ) -> None:
         """Takes `model` over: its attention is exchanged and, on a CPU, its weights packed.
 
-        `keep` are the layers that this process runs; the weights of others are freed.
+        `keep` are the layers that this process runs; the weights of others are freed. What is
+        on the `shelf` is read from disk by whatever needs it.
         """
         self.model = model.eval().requires_grad_(False)
-        self.parameters = sum(p.numel() for p in model.parameters())  # before any is packed
+        self.parameters = sum(map(count, model.parameters()))  # before any is packed
+        self.quantized = kind_of(model)
         attention.install(model)
-        self.adapter = adapter_for(model)
+        self.adapter = adapter_for(model, shelf)
         self.n_layers = len(self.adapter.layers)
         self.hidden_size = self.adapter.hidden_size
         self.vocab_size = int(model.config.vocab_size)
@@ -52,8 +70,12 @@ class StagedModel:
             self.adapter.pack()
         if keep is not None and 0 not in keep:
             self.adapter.drop_embedding()
+        if packed:
+            self.adapter.enlarge()
         self.compiled = CompiledLayers(self.adapter)
+        self.graphs = Graphs(self.adapter)
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
+        self._ends = _ends(self.cache_shape.devices)
 
     def new_cache(
         self,
@@ -100,39 +122,79 @@ class StagedModel:
 
         `tap` is handed the output of every layer, with the number of layers run by then.
         """
+        while start < stop:
+            end, device = min(stop, self._ends[start]), self.cache_shape.devices[start]
+            there = self._homeward(tap, device)
+            hidden = self._stretch(hidden.to(device), start, end, step.on(device), cache, there)
+            start = end
+        return hidden.to(self.device)
+
+    def _homeward(self, tap: Tap | None, device: torch.device) -> Tap | None:
+        """The tap for layers on `device`."""
+        if tap is None or device == self.device:
+            return tap
+        return lambda layer, hidden: tap(layer, hidden.to(self.device))
+
+    def _stretch(
+        self,
+        hidden: Tensor,
+        start: int,
+        stop: int,
+        step: Step,
+        cache: KVCache,
+        tap: Tap | None,
+    ) -> Tensor:
+        """Layers [start, stop), which share a device with all that is handed over."""
         cache.begin(step, start, stop)
         rotary = {kind: self.adapter.rotary(step, kind) for kind in set(self._kinds[start:stop])}
-        quick = self.compiled.over(step, cache, rotary.get(None))
+        done = self.graphs.run(hidden, range(start, stop), step, cache, rotary, tap)
+        if done is not None:
+            return done
+        quick = self.compiled.over(step, cache, rotary)
         hidden = hidden if quick is None else quick.filled(hidden)
         for i in range(start, stop):
             if quick is not None and i not in quick.left_out:
                 hidden = quick(i, hidden)
             else:
-                hidden = self._eager(i, hidden, step, rotary[self._kinds[i]], cache)
+                mask, turn = step.mask(self.windows[i]), rotary[self._kinds[i]]
+                hidden = self.adapter.call_layer(i, hidden, mask, turn, cache)
             if tap is not None:
                 tap(i + 1, hidden if quick is None else quick.cut(hidden))
         return hidden if quick is None else quick.cut(hidden)
 
-    def _eager(self, i: int, hidden: Tensor, step: Step, turn: Rotary, cache: KVCache) -> Tensor:
-        """One layer, on whichever device it lies."""
-        mask, device = step.mask(self.windows[i]), self.cache_shape.devices[i]
-        if hidden.device != device:
-            hidden = hidden.to(device)
-            mask = None if mask is None else mask.to(device)
-            turn = None if turn is None else (turn[0].to(device), turn[1].to(device))
-        return self.adapter.call_layer(i, hidden, mask, turn, cache)
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head, after whichever layer `hidden` comes from."""
-        logits = self.compiled.logits(hidden)
-        return self.adapter.logits(hidden) if logits is None else logits
+        found = self._narrow(hidden)
+        return self.adapter.logits(hidden) if found is None else found.logits
 
-    def compile(self, counts: Collection[int]) -> None:
+    def read(self, hidden: Tensor) -> Reading:
+        """Logits after whichever layer, and the likeliest token of each row."""
+        found = self._narrow(hidden)
+        return Reading.of(self.adapter.logits(hidden)) if found is None else found
+
+    def _narrow(self, hidden: Tensor) -> Reading | None:
+        """The same from what was compiled or captured for few rows."""
+        found = self.compiled.read(hidden)
+        return self.graphs.read(hidden) if found is None else found
+
+    def why_eager(self) -> str | None:
+        """Why passes of this model can be neither compiled nor captured, if so."""
+        return (self.graphs if self.device.type == "cuda" else self.compiled).why_not()
+
+    def compile(self, counts: Collection[int], *, wider: bool = False) -> None:
         """Run passes of these numbers of rows compiled from now on, and check that they may.
 
-        On disk nothing is kept but code; what is not there yet takes tens of seconds.
+        Compiled passes read plain weights. If there will be `wider` ones, which run eagerly, a
+        packed copy is kept for them.
+
+        On disk nothing is kept but code; what is not there yet takes tens of seconds. A GPU
+        captures passes as they come.
         """
-        self.adapter.unpack()
+        if self.device.type == "cuda":
+            self.graphs.use(counts)
+            return
+        self.adapter.unpack(both=wider)
+        self.adapter.enlarge()
         self.compiled.make(counts)
         for n in self.compiled.counts:
             self._check_compiled(n)
@@ -141,36 +203,51 @@ class StagedModel:
     def _check_compiled(self, rows: int) -> None:
         """A pass compiled against the same pass eager, up to rounding."""
         hidden = torch.randn(2, 1, rows, self.hidden_size, dtype=self.dtype)
-        quick = self._logits_of(hidden)
+        quick = self._read_after(hidden)
         with eager(self):
-            truth = self._logits_of(hidden)
-        off = float((quick - truth).abs().max() / truth.abs().max())
+            truth = self._read_after(hidden).logits
+        off = float((quick.logits - truth).abs().max() / truth.abs().max())
+        if not torch.equal(quick.likeliest, most_likely(quick.logits)):
+            off = math.inf  # whatever the logits are, other tokens would come of them
         if not off <= TOLERANCE:
             raise NumericalError(
                 f"a compiled pass of {rows} rows is off by {off:.1e} of the largest logit; use "
                 f"--compile off, or delete {home()}"
             )
 
-    def _logits_of(self, passes: Tensor) -> Tensor:
-        """Logits after the last of some passes [pass, 1, row, hidden] over an empty cache."""
+    def _read_after(self, passes: Tensor) -> Reading:
+        """What is read after the last of some passes [pass, 1, row, hidden] over an empty cache."""
         rows = passes.shape[2]
         cache, steps = self.new_cache(rows * len(passes))
         for number, hidden in enumerate(passes):
             step = steps.chain(rows * number, rows)
             out = self.run(hidden, 0, self.n_layers, step, cache)
-        return self.logits(out)
+        return self.read(out)
+
+    @property
+    def precision(self) -> str:
+        """The type of the model's numbers, and of its weights where those are quantised."""
+        name = str(self.dtype).removeprefix("torch.")
+        return name if self.quantized is None else f"{name}, {self.quantized} weights"
 
     def weight_bytes(self) -> int:
-        """Memory of the distinct parameters and buffers."""
-        return _bytes([self.model])
+        """Memory of the distinct parameters and buffers, without those left on disk."""
+        return _bytes([self.model]) - sum(
+            self.layer_bytes(i) for i in range(self.n_layers) if self.adapter.on_disk(i)
+        )
+
+    def layers_by_place(self) -> dict[str, int]:
+        """How many layers lie where."""
+        places = enumerate(map(str, self.cache_shape.devices))
+        return dict(Counter("disk" if self.adapter.on_disk(i) else name for i, name in places))
 
     def layer_bytes(self, layer: int) -> int:
         """What a pass reads of one layer's weights."""
-        return _bytes([self.adapter.layers[layer]])
+        return _read_bytes(self.adapter.layers[layer])
 
     def readout_bytes(self) -> int:
         """What reading out reads of the final norm and the head."""
-        return _bytes([self.adapter.readout_parts()])
+        return _read_bytes(self.adapter.readout_parts())
 
     def part_bytes(self, layers: range) -> int:
         """Memory of what runs these layers and reads out after them."""
@@ -180,15 +257,30 @@ class StagedModel:
 @contextmanager
 def eager(model: StagedModel) -> Iterator[None]:
     """Passes of `model` run eagerly for a while."""
-    compiled, model.compiled = model.compiled, CompiledLayers(model.adapter)
+    before = model.compiled, model.graphs
+    model.compiled, model.graphs = CompiledLayers(model.adapter), Graphs(model.adapter)
     try:
         yield
     finally:
-        model.compiled = compiled
+        model.compiled, model.graphs = before
+
+
+def _ends(devices: Sequence[torch.device]) -> list[int]:
+    """For each layer the first one after it that stands on another device."""
+    ends = [len(devices)] * len(devices)
+    for i in range(len(devices) - 2, -1, -1):
+        ends[i] = ends[i + 1] if devices[i] == devices[i + 1] else i + 1
+    return ends
+
+
+def _read_bytes(module: nn.Module) -> int:
+    """Memory of what a pass reads of `module`: of weights that are there in two forms, one."""
+    return _bytes([module]) - copied_bytes(module)
 
 
 def _bytes(modules: Sequence[nn.Module]) -> int:
     held = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-    tensors = {t.data_ptr(): t for t in held if t.numel()}
+    # What is on disk has no address.
+    tensors = {t.data_ptr() or id(t): t for whole in held for t in parts(whole) if t.numel()}
     plain: int = sum(t.numel() * t.element_size() for t in tensors.values())
     return plain + sum(map(packed_bytes, modules))

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ppdbench.bench.clock import Clock
 from ppdbench.decoding.limits import Limits
-from ppdbench.engine.loading import Loaded, ModelSpec, load_stock, token_ids
+from ppdbench.engine.loading import Loaded, ModelSpec, laid_out, load_stock, token_ids
+from ppdbench.engine.weights import is_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,14 @@ class StockModel:
     @classmethod
     def beside(cls, loaded: Loaded) -> StockModel:
         """The model that `loaded` runs, as transformers runs it."""
-        model, _ = load_stock(loaded.spec)
-        share(model, loaded.staged.model)
-        return cls(model)
+        stock = cls.load(loaded.spec)
+        share(stock.model, loaded.staged.model)
+        return stock
 
     @classmethod
     def load(cls, spec: ModelSpec) -> StockModel:
         """A model that our engine does not run."""
-        return cls(load_stock(spec)[0])
+        return cls(laid_out(spec, load_stock(spec)[0]))
 
     def draft_constantly(self, length: int) -> None:
         """Drafts of this length, when this model drafts: never shorter, never longer."""
@@ -167,5 +168,7 @@ def share(model: nn.Module, ours: nn.Module) -> None:
     held = dict(ours.named_parameters())
     for name, parameter in model.named_parameters():
         mine = held.get(name)
-        if mine is not None and mine.shape == parameter.shape and mine.dtype == parameter.dtype:
+        if mine is None or not (is_plain(mine) and is_plain(parameter)):
+            continue
+        if mine.shape == parameter.shape and mine.dtype == parameter.dtype:
             parameter.data = mine.data

@@ -7,10 +7,12 @@ often: 0 leaves them alone, 1 silences them and every layer from there on agrees
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.shapes import SPECIALS, Shape
 
 
@@ -33,14 +35,20 @@ def configuration(shape: Shape) -> Any:
     )
 
 
-def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Any:
-    """The transformers model of this shape, the same weights for the same shape and seed."""
-    from transformers import AutoModelForCausalLM
+def build(
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    places: Mapping[str, str | int] | None = None,
+) -> Any:
+    """The transformers model of this shape, the same weights for the same shape and seed.
 
+    `places` names another device for each of its parts, where they do not all go to one.
+    """
     config = configuration(shape)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model = model.to_empty(device=device)
+    model = on_meta(config, dtype)
+    for name, place in ({"": device} if places is None else places).items():
+        model.get_submodule(name).to_empty(device=place)
     _fill(model, shape)
     model.tie_weights()
     # Rotary tables are computed, not stored: to_empty left them without values.

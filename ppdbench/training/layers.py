@@ -28,7 +28,7 @@ class TrainedLayers:
             raise ConfigError(
                 f"--sequence {sequence}, but the model handles {self.adapter.max_positions} tokens"
             )
-        self.adapter.prepare(sequence)
+        self.sequence = sequence
         self.n_layers = len(self.adapter.layers)
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
         self._maker: StepMaker | None = None
@@ -43,6 +43,7 @@ class TrainedLayers:
         """The pass over `length` tokens from the beginning."""
         device = self.adapter.device
         if self._maker is None or self._maker.device != device:
+            self.adapter.prepare(self.sequence)
             limit, window = self.adapter.max_positions, self.adapter.narrowest_window
             self._maker = StepMaker(limit, device, window)
         return self._maker.chain(0, length)

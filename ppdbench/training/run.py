@@ -151,11 +151,26 @@ def _tokenized(text: TextSpec, tokenizer: Any, model: Any, path: Path) -> npt.ND
         return tokenized(text, tokenizer, int(model.config.vocab_size), path)
 
 
+def _load(spec: ModelSpec) -> tuple[Any, Any]:
+    """The model that is trained, or that something is trained beside."""
+    if spec.quantize is not None:
+        raise ConfigError(
+            f"--quantize {spec.quantize}: training runs on plain weights; leave it out, what is "
+            "trained then serves the quantised model too"
+        )
+    if spec.device_map is not None:
+        raise ConfigError(
+            f"--device-map {spec.device_map}: training runs on one device per process; leave it "
+            "out, or start one process per device with torchrun"
+        )
+    return load_stock(spec)
+
+
 def heads(
     spec: ModelSpec, layers: Sequence[int], job: Job, *, loss: str, rank: int | None
 ) -> Training:
     """Heads for exit `layers` (none: all but the last) of a frozen model."""
-    model, tokenizer = load_stock(spec)
+    model, tokenizer = _load(spec)
     torch.manual_seed(job.config.seed)
     chosen = list(layers) or list(range(1, int(model.config.num_hidden_layers)))
     config = job.config
@@ -168,7 +183,7 @@ def heads(
 
 def medusa(spec: ModelSpec, plan: MedusaPlan, job: Job) -> Training:
     """Medusa heads of a frozen model."""
-    model, tokenizer = load_stock(spec)
+    model, tokenizer = _load(spec)
     torch.manual_seed(job.config.seed)
     objective = MedusaObjective(model, plan, job.config.sequence, compiled=job.config.compile)
     return _beside(spec, model, tokenizer, objective, job, {"kind": "medusa", **asdict(plan)})
@@ -176,7 +191,7 @@ def medusa(spec: ModelSpec, plan: MedusaPlan, job: Job) -> Training:
 
 def eagle(spec: ModelSpec, plan: EaglePlan, job: Job) -> Training:
     """A draft network of a frozen model; its own vocabulary are the commonest words of the text."""
-    model, tokenizer = load_stock(spec)
+    model, tokenizer = _load(spec)
     config, words = job.config, None
     if plan.draft_vocab:
         ids = _tokenized(job.text, tokenizer, model, job.out / TOKENS)
@@ -189,7 +204,7 @@ def eagle(spec: ModelSpec, plan: EaglePlan, job: Job) -> Training:
 
 def hidden_transfer(spec: ModelSpec, plan: TransferPlan, job: Job) -> Training:
     """Matrices of a frozen model; steps and epochs of the job are for each of them."""
-    model, tokenizer = load_stock(spec)
+    model, tokenizer = _load(spec)
     plan, config = plan.settled(int(model.config.num_hidden_layers)), job.config
     phases = len(plan.jobs)
     job = replace(job, config=replace(config, steps=config.steps * phases, phases=phases))
@@ -200,7 +215,7 @@ def hidden_transfer(spec: ModelSpec, plan: TransferPlan, job: Job) -> Training:
 
 def prompt_tokens(spec: ModelSpec, plan: PromptPlan, job: Job, start: str | None) -> Training:
     """Prompt tokens of a frozen model; `start` is an add-on to go on from."""
-    model, tokenizer = load_stock(spec)
+    model, tokenizer = _load(spec)
     config = job.config
     vocab = int(model.config.vocab_size)
     words = ordinary_words(tokenizer, vocab, plan.n_words, config.seed)
@@ -231,7 +246,7 @@ def _beside(
 
 def layerskip(spec: ModelSpec, recipe: Recipe, job: Job) -> Training:
     """The recipe on a model that exists: continual pretraining or finetuning."""
-    model, tokenizer = load_stock(spec)
+    model, tokenizer = _load(spec)
     facts = {
         "kind": "layerskip",
         "model": spec.name,

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from ppdbench.bench.contest import Contest, Contestant
 from ppdbench.cli.main import run
 from ppdbench.decoding.draft import Draft
+from ppdbench.decoding.loop import Decoded
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
 from ppdbench.store import read_run
 from ppdbench.strategies import METHODS
 from ppdbench.strategies.base import Method, Proposer, Setup
+from ppdbench.workload import Item
 
 MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300,agree=0.9"
 SMALL = ["--model", MODEL, "--data", "builtin", "--limit", "2", "--max-new-tokens", "8"]
@@ -136,6 +139,28 @@ def test_failed_examples_are_tried_again_on_resume(
         ("odd", "identical"),
         ("odd", "identical"),
     ]
+
+
+def test_a_resumed_run_decodes_only_with_the_methods_that_lack_a_result(
+    odd: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", *SMALL, "--out", "run", "--method", "odd", "--method", "prompt-lookup"]
+    assert run(arguments) == 3
+    before = {(s["method"], s["example_id"]): s for s in read_run("run").samples}
+    monkeypatch.setattr(Odd, "propose", lambda self, session, room: Draft.empty())
+    decoded: list[str] = []
+    attempt = Contest._attempt
+
+    def noted(self: Contest, item: Item, contestant: Contestant) -> Decoded | str:
+        decoded.append(contestant.label)
+        return attempt(self, item, contestant)
+
+    monkeypatch.setattr(Contest, "_attempt", noted)
+    assert run([*arguments, "--resume"]) == 0
+    assert set(decoded[2:]) == {"odd"}  # all were warmed up
+    after = {(s["method"], s["example_id"]): s for s in read_run("run").samples}
+    assert all(after[key] == before[key] for key in before if key[0] == "prompt-lookup")
+    assert all(s["baseline_step_ms"] for s in after.values())
 
 
 def test_a_method_that_cannot_start_leaves_the_others_running(

@@ -297,6 +297,16 @@ def test_models_from_a_folder_get_the_tasks_metrics(
     assert "squad_f1" in printed(capsys, *options, "--resume")
 
 
+def test_samples_keep_what_they_add_to_each_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", model_folder(tmp_path / "model"), "--out", "run", "--task", "squad"]
+    result = parsed(capsys, *options)
+    kept = [sample["scores"] for sample in samples("run")]
+    for metric in ("squad_em", "squad_f1"):
+        assert result["quality"][metric] == sum(s[metric] for s in kept) / len(kept)
+
+
 def test_a_model_that_answers_right_scores_full_marks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

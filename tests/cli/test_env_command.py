@@ -7,6 +7,8 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,11 +92,53 @@ def test_without_a_model_the_embedded_one_or_its_stand_in_is_used(capsys: Captur
 
 
 def test_options_without_effect_are_named(capsys: Captured) -> None:
-    assert run(["env", "--model", TINY, "--rounds", "3"]) == 0
+    assert run(["env", "--dtype", "bfloat16", "--rounds", "3"]) == 0
     err = capsys.readouterr().err
-    assert "--model means nothing without --baseline" in err
+    assert "--dtype means nothing without --model or --baseline" in err
     assert "--rounds means nothing without --baseline" in err
-    assert "--dtype" not in err
+    assert "--revision" not in err
+
+
+def memory_of(capsys: Captured, *words: str) -> dict[str, Any]:
+    assert run(["env", "--format", "json", "--model", *words]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)["memory"]
+    return content
+
+
+def test_memory_of_a_model_is_worked_out_without_making_it(capsys: Captured) -> None:
+    """130 GB of weights and 10 of keys and values would not fit where tests run."""
+    words = ("--dtype", "bfloat16", "--device", "cpu", "--prompt-tokens", "4000")
+    memory = memory_of(capsys, "synthetic:llama-70b", *words)
+    assert 136e9 < memory["layers_bytes"] + memory["embedding_and_head_bytes"] < 139e9
+    assert memory["cache_bytes"] == 2 * 80 * 8 * 128 * 2 * memory["context"]
+    assert memory["held_bytes"]["cpu"] == memory["total_bytes"]
+
+
+def test_memory_counts_draft_models_and_what_methods_read(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "addon.safetensors").write_bytes(b"0" * 1234)
+    drafting = "speculative:draft_model=synthetic:demo"
+    reading = f"medusa:addon={tmp_path}"
+    memory = memory_of(capsys, TINY, "--method", drafting, "--method", reading)
+    draft, files = memory["methods_bytes"].values()
+    assert files == 1234
+    assert draft == memory_of(capsys, "synthetic:demo")["total_bytes"]
+    assert memory["total_bytes"] == memory_of(capsys, TINY)["total_bytes"] + draft + files
+
+
+def test_memory_says_where_layers_would_go(capsys: Captured) -> None:
+    words = ("--device", "cpu", "--device-map", "auto", "--max-memory", "cpu=60MB")
+    memory = memory_of(capsys, "synthetic:llama-20m", *words)
+    assert set(memory["held_bytes"]) == {"cpu", "disk"}
+    assert memory["held_bytes"]["cpu"] <= memory["free_bytes"]["cpu"] == 60_000_000
+    assert memory["fits"]
+
+
+def test_the_memory_table_adds_up_and_says_whether_it_fits(capsys: Captured) -> None:
+    assert run(["env", "--model", "synthetic:llama-70b", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "Memory: synthetic:llama-70b" in out
+    assert "keys and values of 192 tokens" in out
+    assert "Where it goes" in out
 
 
 @pytest.mark.parametrize(

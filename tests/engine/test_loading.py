@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -357,3 +358,33 @@ def test_a_real_model_writes_the_tokens_that_generate_writes(stories: Path) -> N
         ours = autoregressive(session, prompt, limits, Clock(CPU)).output_ids
         assert list(ours) == greedy_truth(stock, prompt, 40)
         assert len(ours) > 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of its pages")
+def test_no_page_of_the_weights_file_is_held_beside_the_packed_weights(tmp_path: Path) -> None:
+    name = "synthetic:layers=2,hidden=128,vocab=4096,tie=true"
+    model, words = loading.load_stock(ModelSpec(name=name, dtype="float32", device="cpu"))
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    loaded = load(ModelSpec(name=str(tmp_path), device="cpu"))
+    embedding = loaded.staged.adapter.embedding.weight
+    held = [f for f in _mapped(tmp_path) if f["at"] <= embedding.data_ptr() < f["end"]]
+    if not held:
+        pytest.skip("this version of transformers copies")
+    assert [f["rss"] for f in held] == [0]
+    assert torch.equal(embedding, model.get_input_embeddings().weight)
+
+
+def _mapped(folder: Path) -> list[dict[str, int]]:
+    """The parts of memory that are pages of files in a folder, and how much of each is there."""
+    found: list[dict[str, int]] = []
+    for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            here = str(folder) in line
+            if here:
+                low, _, high = first.partition("-")
+                found.append({"at": int(low, 16), "end": int(high, 16)})
+        elif here and first == "Rss:":
+            found[-1]["rss"] = int(rest[0])
+    return found

@@ -1,0 +1,133 @@
+"""How much memory a model takes, worked out before any of its weights are read.
+
+The model is built on the meta device, where tensors have shapes and no memory, so that the
+weights are counted to the byte for every family. Keys and values follow from the context. What
+a pass holds while it runs is estimated for the widest one, a prompt that fills the context.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ppdbench.engine import packing
+from ppdbench.engine.adapters import Adapter, adapter_for
+from ppdbench.engine.quantized import SCHEMES
+from ppdbench.errors import ConfigError
+
+GB = 1e9
+# Numbers that a pass holds per row, in widths of the hidden states and of the widest product:
+# fitted to the peak memory of prompts of 4,096 rows on a CPU, which it meets within a tenth.
+HIDDEN_WIDTHS, WIDEST_WIDTHS = 9, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes, part by part; `context` is the longest sequence that was reckoned with."""
+
+    layers: tuple[int, ...]  # the weights of each
+    around: int  # embedding, final norm and head
+    packed: int  # the packed copy of a head that shares the embedding's weights
+    cache: int  # keys and values
+    passes: int
+    context: int
+
+    @property
+    def weights(self) -> int:
+        """All weights as they lie in memory."""
+        return sum(self.layers) + self.around + self.packed
+
+    @property
+    def total(self) -> int:
+        """Everything at once."""
+        return self.weights + self.cache + self.passes
+
+    @property
+    def at_home(self) -> int:
+        """What must be where tokens enter the model, wherever its layers are."""
+        return self.around + self.packed + self.passes
+
+    @property
+    def cache_per_weight(self) -> float:
+        """Bytes of keys and values for each byte of a layer's weights."""
+        return self.cache / sum(self.layers)
+
+
+def on_meta(config: Any, dtype: torch.dtype, **how: Any) -> Any:
+    """The model of a configuration, without any memory."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, **how)
+
+
+def measure(model: Any, device: torch.device, context: int, scheme: str | None = None) -> Footprint:
+    """The footprint of a model on the meta device, once it is loaded to `device`.
+
+    `scheme` is how weights are quantised, if they are.
+    """
+    adapter = adapter_for(model)
+    context = min(context, adapter.max_positions)
+    widest = max(max(p.shape) for p in adapter.layers[0].parameters())
+    itemsize = adapter.dtype.itemsize
+    row = HIDDEN_WIDTHS * adapter.hidden_size + WIDEST_WIDTHS * widest
+    layers = tuple(_layer_bytes(layer, scheme) for layer in adapter.layers)
+    plain = sum(_bytes(layer) for layer in adapter.layers)
+    return Footprint(
+        layers=layers,
+        around=_bytes(model) - plain,
+        packed=_packed_copy(adapter, device),
+        cache=adapter.cache_shape().bytes(context),
+        passes=context * row * itemsize,
+        context=context,
+    )
+
+
+def stored_scheme(config: Any) -> str | None:
+    """The scheme that quantised weights in a model's files are about as large as."""
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
+        return None
+    text = str(stored if isinstance(stored, dict) else stored.to_dict()).lower()
+    return "nf4" if "load_in_4bit': true" in text or "int4" in text else "int8"
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _layer_bytes(layer: nn.Module, scheme: str | None) -> int:
+    """The weights of a layer; of those that are quantised, what the scheme makes of them."""
+    if scheme is None:
+        return _bytes(layer)
+    bits = SCHEMES[scheme].bits
+    matrices = sum(p.numel() for p in layer.parameters() if p.dim() == 2)
+    others = sum(p.numel() * p.element_size() for p in layer.parameters() if p.dim() != 2)
+    return int(matrices * bits / 8) + others
+
+
+def _packed_copy(adapter: Adapter, device: torch.device) -> int:
+    """Packed weights replace plain ones, but an embedding is still read in plain rows."""
+    head = adapter.head.get_parameter("weight")
+    least = packing.PAYS_FROM.get(head.dtype, sys.maxsize)
+    packs = device.type == "cpu" and head.numel() >= least
+    return head.numel() * head.element_size() if adapter.is_tied() and packs else 0
+
+
+def check_fits(need: Footprint, place: str, free: int, ways: str) -> None:
+    """Refuse a model that is larger than the memory it would go to, with what it consists of."""
+    if need.total > free:
+        raise ConfigError(
+            f"model needs {gb(need.total)} (weights {gb(need.weights)}, keys and values of "
+            f"{need.context} tokens {gb(need.cache)}, passes {gb(need.passes)}), {place} has "
+            f"{gb(free)}: use {ways}"
+        )
+
+
+def gb(size: float) -> str:
+    """Bytes as people say them."""
+    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,171 @@
+"""Weights in 8 or 4 bits, made and multiplied by the libraries that exist for it.
+
+Only weights are quantised, those of the decoder layers; embedding and head stay as they are. A
+row of a product then depends on no other row, so greedy decoding of a quantised model is as well
+defined as that of any other, and every method is compared with it. Schemes that look at all
+rows of a pass at once (outlier columns, one scale for all activations) are refused: with them
+the tokens of a pass change each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from ppdbench.engine.adapters import adapter_for
+from ppdbench.errors import ConfigError, UnsupportedModel
+
+BLOCK = 64  # weights of 4 bits that share a scale
+CPU_ROWS = 32  # of a matrix that bitsandbytes' kernel for CPUs takes at once
+EXTRA = "ppdbench[quantized]"
+# torchao's ways to quantise nothing but weights.
+WEIGHT_ONLY = {
+    *("Int8WeightOnlyConfig", "Int4WeightOnlyConfig"),
+    *("IntxWeightOnlyConfig", "Float8WeightOnlyConfig"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A way to hold weights: who makes and multiplies them, and how large they are."""
+
+    library: str
+    bits: float  # per weight, scales included
+    convert: Callable[[nn.Linear], nn.Module]
+
+
+def _int8(layer: nn.Linear) -> nn.Module:
+    """One scale per row of the weight."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(layer, Int8WeightOnlyConfig(set_inductor_config=False))
+    return layer
+
+
+def _four_bits(layer: nn.Linear, kind: str) -> nn.Module:
+    """Sixteen levels, and one scale for each 64 weights."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    made = Linear4bit(
+        *(layer.in_features, layer.out_features, layer.bias is not None),
+        compute_dtype=layer.weight.dtype,
+        compress_statistics=False,
+        quant_type=kind,
+        device="meta",
+    )
+    made.weight = Params4bit(
+        layer.weight.data,
+        requires_grad=False,
+        compress_statistics=False,
+        blocksize=BLOCK,
+        quant_type=kind,
+        module=made,
+    )
+    made.bias = layer.bias
+    quantised: nn.Module = made.to(layer.weight.device)  # moving is what quantises
+    return quantised
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    "int8": Scheme("torchao", 8.0, _int8),
+    "nf4": Scheme("bitsandbytes", 4.5, partial(_four_bits, kind="nf4")),
+    "fp4": Scheme("bitsandbytes", 4.5, partial(_four_bits, kind="fp4")),
+}
+
+
+def check_scheme(name: str) -> None:
+    """Refuse what is no scheme, or one whose library is not there, before weights load."""
+    if name not in SCHEMES:
+        raise ConfigError(f"--quantize {name}: use {', '.join(SCHEMES)}")
+    _check_library(f"--quantize {name}", SCHEMES[name].library)
+
+
+def installed() -> list[str]:
+    """The schemes whose library is there."""
+    return [name for name, scheme in SCHEMES.items() if find_spec(scheme.library) is not None]
+
+
+def check_stored(config: Any, name: str, asked: str | None) -> bool:
+    """Whether a model's files hold quantised weights; an error where those cannot be run."""
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
+        return False
+    if asked is not None:
+        raise ConfigError(f"{name} holds quantised weights already; leave --quantize {asked} out")
+    facts = stored if isinstance(stored, dict) else stored.to_dict()
+    method = str(facts.get("quant_method"))
+    if method == "bitsandbytes" and facts.get("load_in_4bit"):
+        _check_library(name, "bitsandbytes")
+    elif method == "torchao" and _types(facts.get("quant_type")) <= WEIGHT_ONLY:
+        _check_library(name, "torchao")
+    else:
+        kind = "bitsandbytes in 8 bits" if method == "bitsandbytes" else method
+        raise UnsupportedModel(
+            f"{name} is quantised by {kind}, and rows of a pass must not depend on each other; "
+            "supported: bitsandbytes in 4 bits, torchao weight-only. Use the plain model, with "
+            f"--quantize {' or '.join(SCHEMES)} if need be"
+        )
+    return True
+
+
+def _types(node: Any) -> set[str]:
+    """The names of all torchao configurations in a stored description."""
+    if isinstance(node, dict):
+        own = {str(node["_type"])} if str(node.get("_type", "")).endswith("Config") else set()
+        return own.union(*map(_types, node.values()))
+    return set()
+
+
+def _check_library(what: str, library: str) -> None:
+    if find_spec(library) is None:
+        raise ConfigError(f"{what} needs {library}, which is not installed; pip install '{EXTRA}'")
+
+
+def quantize(model: Any, name: str, device: torch.device) -> None:
+    """Quantise the decoder layers of a loaded model and move them to `device`, one by one.
+
+    So the device holds at most one of them in full.
+    """
+    for layer in adapter_for(model).layers:
+        _convert(layer.to(device), SCHEMES[name].convert)
+
+
+def _convert(module: nn.Module, convert: Callable[[nn.Linear], nn.Module]) -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(module, name, convert(child))
+        elif isinstance(child, Conv1D):
+            setattr(module, name, convert(_as_linear(child)))
+        else:
+            _convert(child, convert)
+
+
+def keep_types(model: nn.Module) -> None:
+    """Let no product round to a smaller type than the model's own.
+
+    Where a CPU can, bitsandbytes lays 4-bit weights out for a kernel in bfloat16: right for a
+    bfloat16 model, and for matrices that this layout fits.
+    """
+    modules: Iterable[Any] = model.modules()
+    for module in modules:
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            fits = module.out_features % CPU_ROWS == 0 and module.in_features % BLOCK == 0
+            native = module.compute_dtype == torch.bfloat16
+            module.support_avx512bf16_for_cpu = fits and native
+
+
+def _as_linear(module: Any) -> nn.Linear:
+    """GPT-2 holds its weights the other way round."""
+    width, out = module.weight.shape
+    layer = nn.Linear(width, out, device="meta")
+    layer.weight = nn.Parameter(module.weight.data.t().contiguous(), requires_grad=False)
+    layer.bias = module.bias
+    return layer

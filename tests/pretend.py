@@ -1,0 +1,157 @@
+"""A GPU that is not there: tensors that say they lie on `cuda:N` and compute on the CPU.
+
+As with a real one, what has tensors on two devices is an error, and numpy sees none of it. So
+code that forgets to say where a tensor goes fails here, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+CPU = torch.device("cpu")
+# What takes tensors from one device to another.
+COPIES = {Tensor.to, Tensor.cpu, Tensor.copy_, Tensor.__setitem__}
+
+
+class There(Tensor):
+    """A tensor on the pretended GPU; `here` is what it computes with."""
+
+    here: Tensor
+    place: torch.device
+
+    @staticmethod
+    def __new__(cls, here: Tensor, place: torch.device) -> There:
+        shape: Any = (cls, here.shape)
+        how = {"strides": here.stride(), "dtype": here.dtype, "device": place}
+        made: There = Tensor._make_wrapper_subclass(*shape, **how)  # type: ignore[attr-defined]
+        made.here, made.place = here, place
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return There, (self.here, self.place)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> There:
+        return There(self.here.clone(), self.place)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _call(func, args, kwargs or {})
+
+
+class Pretending(TorchFunctionMode):
+    """Every function that meets such a tensor, or is told to make one."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _call(func, args, kwargs or {})
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if func == Tensor.device.__get__:
+        return given[0].place if isinstance(given[0], There) else CPU
+    if func is Tensor.numpy and isinstance(given[0], There):
+        raise TypeError("numpy reads nothing from a GPU; use .cpu() first")
+    if func in (Tensor.is_cuda.__get__, Tensor.is_cpu.__get__):
+        return isinstance(given[0], There) == (func == Tensor.is_cuda.__get__)
+    if func is Tensor.pin_memory:
+        return given[0]
+    if func is torch._has_compatible_shallow_copy_type:
+        return False
+    told = _told(func, args, kwargs)
+    theirs = [t for t in given if isinstance(t, There)]
+    if not theirs and (told is None or told == CPU):
+        return func(*args, **kwargs)
+    _check_together(func, given)
+    place = told or (theirs[0].place if theirs else CPU)
+    if func is Tensor.copy_ or func is Tensor.__setitem__:
+        place = args[0].place if isinstance(args[0], There) else CPU
+    inside = tree_map(_inside, (args, kwargs))
+    out = func(*inside[0], **inside[1])
+    if place == CPU:
+        return out
+    same = {id(t.here): t for t in theirs}  # what is changed in place stays what it is
+
+    def outside(tensor: Tensor) -> Tensor:
+        return same[id(tensor)] if id(tensor) in same else There(tensor, place)
+
+    return tree_map_only(Tensor, outside, out)
+
+
+def _check_together(func: Any, given: list[Tensor]) -> None:
+    """Of several tensors all lie on one device; single numbers may come from the CPU."""
+    places = {str(t.place) if isinstance(t, There) else "cpu" for t in given if t.dim()}
+    if len(places) > 1 and func not in COPIES:
+        raise RuntimeError(f"{func.__name__}: tensors on {' and '.join(sorted(places))}")
+
+
+def _inside(thing: Any) -> Any:
+    if isinstance(thing, There):
+        return thing.here
+    return CPU if _as_place(thing) is not None else thing
+
+
+def _told(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """The device that a call names, if it names one."""
+    if func is Tensor.cpu:
+        return CPU
+    words = [kwargs.get("device"), *(args[1:] if func is Tensor.to else ())]
+    return next((place for word in words if (place := _as_place(word)) is not None), None)
+
+
+def _as_place(word: Any) -> torch.device | None:
+    if isinstance(word, torch.device) or (isinstance(word, str) and word[:4] in ("cuda", "cpu")):
+        place = torch.device(word)
+        return CPU if place.type == "cpu" else torch.device("cuda", place.index or 0)
+    return None
+
+
+@contextmanager
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> Iterator[None]:
+    """So many GPUs, for as long as this lasts."""
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: count,
+        "synchronize": lambda device=None: None,
+        "max_memory_allocated": lambda device=None: 1 << 20,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "mem_get_info": lambda device=None: (256 << 20, 10 << 30),
+        "memory_reserved": lambda device=None: 1 << 30,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "get_device_properties": lambda device=None: _Properties(),
+    }
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(monkeypatch.context())
+        for name, answer in answers.items():
+            context.setattr(torch.cuda, name, answer)
+        context.setattr(torch.nn.Module, "to", _tied_again(torch.nn.Module.to))
+        stack.enter_context(Pretending())
+        yield
+
+
+def _tied_again(to: Any) -> Any:
+    """Parameters change their class on the way, and one that two modules share is made twice."""
+
+    def moved(module: Any, *args: Any, **kwargs: Any) -> Any:
+        to(module, *args, **kwargs)
+        if hasattr(module, "tie_weights"):
+            module.tie_weights()
+        return module
+
+    return moved
+
+
+class _Properties:
+    name, major, minor, total_memory = "Pretended GPU", 8, 0, 10 << 30
