@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.readme import BLOCK, rendered
 from ppdbench.cli.main import run
 from tests.conftest import ROOT
 from tests.families import stock_model
@@ -74,6 +75,17 @@ def test_every_make_target_of_the_readme_exists() -> None:
     assert {"demo", "test", "check"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+def test_every_table_of_the_readme_is_what_its_run_says() -> None:
+    assert len(BLOCK.findall(README)) > 4
+    assert rendered(README) == README, "write it anew with `make readme`"
+
+
+def test_no_measured_number_stands_outside_these_tables() -> None:
+    prose = BLOCK.sub("", re.sub(r"```.*?```", "", README, flags=re.DOTALL))
+    found = re.findall(r"\d[\d.,]*\s?(?:[x×%]|[mµ]?s|tokens/s|[KMG]i?B)(?!\w)", prose)
+    assert sorted(found) == ["59 MB", "95 %"]  # how much text was trained on; of an interval
 
 
 def test_pictures_of_the_readme_exist() -> None:

@@ -155,9 +155,9 @@ def test_a_draft_model_is_loaded_once_for_all_cells(monkeypatch: pytest.MonkeyPa
     loads: list[str] = []
     load = loading.load
 
-    def counted(spec: loading.ModelSpec) -> loading.Loaded:
+    def counted(spec: loading.ModelSpec, **how: Any) -> loading.Loaded:
         loads.append(spec.name)
-        return load(spec)
+        return load(spec, **how)
 
     monkeypatch.setattr(loading, "load", counted)
     drafter = "synthetic:layers=1,hidden=32,heads=2,vocab=300"

@@ -13,6 +13,7 @@ from ppdbench.decoding import identity
 from ppdbench.decoding.identity import Judgement, first_difference, judge
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded
+from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from tests.decoding.matrix import CAPACITY, Case, Oracle, decode, reference
@@ -155,16 +156,17 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
 ) -> None:
     model = staged(name)
     seen: dict[int, Tensor] = {}
-    real = Session.logits
+    real = Session.read
 
-    def logits(self: Session, hidden: Tensor) -> Tensor:
-        out = real(self, hidden)
+    def read(self: Session, hidden: Tensor) -> Reading:
+        found = real(self, hidden)
+        out = found.logits
         for row in range(out.shape[1]):
             # Row by row: the prefill decides output 0, a later row what follows its token.
             seen[max(0, self.cached - len(PROMPT) - out.shape[1] + 1 + row)] = out[0, row].clone()
-        return out
+        return found
 
-    monkeypatch.setattr(Session, "logits", logits)
+    monkeypatch.setattr(Session, "read", read)
     oracle = Oracle(model, 3, wrong_from)
     oracle.known = [*PROMPT, *reference(CASE, model).output_ids]
     monkeypatch.setattr(oracle, "start", lambda *_: None)
@@ -174,7 +176,7 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
     seen.clear()
     reference(CASE, model)
     one_by_one = dict(seen)
-    monkeypatch.setattr(Session, "logits", real)
+    monkeypatch.setattr(Session, "read", real)
     for position in range(1, 12):
         session = Session(model, CAPACITY)
         single = identity._one_by_one(session, PROMPT, ours.output_ids[:position])

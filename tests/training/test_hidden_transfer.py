@@ -65,7 +65,8 @@ def as_written(model: Any, matrix: Tensor, step: int, layer: int, tokens: Tensor
         visible[n + a, : a + step] = True  # counted from 1: tokens 1..q+i-1
         visible[n + a, n:] = False
         visible[n + a, n + a] = True
-    both = Step(0, 2 * n, 2 * n, positions, False, visible[None], (positions, positions))
+    places = positions, positions
+    both = Step(0, 2 * n, 2 * n, positions, False, visible[None], lambda: places)
     for index in range(layer, layers.n_layers):
         hidden = layers.layer(index, hidden, both)
     logits = layers.logits(hidden).float().log_softmax(-1)
