@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ppdbench.strategies.base import Setup
 from ppdbench.strategies.ppd import PredictivePipelined
 
 AT = 128  # tokens in the middle of a sequence
+BURST = 10  # calls in a row: a core that has just been asleep is not yet what it is at work
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,12 @@ def measure(loaded: Loaded, k: int, rounds: int) -> Halves:
     with confined((cores[0],), 1):
         for _ in range(rounds):
             gates.wait()
-            taken["lower_together"].append(_timed(work.lower))
+            taken["lower_together"] += _timed(work.lower)
             gates.wait()
             gates.wait()  # the upper half has been at work alone
-            taken["lower_alone"].append(_timed(work.lower))
-            taken["missed"].append(_timed(work.missed))
-            taken["greedy"].append(_timed(work.greedy))
+            taken["lower_alone"] += _timed(work.lower)
+            taken["missed"] += _timed(work.missed)
+            taken["greedy"] += _timed(work.greedy)
     together, alone = ours.recv()
     other.join()
     mine = {name: median(ms) for name, ms in taken.items()}
@@ -115,20 +117,28 @@ def _upper_half(work: Work, rounds: int, gates: Any, line: Any) -> None:
     """The other process; it waits asleep while it has no turn."""
     cores = sorted(os.sched_getaffinity(0))
     confine((cores[-1],), 1)
-    together, alone = [], []
+    together: list[float] = []
+    alone: list[float] = []
     for _ in range(rounds):
         gates.wait()
-        together.append(_timed(work.upper))
+        together += _timed(work.upper)
         gates.wait()
-        alone.append(_timed(work.upper))
+        alone += _timed(work.upper)
         gates.wait()
     line.send((together, alone))
 
 
-def _timed(part: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    part()
-    return 1e3 * (time.perf_counter() - began)
+def _timed(part: Callable[[], None]) -> list[float]:
+    """Milliseconds of each call of a burst, less the first and the last.
+
+    Two bursts that begin at once do not end at once: the last call may run alone.
+    """
+    marks = [time.perf_counter()]
+    for _ in range(BURST):
+        part()
+        marks.append(time.perf_counter())
+    taken = [1e3 * (end - start) for start, end in pairwise(marks)]
+    return taken[1:-1]
 
 
 def added_bytes(loaded: Loaded, k: int) -> int:

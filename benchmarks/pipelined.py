@@ -27,9 +27,10 @@ from ppdbench.bench.environment import describe, set_threads
 from ppdbench.bench.pipelined import gain_efficiency
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.stats import median
-from ppdbench.bench.summary import summarize
+from ppdbench.bench.summary import VERDICTS, summarize
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.quiet import quiet
+from ppdbench.report.decode_tables import verdict_text
 from ppdbench.report.export import Sheet, emit, write
 from ppdbench.store import StoredRun, read_whole
 
@@ -40,8 +41,9 @@ REPLICATED_AT = "0.85"  # replicas wait for each other on two cores: one point s
 DEPTHS = (8, 16, 32)
 KS = (1, 3, 5)
 HALVES = ("lower", "upper")
-ROUNDS = 30  # of each half
+ROUNDS = 6  # of each half, a burst of calls each
 COLUMNS = ("p", "theorem", "allowed", "measured", "low", "high", "efficiency", "of allowed")
+SHOWN = ("form", "k", *COLUMNS, "communication", "weights", "output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,8 @@ def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict
             "model": point.model,
             "dtype": point.dtype,
             "agree": point.agree or None,
-            **{name: summary[name] for name in ("form", "p", "units", "n_examples", "identical")},
+            **{name: summary[name] for name in ("form", "p", "units", "n_examples", *VERDICTS)},
+            "output": verdict_text(summary),
             "k": k,
             "theorem": summary["predicted_speedup"],
             "matches": summary["predicted_speedup_matches"],
@@ -165,12 +168,9 @@ def gains(found: Sequence[dict[str, Any]]) -> Iterator[Sheet]:
         chosen = [row for row in found if (row["model"], row["dtype"]) == (model, dtype)]
         yield Sheet(
             f"{model}, {dtype}, one thread per unit",
-            ("form", "k", *COLUMNS, "communication", "weights", "identical"),
+            SHOWN,
             tuple(
-                (
-                    *(row[name] for name in ("form", "k", *COLUMNS, "communication", "weights")),
-                    f"{row['identical']}/{row['n_examples']}",
-                )
+                tuple(row[name] for name in SHOWN)
                 for row in sorted(chosen, key=lambda row: (row["form"] == "replicated", row["k"]))
             ),
             digits=dict.fromkeys((*COLUMNS, "weights"), 2) | {"communication": 1},

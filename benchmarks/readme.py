@@ -1,0 +1,71 @@
+"""Tables of the README, made of the runs in `results/readme` and of nothing else.
+
+    python -m benchmarks.readme
+
+A table stands between two comments, which say what it is of: a run's folder, how the title of one
+of its tables begins, and whether it is to be Markdown instead of what a terminal shows.
+
+    <!-- results/readme/bench: all tasks -->
+    <!-- end -->
+
+`make measured` makes the runs, and the pictures with them. Tests compare every table with its run,
+and look for measured numbers that stand elsewhere.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from ppdbench.report.export import Sheet, print_sheets, to_markdown
+from ppdbench.report.outputs import of_run
+from ppdbench.store import read_whole
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+COLUMNS = 90  # as much as pages show beside their margins
+BLOCK = re.compile(r"<!-- (results/\S+): (.+?)( as markdown)? -->\n(.*?)<!-- end -->", re.DOTALL)
+
+
+def rendered(text: str) -> str:
+    """The README with each table as its run has it."""
+    said: set[str] = set()  # notes that stand under a table already
+    return BLOCK.sub(lambda found: _block(found, said), text)
+
+
+def _block(found: re.Match[str], said: set[str]) -> str:
+    run, title, markdown = found[1], found[2], found[3] or ""
+    sheets = [s for s in of_run(read_whole(ROOT / run)).sheets if s.title.startswith(title)]
+    if len(sheets) != 1:
+        raise SystemExit(f"{run} has {len(sheets)} tables whose title begins with {title!r}")
+    sheet = replace(sheets[0], notes=tuple(note for note in sheets[0].notes if note not in said))
+    said.update(sheet.notes)
+    shown = _as_markdown(sheet) if markdown else f"```\n{_drawn(sheet)}```\n"
+    return f"<!-- {run}: {title}{markdown} -->\n{shown}<!-- end -->"
+
+
+def _as_markdown(sheet: Sheet) -> str:
+    """A table without its title, since the text around says what it is of."""
+    return to_markdown([sheet]).partition("\n\n")[2]
+
+
+def _drawn(sheet: Sheet) -> str:
+    """A table as a terminal shows it."""
+    console = Console(file=io.StringIO(), width=COLUMNS, color_system=None)
+    print_sheets([sheet], console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    return "\n".join(line.rstrip() for line in lines).strip("\n") + "\n"
+
+
+def main() -> None:
+    """Write the README with its tables anew."""
+    README.write_text(rendered(README.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
