@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ppdbench import theory
@@ -24,7 +25,7 @@ def pipelined(facts: Facts | None, group: Sequence[Sample]) -> dict[str, Any]:
     if facts is None or not timed:
         return {}
     n_layers, exit_after, k = (facts[name] for name in ("n_layers", "exit_after", "k"))
-    p = match_rate(timed)
+    p, begun = match_rate(timed), _begun(timed)
     predicted = 1 / theory.latency_per_token(n_layers, exit_after, p)
     tokens = sum(len(sample["output_ids"]) for sample in timed)
     over = _over_greedy(facts, timed)
@@ -33,13 +34,13 @@ def pipelined(facts: Facts | None, group: Sequence[Sample]) -> dict[str, Any]:
         "form": facts["form"],
         "p": p,
         "predicted_speedup": predicted,
-        "predicted_speedup_matches": _predicted_by_matches(facts, timed),
-        "predicted_speedup_times": _predicted_by_times(facts, timed),
+        "predicted_speedup_matches": _predicted_by_matches(facts, begun),
+        "predicted_speedup_times": _predicted_by_times(facts, begun),
         **over,
         "gain_efficiency": gain_efficiency(measured, predicted),
         "communication_ms_per_token": sum(s["communication_ms"] for s in timed) / tokens,
         "units": facts["units"],
-        "units_busy": _units_busy(facts, timed),
+        "units_busy": _units_busy(facts, len(timed), begun),
         "units_busy_predicted": theory.compute_per_time_unit(n_layers, exit_after, k, p),
         "weight_bytes_per_unit": facts["weight_bytes_per_unit"],
         "run_lengths": run_length_counts(timed),
@@ -48,7 +49,8 @@ def pipelined(facts: Facts | None, group: Sequence[Sample]) -> dict[str, Any]:
 
 def match_rate(group: Sequence[Sample]) -> float:
     """How often the token was among its candidates, over all positions."""
-    return sum(sum(s["matches"]) for s in group) / sum(len(s["matches"]) for s in group)
+    hits = sum(bytes(s["matches"]).count(1) for s in group)
+    return hits / sum(len(s["matches"]) for s in group)
 
 
 def gain_efficiency(measured: float | None, predicted: float) -> float | None:
@@ -58,8 +60,10 @@ def gain_efficiency(measured: float | None, predicted: float) -> float | None:
 
 def run_length_counts(group: Sequence[Sample]) -> dict[int, int]:
     """How many runs had which length; the last of each output is cut off and left out."""
-    lengths = [n for s in group for n in theory.run_lengths(s["matches"])[:-1]]
-    return dict(sorted(Counter(lengths).items()))
+    outputs = [bytes(s["matches"][:-1]) for s in group]  # a miss is a zero, and ends a run
+    ended = [hits[:last] for hits in outputs if (last := hits.rfind(0)) >= 0]
+    counts = Counter(map(len, b"\0".join(ended).split(b"\0"))) if ended else {}
+    return {1 + hits: counts[hits] for hits in sorted(counts)}
 
 
 def geometric(p: float, length: int) -> float:
@@ -67,21 +71,32 @@ def geometric(p: float, length: int) -> float:
     return float(p ** (length - 1) * (1 - p))
 
 
-def _predicted_by_matches(facts: Facts, group: Sequence[Sample]) -> float | None:
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Steps after the first token, and how many of them began with a head start."""
+
+    steps: int
+    hits: int
+
+
+def _begun(group: Sequence[Sample]) -> Begun:
+    hits = sum(bytes(s["matches"][:-1]).count(1) for s in group)
+    return Begun(sum(len(s["matches"]) - 1 for s in group), hits)
+
+
+def _predicted_by_matches(facts: Facts, begun: Begun) -> float | None:
     """Layer-times of greedy decoding over those that these matches need, after the prefill."""
     layers, exit_after = facts["n_layers"], facts["exit_after"]
-    hits, steps = _hits(group)
-    needed = steps * layers - hits * (layers - exit_after)
-    return steps * layers / needed if steps else None
+    needed = begun.steps * layers - begun.hits * (layers - exit_after)
+    return begun.steps * layers / needed if begun.steps else None
 
 
-def _predicted_by_times(facts: Facts, group: Sequence[Sample]) -> float | None:
+def _predicted_by_times(facts: Facts, begun: Begun) -> float | None:
     """The same with the time that each part takes here, heads included, when it runs alone.
 
     Both halves run at the same time, and the slower one decides.
     """
-    ms = facts["layer_times"]
-    hits, steps = _hits(group)
+    ms, steps, hits = facts["layer_times"], begun.steps, begun.hits
     together = max(ms["early_head"] + ms["ahead"], ms["upper"] + ms["head"])
     if facts["form"] == "replicated":
         together = ms["early_head"] + max(ms["lower"] - ms["middle"], ms["upper"] + ms["head"])
@@ -90,16 +105,10 @@ def _predicted_by_times(facts: Facts, group: Sequence[Sample]) -> float | None:
     return greedy / needed if steps else None
 
 
-def _hits(group: Sequence[Sample]) -> tuple[int, int]:
-    """Steps after the first token, and how many of them began with a head start."""
-    return sum(sum(s["matches"][:-1]) for s in group), sum(len(s["matches"]) - 1 for s in group)
-
-
-def _units_busy(facts: Facts, group: Sequence[Sample]) -> float:
+def _units_busy(facts: Facts, outputs: int, begun: Begun) -> float:
     """Layers run over layer-times, counted from the matches themselves."""
     layers, exit_after, k = (facts[name] for name in ("n_layers", "exit_after", "k"))
-    hits, steps = _hits(group)
-    tokens, runs = len(group) + steps, len(group) + steps - hits
+    tokens, runs = outputs + begun.steps, outputs + begun.steps - begun.hits
     ran = theory.compute_of_runs(tokens, runs, layers, exit_after, k)
     return ran / theory.latency_of_runs(tokens, runs, layers, exit_after)
 
