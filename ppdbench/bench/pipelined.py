@@ -118,12 +118,11 @@ def _over_greedy(facts: Facts, group: Sequence[Sample]) -> dict[str, float | Non
     threads = sorted({int(n) for s in group for n in s["greedy_ms"]})
     fair = not any(s["verdict"] == "mismatch" for s in group)
     result: dict[str, float | None] = {}
-    for name, n in (("one_unit", threads[:1]), ("all_units", threads[-1:])):
-        pairs = [
-            (s["greedy_ms"][str(n[0])], sum(s["step_ms"])) for s in group if n and s["step_ms"]
-        ]
-        ratio = paired_ratio([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
-        ratio = ratio if fair else None
+    stepped = [s for s in group if s["step_ms"]] if fair and threads else []
+    ours = [sum(s["step_ms"]) for s in stepped]
+    for name, at in (("one_unit", 0), ("all_units", -1)):
+        theirs = [s["greedy_ms"][str(threads[at])] for s in stepped]
+        ratio = paired_ratio(theirs, ours) if stepped else None
         result[f"speedup_{name}"] = ratio.value if ratio else None
         result[f"speedup_{name}_low"] = ratio.low if ratio else None
         result[f"speedup_{name}_high"] = ratio.high if ratio else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 from ppdbench.report.page.charts.histogram import histogram
 from ppdbench.report.page.drawing import Drawing, slug
@@ -31,7 +32,7 @@ def _of_run(run: Run) -> Shown:
 def _of_method(run: Run, label: str) -> Drawing | None:
     samples = [s for s in run.done if s["method"] == label]
     proposed = sum(sum(s["proposed"]) for s in samples)
-    counts = Counter(n for s in samples for n in s["accepted"])
+    counts = Counter(chain.from_iterable(s["accepted"] for s in samples))
     if not proposed or not counts:
         return None
     accepted = sum(n * steps for n, steps in counts.items())
