@@ -58,9 +58,10 @@ class Step:
     `contiguous` says that positions are start, start+1, ... for every sequence, so that
     position tables can be sliced instead of gathered. `visible` is None where causal
     order alone decides (one query, or a prefill from row 0); else a mask [batch or 1,
-    query, key]. `rows` holds the rows to write as a tensor, for shapes that stay fixed; `idle`
-    of them, the last, only fill up the shape, and `known` says whether the host knows where
-    the others are. `given` are keys and values that are not left to the layers.
+    query, key], which may be part of a table that other steps share: never written to. `rows`
+    holds the rows to write as a tensor, for shapes that stay fixed; `idle` of them, the last,
+    only fill up the shape, and `known` says whether the host knows where the others are.
+    `given` are keys and values that are not left to the layers.
     """
 
     start: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,8 +106,9 @@ def a_mask_that_sees_siblings(patch: pytest.MonkeyPatch) -> None:
     ) -> Step:
         step = real(self, start, parents, last, joined)
         assert step.visible is not None
-        step.visible[:, :, start:] = torch.ones(len(parents), len(parents)).tril().bool()
-        return step
+        visible = step.visible.clone()  # steps share what it is a part of
+        visible[:, :, start:] = torch.ones(len(parents), len(parents)).tril().bool()
+        return replace(step, visible=visible, _windowed={}, _elsewhere={})
 
     patch.setattr(StepMaker, "tree", tree)
 
