@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -159,6 +160,14 @@ def run_lengths(matches: Sequence[bool]) -> list[int]:
     if not matches:
         raise DataError("no matches recorded: a run needs at least one token")
     return [len(hits) + 1 for hits in bytes(matches[:-1]).split(b"\0")]
+
+
+def ended_runs(outputs: Iterable[Sequence[bool]]) -> dict[int, int]:
+    """How many runs had which length; the last of each output is cut off and left out."""
+    hits = [bytes(matches[:-1]) for matches in outputs]  # a miss is a zero, and ends a run
+    ended = [row[:last] for row in hits if (last := row.rfind(0)) >= 0]
+    counts = Counter(map(len, b"\0".join(ended).split(b"\0"))) if ended else {}
+    return {1 + length: counts[length] for length in sorted(counts)}
 
 
 def latency_of_matches(matches: Sequence[bool], n_layers: int, exit_after: int) -> float:

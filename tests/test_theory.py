@@ -1,5 +1,6 @@
 """The theory against the paper's numbers, hand-worked cases and a simulation."""
 
+from collections import Counter
 from decimal import Decimal
 from typing import Any
 
@@ -140,6 +141,17 @@ def test_a_miss_ends_a_run_unless_it_is_the_last_token(
     compute = sum((exit_after + k * (d - exit_after)) * x + d - exit_after for x in lengths)
     assert theory.latency_of_matches(matches, d, exit_after) == latency
     assert theory.compute_of_matches(matches, d, exit_after, k) == compute
+
+
+def test_ended_runs_are_those_of_every_output_without_its_last() -> None:
+    outputs = [
+        [bool(number >> place & 1) for place in range(length)]
+        for length in range(1, 8)
+        for number in range(1 << length)
+    ]
+    lengths = [n for matches in outputs for n in theory.run_lengths(matches)[:-1]]
+    assert theory.ended_runs(outputs) == Counter(lengths)
+    assert theory.ended_runs([[True, True], [True]]) == {}
 
 
 def test_recorded_matches_average_to_the_theorem() -> None:

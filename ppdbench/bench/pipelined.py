@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +42,7 @@ def pipelined(facts: Facts | None, group: Sequence[Sample]) -> dict[str, Any]:
         "units_busy": _units_busy(facts, len(timed), begun),
         "units_busy_predicted": theory.compute_per_time_unit(n_layers, exit_after, k, p),
         "weight_bytes_per_unit": facts["weight_bytes_per_unit"],
-        "run_lengths": run_length_counts(timed),
+        "run_lengths": theory.ended_runs([s["matches"] for s in timed]),
     }
 
 
@@ -56,14 +55,6 @@ def match_rate(group: Sequence[Sample]) -> float:
 def gain_efficiency(measured: float | None, predicted: float) -> float | None:
     """The share of the predicted gain that was measured."""
     return None if measured is None or predicted <= 1 else (measured - 1) / (predicted - 1)
-
-
-def run_length_counts(group: Sequence[Sample]) -> dict[int, int]:
-    """How many runs had which length; the last of each output is cut off and left out."""
-    outputs = [bytes(s["matches"][:-1]) for s in group]  # a miss is a zero, and ends a run
-    ended = [hits[:last] for hits in outputs if (last := hits.rfind(0)) >= 0]
-    counts = Counter(map(len, b"\0".join(ended).split(b"\0"))) if ended else {}
-    return {1 + hits: counts[hits] for hits in sorted(counts)}
 
 
 def geometric(p: float, length: int) -> float:
