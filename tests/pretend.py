@@ -61,11 +61,12 @@ class Pretending(TorchFunctionMode):
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if func == Tensor.device.__get__:
-        return given[0].place if isinstance(given[0], There) else CPU
+        return given[0].place if isinstance(given[0], There) else func(*args)
     if func is Tensor.numpy and isinstance(given[0], There):
         raise TypeError("numpy reads nothing from a GPU; use .cpu() first")
     if func in (Tensor.is_cuda.__get__, Tensor.is_cpu.__get__):
-        return isinstance(given[0], There) == (func == Tensor.is_cuda.__get__)
+        is_there = isinstance(given[0], There)
+        return func == Tensor.is_cuda.__get__ if is_there else func(*args)
     if func is Tensor.pin_memory:
         return given[0]
     if func is torch._has_compatible_shallow_copy_type:
@@ -114,7 +115,9 @@ def _told(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dev
 def _as_place(word: Any) -> torch.device | None:
     if isinstance(word, torch.device) or (isinstance(word, str) and word[:4] in ("cuda", "cpu")):
         place = torch.device(word)
-        return CPU if place.type == "cpu" else torch.device("cuda", place.index or 0)
+        if place.type == "cuda":
+            return torch.device("cuda", place.index or 0)
+        return CPU if place.type == "cpu" else None  # tensors on `meta` have no numbers
     return None
 
 
