@@ -11,8 +11,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, BinaryIO, NamedTuple, overload
 
 import orjson
 
@@ -142,14 +143,13 @@ class Place(NamedTuple):
     failed: bool
     number: int | None
 
-    def read(self) -> Sample:
-        """The sample, which only now shows whether all of it is sound."""
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            sample = parse(file.read(self.length))
-            if sample is None:
-                file.seek(0)
-                raise damaged(self.path, 1 + file.read(self.offset).count(b"\n"))
+    def read(self, file: BinaryIO) -> Sample:
+        """The sample from its open file; only now it shows whether all of it is sound."""
+        file.seek(self.offset)
+        sample = parse(file.read(self.length))
+        if sample is None:
+            file.seek(0)
+            raise damaged(self.path, 1 + file.read(self.offset).count(b"\n"))
         return sample
 
 
@@ -251,7 +251,20 @@ class Stored(Mapping[Key, Sample]):
 
     def __getitem__(self, key: Key) -> Sample:
         held = (self._held or {}).get(key)
-        return self._places[key].read() if held is None else held
+        if held is not None:
+            return held
+        place = self._places[key]
+        with place.path.open("rb") as file:
+            return place.read(file)
+
+    def one_by_one(self, keys: Iterable[Key]) -> Iterator[Sample]:
+        """These samples; what is not held is parsed when its turn comes."""
+        held = self._held or {}
+        with ExitStack() as stack:
+            files = {path: stack.enter_context(path.open("rb")) for path in self.files}
+            for key in keys:
+                sample, place = held.get(key), self._places[key]
+                yield place.read(files[place.path]) if sample is None else sample
 
     def __contains__(self, key: object) -> bool:
         return key in self._places
@@ -288,8 +301,11 @@ class InOrder(Sequence[Sample]):
 
     def __getitem__(self, at: int | slice) -> Sample | list[Sample]:
         if isinstance(at, slice):
-            return [self._stored[key] for key in self._keys[at]]
+            return list(self._stored.one_by_one(self._keys[at]))
         return self._stored[self._keys[at]]
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self._stored.one_by_one(self._keys)
 
     def __len__(self) -> int:
         return len(self._keys)

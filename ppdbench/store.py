@@ -86,6 +86,15 @@ def read_whole(path: str | Path) -> StoredRun:
     return StoredRun(folder, header, list(InOrder(stored)), stored.torn)
 
 
+def read_once(path: str | Path) -> StoredRun:
+    """The same with no sample in memory, for who goes through them once and keeps less."""
+    folder = Path(path)
+    header = read_header(folder)
+    stored = Stored(folder, header, hold=0)
+    stored.look()
+    return StoredRun(folder, header, InOrder(stored), stored.torn)
+
+
 def read_header(folder: Path) -> dict[str, Any]:
     """What `run.json` says."""
     if not (folder / HEADER).is_file():

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -162,12 +161,15 @@ def run_lengths(matches: Sequence[bool]) -> list[int]:
     return [len(hits) + 1 for hits in bytes(matches[:-1]).split(b"\0")]
 
 
-def ended_runs(outputs: Iterable[Sequence[bool]]) -> dict[int, int]:
+def ended_runs(outputs: Iterable[Sequence[bool] | bytes]) -> dict[int, int]:
     """How many runs had which length; the last of each output is cut off and left out."""
+    import numpy as np  # which formulas do without
+
     hits = [bytes(matches[:-1]) for matches in outputs]  # a miss is a zero, and ends a run
     ended = [row[:last] for row in hits if (last := row.rfind(0)) >= 0]
-    counts = Counter(map(len, b"\0".join(ended).split(b"\0"))) if ended else {}
-    return {1 + length: counts[length] for length in sorted(counts)}
+    misses = np.flatnonzero(np.frombuffer(b"\0".join([*ended, b""]), np.uint8) == 0)
+    lengths, counts = np.unique(np.diff(misses, prepend=-1), return_counts=True)
+    return dict(zip(lengths.tolist(), counts.tolist(), strict=True))
 
 
 def latency_of_matches(matches: Sequence[bool], n_layers: int, exit_after: int) -> float:

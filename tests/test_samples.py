@@ -15,7 +15,7 @@ from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.salvage import salvage
 from ppdbench.samples import HEAD, InOrder, Place, Stored, sample_key, sample_paths, to_line
-from ppdbench.store import RunFolder, read_run, read_whole
+from ppdbench.store import RunFolder, read_once, read_run, read_whole
 
 HEADER: dict[str, Any] = {"kind": "probe", "config": {}, "model": {"device": "cuda:0"}, "data": {}}
 
@@ -181,9 +181,27 @@ def test_who_reads_all_of_a_large_run_has_it_in_memory(
 ) -> None:
     folder = stored(tmp_path / "run", [1, 3], [0, 2])
     monkeypatch.setattr(samples, "HELD_BYTES", 10)
-    monkeypatch.setattr(Place, "read", lambda self: pytest.fail("read twice"))
+    monkeypatch.setattr(Place, "read", lambda *_: pytest.fail("read twice"))
     whole = read_whole(folder).samples
     assert [found["number"] for found in whole] == [0, 1, 2, 3]
+
+
+def test_who_reads_a_run_once_has_none_of_it_in_memory(tmp_path: Path) -> None:
+    folder = stored(tmp_path / "run", [1, 3], [0, 2])
+    found = read_once(folder).samples
+    assert list(found) == list(read_whole(folder).samples)
+    assert found[0] is not found[0]
+
+
+def test_damage_within_a_line_is_told_when_its_turn_comes(tmp_path: Path) -> None:
+    folder = stored(tmp_path / "run")
+    path = lines(folder / "samples.jsonl", *(sample(n, text="abc") for n in range(3)))
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[:-2] + b"?}\n" + third)
+    found = iter(read_once(folder).samples)
+    assert next(found)["number"] == 0
+    with pytest.raises(DataError, match="line 2 is damaged"):
+        next(found)
 
 
 def test_turns_are_counted_apart_from_their_questions() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.bench.stats import Ratio, paired_ratio
-from ppdbench.bench.summary import same_length
+from ppdbench.bench.sums import Sums
 
 GREEDY = ("transformers:greedy", "transformers:greedy-static")
 ASSISTANT = "transformers:assistant"
@@ -21,8 +21,6 @@ COUNTERPARTS = (
     ("prompt-lookup", "transformers:prompt-lookup", ("longest_suffix", "max_draft")),
     ("speculative", ASSISTANT, ("draft_model", "draft_length")),
 )
-
-Sample = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +33,13 @@ class Beside:
     ratio: Ratio | None
 
 
-def beside(header: Mapping[str, Any], samples: Sequence[Sample]) -> list[Beside]:
+def beside(header: Mapping[str, Any], sums: Sequence[Sums]) -> list[Beside]:
     """Every counterpart that this run has, by the labels of both."""
-    done: dict[str, dict[tuple[str, str], Sample]] = {}
-    for sample in samples:
-        if sample["verdict"] != "failed":
-            key = sample["task"], sample["example_id"]
-            done.setdefault(sample["method"], {})[key] = sample
+    done: dict[str, dict[tuple[str, str], Sums]] = {}
+    for one in sums:
+        if not one.failed:
+            key = one.task, one.about["example_id"]
+            done.setdefault(one.method, {})[key] = one
     return [
         _compared(ours, theirs, done[ours], done[theirs])
         for ours, theirs in _pairs(header["methods"])
@@ -62,17 +60,13 @@ def _pairs(methods: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _compared(
     ours: str,
     theirs: str,
-    mine: Mapping[tuple[str, str], Sample],
-    other: Mapping[tuple[str, str], Sample],
+    mine: Mapping[tuple[str, str], Sums],
+    other: Mapping[tuple[str, str], Sums],
 ) -> Beside:
     both = [(mine[key], other[key]) for key in mine if key in other]
-    fair = not any(sample["verdict"] == "mismatch" for pair in both for sample in pair)
+    fair = not any(one.verdict == "mismatch" for pair in both for one in pair)
     # As if each had given as many tokens as greedy: outputs may differ in length by a tie.
-    times = [(_ms(peer), _ms(own)) for own, peer in both]
+    times = [(p.step_ms * p.same_length, o.step_ms * o.same_length) for o, p in both]
     timed = [(a, b) for a, b in times if a > 0 and b > 0]
     ratio = paired_ratio([a for a, _ in timed], [b for _, b in timed]) if fair and timed else None
     return Beside(ours, theirs, len(both), ratio)
-
-
-def _ms(sample: Sample) -> float:
-    return float(sum(sample["step_ms"]) * same_length(sample))

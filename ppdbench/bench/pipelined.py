@@ -8,25 +8,25 @@ from typing import Any
 
 from ppdbench import theory
 from ppdbench.bench.stats import paired_ratio
+from ppdbench.bench.sums import Sums
 
-Sample = Mapping[str, Any]
 Facts = Mapping[str, Any]
 
 
-def pipelined(facts: Facts | None, group: Sequence[Sample]) -> dict[str, Any]:
+def pipelined(facts: Facts | None, group: Sequence[Sums]) -> dict[str, Any]:
     """What `decode` reports of `ppd` beyond other methods; nothing for these.
 
     Three predictions of the speedup over one unit: the theorem with the measured match rate, the
     same cost for the very matches that were found, and these with this machine's layer times.
     Gain efficiency is the share of the theorem's gain that was measured.
     """
-    timed = [sample for sample in group if sample.get("matches")]
+    timed = [one for one in group if one.matches]
     if facts is None or not timed:
         return {}
     n_layers, exit_after, k = (facts[name] for name in ("n_layers", "exit_after", "k"))
     p, begun = match_rate(timed), _begun(timed)
     predicted = 1 / theory.latency_per_token(n_layers, exit_after, p)
-    tokens = sum(len(sample["output_ids"]) for sample in timed)
+    tokens = sum(one.tokens for one in timed)
     over = _over_greedy(facts, timed)
     measured = over["speedup_one_unit"]
     return {
@@ -37,19 +37,18 @@ def pipelined(facts: Facts | None, group: Sequence[Sample]) -> dict[str, Any]:
         "predicted_speedup_times": _predicted_by_times(facts, begun),
         **over,
         "gain_efficiency": gain_efficiency(measured, predicted),
-        "communication_ms_per_token": sum(s["communication_ms"] for s in timed) / tokens,
+        "communication_ms_per_token": sum(s.about["communication_ms"] for s in timed) / tokens,
         "units": facts["units"],
         "units_busy": _units_busy(facts, len(timed), begun),
         "units_busy_predicted": theory.compute_per_time_unit(n_layers, exit_after, k, p),
         "weight_bytes_per_unit": facts["weight_bytes_per_unit"],
-        "run_lengths": theory.ended_runs([s["matches"] for s in timed]),
+        "run_lengths": theory.ended_runs([s.matches for s in timed]),
     }
 
 
-def match_rate(group: Sequence[Sample]) -> float:
+def match_rate(group: Sequence[Sums]) -> float:
     """How often the token was among its candidates, over all positions."""
-    hits = sum(bytes(s["matches"]).count(1) for s in group)
-    return hits / sum(len(s["matches"]) for s in group)
+    return sum(s.matches.count(1) for s in group) / sum(len(s.matches) for s in group)
 
 
 def gain_efficiency(measured: float | None, predicted: float) -> float | None:
@@ -70,9 +69,9 @@ class Begun:
     hits: int
 
 
-def _begun(group: Sequence[Sample]) -> Begun:
-    hits = sum(bytes(s["matches"][:-1]).count(1) for s in group)
-    return Begun(sum(len(s["matches"]) - 1 for s in group), hits)
+def _begun(group: Sequence[Sums]) -> Begun:
+    hits = sum(s.matches[:-1].count(1) for s in group)
+    return Begun(sum(len(s.matches) - 1 for s in group), hits)
 
 
 def _predicted_by_matches(facts: Facts, begun: Begun) -> float | None:
@@ -104,15 +103,15 @@ def _units_busy(facts: Facts, outputs: int, begun: Begun) -> float:
     return ran / theory.latency_of_runs(tokens, runs, layers, exit_after)
 
 
-def _over_greedy(facts: Facts, group: Sequence[Sample]) -> dict[str, float | None]:
+def _over_greedy(facts: Facts, group: Sequence[Sums]) -> dict[str, float | None]:
     """Against greedy decoding on one unit and on all of them; nothing for one process."""
-    threads = sorted({int(n) for s in group for n in s["greedy_ms"]})
-    fair = not any(s["verdict"] == "mismatch" for s in group)
+    threads = sorted({n for s in group for n in s.about["greedy_ms"]}, key=int)
+    fair = not any(s.verdict == "mismatch" for s in group)
     result: dict[str, float | None] = {}
-    stepped = [s for s in group if s["step_ms"]] if fair and threads else []
-    ours = [sum(s["step_ms"]) for s in stepped]
+    stepped = [s for s in group if s.steps] if fair and threads else []
+    ours = [s.step_ms for s in stepped]
     for name, at in (("one_unit", 0), ("all_units", -1)):
-        theirs = [s["greedy_ms"][str(threads[at])] for s in stepped]
+        theirs = [s.about["greedy_ms"][threads[at]] for s in stepped]
         ratio = paired_ratio(theirs, ours) if stepped else None
         result[f"speedup_{name}"] = ratio.value if ratio else None
         result[f"speedup_{name}_low"] = ratio.low if ratio else None

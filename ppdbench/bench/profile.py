@@ -3,8 +3,9 @@
 Forward passes are timed and their bytes counted where every strategy makes them: at the
 model's `embed`, `run`, `logits` and `read`, which finds the likeliest tokens too. A step has
 four parts: passes that draft, the rest of drafting, the pass that verifies, and bookkeeping,
-which is all that is left. Bytes are the weights of the layers that ran and the cache rows that
-they looked at, read once per pass.
+which is all that is left. Rows that join the pass that verifies are there to draft what follows,
+so that making them is drafting. Bytes are the weights of the layers that ran and the cache rows
+that they looked at, read once per pass.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from ppdbench.bench.clock import Clock
+from ppdbench.decoding import passes
 from ppdbench.decoding.loop import Decoded
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step
@@ -29,8 +31,7 @@ from ppdbench.strategies.base import Decoder, Proposer
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Call:
+class Call(NamedTuple):
     """One piece of a forward pass: when it began and ended, what it read, whether it drafted."""
 
     start: float
@@ -46,6 +47,7 @@ class Meter:
     model: StagedModel
     clock: Clock
     calls: list[Call] = field(default_factory=list)
+    joining: list[float] = field(default_factory=list)  # seconds, of what joins passes
     _start: float = 0.0
     _drafts: bool = False
 
@@ -53,11 +55,13 @@ class Meter:
     def over(self, decoder: Decoder) -> Iterator[None]:
         """Notes what `decoder` does; what was noted before is forgotten."""
         self.calls.clear()
+        self.joining.clear()
         with ExitStack() as stack:
             for model in {id(m): m for m in (self.model, *_models(decoder))}.values():
                 stack.enter_context(self._watched(model))
             if isinstance(decoder, Proposer):
                 stack.enter_context(replaced(decoder, "propose", self._drafting))
+                stack.enter_context(replaced(passes, "new_rows", self._joining))
             self._start = self.clock.now()
             yield
 
@@ -73,14 +77,16 @@ class Meter:
             yield
 
     def _timed(self, call: Callable[..., T], cost: Callable[..., int]) -> Callable[..., T]:
+        # What the meter itself does counts as bookkeeping; so it does little.
+        now, wait, note = self.clock.now, self.clock.synchronize, self.calls.append
+
         @wraps(call)
         def timed(*args: Any, **kwargs: Any) -> T:
-            self.clock.synchronize()
-            start = self.clock.now()
+            wait()
+            start = now()
             out = call(*args, **kwargs)
-            self.clock.synchronize()
-            end = self.clock.now()
-            self.calls.append(Call(start, end, cost(*args, **kwargs), self._drafts))
+            wait()
+            note(Call(start, now(), cost(*args), self._drafts))
             return out
 
         return timed
@@ -96,6 +102,18 @@ class Meter:
 
         return drafting
 
+    def _joining(self, make: Callable[..., T]) -> Callable[..., T]:
+        @wraps(make)
+        def joining(*args: Any) -> T:
+            self.clock.synchronize()
+            start = self.clock.now()
+            out = make(*args)
+            self.clock.synchronize()
+            self.joining.append(self.clock.now() - start)
+            return out
+
+        return joining
+
     def profile(self, decoded: Decoded) -> dict[str, float]:
         """The parts of all steps together, in ms, and the bytes that their passes read."""
         spent, drafted = sum(decoded.step_ms), sum(decoded.draft_ms)
@@ -105,11 +123,12 @@ class Meter:
         draft_pass, verify_pass = (
             1e3 * sum(c.end - c.start for c in some) for some in (draft, verify)
         )
+        joining = 1e3 * sum(self.joining)
         return {
             "draft_pass_ms": draft_pass,
-            "draft_ms": drafted - draft_pass,
+            "draft_ms": drafted - draft_pass + joining,
             "pass_ms": verify_pass,
-            "bookkeeping_ms": spent - drafted - verify_pass,
+            "bookkeeping_ms": spent - drafted - verify_pass - joining,
             "draft_pass_bytes": sum(c.bytes for c in draft),
             "pass_bytes": sum(c.bytes for c in verify),
         }

@@ -13,41 +13,41 @@ from typing import Any
 from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.stats import Ratio, paired_ratio
+from ppdbench.bench.sums import Sums
 from ppdbench.errors import DataError
 
-Sample = Mapping[str, Any]
 VERDICTS = ("identical", "tie", "mismatch")
 ALL = "all tasks"
 
 
 def summarize(
-    header: Mapping[str, Any], samples: Sequence[Sample], *, scores: bool = True
+    header: Mapping[str, Any], sums: Sequence[Sums], *, scores: bool = True
 ) -> list[dict[str, Any]]:
     """One object per task and method, as `decode --format json` prints it, tasks together."""
-    if not samples:
+    if not sums:
         raise DataError("the run holds no finished samples")
-    groups: dict[tuple[str, str], list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault((sample["task"], sample["method"]), []).append(sample)
+    groups: dict[tuple[str, str], list[Sums]] = {}
+    for one in sums:
+        groups.setdefault((one.task, one.method), []).append(one)
     tasks = list(dict.fromkeys(task for task, _ in groups))
     ordered = sorted(groups, key=lambda group: tasks.index(group[0]))
     return [_summary(header, task, label, groups[task, label], scores) for task, label in ordered]
 
 
-def overall(header: Mapping[str, Any], samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def overall(header: Mapping[str, Any], sums: Sequence[Sums]) -> list[dict[str, Any]]:
     """One object per method over all tasks; no quality, which no two tasks share."""
-    groups: dict[str, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample["method"], []).append(sample)
+    groups: dict[str, list[Sums]] = {}
+    for one in sums:
+        groups.setdefault(one.method, []).append(one)
     return [_summary(header, ALL, label, group, False) for label, group in groups.items()]
 
 
 def _summary(
-    header: Mapping[str, Any], task: str, label: str, group: Sequence[Sample], scores: bool
+    header: Mapping[str, Any], task: str, label: str, group: Sequence[Sums], scores: bool
 ) -> dict[str, Any]:
     model, method = header["model"], header["methods"][label]
-    done = [sample for sample in group if sample["verdict"] != "failed"]
-    verdicts = Counter(sample["verdict"] for sample in group)
+    verdicts = Counter(one.verdict for one in group)
+    done = [one for one in group if not one.failed]
     return {
         "model": model["name"],
         "dtype": model["dtype"],
@@ -60,14 +60,14 @@ def _summary(
         "exact": method["exact"],
         "task": task,
         "n_examples": len(group),
-        "n_tokens": sum(len(sample["output_ids"]) for sample in done),
+        "n_tokens": sum(one.tokens for one in done),
         **{verdict: verdicts[verdict] for verdict in VERDICTS},
         "failed": verdicts["failed"],
         "agreement": None if method["exact"] or not done else _agreement(done),
         **_times(done),
         "profile": profile(done, header.get("bandwidth_bytes_per_s")),
         **pipelined(header.get("facts", {}).get(label), done),
-        "peak_memory_bytes": max((sample["peak_memory_bytes"] for sample in done), default=None),
+        "peak_memory_bytes": max((one.about["peak_memory_bytes"] for one in done), default=None),
         "memory": _memory(header, label),
         "processes": _processes(done),
         "quality": _quality(header, task, done) if scores and done else None,
@@ -86,9 +86,9 @@ def _memory(header: Mapping[str, Any], label: str) -> dict[str, int] | None:
     }
 
 
-def _processes(group: Sequence[Sample]) -> int | None:
+def _processes(group: Sequence[Sums]) -> int | None:
     """How many processes at most shared the machine; None where jobs came and went."""
-    told = [sample.get("processes", 1) for sample in group]
+    told = [one.about.get("processes", 1) for one in group]
     return None if None in told else max(told, default=1)
 
 
@@ -101,24 +101,23 @@ def no_difference(summary: Mapping[str, Any]) -> bool:
     return bool(low <= 1 <= high or (None not in noise and noise[0] <= value <= noise[1]))
 
 
-def _times(group: Sequence[Sample]) -> dict[str, float | None]:
+def _times(group: Sequence[Sums]) -> dict[str, float | None]:
     """Speeds, acceptance and the paired ratio; None where nothing was timed or nothing is fair."""
-    ours = [sum(sample["step_ms"]) for sample in group]
-    theirs = [sum(sample["baseline_step_ms"]) for sample in group]
-    again = [sample["baseline_again_ms"] for sample in group]
-    steps = sum(len(sample["step_ms"]) for sample in group)
-    tokens = sum(len(sample["output_ids"]) - 1 for sample in group)
-    proposed = sum(sum(sample["proposed"]) for sample in group)
-    accepted = sum(sum(sample["accepted"]) for sample in group)
+    ours, theirs = sum(s.step_ms for s in group), sum(s.baseline_step_ms for s in group)
+    steps, tokens = sum(s.steps for s in group), sum(s.tokens - 1 for s in group)
+    proposed, accepted = sum(s.proposed for s in group), sum(s.accepted for s in group)
     # No speed-up is ever quoted beside a mismatch.
-    fair = not any(sample["verdict"] == "mismatch" for sample in group)
-    ratio = _per_token_ratio(group, theirs, ours) if fair else None
-    floor = _per_token_ratio(group, theirs, again, same_output=True)
+    fair = not any(s.verdict == "mismatch" for s in group)
+    # Per token, so that outputs of unequal length compare; each example by its length.
+    ratio = _ratio([(s.baseline_step_ms, s.step_ms * s.same_length) for s in group if fair])
+    floor = _ratio(
+        [(s.baseline_step_ms, s.about["baseline_again_ms"]) for s in group if s.same_length]
+    )
     return {
-        "prefill_ms": sum(s["prefill_ms"] for s in group) / len(group) if group else None,
-        "ms_per_token": sum(ours) / tokens if tokens else None,
-        "tokens_per_s": 1e3 * tokens / sum(ours) if sum(ours) else None,
-        "draft_share": sum(sum(s["draft_ms"]) for s in group) / sum(ours) if sum(ours) else None,
+        "prefill_ms": sum(s.about["prefill_ms"] for s in group) / len(group) if group else None,
+        "ms_per_token": ours / tokens if tokens else None,
+        "tokens_per_s": 1e3 * tokens / ours if ours else None,
+        "draft_share": sum(s.draft_ms for s in group) / ours if ours else None,
         "committed_per_step": tokens / steps if steps else None,
         "accepted_per_proposed": accepted / proposed if proposed else None,
         "speedup": ratio.value if ratio else None,
@@ -126,50 +125,26 @@ def _times(group: Sequence[Sample]) -> dict[str, float | None]:
         "speedup_high": ratio.high if ratio else None,
         "noise_low": floor.low if floor else None,
         "noise_high": floor.high if floor else None,
-        "baseline_tokens_per_s": _rate(group, theirs),
+        "baseline_tokens_per_s": 1e3 * sum(s.baseline_steps for s in group) / theirs
+        if theirs
+        else None,
     }
 
 
-def _baseline_tokens(sample: Sample) -> int:
-    return len(sample["baseline_step_ms"])
+def _ratio(times: Sequence[tuple[float, float]]) -> Ratio | None:
+    """Of the examples that took time at all."""
+    timed = [(theirs, ours) for theirs, ours in times if theirs > 0 and ours > 0]
+    return paired_ratio([a for a, _ in timed], [b for _, b in timed]) if timed else None
 
 
-def _rate(group: Sequence[Sample], theirs: Sequence[float]) -> float | None:
-    tokens = sum(map(_baseline_tokens, group))
-    return 1e3 * tokens / sum(theirs) if sum(theirs) else None
-
-
-def _per_token_ratio(
-    group: Sequence[Sample],
-    theirs: Sequence[float],
-    ours: Sequence[float],
-    *,
-    same_output: bool = False,
-) -> Ratio | None:
-    """Times per token, so that outputs of unequal length compare; each example by its length."""
-    pairs = [
-        (a, b if same_output else b * same_length(sample))
-        for sample, a, b in zip(group, theirs, ours, strict=True)
-        if a > 0 and b > 0 and same_length(sample)
-    ]
-    return paired_ratio([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
-
-
-def same_length(sample: Sample) -> float:
-    """What a method's time is multiplied by to be that of as many tokens as greedy gave."""
-    n = len(sample["output_ids"]) - 1
-    return _baseline_tokens(sample) / n if n else 0.0
-
-
-def _agreement(group: Sequence[Sample]) -> float:
+def _agreement(group: Sequence[Sums]) -> float:
     """The share of greedy's tokens that an inexact method gives before it first differs."""
-    kept: int = sum(s.get("first_difference", len(s["output_ids"])) for s in group)
-    asked: int = sum(len(s.get("baseline_ids", s["output_ids"])) for s in group)
-    return kept / asked
+    kept: int = sum(s.about.get("first_difference", s.tokens) for s in group)
+    return kept / sum(s.baseline_tokens for s in group)
 
 
 def _quality(
-    header: Mapping[str, Any], task: str, group: Sequence[Sample]
+    header: Mapping[str, Any], task: str, group: Sequence[Sums]
 ) -> dict[str, float] | None:
     """The task's metrics; random weights are never given a quality score."""
     from ppdbench.scoring import NEEDS_EXECUTION, score_samples
@@ -180,12 +155,12 @@ def _quality(
     metrics = [metric for metric in asked if metric not in NEEDS_EXECUTION]
     found = _passed(group) if NEEDS_EXECUTION & set(asked) else {}
     if metrics:
-        found |= score_samples(metrics, group)
+        found |= score_samples(metrics, [one.about for one in group])
     return {metric: found[metric] for metric in asked if metric in found} or None
 
 
-def _passed(group: Sequence[Sample]) -> dict[str, float]:
+def _passed(group: Sequence[Sums]) -> dict[str, float]:
     """What running the programs showed when they were made; nothing where that was not allowed."""
-    if not all("passed" in sample for sample in group):
+    if not all("passed" in one.about for one in group):
         return {}
-    return {"humaneval_pass1": sum(sample["passed"] for sample in group) / len(group)}
+    return {"humaneval_pass1": sum(one.about["passed"] for one in group) / len(group)}

@@ -29,6 +29,7 @@ from ppdbench.bench.runner import (
 )
 from ppdbench.bench.space import Space
 from ppdbench.bench.summary import overall
+from ppdbench.bench.sums import add_up
 from ppdbench.conversation import with_later_turns
 from ppdbench.engine.loading import Loaded, ModelSpec, load, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
@@ -235,7 +236,8 @@ def _speeds(
     if any(key not in folder.done for key in keys):
         raise DataError("another process ended before its share was done; continue with --resume")
     samples = [folder.done[key] for key in keys]
-    return {s["label"]: None if s["failed"] else s["speedup"] for s in overall(header, samples)}
+    found = overall(header, add_up(samples))
+    return {s["label"]: None if s["failed"] else s["speedup"] for s in found}
 
 
 def _prefixed(report: Report, where: str) -> Report:

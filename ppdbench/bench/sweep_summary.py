@@ -8,10 +8,9 @@ from typing import Any
 
 from ppdbench.bench.halving import expected_samples
 from ppdbench.bench.stats import Ratio, paired_ratio
-from ppdbench.bench.summary import no_difference, overall, same_length
+from ppdbench.bench.summary import no_difference, overall
+from ppdbench.bench.sums import Sums
 from ppdbench.errors import DataError
-
-Sample = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +83,13 @@ class Swept:
         return next(c for c in self.cells if all(c.at[k] == v for k, v in place.items()))
 
 
-def swept(header: Mapping[str, Any], samples: Sequence[Sample]) -> Swept:
+def swept(header: Mapping[str, Any], sums: Sequence[Sums]) -> Swept:
     """What a sweep found, of an unfinished one what it found so far."""
     if header["kind"] != "sweep":
         raise DataError(f"a run of `ppdbench {header['kind']}` is no sweep")
-    if not samples:
+    if not sums:
         raise DataError("the run holds no finished samples")
-    summaries = {s["label"]: s for s in overall(header, samples)}
+    summaries = {s["label"]: s for s in overall(header, sums)}
     names = list(header["config"]["space"]["axes"])
     cells = tuple(
         Cell(
@@ -103,8 +102,8 @@ def swept(header: Mapping[str, Any], samples: Sequence[Sample]) -> Swept:
     )
     axes = {name: tuple(dict.fromkeys(cell.at[name] for cell in cells)) for name in names}
     ordered = tuple(sorted(cells, key=_rank))
-    lead = _lead(ordered, samples)
-    complete = len(samples) >= expected_samples(header)
+    lead = _lead(ordered, sums)
+    complete = len(sums) >= expected_samples(header)
     return Swept(header, axes, tuple(header["rungs"]), ordered, lead, complete)
 
 
@@ -113,11 +112,11 @@ def _rank(cell: Cell) -> tuple[bool, int, float]:
     return cell.speedup is None, -cell.examples, -(cell.speedup or 0.0)
 
 
-def _lead(ordered: Sequence[Cell], samples: Sequence[Sample]) -> Ratio | None:
+def _lead(ordered: Sequence[Cell], sums: Sequence[Sums]) -> Ratio | None:
     """The best against the second, each beside its own baseline: they may be of two heats."""
     if len(ordered) < 2 or ordered[1].speedup is None or ordered[1].examples < ordered[0].examples:
         return None
-    best, second = (_relative_times(samples, cell.label) for cell in ordered[:2])
+    best, second = (_relative_times(sums, cell.label) for cell in ordered[:2])
     shared = [example for example in best if example in second]
     if not shared:
         return None
@@ -128,16 +127,14 @@ def _lead(ordered: Sequence[Cell], samples: Sequence[Sample]) -> Ratio | None:
     )
 
 
-def _relative_times(
-    samples: Sequence[Sample], label: str
-) -> dict[tuple[str, str], tuple[float, float]]:
+def _relative_times(sums: Sequence[Sums], label: str) -> dict[tuple[str, str], tuple[float, float]]:
     """By example: time per token over the baseline's, and the baseline's time."""
     times: dict[tuple[str, str], tuple[float, float]] = {}
-    for sample in samples:
-        if sample["method"] != label or sample["verdict"] == "failed":
+    for one in sums:
+        if one.method != label or one.failed:
             continue
-        ours, theirs = sum(sample["step_ms"]), sum(sample["baseline_step_ms"])
-        relative = ours * same_length(sample) / theirs if theirs > 0 else 0.0
+        ours, theirs = one.step_ms * one.same_length, one.baseline_step_ms
+        relative = ours / theirs if theirs > 0 else 0.0
         if relative > 0:
-            times[sample["task"], sample["example_id"]] = relative, theirs
+            times[one.task, one.about["example_id"]] = relative, theirs
     return times

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppdbench.bench.summary import same_length
+from ppdbench.bench.sums import sums_of
 from ppdbench.probe.summary import matches_by_example
 
 Sample = Mapping[str, Any]
@@ -72,12 +72,12 @@ def decode_figures(task: str, label: str, name: str, group: Sequence[Sample]) ->
 
 
 def _decoded(sample: Sample) -> dict[str, Part]:
-    matches, ours = sample.get("matches", ()), sum(sample["step_ms"])
+    sums = sums_of(sample)
     return {
-        "committed_per_step": (len(sample["output_ids"]) - 1, len(sample["step_ms"])),
-        "accepted_per_proposed": (sum(sample["accepted"]), sum(sample["proposed"])),
-        "match_rate": (sum(matches), len(matches)),
-        "speedup": _times(sum(sample["baseline_step_ms"]), ours * same_length(sample)),
+        "committed_per_step": (sums.tokens - 1, sums.steps),
+        "accepted_per_proposed": (sums.accepted, sums.proposed),
+        "match_rate": (sums.matches.count(1), len(sums.matches)),
+        "speedup": _times(sums.baseline_step_ms, sums.step_ms * sums.same_length),
     }
 
 

@@ -19,6 +19,7 @@ from ppdbench.cli.options import (
     speed_options,
     task_options,
 )
+from ppdbench.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
@@ -79,6 +80,7 @@ def command(
 
 
 def _chosen(text: str, model: str | None) -> list[Choice]:
+    import_for_good("torch")
     from ppdbench.bench.everything import ALL, every_method
     from ppdbench.bench.runner import Choice
 

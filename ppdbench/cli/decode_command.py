@@ -31,6 +31,7 @@ from ppdbench.cli.options import (
     speed_options,
     task_options,
 )
+from ppdbench.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
@@ -62,6 +63,7 @@ def command(
     ppdbench decode --method greedy --model ./my-model --task gsm8k --data ./test.jsonl
     ppdbench decode --task humaneval --limit 8 --allow-code-execution
     """
+    import_for_good("torch")
     from ppdbench.bench.runner import Choice
     from ppdbench.errors import ConfigError
     from ppdbench.strategies.base import settings
@@ -101,6 +103,7 @@ def _decode(
 ) -> int:
     from ppdbench.bench.environment import set_threads
     from ppdbench.bench.runner import DecodeConfig, run_decode
+    from ppdbench.bench.sums import add_up
     from ppdbench.engine.quiet import quiet
     from ppdbench.report import outputs
     from ppdbench.report.answers import check_answers
@@ -128,7 +131,7 @@ def _decode(
         run = run_decode(config, folder, kind=kind, resume=resume, report=report, share=share)
     if told_elsewhere(run):
         return 0
-    output = outputs.of_decoding(run.header, run.samples)
+    output = outputs.of_decoding(run.header, add_up(run.samples))
     output.emit(form)
     for path in exports:
         write(path, output.sheets_for(path.endswith(".csv")), output.content)

@@ -8,6 +8,7 @@ import click
 
 from ppdbench.cli.common import model_spec, notice, progress, stand_in_note
 from ppdbench.cli.options import compile_option, format_option, model_options
+from ppdbench.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.baseline import BaselineReport
@@ -63,6 +64,7 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     for name in ("prompt_tokens", "new_tokens", "rounds"):
         if options[name] < 1:
             raise click.UsageError(f"--{name.replace('_', '-')} {options[name]}: use 1 or more")
+    import_for_good("torch")
     from ppdbench.bench import environment
     from ppdbench.engine.loading import resolve_device
     from ppdbench.report.export import emit

@@ -30,6 +30,7 @@ from ppdbench.cli.options import (
     run_options,
     task_options,
 )
+from ppdbench.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.probe.runner import ProbeConfig, ProbeRun
@@ -145,9 +146,11 @@ def _check_asked(ctx: click.Context, what: str) -> None:
 def _probe_matches(
     tasks: tuple[str, ...], form: str, plot: str | None, heatmap: str | None, **options: Any
 ) -> int:
+    import_for_good("torch")
     from ppdbench.bench.environment import set_threads
     from ppdbench.engine.quiet import quiet
     from ppdbench.probe import summary
+    from ppdbench.probe.ranks import Ranks
     from ppdbench.probe.runner import run_probe
     from ppdbench.report import outputs, probe_tables
 
@@ -163,9 +166,10 @@ def _probe_matches(
         run = run_probe(config, layers, folder, resume=resume, report=report, share=share)
     if told_elsewhere(run):
         return 0
-    rates = summary.match_rates(run.samples, config.ks, run.buckets)
+    ranks = Ranks(run.samples)
+    rates = summary.match_rates(ranks, config.ks, run.buckets)
     _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
-    outputs.of_matches(run.header, run.samples, rates, str(folder)).emit(form)
+    outputs.of_matches(run.header, run.samples, ranks, rates, str(folder)).emit(form)
     _show(run, config, form)
     compilation_note(run)
     closing_notes(run, asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ def _print(runs: tuple[str, ...], form: str) -> int:
     if len(runs) > 1:
         raise ConfigError("--format prints the tables of one run; give one, or make a page of all")
     (run,) = read_runs(runs)
-    of_run(run.stored).emit(form)
+    of_run(run).emit(form)
     return _verdict(run)
 
 
@@ -88,5 +89,5 @@ def _verdict(run: Run) -> int:
     if run.stored.torn:
         notice(f"warning: the last line of {run.stored.path} is incomplete and left out")
     if run.is_decode:
-        return verdict(run.stored)
+        return verdict(replace(run.stored, samples=run.samples))
     return 3 if run.failed else 0

@@ -31,6 +31,7 @@ from ppdbench.cli.options import (
     run_options,
     task_options,
 )
+from ppdbench.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.sweep_summary import Swept
@@ -128,6 +129,7 @@ def _run(
     resume: bool,
     **options: Any,
 ) -> Finished:
+    import_for_good("torch")
     from ppdbench.bench.environment import set_threads
     from ppdbench.bench.space import Space
     from ppdbench.bench.sweep import SweepConfig, choices, run_sweep
@@ -161,11 +163,12 @@ def _result(
     run: Finished | StoredRun, form: str, plot: str | None, exports: tuple[str, ...]
 ) -> int:
     """Show what a sweep found, write it where asked to, and say how it went."""
+    from ppdbench.bench.sums import add_up
     from ppdbench.bench.sweep_summary import swept
     from ppdbench.report import sweep_tables
     from ppdbench.report.export import emit, write
 
-    found = swept(run.header, run.samples)
+    found = swept(run.header, add_up(run.samples))
     content, sheets = sweep_tables.to_json(found), sweep_tables.sheets(found)
     every = [sweep_tables.long(found)]
     if form == "table":

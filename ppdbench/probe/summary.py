@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,10 @@ import numpy.typing as npt
 
 from ppdbench.bench.stats import clustered_wilson
 from ppdbench.errors import DataError
+from ppdbench.probe.ranks import Group, Matrix, Ranks, rank_matrix
 
 TOTAL = "total"
+RANKS_OF_HEAD = {"N": "ranks", "Y": "head_ranks"}  # the model's own head, a trained one
 INTERVAL = "95% Wilson intervals with the effective sample size by example"
 
 Sample = Mapping[str, Any]
@@ -53,45 +54,29 @@ class Saturation:
     stays: dict[int, int]
 
 
-def match_rates(
-    samples: Sequence[Sample], ks: Sequence[int], buckets: Mapping[str, int]
-) -> list[Rate]:
+def match_rates(ranks: Ranks, ks: Sequence[int], buckets: Mapping[str, int]) -> list[Rate]:
     """All rates of a probe run, per bucket and pooled. `buckets` gives each task's size."""
-    if not samples:
+    if not ranks.groups:
         raise DataError("the run holds no finished probe samples")
     return [
         rate
-        for (task, target), group in _groups(samples).items()
-        for head, field in (("N", "ranks"), ("Y", "head_ranks"))
-        for layer in _layers(group, field)
-        for rate in _bucketed(group, field, layer, ks, (task, head, target), buckets[task])
+        for group in ranks.groups
+        for head, field in RANKS_OF_HEAD.items()
+        for layer in ranks.layers(group, field)
+        for rate in _bucketed(
+            ranks.matrix(group, field, layer), layer, ks, (group, head), buckets[group[0]]
+        )
     ]
 
 
-def _groups(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    groups: dict[tuple[str, str], list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault((sample["task"], sample["target"]), []).append(sample)
-    return groups
-
-
-def _layers(group: Sequence[Sample], field: str) -> list[int]:
-    return sorted({int(layer) for sample in group for layer in sample.get(field, ())})
-
-
 def _bucketed(
-    group: Sequence[Sample],
-    field: str,
-    layer: int,
-    ks: Sequence[int],
-    names: tuple[str, str, str],
-    size: int,
+    matrix: Matrix, layer: int, ks: Sequence[int], names: tuple[Group, str], size: int
 ) -> list[Rate]:
-    ranks, known = rank_matrix([sample[field][str(layer)] for sample in group])
+    ranks, known = matrix
     starts = range(0, ranks.shape[1], size)
     labels = [*(bucket_label(start + 1, size) for start in starts), TOTAL]
     trials = _by_bucket(known, starts)
-    task, head, target = names
+    (task, target), head = names
     rates = []
     for k in ks:
         matched = _by_bucket((ranks < k) & known, starts)
@@ -102,18 +87,6 @@ def _bucketed(
             rate = int(counts[:, 0].sum()) / n
             rates.append(Rate(task, layer, k, head, target, bucket, rate, low, high, n))
     return rates
-
-
-def rank_matrix(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Ranks [example, position], and where there are any: outputs may differ in length."""
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    found = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
-    known = np.arange(lengths.max()) < lengths[:, None]
-    if known.all():
-        return found.reshape(known.shape), known
-    ranks = np.zeros(known.shape, np.int32)
-    ranks[known] = found
-    return ranks, known
 
 
 def matches_by_example(
@@ -137,34 +110,29 @@ def bucket_label(first: int, size: int) -> str:
     return str(first) if size == 1 else f"{first}-{first + size - 1}"
 
 
-def saturation(samples: Sequence[Sample]) -> list[Saturation]:
+def saturation(ranks: Ranks) -> list[Saturation]:
     """Per task and target, over the layers that were probed."""
-    return [_saturation(task, target, group) for (task, target), group in _groups(samples).items()]
+    return [_saturation(ranks, group) for group in ranks.groups]
 
 
-def _saturation(task: str, target: str, group: Sequence[Sample]) -> Saturation:
-    layers = _layers(group, "ranks")
+def _saturation(all_ranks: Ranks, group: Group) -> Saturation:
+    layers = all_ranks.layers(group, "ranks")
+    matrices = [all_ranks.matrix(group, "ranks", layer) for layer in layers]
     # [layer, token]: whether the token is the layer's first choice
-    hits = np.stack([_together(group, layer) for layer in layers]) == 0
+    hits = np.stack([ranks[known] == 0 for ranks, known in matrices])
     # A sampled token may be nobody's first choice; it then counts for the last layer.
     first = np.where(hits.any(0), hits.argmax(0), len(layers) - 1)
     settled = np.where(hits.all(0), len(layers), hits[::-1].argmin(0))  # layers from the last on
     stays_from = len(layers) - np.maximum(settled, 1)
     earliest, stays = (Counter(np.array(layers)[at].tolist()) for at in (first, stays_from))
     return Saturation(
-        task,
-        target,
+        *group,
         earliest.total(),
         _mean(earliest),
         _mean(stays),
         dict(sorted(earliest.items())),
         dict(sorted(stays.items())),
     )
-
-
-def _together(group: Sequence[Sample], layer: int) -> npt.NDArray[np.int64]:
-    """The ranks of all tokens after a layer."""
-    return np.fromiter(chain.from_iterable(s["ranks"][str(layer)] for s in group), np.int64)
 
 
 def _mean(counts: Counter[int]) -> float:

@@ -12,14 +12,14 @@ from typing import Any
 
 from ppdbench.bench.counterparts import beside
 from ppdbench.bench.summary import overall, summarize
+from ppdbench.bench.sums import Sums
 from ppdbench.bench.sweep_summary import swept
-from ppdbench.errors import DataError
 from ppdbench.probe import accuracy, closeness, summary
-from ppdbench.probe.buckets import stored_buckets
+from ppdbench.probe.ranks import Ranks
 from ppdbench.report import decode_tables, draft_tables, probe_tables, sweep_tables
 from ppdbench.report.export import Sheet, emit
+from ppdbench.report.page.runs import DECODES, PROBES, SIMILARITY, SWEEPS, Run
 from ppdbench.samples import fewest_examples
-from ppdbench.store import StoredRun
 
 Header = Mapping[str, Any]
 Samples = Sequence[Mapping[str, Any]]
@@ -42,45 +42,41 @@ class Output:
         emit(self.sheets_for(form == "csv"), self.content, form)
 
 
-def of_run(run: StoredRun) -> Output:
+def of_run(run: Run) -> Output:
     """What a stored run's own command printed."""
-    header, kind = run.header, run.header.get("kind")
-    done = [sample for sample in run.samples if sample.get("verdict") != "failed"]
-    if not run.samples or (not done and kind in ("probe", "drafts", "similarity")):
-        raise DataError(f"{run.path} holds no finished samples; finish the run with --resume")
-    if kind in ("decode", "bench"):
-        return of_decoding(header, run.samples)
-    if kind == "sweep":
-        return of_sweep(header, run.samples)
-    if kind == "probe":
-        rates = summary.match_rates(done, header["config"]["ks"], stored_buckets(header, done))
-        return of_matches(header, done, rates, str(run.path))
-    if kind == "drafts":
-        return of_drafts(header, done, str(run.path))
-    if kind == "similarity":
-        return of_similarity(header, done, str(run.path))
-    raise DataError(f"{run.path} holds a {kind} run, which has no tables; see `ppdbench table`")
+    header, place = run.header, str(run.stored.path)
+    if run.kind in DECODES:
+        return of_decoding(header, run.sums)
+    if run.kind in SWEEPS:
+        return of_sweep(header, run.sums)
+    if run.kind in PROBES:
+        return of_matches(header, run.done, run.ranks, run.rates, place)
+    if run.kind in SIMILARITY:
+        return of_similarity(header, run.done, place)
+    return of_drafts(header, run.done, place)
 
 
-def of_decoding(header: Header, samples: Samples) -> Output:
+def of_decoding(header: Header, sums: Sequence[Sums]) -> Output:
     """Of `decode` and `bench`."""
-    found = summarize(header, samples)
+    found = summarize(header, sums)
     long = decode_tables.long(found)
     if header["kind"] == "decode":
         return Output(decode_tables.sheets(found), long, found[0] if len(found) == 1 else found)
-    together = overall(header, samples)
-    return Output(decode_tables.contest(found, together, beside(header, samples)), long, found)
+    together = overall(header, sums)
+    return Output(decode_tables.contest(found, together, beside(header, sums)), long, found)
 
 
-def of_sweep(header: Header, samples: Samples) -> Output:
+def of_sweep(header: Header, sums: Sequence[Sums]) -> Output:
     """Of `sweep`."""
-    found = swept(header, samples)
+    found = swept(header, sums)
     return Output(sweep_tables.sheets(found), sweep_tables.long(found), sweep_tables.to_json(found))
 
 
-def of_matches(header: Header, samples: Samples, rates: Sequence[summary.Rate], run: str) -> Output:
+def of_matches(
+    header: Header, samples: Samples, ranks: Ranks, rates: Sequence[summary.Rate], run: str
+) -> Output:
     """Of `probe`."""
-    saturations = summary.saturation(samples)
+    saturations = summary.saturation(ranks)
     sheets = probe_tables.sheets(header, rates, saturations, fewest_examples(samples))
     content = summary.to_json(header, samples, rates, saturations, run)
     return Output(sheets, probe_tables.long(rates), content)

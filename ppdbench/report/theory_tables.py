@@ -8,7 +8,7 @@ they differ, matches were not independent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from ppdbench import theory
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.probe.summary import rank_matrix
+from ppdbench.probe.ranks import Group, Ranks
+from ppdbench.probe.summary import RANKS_OF_HEAD
 from ppdbench.report.export import Cell, Sheet
 from ppdbench.store import StoredRun
 
-RANKS_OF_HEAD = {"N": "ranks", "Y": "head_ranks"}  # the model's own head, a trained one
 DEFAULT_KS = (1, 3, 5)
 # The paper's names of its tasks are shorter than those of the files in tasks/.
 PAPER_TASKS = {"wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
@@ -97,8 +97,8 @@ class Measured:
         }
 
 
-def measure(run: StoredRun, wanted: Wanted) -> Measured:
-    """Match rates of a probe run, and what theory makes of them."""
+def measure(run: StoredRun, wanted: Wanted, ranks: Ranks | None = None) -> Measured:
+    """Match rates of a probe run, and what theory makes of them; `ranks` where they are there."""
     if run.header.get("kind") != "probe":
         raise DataError(
             f"{run.path} holds a {run.header.get('kind')} run; theory needs one of `ppdbench probe`"
@@ -106,20 +106,21 @@ def measure(run: StoredRun, wanted: Wanted) -> Measured:
     n_layers = _n_layers(run)
     if wanted.exit_after is not None:
         theory.check_exit(n_layers, wanted.exit_after)
-    samples = [s for s in run.samples if s.get("method") == "probe" and s.get("ranks")]
-    if not samples:
+    ranks = ranks or Ranks(s for s in run.samples if s.get("method") == "probe" and s.get("ranks"))
+    if not ranks.groups:
         raise DataError(f"{run.path} has no probe samples; finish it with --resume")
-    _check_present(samples, wanted)
+    _check_present(ranks, wanted)
     ks = _ks(run, wanted)
     rows = [
         row
-        for (task, target), group in _groups(samples).items()
+        for (task, target) in ranks.groups
         if wanted.task in (None, task) and wanted.target in (None, target)
-        for row in _rows_of_group(task, target, group, n_layers, ks, wanted)
+        for row in _rows_of_group(ranks, (task, target), n_layers, ks, wanted)
     ]
     if not rows:
         raise DataError(f"{run.path}: no layer before the last was probed")
-    return Measured(str(run.path), n_layers, tuple(rows), len(run.samples) - len(samples))
+    used = sum(map(len, ranks.groups.values()))
+    return Measured(str(run.path), n_layers, tuple(rows), len(run.samples) - used)
 
 
 def _n_layers(run: StoredRun) -> int:
@@ -137,20 +138,15 @@ def _ks(run: StoredRun, wanted: Wanted) -> tuple[int, ...]:
     return ks
 
 
-def _groups(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    groups: dict[tuple[str, str], list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault((sample["task"], sample.get("target", "greedy")), []).append(sample)
-    return groups
-
-
-def _check_present(samples: Sequence[Sample], wanted: Wanted) -> None:
+def _check_present(ranks: Ranks, wanted: Wanted) -> None:
     """Refuse choices that would leave nothing, naming what the run has."""
-    tasks, targets = zip(*_groups(samples), strict=True)
-    heads = [head for head, key in RANKS_OF_HEAD.items() if any(s.get(key) for s in samples)]
-    layers = sorted(
-        {int(n) for s in samples for key in RANKS_OF_HEAD.values() for n in s.get(key) or ()}
-    )
+    tasks, targets = zip(*ranks.groups, strict=True)
+    probed = {
+        head: {n for group in ranks.groups for n in ranks.layers(group, field)}
+        for head, field in RANKS_OF_HEAD.items()
+    }
+    heads = [head for head, layers in probed.items() if layers]
+    layers = sorted(set().union(*probed.values()))
     for name, asked, present in (
         ("task", wanted.task, tasks),
         ("target", wanted.target, targets),
@@ -163,43 +159,28 @@ def _check_present(samples: Sequence[Sample], wanted: Wanted) -> None:
 
 
 def _rows_of_group(
-    task: str,
-    target: str,
-    samples: Sequence[Sample],
-    n_layers: int,
-    ks: Sequence[int],
-    wanted: Wanted,
+    all_ranks: Ranks, group: Group, n_layers: int, ks: Sequence[int], wanted: Wanted
 ) -> list[TheoryRow]:
     rows = []
     for head, key in RANKS_OF_HEAD.items():
         if wanted.head not in (None, head):
             continue
-        for layer in sorted(map(int, samples[0].get(key) or ())):
+        for layer in all_ranks.layers(group, key):
             # The last layer always agrees with itself and leaves nothing to run ahead of.
             if layer == n_layers or wanted.exit_after not in (None, layer):
                 continue
-            ranks, known = rank_matrix([_ranks(sample, key, layer) for sample in samples])
+            ranks, known = all_ranks.matrix(group, key, layer)
             for k in ks:
                 matches = (ranks < k) & known
-                row = _matched(task, layer, k, head, target, matches, known)
+                row = _matched(group, layer, k, head, matches, known)
                 rows.append(_with_theory(row, matches, known, n_layers))
     return rows
 
 
-def _ranks(sample: Sample, key: str, layer: int) -> list[int]:
-    ranks: list[int] | None = (sample.get(key) or {}).get(str(layer))
-    if not ranks:
-        raise DataError(
-            f"example {sample.get('example_id')} of {sample['task']} has no {key} of layer "
-            f"{layer}, others do; run `ppdbench probe` again"
-        )
-    return ranks
-
-
 def _matched(
-    task: str, layer: int, k: int, head: str, target: str, matches: Marks, known: Marks
+    group: Group, layer: int, k: int, head: str, matches: Marks, known: Marks
 ) -> TheoryRow:
-    tokens = int(known.sum())
+    (task, target), tokens = group, int(known.sum())
     rate = int(matches.sum()) / tokens
     return TheoryRow(task, layer, k, head, target, len(known), tokens, rate)
 

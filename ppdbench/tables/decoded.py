@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.summary import summarize
+from ppdbench.bench.sums import add_up
 from ppdbench.scoring import score_samples
 from ppdbench.store import StoredRun
 
@@ -30,7 +31,7 @@ def summaries(
         {**summary, "run": run}
         for run in runs
         if run.header["kind"] in KINDS
-        for summary in summarize(run.header, run.samples, scores=False)
+        for summary in summarize(run.header, add_up(run.samples), scores=False)
         if wanted is None or summary["task"] in wanted
     ]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ppdbench.errors import DataError
 from ppdbench.papers import Paper
+from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import INTERVAL, Rate, match_rates
 from ppdbench.report.export import Cell, Sheet
 from ppdbench.store import StoredRun
@@ -89,7 +90,7 @@ def compare(paper: Paper, runs: Sequence[StoredRun]) -> list[Compared]:
     printed = paper["rows"]
     samples = probes(runs, MATCHES.command)
     ks = sorted({row["k"] for row in printed})
-    greedy = [sample for sample in samples if sample["target"] == "greedy"]
+    greedy = Ranks(sample for sample in samples if sample["target"] == "greedy")
     rates = match_rates(greedy, ks, BUCKETS)
     return _joined(printed, rates, paper["setting"]["layers"], n_layers(runs))
 

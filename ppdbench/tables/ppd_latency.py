@@ -8,6 +8,7 @@ from typing import Any
 
 from ppdbench import theory
 from ppdbench.bench.summary import summarize
+from ppdbench.bench.sums import add_up
 from ppdbench.errors import DataError
 from ppdbench.papers import Paper
 from ppdbench.report.export import Cell
@@ -116,7 +117,7 @@ def _ours(runs: Sequence[StoredRun]) -> dict[Key, Timed]:
     """What runs with units measured, by task, form and k; greedy on one unit as k = 0."""
     found: dict[Key, Timed] = {}
     for run in runs:
-        for summary in summarize(run.header, run.samples, scores=False):
+        for summary in summarize(run.header, add_up(run.samples), scores=False):
             if summary.get("units", 1) < 2:
                 continue
             k = run.header["facts"][summary["label"]]["k"]

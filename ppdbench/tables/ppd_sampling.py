@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from ppdbench.papers import Paper
+from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, match_rates
 from ppdbench.report.export import Cell, Sheet
 from ppdbench.store import StoredRun
@@ -29,7 +30,7 @@ def sampled(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
     """A row for each way of drawing and task, as printed."""
     depth = n_layers(runs)
     layer = layer_at(Fraction(1, 2), depth)
-    rates = match_rates(probes(runs, SAMPLED.command), (K,), BUCKETS)
+    rates = match_rates(Ranks(probes(runs, SAMPLED.command)), (K,), BUCKETS)
     ours = {
         (rate.target, rate.task): rate
         for rate in rates

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ppdbench.bench.counterparts import beside
+from ppdbench.bench.sums import add_up
 from ppdbench.report.decode_tables import beside_peers
 from ppdbench.store import read_run
 from tests.report.page import made
@@ -31,7 +32,7 @@ PAIR[THEIRS]["options"]["draft_length"] = 4
 def test_the_ratio_is_their_time_over_ours_on_the_same_examples() -> None:
     samples = [made.decoded(OURS, str(n), 2.0) for n in range(3)]
     samples += [made.decoded(THEIRS, str(n), 0.5) for n in range(3)]
-    (found,) = beside({"methods": PAIR}, samples)
+    (found,) = beside({"methods": PAIR}, add_up(samples))
     assert (found.ours, found.theirs, found.n_examples) == (OURS, THEIRS, 3)
     assert found.ratio is not None
     assert found.ratio.value == pytest.approx(4)
@@ -40,7 +41,7 @@ def test_the_ratio_is_their_time_over_ours_on_the_same_examples() -> None:
 def test_outputs_of_unequal_length_count_by_the_token() -> None:
     short = {"output_ids": [5, 6, 7], "step_ms": [4.0], "accepted": [1], "verdict": "tie"}
     samples = [made.decoded(OURS, **short), made.decoded(THEIRS)]  # 2 tokens in 4 ms, 4 in 12
-    (found,) = beside({"methods": PAIR}, samples)
+    (found,) = beside({"methods": PAIR}, add_up(samples))
     assert found.ratio is not None
     assert found.ratio.value == pytest.approx(12 / 8)
 
@@ -51,7 +52,7 @@ def test_nothing_is_claimed_beside_a_mismatch(wrong: str) -> None:
         made.decoded(label, verdict="mismatch" if label == wrong else "identical")
         for label in (OURS, THEIRS)
     ]
-    found = beside({"methods": PAIR}, samples)
+    found = beside({"methods": PAIR}, add_up(samples))
     assert [pair.ratio for pair in found] == [None]
     assert beside_peers(found).rows[0][-2:] == ("-", "-")
 
@@ -59,16 +60,17 @@ def test_nothing_is_claimed_beside_a_mismatch(wrong: str) -> None:
 def test_only_methods_with_the_same_options_stand_together() -> None:
     other = {"name": OURS, "exact": True, "options": {"exit_layer": 3, "draft_length": 4}}
     samples = [made.decoded(label) for label in (OURS, "other", THEIRS)]
-    found = beside({"methods": {**PAIR, "other": other}}, samples)
+    found = beside({"methods": {**PAIR, "other": other}}, add_up(samples))
     assert [pair.ours for pair in found] == [OURS]
 
 
 def test_greedy_stands_beside_both_caches_of_generate() -> None:
     names = ("greedy", "transformers:greedy", "transformers:greedy-static")
-    found = beside({"methods": made.methods(*names)}, [made.decoded(name) for name in names])
+    samples = [made.decoded(name) for name in names]
+    found = beside({"methods": made.methods(*names)}, add_up(samples))
     assert [pair.theirs for pair in found] == list(names[1:])
 
 
 def test_runs_without_peers_have_no_such_table(tmp_path: Path) -> None:
     run = read_run(made.bench(tmp_path / "run"))
-    assert beside(run.header, run.samples) == []
+    assert beside(run.header, add_up(run.samples)) == []

@@ -12,6 +12,7 @@ import pytest
 from ppdbench.bench import execution
 from ppdbench.bench.execution import CodeRuns
 from ppdbench.bench.summary import summarize
+from ppdbench.bench.sums import add_up
 from ppdbench.cli.main import run
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.errors import ConfigError, DataError
@@ -207,7 +208,7 @@ def test_pass_at_1_is_stored_and_reading_it_again_runs_nothing(
     assert f"generated code ran within {', '.join(stored.samples[0]['protection'])}" in captured.err
 
     monkeypatch.setattr(execution, "execute", pytest.fail)
-    assert summarize(stored.header, stored.samples)[0]["quality"] == quality
+    assert summarize(stored.header, add_up(stored.samples))[0]["quality"] == quality
     assert run([*asked, ALLOWED, "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["quality"] == quality
 

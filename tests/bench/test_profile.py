@@ -11,6 +11,7 @@ import torch
 from ppdbench.bench.clock import Clock
 from ppdbench.bench.profile import Costs, Meter
 from ppdbench.bench.roofline import profile
+from ppdbench.bench.sums import add_up
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded
 from ppdbench.decoding.sampling import GREEDY
@@ -108,7 +109,15 @@ def test_skipped_blocks_are_not_read(loaded: Loaded) -> None:
     assert less.run(hidden, 0, 4, step, cache) < whole.run(hidden, 0, 4, step, cache)
 
 
+PLAIN: dict[str, Any] = {
+    "task": "xsum",
+    "method": "greedy",
+    "verdict": "identical",
+    "output_ids": [1, 2],
+    "step_ms": [9.0],
+}
 SAMPLE: dict[str, Any] = {
+    **PLAIN,
     "step_ms": [2.0, 2.0],
     "profile": {
         "draft_pass_ms": 1.0,
@@ -122,7 +131,7 @@ SAMPLE: dict[str, Any] = {
 
 
 def test_fractions_are_bytes_per_time_against_the_measured_speed() -> None:
-    found = profile([SAMPLE, SAMPLE, {"step_ms": [9.0]}], bandwidth=4e9)
+    found = profile(add_up([SAMPLE, SAMPLE, PLAIN]), bandwidth=4e9)
     assert found is not None
     assert found["step_ms"] == 2.0
     assert found["pass_share"] == 0.5
@@ -133,13 +142,13 @@ def test_fractions_are_bytes_per_time_against_the_measured_speed() -> None:
 
 
 def test_what_was_not_profiled_has_no_profile_and_no_table() -> None:
-    assert profile([{"step_ms": [1.0]}], bandwidth=1e9) is None
-    assert profile([SAMPLE], bandwidth=None) is None
+    assert profile(add_up([PLAIN]), bandwidth=1e9) is None
+    assert profile(add_up([SAMPLE]), bandwidth=None) is None
     assert sheets([{"label": "greedy", "task": "xsum", "profile": None}]) == []
 
 
 def test_the_table_names_tasks_only_where_there_are_several() -> None:
-    held = profile([SAMPLE], bandwidth=4e9)
+    held = profile(add_up([SAMPLE]), bandwidth=4e9)
     one = {"label": "greedy", "task": "xsum", "profile": held}
     assert [row[0] for row in sheets([one])[0].rows] == ["greedy"]
     (sheet,) = sheets([one, {**one, "task": "squad"}])

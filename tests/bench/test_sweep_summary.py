@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ppdbench.bench.sums import add_up
 from ppdbench.bench.sweep_summary import Swept, swept
 from ppdbench.errors import DataError
 from tests.sweeps import cells, header, label, sample
@@ -15,7 +16,7 @@ AXES = {"exit_layer": (1, 2, 4)}
 
 
 def found(samples: list[dict[str, Any]], examples: int = 4, **changes: Any) -> Swept:
-    return swept(header(AXES, examples, **changes), samples)
+    return swept(header(AXES, examples, **changes), add_up(samples))
 
 
 def test_the_fastest_cell_is_the_best_and_stands_where_it_lies() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ppdbench.bench.sums import add_up
 from ppdbench.bench.sweep_summary import Swept, swept
 from ppdbench.report import plots, sweep_tables
 from ppdbench.report.sweep_map import print_map
@@ -26,7 +27,8 @@ SPEEDS = {
 
 
 def found(axes: Axes = GRID, speeds: dict[str, float] | None = None, **changes: Any) -> Swept:
-    return swept(header(axes, 4, **changes), cells(SPEEDS if speeds is None else speeds))
+    samples = cells(SPEEDS if speeds is None else speeds)
+    return swept(header(axes, 4, **changes), add_up(samples))
 
 
 def drawn(result: Swept, width: int = 80, **options: Any) -> str:
@@ -92,7 +94,7 @@ def test_cells_without_a_speedup_say_why() -> None:
         *(sample(first, n, 1.0, "mismatch") for n in range(4)),
         *(sample(second, n, 1.0, "failed") for n in range(4)),
     ]
-    result = swept(header(GRID, 4, not_run={list(SPEEDS)[3]: "no weights"}), samples)
+    result = swept(header(GRID, 4, not_run={list(SPEEDS)[3]: "no weights"}), add_up(samples))
     text = drawn(result)
     assert "✗differs" in text
     assert "!failed" in text
@@ -112,7 +114,7 @@ def test_the_number_of_examples_is_shown_where_it_differs() -> None:
     few = cells(dict.fromkeys(list(SPEEDS)[:2], 0.9), 2)
     many = cells(dict.fromkeys(list(SPEEDS)[2:], 1.2), 4)
     rungs = [{"cells": 4, "examples": 2}, {"cells": 2, "examples": 4}]
-    result = swept(header(GRID, 4, rungs=rungs), few + many)
+    result = swept(header(GRID, 4, rungs=rungs), add_up(few + many))
     sheet = sweep_tables.cells(result)
     at = sheet.header.index("examples")
     assert [row[at] for row in sheet.rows] == [4, 4, 2, 2]
@@ -176,7 +178,7 @@ def test_the_heat_map_has_a_cell_for_each_setting_and_says_which_is_best() -> No
 def test_one_option_is_a_curve_with_intervals_and_without_mismatches() -> None:
     axes, (one, two) = {"exit_layer": (1, 2)}, (label(exit_layer=1), label(exit_layer=2))
     wrong = [sample(two, n, 3.0, "mismatch") for n in range(4)]
-    figure = sweep_picture(swept(header(axes, 4), cells({one: 1.5}) + wrong))
+    figure = sweep_picture(swept(header(axes, 4), add_up(cells({one: 1.5}) + wrong)))
     assert texts(figure) == ["1.50x", "differs"]
     curves = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
     assert [list(line.get_xdata()) for line in curves] == [[0]]

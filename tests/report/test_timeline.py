@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ppdbench.bench.pipelined import pipelined
+from ppdbench.bench.sums import add_up
 from ppdbench.errors import DataError
 from ppdbench.report import pipeline_tables
 from ppdbench.report.plots import save
@@ -47,7 +48,8 @@ def test_a_run_without_events_is_refused() -> None:
 
 
 def summary(**more: Any) -> dict[str, Any]:
-    figures = pipelined(FACTS, [sample([1, 0, 1, 1, 0], 4.0), sample([1, 1, 1, 0, 1], 4.0)])
+    samples = [sample([1, 0, 1, 1, 0], 4.0), sample([1, 1, 1, 0, 1], 4.0)]
+    figures = pipelined(FACTS, add_up(samples))
     return {
         "task": "gsm8k",
         "label": "ppd",

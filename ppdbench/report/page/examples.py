@@ -7,7 +7,7 @@ examples follow in their order until the room is used up; the page says how many
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from ppdbench.report.page.runs import FLAGGED, Run, Sample
@@ -138,18 +138,20 @@ def gathered(runs: Sequence[Run], room: int = ROOM) -> list[dict[str, Any]]:
 
 
 def _of_run(run: Run, room: int) -> dict[str, Any]:
-    groups: dict[tuple[str, str], list[Sample]] = {}
-    for sample in run.samples:
-        groups.setdefault((sample["task"], str(sample["example_id"])), []).append(sample)
-    ordered = sorted(groups.values(), key=_urgency)  # stable: else in their own order
-    found = Gathered(run, texts_of(run.header, run.done))
-    for samples in ordered:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for at, sample in enumerate(run.samples):
+        groups.setdefault((sample["task"], str(sample["example_id"])), []).append(at)
+    verdicts = [sample.get("verdict") for sample in run.samples]
+    # Stable: else in their own order.
+    ordered = sorted(groups.values(), key=lambda group: _urgency({verdicts[at] for at in group}))
+    whole = run.stored.samples
+    found = Gathered(run, texts_of(run.header, whole))
+    for group in ordered:
         if found.size > room:
             break
-        found.add(samples)
+        found.add([whole[at] for at in group])
     return found.content(len(groups))
 
 
-def _urgency(samples: Sequence[Mapping[str, Any]]) -> int:
-    verdicts = {sample.get("verdict") for sample in samples}
+def _urgency(verdicts: Set[str | None]) -> int:
     return next((i for i, flag in enumerate(FLAGGED) if flag in verdicts), len(FLAGGED))

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.bench.summary import overall, summarize
+from ppdbench.bench.sums import Sums, add_up
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.probe.accuracy import Accuracy, accuracies
 from ppdbench.probe.buckets import stored_buckets
 from ppdbench.probe.closeness import Similarity, similarities
+from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import Rate, match_rates
 from ppdbench.samples import fewest_examples
-from ppdbench.store import StoredRun, read_whole
+from ppdbench.store import StoredRun, read_header, read_once, read_whole
 
 PROBES = ("probe",)
 DECODES = ("decode", "bench")
@@ -57,9 +59,14 @@ class Run:
         return self.kind in PROBES
 
     @cached_property
-    def samples(self) -> list[Sample]:
-        """Everything finished, read once."""
-        return list(self.stored.samples)
+    def sums(self) -> list[Sums]:
+        """A decoding run, read once."""
+        return add_up(self.stored.samples)
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        """Everything finished; of decoding runs without the lists that are in `sums`."""
+        return [one.about for one in self.sums] if self.is_decode else list(self.stored.samples)
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -97,18 +104,23 @@ class Run:
     def summaries(self) -> list[dict[str, Any]]:
         """A decoding run by task and method. Quality is left out: scoring takes longer than all
         the rest."""
-        return summarize(self.header, self.samples, scores=False)
+        return summarize(self.header, self.sums, scores=False)
 
     @cached_property
     def overall(self) -> list[dict[str, Any]]:
         """A decoding run by method."""
-        return overall(self.header, self.samples) if len(self.tasks) > 1 else self.summaries
+        return overall(self.header, self.sums) if len(self.tasks) > 1 else self.summaries
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """A probe run's ranks, layer by layer."""
+        return Ranks(self.done)
 
     @cached_property
     def rates(self) -> list[Rate]:
         """A probe run's match rates, by bucket and pooled."""
         ks = self.header["config"]["ks"]
-        return match_rates(self.done, ks, stored_buckets(self.header, self.done))
+        return match_rates(self.ranks, ks, stored_buckets(self.header, self.done))
 
     @cached_property
     def accuracies(self) -> list[Accuracy]:
@@ -138,10 +150,10 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def _read(name: str, folder: Path) -> Run:
-    stored = read_whole(folder)
-    kind = stored.header.get("kind")
+    kind = read_header(folder).get("kind")
     if kind not in KINDS:
         raise DataError(f"{folder} holds a {kind} run; a report shows runs of {', '.join(KINDS)}")
+    stored = read_once(folder) if kind in (*DECODES, *SWEEPS) else read_whole(folder)
     if not stored.samples:
         raise DataError(f"{folder} holds no finished samples; finish the run with --resume")
     run = Run(name, stored)

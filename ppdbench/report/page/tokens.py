@@ -6,7 +6,8 @@ it is only believed if it decodes the outputs of the run to the texts stored bes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ class Texts:
         return text
 
 
-def texts_of(header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> Texts | None:
+def texts_of(header: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> Texts | None:
     """The texts of a run's tokens, or None where its tokenizer is not to be found."""
     path = _file(header["model"])
     if path is None:
@@ -49,8 +50,9 @@ def texts_of(header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) ->
         texts = Texts(Tokenizer.from_file(str(path)))
     except Exception:  # tokenizers raises a bare Exception for a file it cannot read
         return None
-    written = [s for s in samples if s.get("text") and s.get("output_ids")][:CHECKED]
-    same = all(texts.joined(s["output_ids"]).startswith(s["text"].rstrip()) for s in written)
+    written = (s for s in samples if s.get("text") and s.get("output_ids"))
+    first = islice(written, CHECKED)
+    same = all(texts.joined(s["output_ids"]).startswith(s["text"].rstrip()) for s in first)
     return texts if same else None
 
 

@@ -105,6 +105,7 @@ def test_tokens_of_the_embedded_model_become_words(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_does_not_give_the_stored_text_is_not_believed(tmp_path: Path) -> None:
     (run,) = read_runs([reference(tmp_path)])
-    sample = {**run.done[0], "text": "something else"}
-    assert texts_of(run.header, run.done) is not None
+    (stored,) = run.stored.samples
+    sample = {**stored, "text": "something else"}
+    assert texts_of(run.header, [stored]) is not None
     assert texts_of(run.header, [sample]) is None

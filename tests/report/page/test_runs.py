@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ppdbench import samples
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.report.page.comparison import differences, groups
 from ppdbench.report.page.runs import Run, read_runs
@@ -49,6 +50,21 @@ def test_kinds_of_runs_without_a_page_are_refused_by_name(tmp_path: Path) -> Non
     run = made.probe(tmp_path / "a", kind="train")
     with pytest.raises(DataError, match="holds a train run; a report shows runs of probe"):
         read_runs([run])
+
+
+def test_all_figures_of_a_decoding_run_come_from_reading_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    parse = samples.parse
+    monkeypatch.setattr(samples, "parse", lambda line: read.append(line) or parse(line))
+    folder = made.bench(tmp_path / "a")
+    written = (folder / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (run,) = read_runs([folder])
+    assert run.summaries
+    assert run.overall
+    assert not run.mismatches
+    assert len(read) == len(written)
 
 
 def test_equal_conditions_can_be_compared(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def _of_run(run: Run) -> Shown:
 
 
 def _of_method(run: Run, label: str) -> Drawing | None:
-    samples = [s for s in run.done if s["method"] == label]
-    proposed = sum(sum(s["proposed"]) for s in samples)
-    counts = Counter(chain.from_iterable(s["accepted"] for s in samples))
+    own = [s for s in run.sums if s.method == label and not s.failed]
+    proposed = sum(s.proposed for s in own)
+    counts = Counter(chain.from_iterable(s.accepted_each for s in own))
     if not proposed or not counts:
         return None
     accepted = sum(n * steps for n, steps in counts.items())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ppdbench.bench.sums import Sums
 from ppdbench.report.export import Sheet
 from ppdbench.report.page.charts.stacked import stacked
 from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.parts import Section, Shown, by_run, folded, gallery, paragraphs, table
-from ppdbench.report.page.runs import DECODES, Run, Sample, of_kind
+from ppdbench.report.page.runs import DECODES, Run, of_kind
 
 TOGETHER = "verify and bookkeeping"  # which only runs with --profile have timed apart
 WORDS = (
@@ -34,29 +35,29 @@ def _of_run(run: Run) -> Shown:
 
 def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:
     """Mean milliseconds of each part, by method; greedy first, which every run has timed."""
-    groups: dict[str, list[Sample]] = {}
-    for sample in run.done:
-        if sample["task"] == task:
-            groups.setdefault(sample["method"], []).append(sample)
-    profiled = all(sample.get("profile") for group in groups.values() for sample in group)
+    groups: dict[str, list[Sums]] = {}
+    for one in run.sums:
+        if one.task == task and not one.failed:
+            groups.setdefault(one.method, []).append(one)
+    profiled = all(one.about.get("profile") for group in groups.values() for one in group)
     if profiled or "greedy" in groups:
         return {label: _parts(group, profiled) for label, group in groups.items()}
     found = {label: _parts(group, profiled=False) for label, group in groups.items()}
     return {"greedy": _baseline(next(iter(groups.values()))), **found}
 
 
-def _parts(group: Sequence[Sample], profiled: bool) -> dict[str, float]:
-    steps, draft = (_mean([sum(s[name]) for s in group]) for name in ("step_ms", "draft_ms"))
-    found = {"prefill": _mean([s["prefill_ms"] for s in group]), "draft": draft}
+def _parts(group: Sequence[Sums], profiled: bool) -> dict[str, float]:
+    steps, draft = _mean([s.step_ms for s in group]), _mean([s.draft_ms for s in group])
+    found = {"prefill": _mean([s.about["prefill_ms"] for s in group]), "draft": draft}
     if profiled:
-        verify = _mean([s["profile"]["pass_ms"] for s in group])
+        verify = _mean([s.about["profile"]["pass_ms"] for s in group])
         return {**found, "verify": verify, "bookkeeping": max(0.0, steps - draft - verify)}
     return {**found, TOGETHER: max(0.0, steps - draft)}
 
 
-def _baseline(group: Sequence[Sample]) -> dict[str, float]:
-    steps = _mean([sum(s["baseline_step_ms"]) for s in group])
-    prefill = _mean([s["baseline_prefill_ms"] for s in group])
+def _baseline(group: Sequence[Sums]) -> dict[str, float]:
+    steps = _mean([s.baseline_step_ms for s in group])
+    prefill = _mean([s.about["baseline_prefill_ms"] for s in group])
     return {"prefill": prefill, "draft": 0.0, TOGETHER: steps}
 
 

@@ -29,7 +29,7 @@ def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
     drawings: list[Drawing] = []
     body: list[Child] = [h("p", WORDS, sweep_tables.CHOSEN)]
     for run in sweeps:
-        found = swept(run.header, run.samples)
+        found = swept(run.header, run.sums)
         own = [*_map(run, found), *_best(run, found)]
         drawings += own
         body += [

@@ -44,7 +44,7 @@ def _of_probe(run: Run, pipelined: Sequence[Run]) -> tuple[list[Drawing], list[C
     n_layers = run.header["model"]["n_layers"]
     if not any(rate.layer < n_layers for rate in run.rates):
         return [], []
-    measured = theory_tables.measure(run.stored, theory_tables.Wanted())
+    measured = theory_tables.measure(run.stored, theory_tables.Wanted(), run.ranks)
     rows = [row for row in measured.rows if row.speedup is not None and row.recorded_latency]
     groups: dict[tuple[str, str, str], list[theory_tables.TheoryRow]] = {}
     for row in rows:

@@ -1,0 +1,96 @@
+"""The lists of a decoding sample added up, once for all figures that are made of them.
+
+Lists are nearly all of a sample. Who keeps the sums alone goes through a large run in the memory
+of a small one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Sample = Mapping[str, Any]
+
+# A list for each token, each step or each piece of work: what the sums stand for.
+LISTS = frozenset(
+    {
+        "prompt_ids",
+        "output_ids",
+        "baseline_ids",
+        "accepted",
+        "proposed",
+        "rows",
+        "step_ms",
+        "draft_ms",
+        "baseline_step_ms",
+        "matches",
+        "exits",
+        "events",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """One sample in numbers; those of an example that failed are 0."""
+
+    about: dict[str, Any]
+    """What else the sample says."""
+    task: str
+    method: str
+    verdict: str
+    tokens: int
+    """Of the output, the first one included, which the prefill gives."""
+    steps: int
+    step_ms: float
+    draft_ms: float
+    proposed: int
+    accepted: int
+    accepted_each: tuple[int, ...]
+    """Step by step."""
+    baseline_tokens: int
+    """Of greedy's output."""
+    baseline_steps: int
+    baseline_step_ms: float
+    matches: bytes
+    """Of `ppd`: for each token 1 if it was among its candidates, else 0."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no output."""
+        return self.verdict == "failed"
+
+    @property
+    def same_length(self) -> float:
+        """What a method's time is multiplied by to be that of as many tokens as greedy gave."""
+        n = self.tokens - 1
+        return self.baseline_steps / n if n > 0 else 0.0
+
+
+def add_up(samples: Iterable[Sample]) -> list[Sums]:
+    """The sums of each of these samples, none of which is kept."""
+    return [sums_of(sample) for sample in samples]
+
+
+def sums_of(sample: Sample) -> Sums:
+    """The sums of one sample."""
+    step_ms, baseline_step_ms = sample.get("step_ms", ()), sample.get("baseline_step_ms", ())
+    return Sums(
+        about={name: value for name, value in sample.items() if name not in LISTS},
+        task=sample["task"],
+        method=sample["method"],
+        verdict=sample["verdict"],
+        tokens=len(sample["output_ids"]),
+        steps=len(step_ms),
+        step_ms=sum(step_ms),
+        draft_ms=sum(sample.get("draft_ms", ())),
+        proposed=sum(sample.get("proposed", ())),
+        accepted=sum(sample.get("accepted", ())),
+        accepted_each=tuple(sample.get("accepted", ())),
+        # Stored where it differs from the method's.
+        baseline_tokens=len(sample.get("baseline_ids", sample["output_ids"])),
+        baseline_steps=len(baseline_step_ms),
+        baseline_step_ms=sum(baseline_step_ms),
+        matches=bytes(sample.get("matches", ())),
+    )

@@ -1,0 +1,69 @@
+"""Stored ranks as matrices: made once for all figures that count them, for that is most work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ppdbench.errors import DataError
+
+Sample = Mapping[str, Any]
+Group = tuple[str, str]  # task and target
+
+
+class Matrix(NamedTuple):
+    """The ranks of one layer, and where there are any: outputs may differ in length."""
+
+    ranks: npt.NDArray[Any]  # [example, position]
+    known: npt.NDArray[np.bool_]
+
+
+class Ranks:
+    """The ranks of probed samples by task and target, by head and layer."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self.groups: dict[Group, list[Sample]] = {}
+        for sample in samples:
+            group = sample["task"], sample.get("target", "greedy")
+            self.groups.setdefault(group, []).append(sample)
+        self._made: dict[tuple[Group, str, int], Matrix] = {}
+
+    def layers(self, group: Group, field: str) -> list[int]:
+        """Those that any of the samples was probed after."""
+        names = {name for sample in self.groups[group] for name in sample.get(field) or ()}
+        return sorted(map(int, names))
+
+    def matrix(self, group: Group, field: str, layer: int) -> Matrix:
+        """One layer, of all samples of a group."""
+        found = self._made.get((group, field, layer))
+        if found is None:
+            rows = _rows(self.groups[group], field, str(layer))
+            found = self._made[group, field, layer] = rank_matrix(rows)
+        return found
+
+
+def _rows(samples: Sequence[Sample], field: str, layer: str) -> list[Sequence[int]]:
+    rows: list[Sequence[int]] = [(s.get(field) or {}).get(layer) or () for s in samples]
+    for sample, row in zip(samples, rows, strict=True):
+        if not row:
+            raise DataError(
+                f"example {sample.get('example_id')} of {sample['task']} has no {field} of layer "
+                f"{layer}, others do; run `ppdbench probe` again"
+            )
+    return rows
+
+
+def rank_matrix(rows: Sequence[Sequence[int]]) -> Matrix:
+    """Ranks of several outputs."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    found = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
+    known = np.arange(lengths.max()) < lengths[:, None]
+    if known.all():
+        return Matrix(found.reshape(known.shape), known)
+    ranks = np.zeros(known.shape, np.int32)
+    ranks[known] = found
+    return Matrix(ranks, known)
