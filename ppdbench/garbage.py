@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 
 @contextmanager
@@ -17,3 +19,16 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def import_for_good(*modules: str) -> None:
+    """Import modules with no search for garbage meanwhile, and none through them ever after.
+
+    Where all of them are there, nothing happens: what has been made since may become garbage.
+    """
+    if all(name in sys.modules for name in modules):
+        return
+    with no_collection():
+        for name in modules:
+            import_module(name)
+        gc.freeze()

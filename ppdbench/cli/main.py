@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import atexit
 import os
 import signal
 import sys
@@ -127,6 +127,18 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if Share.launched().launch is not None:  # torchrun hands Ctrl-C on, even in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    code = run(sys.argv[1:])
-    gc.freeze()  # all memory goes at once; to look for garbage in it first takes a second
-    sys.exit(code)
+    codes: list[int] = []
+    atexit.register(_leave, codes)  # first in, so that it is called last
+    codes.append(run(sys.argv[1:]))
+    sys.exit(codes[0])
+
+
+def _leave(codes: list[int]) -> None:
+    """End here, where all threads and all that libraries do at exit are done.
+
+    The interpreter would go on to look for garbage and take every object apart, for a second.
+    """
+    if codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[0])
