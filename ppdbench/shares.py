@@ -77,11 +77,16 @@ class Share:
     def part(self, items: Sequence[Item]) -> list[Item]:
         """The examples of this process, in their order; turns of one question stay together.
 
-        Put in the order of a hash of their names they are dealt out one by one: parts are equal,
-        and no process has all that are long because they stand together.
+        They are dealt out in rounds, one to each process, task by task and the longest first; in
+        each round a hash of their names decides who gets which. So parts are equal in number and
+        as good as equal in work, however long and short examples stand.
         """
-        names = sorted({_name(item) for item in items}, key=_hash)
-        ours = set(names[self.index :: self.count])
+        kinds = {_name(item): _kind(item) for item in items}
+        order = sorted(kinds, key=lambda name: (kinds[name], _hash(name)))
+        ours: set[str] = set()
+        for first in range(0, len(order), self.count):
+            dealt = sorted(order[first : first + self.count], key=_hash)
+            ours.update(dealt[self.index : self.index + 1])
         return [item for item in items if _name(item) in ours]
 
 
@@ -89,9 +94,20 @@ ALONE = Share()
 
 
 def _name(item: Item) -> str:
+    first = _first_turn(item)
+    return f"{first.task.name}\0{first.example.id}"
+
+
+def _kind(item: Item) -> tuple[str, int]:
+    """Examples next to each other by this take about as long."""
+    first = _first_turn(item)
+    return first.task.name, -len(first.example.prompt.text)
+
+
+def _first_turn(item: Item) -> Item:
     while item.after is not None:
         item = item.after
-    return f"{item.task.name}\0{item.example.id}"
+    return item
 
 
 def _hash(name: str) -> bytes:

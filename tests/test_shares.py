@@ -56,6 +56,29 @@ def test_neighbours_are_spread_and_tasks_are_dealt_apart() -> None:
     assert names(share.part(items(40))) != names(share.part(items(40, "xsum")))
 
 
+def of_length(item: Item, length: int) -> Item:
+    prompt = replace(item.example.prompt, text="x" * length)
+    return replace(item, example=replace(item.example, prompt=prompt))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_parts_differ_in_work_by_no_more_than_the_longest_and_shortest_example(count: int) -> None:
+    # A few are long: left to chance, one of the processes would get most of them.
+    lengths = [4000 if n % 10 == 0 else 100 + n for n in range(60)]
+    every = [of_length(item, length) for item, length in zip(items(60), lengths, strict=True)]
+    parts = [Share(index=i, count=count, launch="x").part(every) for i in range(count)]
+    work = [sum(len(item.example.prompt.text) for item in part) for part in parts]
+    assert max(work) - min(work) <= max(lengths) - min(lengths)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_every_process_gets_as_many_examples_of_each_task() -> None:
+    every = [*items(16, "gsm8k"), *items(24, "squad")]
+    for index in range(4):
+        part = Share(index=index, count=4, launch="x").part(every)
+        assert [item.task.name for item in part] == ["gsm8k"] * 4 + ["squad"] * 6
+
+
 def test_turns_of_a_question_stay_together() -> None:
     first = items(20)
     later = [
