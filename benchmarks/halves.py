@@ -2,6 +2,9 @@
 
 Two cores share a memory, and what one half takes from it the other waits for. Nothing passes
 between the halves here: what is lost here no way of talking to each other brings back.
+
+Alone they run in turns on one core, so that, as in decoding, all weights of the model have passed
+through the caches between two calls of one half.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from ppdbench.strategies.base import Setup
 from ppdbench.strategies.ppd import PredictivePipelined
 
 AT = 128  # tokens in the middle of a sequence
-BURST = 10  # calls in a row: a core that has just been asleep is not yet what it is at work
+BURST = 10  # turns in a row: a core that has just been asleep is not yet what it is at work
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,14 @@ class Halves:
 
     def speedup(self, p: float) -> float:
         """Over greedy decoding with this match rate, if talking to each other took no time."""
-        together = max(self.lower_together, self.upper_together)
-        return self.greedy / (together + (1 - p) * self.missed)
+        return self._speedup(p, self.lower_together, self.upper_together)
+
+    def speedup_apart(self, p: float) -> float:
+        """The same on units with a memory each: what is lost is lost to two heads per token."""
+        return self._speedup(p, self.lower_alone, self.upper_alone)
+
+    def _speedup(self, p: float, lower: float, upper: float) -> float:
+        return self.greedy / (max(lower, upper) + (1 - p) * self.missed)
 
 
 class Work:
@@ -88,28 +96,33 @@ class Work:
 
 @torch.inference_mode()
 def measure(loaded: Loaded, k: int, rounds: int) -> Halves:
-    """One thread each, in turns: greedy, a miss, either half alone, both at once."""
+    """One thread each, in turns: both halves at once; then either, a miss and greedy alone."""
     work = Work(loaded, k)
     context = multiprocessing.get_context("fork")
     gates, ours, theirs = context.Barrier(2), *context.Pipe()
     other = context.Process(target=_upper_half, args=(work, rounds, gates, theirs), daemon=True)
     other.start()
     cores = sorted(os.sched_getaffinity(0))
-    taken: dict[str, list[float]] = {"lower_alone": [], "lower_together": []}
-    taken |= {"missed": [], "greedy": []}
+    together: list[float] = []
+    alone: list[list[float]] = [[], [], [], []]
     with confined((cores[0],), 1):
         for _ in range(rounds):
             gates.wait()
-            taken["lower_together"] += _timed(work.lower)
-            gates.wait()
-            gates.wait()  # the upper half has been at work alone
-            taken["lower_alone"] += _timed(work.lower)
-            taken["missed"] += _timed(work.missed)
-            taken["greedy"] += _timed(work.greedy)
-    together, alone = ours.recv()
+            together += _timed(work.lower)[0]
+            gates.wait()  # from here on the other process sleeps
+            found = _timed(work.lower, work.upper, work.missed, work.greedy)
+            alone = [held + new for held, new in zip(alone, found, strict=True)]
+    lower, upper, missed, greedy = map(median, alone)
+    upper_together = median(ours.recv())
     other.join()
-    mine = {name: median(ms) for name, ms in taken.items()}
-    return Halves(**mine, upper_alone=median(alone), upper_together=median(together))
+    return Halves(
+        greedy=greedy,
+        missed=missed,
+        lower_alone=lower,
+        lower_together=median(together),
+        upper_alone=upper,
+        upper_together=upper_together,
+    )
 
 
 @torch.inference_mode()
@@ -118,27 +131,25 @@ def _upper_half(work: Work, rounds: int, gates: Any, line: Any) -> None:
     cores = sorted(os.sched_getaffinity(0))
     confine((cores[-1],), 1)
     together: list[float] = []
-    alone: list[float] = []
     for _ in range(rounds):
         gates.wait()
-        together += _timed(work.upper)
+        together += _timed(work.upper)[0]
         gates.wait()
-        alone += _timed(work.upper)
-        gates.wait()
-    line.send((together, alone))
+    line.send(together)
 
 
-def _timed(part: Callable[[], None]) -> list[float]:
-    """Milliseconds of each call of a burst, less the first and the last.
+def _timed(*parts: Callable[[], None]) -> list[list[float]]:
+    """Milliseconds of each of the parts, in turns for a burst, less the first and last turn.
 
     Two bursts that begin at once do not end at once: the last call may run alone.
     """
-    marks = [time.perf_counter()]
+    taken: list[list[float]] = [[] for _ in parts]
     for _ in range(BURST):
-        part()
-        marks.append(time.perf_counter())
-    taken = [1e3 * (end - start) for start, end in pairwise(marks)]
-    return taken[1:-1]
+        for part, ms in zip(parts, taken, strict=True):
+            began = time.perf_counter()
+            part()
+            ms.append(1e3 * (time.perf_counter() - began))
+    return [ms[1:-1] for ms in taken]
 
 
 def added_bytes(loaded: Loaded, k: int) -> int:

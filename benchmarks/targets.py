@@ -25,6 +25,7 @@ from ppdbench.bench.peers import with_peers
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.stats import median
 from ppdbench.bench.summary import summarize
+from ppdbench.bench.sums import add_up
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Target, generator_for
@@ -38,6 +39,14 @@ from ppdbench.store import read_run
 TINY = "synthetic:layers=1,hidden=64"
 REFERENCE, SMALL, MIDDLE = "reference", "synthetic:llama-20m", "synthetic:llama-100m"
 OURS = ("greedy", "layerskip:exit_layer=2", "prompt-lookup", "draft-verify", "lookahead")
+TREES = (
+    "rest:datastore=reference",
+    "medusa",
+    "hidden-transfer",
+    "prompt-tokens",
+    "eagle:nodes=12,top_k=4",
+)
+MOST_BOOKKEEPING = 0.03
 PAIRS = {
     "greedy": "transformers:greedy",
     "layerskip:exit_layer=2": "transformers:early-exit",
@@ -91,22 +100,9 @@ def baseline(asked: Asked) -> Iterator[Line]:
 
 
 def strategies(asked: Asked) -> Iterator[Line]:
-    """Our methods against their counterparts, and what they spend on bookkeeping."""
+    """Our methods against their counterparts."""
     chosen, _ = with_peers(list(map(Choice.parse, OURS)), REFERENCE)
-    config = DecodeConfig(
-        model=ModelSpec(name=REFERENCE, device="cpu"),
-        tasks=("xsum",),
-        data="builtin",
-        limit=max(5, asked.rounds),
-        max_new_tokens=64,
-        methods=tuple(chosen),
-        compile=asked.compile,
-        profile=True,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run"
-        run = run_decode(config, path, kind="bench", resume=False, report=lambda *_: None)
-        samples = read_run(path).samples
+    _, samples = decoded(chosen, asked.rounds, compile=asked.compile)
     by_label: dict[str, list[dict[str, Any]]] = {}
     for sample in samples:
         by_label.setdefault(sample["method"], []).append(sample)
@@ -118,10 +114,41 @@ def strategies(asked: Asked) -> Iterator[Line]:
         goal = {"greedy": "2.0", "prompt-lookup": "1.6"}.get(mine, "2.0")
         what = f"{label} / {theirs}, steps"
         yield Line(what, f"{goal} or more", ratios, ", ".join(sorted(verdicts)))
-    summaries = summarize(run.header, run.samples, scores=False)
-    shares = {s["label"]: s["profile"]["bookkeeping_share"] for s in summaries if s["profile"]}
-    worst = max(shares, key=lambda label: shares[label])
-    yield Line("bookkeeping, share of a step", "0.03 or less", list(shares.values()), worst)
+
+
+def bookkeeping(asked: Asked) -> Iterator[Line]:
+    """What methods spend on bookkeeping, chains and trees, in eager passes and in compiled ones."""
+    chosen = list(map(Choice.parse, (*OURS, *TREES)))
+    for mode in dict.fromkeys(("off", asked.compile)):
+        header, samples = decoded(chosen, asked.rounds, compile=mode, profile=True)
+        summaries = summarize(header, add_up(samples), scores=False)
+        shares = {s["label"]: s["profile"]["bookkeeping_share"] for s in summaries}
+        over = [label for label, share in shares.items() if share > MOST_BOOKKEEPING]
+        passes = "compiled" if header["compilation"]["rows"] else "eager"
+        what, goal = f"bookkeeping, share of a step, {passes}", f"{MOST_BOOKKEEPING} or less"
+        listed = " ".join(f"{label} {shares[label]:.3f}" for label in over)
+        yield Line(what, goal, list(shares.values()), f"over: {listed}" if over else "")
+
+
+def decoded(
+    chosen: Sequence[Choice], rounds: int, *, compile: str, profile: bool = False
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The header and the samples of a run of the reference model with these methods, in turns."""
+    config = DecodeConfig(
+        model=ModelSpec(name=REFERENCE, device="cpu"),
+        tasks=("xsum",),
+        data="builtin",
+        limit=max(5, rounds),
+        max_new_tokens=64,
+        methods=tuple(chosen),
+        compile=compile,
+        profile=profile,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        run_decode(config, path, kind="bench", resume=False, report=lambda *_: None)
+        read = read_run(path)
+        return read.header, list(read.samples)
 
 
 def probing(asked: Asked) -> Iterator[Line]:
@@ -227,7 +254,7 @@ def over(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 
 # Memory first: what other measurements leave behind would count, or hide what is new.
-MEASUREMENTS = (memory, baseline, strategies, probing, growth)
+MEASUREMENTS = (memory, baseline, strategies, bookkeeping, probing, growth)
 
 
 def main() -> None:
@@ -246,7 +273,7 @@ def main() -> None:
     lines = [line.cells() for measure in chosen for line in measure(shared)]
     header = ("what", "goal", "median", "low", "high", "note")
     title = f"{torch.get_num_threads()} threads, {asked.rounds} rounds"
-    digits = dict.fromkeys(("median", "low", "high"), 2)
+    digits = dict.fromkeys(("median", "low", "high"), 3)
     emit([Sheet(title, header, tuple(lines), digits=digits)], None, "markdown")
 
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import torch
 
+from ppdbench.bench.environment import cpu_features
 from ppdbench.engine import artefacts
 from ppdbench.engine.compiled import MOST_ROWS
 from ppdbench.engine.loading import Loaded
@@ -173,9 +175,14 @@ def _unfit(wanted: Collection[Wanted]) -> str | None:
 
 
 def _unproven(wanted: Collection[Wanted]) -> str | None:
-    """On a GPU nobody has measured yet what it saves, so it has to be asked for."""
-    if any(model.loaded.staged.device.type == "cuda" for model in wanted):
+    """Where nobody has measured yet what it saves, it has to be asked for."""
+    staged = [model.loaded.staged for model in wanted]
+    if any(model.device.type == "cuda" for model in staged):
         return "on a GPU passes are captured as graphs only with --compile on"
+    if "amx_bf16" in (cpu_features() or ()) and any(
+        model.dtype == torch.bfloat16 for model in staged
+    ):
+        return "with AMX, which makes wide products in bfloat16, only with --compile on"
     return None
 
 

@@ -6,19 +6,22 @@ would reach a fraction of 1; weights that stay in the processor's caches can exc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from ppdbench.bench.sums import Sums
 
 PARTS = ("draft_pass", "draft", "pass", "bookkeeping")
 
 
-def profile(group: Sequence[Mapping[str, Any]], bandwidth: float | None) -> dict[str, Any] | None:
+def profile(group: Sequence[Sums], bandwidth: float | None) -> dict[str, Any] | None:
     """Means per step over all examples of a method, where they were profiled."""
-    profiled = [sample for sample in group if "profile" in sample]
-    steps = sum(len(sample["step_ms"]) for sample in profiled)
+    profiled = [one for one in group if "profile" in one.about]
+    steps = sum(one.steps for one in profiled)
     if not steps or bandwidth is None:
         return None
-    total = {name: sum(s["profile"][name] for s in profiled) for name in profiled[0]["profile"]}
+    parts = [one.about["profile"] for one in profiled]
+    total = {name: sum(part[name] for part in parts) for name in parts[0]}
     ms = {part: total[f"{part}_ms"] for part in PARTS}
     drafted, verified = total["draft_pass_bytes"], total["pass_bytes"]
     return {

@@ -80,6 +80,7 @@ def _score_exits(
     """The quality of outputs read out after each layer, as a run folder beside the model."""
     from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
     from ppdbench.bench.summary import summarize
+    from ppdbench.bench.sums import add_up
     from ppdbench.engine.loading import ModelSpec
     from ppdbench.report import decode_tables
     from ppdbench.report.export import emit
@@ -96,7 +97,8 @@ def _score_exits(
     )
     with progress() as report:
         scored = run_decode(config, model / "exits", kind="bench", resume=False, report=report)
-    emit([decode_tables.quality(summarize(scored.header, scored.samples))], None, "table")
+    found = summarize(scored.header, add_up(scored.samples))
+    emit([decode_tables.quality(found)], None, "table")
     notice(f"run: {scored.path}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 Finish = Literal["eos", "stop", "length"]
@@ -31,9 +32,49 @@ class Limits:
         return "length" if len(output) >= self.max_new_tokens else None
 
     def _stopped(self, output: Sequence[int]) -> bool:
-        longest = max(len(s) for s in self.stop)
-        tail = self.tokenizer.decode(output[-(4 * longest + TAIL_MARGIN) :])
-        return any(s in tail for s in self.stop)
+        letters = _letters(self.stop, self.tokenizer)
+        tail = output[-letters.reach :]
+        if not letters.may_spell(tail):
+            return False
+        text = self.tokenizer.decode(tail)
+        return any(s in text for s in self.stop)
+
+
+class Letters:
+    """Which characters of stop strings each token has, so that few outputs have to be read.
+
+    Behind a pass reading a few tokens takes longer than all else that is done for them. A stop
+    string stands in a text only if each of its characters is in some token of it. Spaces do not
+    count: decoding takes them away or adds them.
+    """
+
+    def __init__(self, stop: tuple[str, ...], tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.reach = 4 * max(map(len, stop)) + TAIL_MARGIN
+        self._bits = {c: 1 << i for i, c in enumerate(sorted(set("".join(stop)) - {" "}))}
+        self._wanted = [self._among(s) for s in stop]
+        self._of: dict[int, int] = {}
+
+    def may_spell(self, tokens: Sequence[int]) -> bool:
+        """Whether tokens have all characters of some stop string."""
+        found = 0
+        for token in tokens:
+            if token not in self._of:
+                self._of[token] = self._of_token(token)
+            found |= self._of[token]
+        return any(found & wanted == wanted for wanted in self._wanted)
+
+    def _of_token(self, token: int) -> int:
+        text = self.tokenizer.decode([token])
+        # A part of a character: which one, only its neighbours tell.
+        return -1 if "\ufffd" in text else self._among(text)
+
+    def _among(self, text: str) -> int:
+        return sum(bit for character, bit in self._bits.items() if character in text)
+
+
+# For all examples of a task; the tokenizer is known by what it is, not by what it holds.
+_letters = lru_cache(maxsize=64)(Letters)
 
 
 def visible_text(tokenizer: Any, output: Sequence[int], limits: Limits) -> str:

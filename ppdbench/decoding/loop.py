@@ -86,18 +86,39 @@ class Verified:
     """What a pass over a draft found, for the strategy to learn from.
 
     `predictions` holds the model's most likely token after the newest token, then after each
-    node of the draft; `hidden` [1, 1 + n, hidden] what the last layer gave there; `taps` the
-    same for the layers that the strategy asked for. `inserted` [1, m, hidden] is what the last
-    layer gave for the draft's insertions, `inserted_taps` what those layers gave for them.
+    node of the draft. `rows` [1, row, hidden] is what the last layer gave for all rows of the
+    pass: the newest token, the nodes, then what was inserted; `states` the same for the layers
+    that the strategy asked for.
     """
 
     draft: Draft
     outcome: Outcome
     predictions: tuple[int, ...]
-    hidden: Tensor
-    taps: dict[int, Tensor]
-    inserted: Tensor | None = None
-    inserted_taps: dict[int, Tensor] = field(default_factory=dict)
+    rows: Tensor
+    states: dict[int, Tensor]
+
+    @property
+    def hidden(self) -> Tensor:
+        """What the last layer gave for the newest token and each node: [1, 1 + n, hidden]."""
+        return self._tokens(self.rows)
+
+    @property
+    def taps(self) -> dict[int, Tensor]:
+        """The same for the layers that the strategy asked for."""
+        return {layer: self._tokens(given) for layer, given in self.states.items()}
+
+    @property
+    def last(self) -> int:
+        """The row of the last token that was kept."""
+        return 1 + self.outcome.path[-1] if self.outcome.path else 0
+
+    @property
+    def first_inserted(self) -> int:
+        """The first row of the draft's insertions."""
+        return 1 + len(self.draft)
+
+    def _tokens(self, rows: Tensor) -> Tensor:
+        return rows[:, : 1 + len(self.draft)] if self.draft.insertions else rows
 
 
 @torch.inference_mode()
@@ -222,12 +243,10 @@ class Verifier:
         """One pass over the newest token and the draft; decides from output `position` on."""
         session, start = self.session, self.session.cached
         tapped: dict[int, Tensor] = {}
-        n = 1 + len(draft)
-        rows = run_pass(session, draft, self._tap(tapped))
-        hidden, inserted = (rows[:, :n], rows[:, n:]) if draft.insertions else (rows, None)
-        reading = session.read(hidden)
+        rows = run_pass(session, draft, self._tap(tapped), start)
+        reading = session.read(rows[:, : 1 + len(draft)] if draft.insertions else rows)
         self.peaks[position] = reading.peaks
-        predictions = tuple(reading.likeliest[0].tolist())
+        predictions = tuple(reading.likeliest.tolist()[0])
         if not self.chooser.target.greedy:
             generator = self.chooser.generator
             outcome = accept_sampled(draft, reading.logits[0], self.chooser.target, generator)
@@ -236,11 +255,7 @@ class Verifier:
         else:
             outcome = accept_greedy(draft, predictions)
         session.cache.keep(start, [0, *(1 + node for node in outcome.path)])
-        if inserted is None:
-            return Verified(draft, outcome, predictions, hidden, tapped)
-        taps = {layer: states[:, :n] for layer, states in tapped.items()}
-        joined = {layer: states[:, n:] for layer, states in tapped.items()}
-        return Verified(draft, outcome, predictions, hidden, taps, inserted, joined)
+        return Verified(draft, outcome, predictions, rows, tapped)
 
     def _tap(self, into: dict[int, Tensor]) -> Tap | None:
         """Keeps what the layers give that the strategy wants to see."""

@@ -14,45 +14,53 @@ import torch
 from torch import Tensor
 
 from ppdbench.decoding.draft import Draft, Insertion
-from ppdbench.engine.masks import Given, Joined
+from ppdbench.engine.masks import Given, Step
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import Tap
 from ppdbench.errors import DraftError
 
 
-def run_pass(session: Session, draft: Draft, tap: Tap | None = None) -> Tensor:
+def run_pass(
+    session: Session, draft: Draft, tap: Tap | None = None, start: int | None = None
+) -> Tensor:
     """Hidden states [1, rows, hidden] after the last layer; all rows are cached afterwards.
 
-    The newest token comes first, then the draft's nodes, then what was inserted.
+    The newest token comes first, then the draft's nodes, then what was inserted. `start` is the
+    first row that is not cached, where that is known.
     """
-    start = session.cached
-    if draft.parents is None:
-        step = session.chain(1 + len(draft), start)
-    else:
-        step = session.tree(_rooted(draft.parents), start)
+    start = session.cached if start is None else start
+    # What joins as embeddings is there from the first layer on.
+    at_first = sum(insertion.layer == 0 for insertion in draft.insertions)
+    step = _step(session, draft, start, at_first)
     if draft.computed is None:
         hidden = session.embed(session.ids([session.tokens[-1], *draft.tokens]), step)
         done = 0
     else:
         hidden, done = draft.computed.hidden, draft.computed.layers
-    joined: list[Joined] = []
     given: list[Given] = []
-    for insertion in draft.insertions:
+    for number, insertion in enumerate(draft.insertions, start=1):
         if insertion.layer > done:
             hidden = session.run(hidden, done, insertion.layer, step, tap=tap)
             done = insertion.layer
-        new = _new_rows(insertion, hidden)
-        joined.append((insertion.sees, insertion.depths))
-        step = session.tree(_family(draft), start, joined)
+        new = new_rows(insertion, hidden)
+        if number > at_first:
+            step = _step(session, draft, start, number)
         if insertion.given is not None:
             last = hidden.shape[1] + len(insertion)
             given.append(replace(insertion.given, first=last - insertion.given.n_rows))
         step.given = tuple(given)
         if done == 0:
-            positions = step.positions[:, hidden.shape[1] :][:, : len(insertion)]
-            new = session.model.adapter.place(new, positions)
+            new = session.model.adapter.place(new, step.positions, hidden.shape[1])
         hidden = torch.cat([hidden, new], dim=1)
     return session.run(hidden, done, session.model.n_layers, step, tap=tap)
+
+
+def _step(session: Session, draft: Draft, start: int, inserted: int) -> Step:
+    """The pass over the tokens and what the first so many insertions add to them."""
+    if draft.parents is None and not inserted:
+        return session.chain(1 + len(draft), start)
+    joined = [(each.sees, each.depths) for each in draft.insertions[:inserted]]
+    return session.tree(_family(draft), start, joined)
 
 
 def _family(draft: Draft) -> tuple[int, ...]:
@@ -68,7 +76,8 @@ def _rooted(parents: tuple[int, ...]) -> tuple[int, ...]:
     return (-1, *(1 + parent for parent in parents))
 
 
-def _new_rows(insertion: Insertion, hidden: Tensor) -> Tensor:
+def new_rows(insertion: Insertion, hidden: Tensor) -> Tensor:
+    """What an insertion makes of the rows so far, [1, new, hidden]."""
     new = insertion.states(hidden)
     wanted = (1, len(insertion), hidden.shape[-1])
     if tuple(new.shape) != wanted or new.dtype != hidden.dtype:

@@ -47,15 +47,17 @@ def accept_greedy(draft: Draft, predictions: Sequence[int]) -> Outcome:
             kept += 1
         return Outcome(tuple(range(kept)), predictions[kept])
     children = offspring(draft.parents or tuple(range(-1, len(draft.tokens) - 1)))
+    tokens, proposed = draft.tokens, draft.proposed
     path: list[int] = []
-    at = -1
+    row = 0
     while True:
-        follow = children[at + 1]
-        right = (n for n in follow if n < draft.proposed and draft.tokens[n] == predictions[at + 1])
-        if (node := next(right, None)) is None:
-            return Outcome(tuple(path), predictions[at + 1])
-        path.append(node)
-        at = node
+        for node in children[row]:
+            if tokens[node] == predictions[row] and node < proposed:
+                path.append(node)
+                row = 1 + node
+                break
+        else:
+            return Outcome(tuple(path), predictions[row])
 
 
 def accept_sampled(

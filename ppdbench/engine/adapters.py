@@ -118,8 +118,11 @@ class Adapter:
         hidden: Tensor = self.embedding(tokens)
         return hidden
 
-    def place(self, words: Tensor, positions: Tensor) -> Tensor:
-        """Words, or what is trained to stand for one, at these positions [batch or 1, query]."""
+    def place(self, words: Tensor, positions: Tensor, first: int = 0) -> Tensor:
+        """Words, or what is trained to stand for one, at their positions.
+
+        Those of a pass [batch or 1, query], of which the words have some, from `first` on.
+        """
         return words
 
     def call_layer(
@@ -321,6 +324,11 @@ class Adapter:
         """Width of what the head reads: that of the hidden states, unless a projection follows."""
         return self.hidden_size
 
+    @property
+    def heads_per_kv(self) -> int:
+        """How many query heads share a KV head."""
+        return int(self.config.num_attention_heads) // self.cache_shape().n_heads
+
     def cache_shape(self) -> CacheShape:
         """What a KV cache for this model looks like."""
         config = self.config
@@ -373,8 +381,9 @@ class GPT2Adapter(Adapter):
     embedding_name = "wte"
     layers_name = "h"
 
-    def place(self, words: Tensor, positions: Tensor) -> Tensor:
-        hidden: Tensor = words + self.body.wpe(positions)
+    def place(self, words: Tensor, positions: Tensor, first: int = 0) -> Tensor:
+        own = positions[:, first : first + words.shape[1]]
+        hidden: Tensor = words + self.body.wpe(own)
         return hidden
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
@@ -399,8 +408,9 @@ class OPTAdapter(GPT2Adapter):
             hidden = self.body.project_in(hidden)
         return hidden
 
-    def place(self, words: Tensor, positions: Tensor) -> Tensor:
-        places: Tensor = self.body.embed_positions(None, position_ids=positions)
+    def place(self, words: Tensor, positions: Tensor, first: int = 0) -> Tensor:
+        own = positions[:, first : first + words.shape[1]]
+        places: Tensor = self.body.embed_positions(None, position_ids=own)
         return words + places
 
     def pack(self) -> None:

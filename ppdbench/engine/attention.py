@@ -13,13 +13,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "ppdbench"
 
+BFLOAT16_PRODUCTS = (
+    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+)
+SLOW_FROM = 128  # keys
+
 
 def attend(
     module: torch.nn.Module,
     query: Tensor,  # [batch, heads, query, head_dim]
     key: Tensor,  # [batch, kv_heads, key, head_dim]
     value: Tensor,
-    attention_mask: Tensor | None,  # [batch or 1, 1, query, key], True where visible
+    attention_mask: Tensor | None,  # as `Step.mask` or `Step.added` make it
     scaling: float | None = None,
     softcap: float | None = None,
     **_: object,
@@ -28,27 +34,43 @@ def attend(
     batch, heads, n_query, head_dim = query.shape
     groups = heads // key.shape[1]
     causal = attention_mask is None and n_query > 1
-    if softcap is not None:
-        out = _capped(query, key, value, attention_mask, scaling, softcap, causal)
-    elif groups > 1 and not causal:
-        # Query heads that share a KV head become rows of one product: KV is never copied.
-        packed = query.reshape(batch, key.shape[1], groups * n_query, head_dim)
-        mask = attention_mask
-        if mask is not None and n_query > 1:
-            mask = mask.repeat(1, 1, groups, 1)
-        out = scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
-        out = out.reshape(batch, heads, n_query, value.shape[-1])
-    else:
+    if causal and softcap is None:
         out = scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=attention_mask,
-            is_causal=causal,
-            scale=scaling,
-            enable_gqa=groups > 1,
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
         )
-    return out.transpose(1, 2), None
+        return out.transpose(1, 2), None
+    # Query heads that share a KV head become rows of one product: KV is never copied.
+    packed = query.reshape(batch, key.shape[1], groups * n_query, head_dim)
+    mask = _causal(n_query, query.device) if causal else attention_mask
+    if mask is not None and groups > 1 and mask.shape[2] == n_query > 1:
+        mask = mask.repeat(1, 1, groups, 1)
+    if softcap is not None:
+        out = _capped(packed, key, value, mask, scaling, softcap)
+    else:
+        if _slow_alone(packed, key):
+            packed = packed.repeat(1, 1, 2, 1)
+        out = scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
+        out = out[:, :, : groups * n_query]
+    return out.reshape(batch, heads, n_query, value.shape[-1]).transpose(1, 2), None
+
+
+def _slow_alone(query: Tensor, key: Tensor) -> bool:
+    """Whether this is a single row that takes the CPU's kernel longer than two rows would.
+
+    In bfloat16 it multiplies matrices by the processor's own instructions, but a row without.
+    """
+    return (
+        query.shape[2] == 1
+        and query.dtype == torch.bfloat16
+        and query.is_cpu
+        and key.shape[2] >= SLOW_FROM
+        and BFLOAT16_PRODUCTS
+    )
+
+
+def _causal(n: int, device: torch.device) -> Tensor:
+    """Who sees whom in a prefill: [1, 1, n, n]."""
+    return torch.ones(1, 1, n, n, dtype=torch.bool, device=device).tril()
 
 
 def _capped(
@@ -58,18 +80,14 @@ def _capped(
     mask: Tensor | None,
     scaling: float | None,
     softcap: float,
-    causal: bool,
 ) -> Tensor:
     """Attention whose scores pass through softcap * tanh(score / softcap) first."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.tanh(query @ key.transpose(2, 3) * scale / softcap) * softcap
-    if causal:
-        n = query.shape[2]
-        mask = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()
-    if mask is not None:
+    if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return weights @ value
 

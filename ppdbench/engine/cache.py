@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Protocol
 
 import torch
@@ -147,19 +147,23 @@ class KVCache:
         In the given layers, where others do not hold the same rows.
         """
         layers = self.layers if layers is None else layers
-        if list(rows) != sorted(set(rows)) or (rows and rows[0] < 0):
+        if any(later <= row for row, later in pairwise((-1, *rows))):
             raise ValueError(f"rows to keep must rise from 0 or more, not {list(rows)}")
+        least = min(layers, key=self.lengths.__getitem__)
+        if rows and base + rows[-1] >= self.lengths[least]:
+            raise ValueError(f"layer {least} holds {self.lengths[least]} rows, not all of them")
+        for place, row in enumerate(rows):
+            if place < row:  # one by one: most often it is one, and none is overwritten unread
+                self._move(base + row, base + place, layers)
         end = base + len(rows)
         for layer in layers:
-            if rows and base + rows[-1] >= self.lengths[layer]:
-                raise ValueError(f"layer {layer} holds {self.lengths[layer]} rows, not all of them")
-        if list(rows) != list(range(len(rows))):
-            source = torch.tensor(rows) + base
-            for some, block in self._blocks:
-                moved = block[max(0, layers.start - some.start) : max(0, layers.stop - some.start)]
-                moved[..., base:end, :] = moved.index_select(-2, source.to(block.device))
-        for layer in layers:
             self.lengths[layer] = min(self.lengths[layer], end)
+
+    def _move(self, source: int, target: int, layers: range) -> None:
+        for some, block in self._blocks:
+            if layers != some:
+                block = block[max(0, layers.start - some.start) : max(0, layers.stop - some.start)]
+            block[..., target, :] = block[..., source, :]
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys and values that `layer` holds: [batch, heads, length, head_dim]."""

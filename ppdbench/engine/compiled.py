@@ -35,6 +35,7 @@ FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3"),
     *("phi3", "olmo2", "gemma2", "gemma3_text", "gpt_neox"),
 )
+DTYPES = (torch.float32, torch.bfloat16)
 # Up to here sums keep up with the matrix kernels; wider passes are left to those.
 MOST_ROWS = 16
 # Settings that no layer reads; weights of one shape share what is compiled whatever these say.
@@ -83,10 +84,16 @@ class TracedHead(nn.Module):
         self.names = sorted(name for name, _ in self.parts.named_parameters())
         self.cap = adapter.cap
 
-    def forward(self, hidden: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [1, row, vocab]; the likeliest token of each row and its logit, [1, row]."""
+    def forward(self, hidden: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
+        """Logits [1, row, vocab]; the likeliest token of each row and its logit, [1, row].
+
+        Logits alone where they are rounded: the compiler would compare them as they were before,
+        and of tokens that are equally likely afterwards take another than eager passes do.
+        """
         held = dict(zip(self.names, weights, strict=True))
         logits = self.cap(functional_call(self.parts, held, (hidden,)))
+        if logits.dtype != torch.float32:
+            return (logits,)
         return logits, logits.argmax(-1), logits.amax(-1)
 
 
@@ -125,9 +132,9 @@ class CompiledLayers:
             return f"not for {family}, but for {', '.join(FAMILIES)}"
         if not all(is_plain(p) for layer in adapter.layers for p in layer.parameters()):
             return "quantised weights are multiplied by the library that made them"
-        if adapter.dtype != torch.float32:
-            name = str(adapter.dtype).removeprefix("torch.")
-            return f"{name} is faster on the CPU's own matrix kernels"
+        if adapter.dtype not in DTYPES:
+            name, *others = (str(t).removeprefix("torch.") for t in (adapter.dtype, *DTYPES))
+            return f"not for {name}, but for {' and '.join(others)}"
         if len({tuple(_shapes(layer)) for layer in adapter.layers}) != 1:
             return "the layers differ in shape"
         return None
@@ -161,7 +168,8 @@ class CompiledLayers:
 
         config = self.adapter.config
         settings = {k: v for k, v in config.to_dict().items() if k not in ELSEWHERE}
-        about = f"{transformers.__version__} {json.dumps(settings, sort_keys=True, default=str)}"
+        said = json.dumps(settings, sort_keys=True, default=str)
+        about = f"{transformers.__version__} {self.adapter.dtype} {said}"
         shapes = _shapes(self.adapter.layers[0]), _shapes(self.adapter.readout_parts())
         layer, head = (f"{n} rows {shape} {about}" for shape in shapes)
         return f"layer {layer}", f"head {head}"
@@ -197,7 +205,9 @@ class CompiledLayers:
             return None
         idle = n - hidden.shape[1]
         filled = pad(hidden, (0, 0, 0, idle)) if idle else hidden
-        return Reading(*self._heads[n]([filled.contiguous(), *self._head_weights])).first(n - idle)
+        logits, *found = self._heads[n]([filled.contiguous(), *self._head_weights])
+        reading = Reading(logits, *found) if found else Reading.of(logits)
+        return reading.first(n - idle)
 
     def _fitting(self, rows: int) -> int | None:
         """The smallest compiled count that holds so many rows."""

@@ -18,6 +18,7 @@ from ppdbench.engine import packing
 from ppdbench.engine.adapters import Adapter, adapter_for
 from ppdbench.engine.quantized import SCHEMES
 from ppdbench.errors import ConfigError
+from ppdbench.garbage import import_for_good
 
 GB = 1e9
 # Numbers that a pass holds per row, in widths of the hidden states and of the widest product:
@@ -59,6 +60,7 @@ class Footprint:
 
 def on_meta(config: Any, dtype: torch.dtype, **how: Any) -> Any:
     """The model of a configuration, without any memory."""
+    import_for_good("transformers.modeling_utils")  # what all model code is built on
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

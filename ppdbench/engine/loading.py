@@ -24,7 +24,6 @@ from ppdbench.engine.shapes import PREFIX, parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.weights import parts
 from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
-from ppdbench.garbage import no_collection
 from ppdbench.resources import reference_is_there, reference_model
 
 DTYPES = {
@@ -159,7 +158,6 @@ def laid_out(spec: ModelSpec, model: Any) -> Any:
     return model
 
 
-@no_collection()  # of transformers' model code
 def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
     """The transformers model and tokenizer as any user would load them.
 

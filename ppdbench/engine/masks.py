@@ -23,6 +23,8 @@ Places = tuple[Tensor, Tensor]
 
 # Chains of up to so many rows take their masks from one table that is made once.
 PREBUILT_ROWS = 64
+# Parts of tables that are kept: example after example comes by the same lengths.
+KEPT_PARTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Step:
     known: bool = True
     given: tuple[Given, ...] = ()
     _windowed: dict[int, Tensor] = field(default_factory=dict)
+    _added: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
     _elsewhere: dict[torch.device, Step] = field(default_factory=dict)
 
     @property
@@ -96,6 +99,7 @@ class Step:
                 places=lambda: self._places_on(device),
                 rows=None if self.rows is None else self.rows.to(device),
                 _windowed={},
+                _added={},
                 _elsewhere={},
             )
         return self._elsewhere[device]
@@ -117,6 +121,22 @@ class Step:
             distance = queries[:, :, None] - keys[:, None, :]
             self._windowed[window] = (self.visible & (distance < window))[:, None]
         return self._windowed[window]
+
+    def added(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+        """The same as numbers added to scores, [batch or 1, 1, groups * query, key].
+
+        Each layer would make them of booleans anew. `groups` query heads share a KV head, as
+        rows of one product; a single query is broadcast to them.
+        """
+        seen = self.mask(window)
+        if seen is None:
+            return None
+        kind = window, groups, dtype
+        if kind not in self._added:
+            unseen = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            unseen.masked_fill_(~seen, float("-inf"))
+            self._added[kind] = unseen.repeat(1, 1, groups if self.n_query > 1 else 1, 1)
+        return self._added[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +172,8 @@ class StepMaker:
         self.shape = shape
         self.index = torch.arange(capacity, device=device)[None]  # [1, capacity]
         self._causal_rows: Tensor | None = None  # [1, PREBUILT_ROWS, 2 * capacity]
+        self._rows = lru_cache(maxsize=KEPT_PARTS)(self._cut_rows)
+        self._below = lru_cache(maxsize=KEPT_PARTS)(self._cut_below)
 
     def prefill(self, n_query: int) -> Step:
         """The first tokens of one unpadded sequence."""
@@ -163,7 +185,7 @@ class StepMaker:
     def chain(self, start: int, n_query: int) -> Step:
         """Consecutive tokens of one unpadded sequence; keys are exactly the rows so far."""
         end = start + n_query
-        step = Step(start, n_query, end, self.index[:, start:end], contiguous=True)
+        step = Step(start, n_query, end, self._rows(start, end), contiguous=True)
         if self.shape is not None:
             return self._filled_up(self._causal(step), self.shape)
         if n_query > 1 and (start > 0 or (self.window is not None and end > self.window)):
@@ -175,10 +197,16 @@ class StepMaker:
         step.places = lambda: (step.positions, self.index[:, : step.end])
         return step
 
+    def _cut_rows(self, start: int, end: int) -> Tensor:
+        return self.index[:, start:end]
+
     def _triangle(self, start: int, n: int) -> Tensor:
         """Who sees whom among `n` consecutive rows behind `start` others: [1, n, start + n]."""
         if n > PREBUILT_ROWS:
             return self.index[:, None, : start + n] <= self.index[:, start : start + n, None]
+        return self._below(start, n)
+
+    def _cut_below(self, start: int, n: int) -> Tensor:
         if self._causal_rows is None:
             with torch.inference_mode(False):
                 rows = torch.arange(PREBUILT_ROWS, device=self.device)[:, None] + self.capacity
@@ -213,6 +241,7 @@ class StepMaker:
             rows=torch.cat([self.index[0, step.start : step.end], behind]),
             idle=idle,
             _windowed={},
+            _added={},
             _elsewhere={},
         )
 
@@ -256,7 +285,7 @@ class StepMaker:
         themselves and the rows they name, and stand as deep as they say.
         """
         tree = _family(tuple(parents), tuple(joined), self.capacity, self.device)
-        positions = tree.depths + start
+        positions, visible = tree.behind(start)
         if last is not None and start + tree.deepest > last:
             positions = positions.clamp(max=last)
         n = positions.shape[1]
@@ -266,7 +295,7 @@ class StepMaker:
             key_length=start + n,
             positions=positions,
             contiguous=False,
-            visible=tree.seen[:, :, self.capacity - start :],
+            visible=visible,
             places=lambda: (positions, torch.cat([self.index[:, :start], positions], dim=1)),
         )
         return step if self.shape is None else self._filled_up(step, self.shape)
@@ -322,6 +351,18 @@ class Family:
     seen: Tensor
     depths: Tensor  # [1, row]
     deepest: int
+    _behind: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def behind(self, start: int) -> tuple[Tensor, Tensor]:
+        """Positions [1, row] and mask [1, row, start + row] of the tree behind `start` rows.
+
+        Kept, because example after example comes by the same lengths.
+        """
+        if start not in self._behind:
+            with torch.inference_mode(False):  # to serve everywhere, as what they are made of
+                first = self.seen.shape[2] - self.seen.shape[1] - start
+                self._behind[start] = self.depths + start, self.seen[:, :, first:]
+        return self._behind[start]
 
 
 @lru_cache(maxsize=64)
@@ -334,12 +375,12 @@ def _family(
         for row, others in enumerate(sees, start=len(depths)):
             sights.append(sum(1 << other for other in {row, *others}))
         depths += deep
+    seen = np.ones((1, len(depths), capacity + len(depths)), np.bool_)
+    seen[0, :, capacity:] = _matrix(sights)
     # Ordinary tensors even if made while decoding, so that they serve everywhere.
     with torch.inference_mode(False):
-        seen = torch.ones(1, len(depths), capacity + len(depths), dtype=torch.bool)
-        seen[0, :, capacity:] = torch.from_numpy(_matrix(sights))
         return Family(
-            seen.to(device),
+            torch.from_numpy(seen).to(device),
             torch.tensor([depths], dtype=torch.long, device=device),
             max(depths, default=0),
         )

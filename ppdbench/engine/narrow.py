@@ -40,7 +40,7 @@ class NarrowLinear(nn.Module):
 def narrow_attention(
     module: nn.Module,
     query: Tensor,  # [1, heads, query, head_dim]
-    key: Tensor,  # [1, kv_heads, key, head_dim]
+    key: Tensor,  # [1, kv_heads, key, head_dim], float32
     value: Tensor,
     attention_mask: Tensor,  # [1, 1, query, key], True where visible
     scaling: float | None = None,
@@ -52,12 +52,12 @@ def narrow_attention(
     kv_heads = key.shape[1]
     scale = head_dim**-0.5 if scaling is None else scaling
     rows = query[0].reshape(kv_heads, -1, 1, head_dim).float() * scale
-    scores = (rows * key[0, :, None].float()).sum(-1)  # [kv_heads, row, key]
+    scores = (rows * key[0, :, None]).sum(-1)  # [kv_heads, row, key]
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     mask = attention_mask[0].repeat(1, heads // kv_heads, 1)
     weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1)
-    out = (weights[..., None] * value[0, :, None].float()).sum(-2)
+    out = (weights[..., None] * value[0, :, None]).sum(-2)
     return out.to(query.dtype).reshape(1, heads, n_query, -1).transpose(1, 2), None
 
 
@@ -70,10 +70,13 @@ class Slots:
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Write the new rows; all rows that their queries may look at."""
+        """Write the new rows; all rows that their queries may look at, in float32."""
         self.keys.index_copy_(2, self.rows, key)
         self.values.index_copy_(2, self.rows, value)
-        return self.keys[:, :, : self.key_length], self.values[:, :, : self.key_length]
+        # Widened as a whole, of which the compiler reads what is used. Widening a part would ask
+        # how it lies in memory, and settle that it never is all of it.
+        keys, values = self.keys.float(), self.values.float()
+        return keys[:, :, : self.key_length], values[:, :, : self.key_length]
 
 
 def narrowed(layer: nn.Module) -> Any:

@@ -38,7 +38,7 @@ class Reading:
 
 def most_likely(logits: Tensor) -> Tensor:
     """The likeliest token of each row [..., row, vocab], the first of equal ones."""
-    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+    if logits.device.type != "cpu" or logits.dtype.itemsize > 4:
         return logits.argmax(-1)
     # On a CPU numpy finds it several times faster: it looks at many numbers at once.
-    return torch.from_numpy(logits.detach().numpy().argmax(-1))
+    return torch.from_numpy(logits.detach().float().numpy().argmax(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -51,7 +52,9 @@ class Session:
 
     def ids(self, tokens: Sequence[int]) -> Tensor:
         """Tokens on the device: [1, n]."""
-        return torch.tensor([tokens], device=self.model.device)
+        # Behind a pass torch takes twice as long to look through a list.
+        ids = torch.frombuffer(array("q", tokens), dtype=torch.long)[None]
+        return ids if self.model.device.type == "cpu" else ids.to(self.model.device)
 
     # Passes over the rows that follow
 

@@ -26,7 +26,9 @@ from ppdbench.errors import NumericalError
 
 Tap = Callable[[int, Tensor], None]
 
-TOLERANCE = 1e-3  # of the largest logit: what is compiled sums in another order
+# Of the largest logit: what is compiled sums in another order, and in bfloat16 rounds less often,
+# where eager passes of small models were up to 0.1 away from float32, compiled ones no more.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2**-3}
 
 
 class StagedModel:
@@ -75,6 +77,7 @@ class StagedModel:
         self.compiled = CompiledLayers(self.adapter)
         self.graphs = Graphs(self.adapter)
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
+        self._groups = self.adapter.heads_per_kv
         self._ends = _ends(self.cache_shape.devices)
 
     def new_cache(
@@ -156,8 +159,8 @@ class StagedModel:
             if quick is not None and i not in quick.left_out:
                 hidden = quick(i, hidden)
             else:
-                mask, turn = step.mask(self.windows[i]), rotary[self._kinds[i]]
-                hidden = self.adapter.call_layer(i, hidden, mask, turn, cache)
+                mask = step.added(self.windows[i], self._groups, hidden.dtype)
+                hidden = self.adapter.call_layer(i, hidden, mask, rotary[self._kinds[i]], cache)
             if tap is not None:
                 tap(i + 1, hidden if quick is None else quick.cut(hidden))
         return hidden if quick is None else quick.cut(hidden)
@@ -209,7 +212,7 @@ class StagedModel:
         off = float((quick.logits - truth).abs().max() / truth.abs().max())
         if not torch.equal(quick.likeliest, most_likely(quick.logits)):
             off = math.inf  # whatever the logits are, other tokens would come of them
-        if not off <= TOLERANCE:
+        if not off <= TOLERANCE[self.dtype]:
             raise NumericalError(
                 f"a compiled pass of {rows} rows is off by {off:.1e} of the largest logit; use "
                 f"--compile off, or delete {home()}"

@@ -92,10 +92,8 @@ class Transferring(Proposer):
     def learn(self, session: Session, verified: Verified) -> None:
         if not verified.draft.insertions:
             return
-        assert verified.inserted is not None
-        path = verified.outcome.path
-        row, n = (1 + path[-1] if path else 0), 1 + len(verified.draft)
-        self._states = verified.inserted[:, row::n]
+        n = verified.first_inserted
+        self._states = verified.rows[:, n + verified.last :: n]
 
     def guesses(self, session: Session, prompt_ids: list[int], positions: Sequence[int]) -> Tensor:
         """Logits [position, distance, vocab] behind some places of a text."""
@@ -147,4 +145,4 @@ class Transferring(Proposer):
 
 def _transfer(transfer: Transfer, step: int, n: int, hidden: Tensor) -> Tensor:
     """Pseudo states of a step for the first `n` rows of a pass."""
-    return transfer.state(step, hidden[:, :n])
+    return transfer.state(step, hidden[0, :n])[None]

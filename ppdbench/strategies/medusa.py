@@ -88,9 +88,7 @@ class Guessing(Proposer):
         return Draft.tree(tokens, self.tree.parents) if self.trees else Draft.chain(tokens)
 
     def learn(self, session: Session, verified: Verified) -> None:
-        path = verified.outcome.path
-        row = 1 + path[-1] if path else 0
-        self._state = verified.taps[self.heads.after][0, row : row + 1]
+        self._state = verified.states[self.heads.after][:, verified.last]
 
     def guesses(self, session: Session, prompt_ids: list[int], positions: Sequence[int]) -> Tensor:
         """Logits [position, distance, vocab] of every head at some places of a text."""

@@ -107,10 +107,10 @@ class Prompted(Proposer):
     def learn(self, session: Session, verified: Verified) -> None:
         if not verified.draft.insertions:  # the output has all its tokens
             return
-        path = verified.outcome.path
-        first, self._reach = self._pattern.chains[1 + path[-1] if path else 0]
+        first, self._reach = self._pattern.chains[verified.last]
+        first += verified.first_inserted
         rows = slice(first, first + self.prompts.chain.rows(self._reach))
-        self._exits = [verified.inserted_taps[layer][0, rows] for layer in self.taps]
+        self._exits = [verified.states[layer][0, rows] for layer in self.taps]
 
     def guesses(self, session: Session, prompt_ids: list[int], positions: Sequence[int]) -> Tensor:
         """Logits [position, distance, vocab] of a whole chain behind some places of a text."""

@@ -163,10 +163,23 @@ def test_off_is_off(loaded: Loaded, asked: Asked) -> None:
 
 
 def test_a_model_that_cannot_be_compiled_is_an_error_only_where_it_was_asked_for() -> None:
-    loaded = load(ModelSpec(name=MODEL, dtype="bfloat16", device="cpu"))
-    assert "bfloat16" in settled(loaded, "auto", HOURS, greedy=decoder(1))["why"]
-    with pytest.raises(ConfigError, match=r"--compile on: .*bfloat16.*; leave it out"):
+    loaded = load(ModelSpec(name=MODEL, dtype="float16", device="cpu"))
+    assert "float16" in settled(loaded, "auto", HOURS, greedy=decoder(1))["why"]
+    with pytest.raises(ConfigError, match=r"--compile on: .*not for float16.*; leave it out"):
         settled(loaded, "on", HOURS, greedy=decoder(1))
+
+
+@pytest.mark.parametrize("features", [["avx2"], None])
+def test_bfloat16_is_compiled_by_itself_but_where_the_processor_has_amx(
+    features: list[str] | None, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = load(ModelSpec(name=MODEL, dtype="bfloat16", device="cpu"))
+    on_disk(monkeypatch, lambda n: True)
+    monkeypatch.setattr(compiling, "cpu_features", lambda: features)
+    assert settled(half, "auto", HOURS, greedy=decoder(1))["rows"] == [1]
+    monkeypatch.setattr(compiling, "cpu_features", lambda: ["avx2", "amx_bf16"])
+    assert "AMX" in settled(half, "auto", HOURS, greedy=decoder(1))["why"]
+    assert settled(half, "on", HOURS, greedy=decoder(1))["rows"] == [1]
 
 
 def test_draft_models_are_compiled_for_the_rows_of_drafting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -97,6 +98,38 @@ def test_half_a_stop_string_ends_nothing() -> None:
 
 def test_a_stop_string_may_be_a_special_token() -> None:
     assert Limits(9, frozenset(), ("</s>",), WORDS).finish([*WORDS.encode("a"), EOS]) == "stop"
+
+
+def test_outputs_that_need_not_be_read_hold_no_stop_string() -> None:
+    draw, found = random.Random(0), 0
+    stops = (("\n#",), ("25", "x y"), ("é",), (" ",), ("🙂a",), ("9⟩⟨2", "\n\n"))
+    pieces = [*WORDS.encode("\n# 25xyé🙂a é\n#\n"), 258, 259, 262, 269, 292]
+    for _ in range(3000):
+        stop, ids = draw.choice(stops), draw.choices(pieces, k=draw.randint(1, 9))
+        there = any(s in WORDS.decode(ids) for s in stop)
+        assert (stopping_at(*stop).finish(ids) == "stop") == there
+        found += there
+    assert found > 300
+
+
+class Counting:
+    """A tokenizer that says how many tokens it was handed each time."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def decode(self, ids: list[int]) -> str:
+        self.read.append(len(ids))
+        text: str = WORDS.decode(ids)
+        return text
+
+
+def test_only_what_has_the_characters_of_a_stop_string_is_read_as_a_whole() -> None:
+    tokenizer = Counting()
+    limits = Limits(99, frozenset(), ("ab",), tokenizer)
+    for n in range(1, 7):
+        assert limits.finish(WORDS.encode("bcabcb"[:n])) == ("stop" if n >= 4 else None)
+    assert tokenizer.read == [1, 1, 1, 3, 4, 5, 6]
 
 
 # What is visible

@@ -218,3 +218,38 @@ def test_windows_of_different_layers_do_not_mix() -> None:
         3: ["..xxx.", "...xxx"],
         None: ["xxxxx.", "xxxxxx"],
     }
+
+
+# What is added to scores
+
+
+def test_what_is_added_hides_what_is_not_seen_from_each_query_of_a_group() -> None:
+    step, far = STEPS.tree(1, [-1, -1]), float("-inf")
+    added = step.added(None, 3, torch.bfloat16)
+    assert added is not None
+    assert added.dtype == torch.bfloat16
+    assert added.tolist() == [[[[0.0, 0.0, far], [0.0, far, 0.0]] * 3]]
+
+
+def test_what_is_added_is_made_once_for_all_layers_of_a_kind() -> None:
+    step = windowed(2).chain(4, 2)
+    kinds = [(w, g, t) for w in (2, None) for g in (1, 2) for t in (torch.float32, torch.bfloat16)]
+    made = [step.added(*kind) for kind in kinds]
+    assert all(step.added(*kind) is one for kind, one in zip(kinds, made, strict=True))
+    for (window, groups, dtype), one in zip(kinds, made, strict=True):
+        mask = step.mask(window)
+        assert mask is not None
+        assert one is not None
+        assert one.dtype == dtype
+        assert torch.equal(one == 0, mask.repeat(1, 1, groups, 1))
+
+
+def test_nothing_is_added_where_order_alone_decides() -> None:
+    assert STEPS.chain(0, 5).added(None, 2, torch.float32) is None
+    assert STEPS.chain(5, 1).added(None, 2, torch.float32) is None
+
+
+def test_one_query_sees_the_same_from_every_head() -> None:
+    added = STEPS.fixed(torch.tensor([3]), 1, 6).added(None, 4, torch.float32)
+    assert added is not None
+    assert added.shape == (1, 1, 1, 6)

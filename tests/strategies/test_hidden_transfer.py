@@ -207,9 +207,7 @@ def test_guesses_reach_as_far_as_was_trained_whatever_the_tree() -> None:
 def test_an_empty_last_draft_teaches_nothing() -> None:
     decoder = transferring()
     decoder._states = before = torch.zeros(1, 3, 32)
-    nothing = Verified(
-        EMPTY, Outcome((), 5), (5,), torch.zeros(1, 1, 32), {}, torch.zeros(1, 0, 32)
-    )
+    nothing = Verified(EMPTY, Outcome((), 5), (5,), torch.zeros(1, 1, 32), {})
     decoder.learn(session_for(staged("llama"), decoder), nothing)
     assert decoder._states is before
 
