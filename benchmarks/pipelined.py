@@ -7,10 +7,12 @@ Everything within a point runs interleaved, each with its baseline, one thread p
 folder per point; what is there is not measured again, so that an interrupted benchmark goes on
 where it stopped. About ten minutes on two cores that do nothing else.
 
-The table has for each form the measured match rate p, Theorem 4.1's speedup with it, the speedup
-that this machine allows with it (`benchmarks.halves`), and what was measured over greedy decoding
-on one unit; the share of the theorem's gain, and of the allowed one; communication as a share of
-a token's time, and weights over greedy's. `record.json` holds the same, unrounded, and more.
+The table has for each form the measured match rate p; the speedup over greedy decoding on one unit
+by Theorem 4.1, on two units like these with a memory each, on this machine if units could talk for
+nothing (both from `benchmarks.halves`), and as measured; how much of the theorem's gain that is,
+and where the rest went: to the heads, of which the theorem knows none, to the memory that units
+share, and to talking and waiting; communication as a share of a token's time, and weights over
+greedy's. `record.json` holds the same, unrounded, and more.
 """
 
 from __future__ import annotations
@@ -19,15 +21,21 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.halves import Halves, added_bytes, measure
+from benchmarks.sharding import at_once
+from ppdbench.bench.bandwidth import measure_bandwidth
 from ppdbench.bench.environment import describe, set_threads
 from ppdbench.bench.pipelined import gain_efficiency
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.stats import median
 from ppdbench.bench.summary import VERDICTS, summarize
+from ppdbench.bench.sums import add_up
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.quiet import quiet
 from ppdbench.report.decode_tables import verdict_text
@@ -42,8 +50,15 @@ DEPTHS = (8, 16, 32)
 KS = (1, 3, 5)
 HALVES = ("lower", "upper")
 ROUNDS = 6  # of each half, a burst of calls each
-COLUMNS = ("p", "theorem", "allowed", "measured", "low", "high", "efficiency", "of allowed")
-SHOWN = ("form", "k", *COLUMNS, "communication", "weights", "output")
+SPEEDUPS = ("theorem", "apart", "allowed", "measured", "low", "high")
+LOST = ("heads", "memory", "waiting")
+SHARES = ("efficiency", *LOST)
+SHOWN = ("form", "k", "p", *SPEEDUPS, *SHARES, "communication", "weights", "output")
+NOTES = (
+    "apart: with a memory for each unit; allowed: if talking took no time; low, high: 95%",
+    "efficiency: share of the theorem's gain; heads, memory, waiting: what took the rest of it",
+    "memory below 0: both halves at once were faster than in turns on one core",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +144,29 @@ def limits(out: Path, dtypes: Sequence[str]) -> dict[str, Any]:
     return known
 
 
+def readers(out: Path) -> dict[str, float]:
+    """Bytes per second that one process reads from memory, and two at once; kept like limits."""
+    path = out / "readers.json"
+    if not path.is_file():
+        found = {name: at_once(_bandwidth, n) for n, name in enumerate(("one", "both"), start=1)}
+        path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    known: dict[str, float] = json.loads(path.read_text("utf-8"))
+    return known
+
+
+def _bandwidth() -> float:
+    set_threads(1)
+    return measure_bandwidth(torch.device("cpu"))
+
+
 def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What each form got of what was promised at one point."""
     halves = allowed[f"{point.model} {point.dtype}"]["halves"]
-    for summary in summarize(run.header, run.samples, scores=False):
+    for summary in summarize(run.header, add_up(run.samples), scores=False):
         k, p = summary["options"]["k"], summary["p"]
-        possible = Halves(**halves[str(k)]).speedup(p)
+        ideal = Halves(**halves[str(k)]) if summary["form"] == "split" else None
+        apart, possible = (ideal.speedup_apart(p), ideal.speedup(p)) if ideal else (None, None)
+        theorem, measured = summary["predicted_speedup"], summary["speedup_one_unit"]
         ours = [s for s in run.samples if s["method"] == summary["label"] and s["step_ms"]]
         one = str(min(map(int, ours[0]["greedy_ms"])))
         yield {
@@ -144,22 +176,30 @@ def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict
             **{name: summary[name] for name in ("form", "p", "units", "n_examples", *VERDICTS)},
             "output": verdict_text(summary),
             "k": k,
-            "theorem": summary["predicted_speedup"],
+            "theorem": theorem,
             "matches": summary["predicted_speedup_matches"],
             "times": summary["predicted_speedup_times"],
-            "allowed": possible if summary["form"] == "split" else None,
-            "measured": summary["speedup_one_unit"],
+            "apart": apart,
+            "allowed": possible,
+            "measured": measured,
             "low": summary["speedup_one_unit_low"],
             "high": summary["speedup_one_unit_high"],
             "median": median([s["greedy_ms"][one] / sum(s["step_ms"]) for s in ours]),
             "all_units": summary["speedup_all_units"],
             "efficiency": summary["gain_efficiency"],
-            "of allowed": gain_efficiency(summary["speedup_one_unit"], possible)
-            if summary["form"] == "split"
-            else None,
+            **lost(theorem, apart, possible, measured),
             "communication": summary["communication_ms_per_token"] / summary["ms_per_token"],
             "weights": sum(summary["weight_bytes_per_unit"]) / run.header["memory"]["weights"],
         }
+
+
+def lost(theorem: float, *reached: float | None) -> dict[str, float | None]:
+    """What became of the theorem's gain from each of these speedups to the next, as shares."""
+    kept = [1.0, *(gain_efficiency(speedup, theorem) for speedup in reached)]
+    return {
+        name: None if before is None or after is None else before - after
+        for name, (before, after) in zip(LOST, pairwise(kept), strict=True)
+    }
 
 
 def gains(found: Sequence[dict[str, Any]]) -> Iterator[Sheet]:
@@ -173,27 +213,35 @@ def gains(found: Sequence[dict[str, Any]]) -> Iterator[Sheet]:
                 tuple(row[name] for name in SHOWN)
                 for row in sorted(chosen, key=lambda row: (row["form"] == "replicated", row["k"]))
             ),
-            digits=dict.fromkeys((*COLUMNS, "weights"), 2) | {"communication": 1},
+            NOTES,
+            digits=dict.fromkeys(("p", *SPEEDUPS, *SHARES, "weights"), 2) | {"communication": 1},
             percent=frozenset({"communication"}),
         )
 
 
-def halves_sheet(allowed: dict[str, Any]) -> Sheet:
+def halves_sheet(allowed: dict[str, Any], reading: dict[str, float]) -> Sheet:
     """What two cores lose by working at once, without a word between them."""
     cells = []
     for name, found in allowed.items():
         for k, ms in found["halves"].items():
             slower = [ms[f"{half}_together"] / ms[f"{half}_alone"] - 1 for half in HALVES]
-            one = [ms[f"{half}_alone"] for half in HALVES]
+            alone = [ms[f"{half}_alone"] for half in HALVES]
+            rate = found["weight_bytes"] / ms["greedy"] / 1e6
             added = found["added_bytes"] / found["weight_bytes"]
-            cells.append((name, int(k), ms["greedy"], *one, *slower, added if k == "1" else None))
+            shown = (rate, added) if k == "1" else (None, None)
+            cells.append((name, int(k), ms["greedy"], *alone, ms["missed"], *slower, *shown))
+    times = ("greedy ms", "lower ms", "upper ms", "missed ms")
+    one, both = (reading[name] / 1e9 for name in ("one", "both"))
     return Sheet(
         "Each half alone, and how much longer it takes while the other is at work",
-        ("model", "k", "greedy ms", "lower ms", "upper ms", "lower", "upper", "memory added"),
+        ("model", "k", *times, *HALVES, "GB/s", "memory added"),
         tuple(cells),
-        notes=("memory added: by a second unit, over the weights; shared pages count once",),
-        digits=dict.fromkeys(("greedy ms", "lower ms", "upper ms", "memory added"), 2)
-        | dict.fromkeys(HALVES, 1),
+        notes=(
+            "missed: the lower half for a token that was not among the candidates",
+            f"GB/s: weights over greedy's time; a core can read {one:.1f}, two at once {both:.1f}",
+            "memory added: by a second unit, over the weights; shared pages count once",
+        ),
+        digits=dict.fromkeys((*times, "memory added"), 2) | dict.fromkeys((*HALVES, "GB/s"), 1),
         percent=frozenset(HALVES),
     )
 
@@ -213,12 +261,12 @@ def main() -> None:
     set_threads(1)
     asked.out.mkdir(parents=True, exist_ok=True)
     dtypes = tuple(told.dtype or DTYPES)
-    allowed = limits(asked.out, dtypes)
+    allowed, reading = limits(asked.out, dtypes), readers(asked.out)
     found: list[dict[str, Any]] = []
     for point in points(dtypes, told.points.split(",")):
         found += rows(point, decoded(point, asked), allowed)
-    sheets = [*gains(found), halves_sheet(allowed)]
-    record = {"environment": describe(), "limits": allowed, "rows": found}
+    sheets = [*gains(found), halves_sheet(allowed, reading)]
+    record = {"environment": describe(), "limits": allowed, "readers": reading, "rows": found}
     (asked.out / "record.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     write(asked.out / "table.md", sheets, record)
     emit(sheets, record, "markdown")

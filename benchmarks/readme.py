@@ -23,7 +23,7 @@ from rich.console import Console
 
 from ppdbench.report.export import Sheet, print_sheets, to_markdown
 from ppdbench.report.outputs import of_run
-from ppdbench.store import read_whole
+from ppdbench.report.page.runs import read_runs
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -39,7 +39,8 @@ def rendered(text: str) -> str:
 
 def _block(found: re.Match[str], said: set[str]) -> str:
     run, title, markdown = found[1], found[2], found[3] or ""
-    sheets = [s for s in of_run(read_whole(ROOT / run)).sheets if s.title.startswith(title)]
+    (stored,) = read_runs([ROOT / run])
+    sheets = [s for s in of_run(stored).sheets if s.title.startswith(title)]
     if len(sheets) != 1:
         raise SystemExit(f"{run} has {len(sheets)} tables whose title begins with {title!r}")
     sheet = replace(sheets[0], notes=tuple(note for note in sheets[0].notes if note not in said))

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from ppdbench.bench.pipelined import gain_efficiency, geometric, pipelined
+from ppdbench.bench.sums import add_up
 from tests.units import TWO_UNITS as FACTS
 
 
 def sample(matches: list[int], step_ms: float, **more: Any) -> dict[str, Any]:
     steps = len(matches) - 1
     return {
+        "task": "gsm8k",
+        "method": "ppd",
         "verdict": "identical",
         "output_ids": list(range(len(matches))),
         "matches": matches,
@@ -24,7 +27,7 @@ def sample(matches: list[int], step_ms: float, **more: Any) -> dict[str, Any]:
 
 
 def test_figures_of_one_output_by_hand() -> None:
-    found = pipelined(FACTS, [sample([1, 0, 1, 1, 0], 4.0)])
+    found = pipelined(FACTS, add_up([sample([1, 0, 1, 1, 0], 4.0)]))
     assert found["p"] == pytest.approx(3 / 5)
     assert found["predicted_speedup"] == pytest.approx(1 / (1 - 0.5 * 0.6))
     # Four steps after the first token, three of them with a head start of two layers.
@@ -42,27 +45,27 @@ def test_figures_of_one_output_by_hand() -> None:
 
 
 def test_outputs_count_by_their_length() -> None:
-    found = pipelined(FACTS, [sample([1, 1], 4.0), sample([0, 0, 0, 0, 0, 0], 5.0)])
+    found = pipelined(FACTS, add_up([sample([1, 1], 4.0), sample([0, 0, 0, 0, 0, 0], 5.0)]))
     assert found["p"] == pytest.approx(2 / 8)
     assert found["predicted_speedup_matches"] == pytest.approx(24 / 22)
     assert found["run_lengths"] == {1: 5}
 
 
 def test_nothing_is_measured_beside_a_mismatch() -> None:
-    found = pipelined(FACTS, [sample([1, 1, 1], 4.0, verdict="mismatch")])
+    found = pipelined(FACTS, add_up([sample([1, 1, 1], 4.0, verdict="mismatch")]))
     assert found["speedup_one_unit"] is None
     assert found["gain_efficiency"] is None
 
 
 def test_one_process_has_predictions_only() -> None:
     alone = {**FACTS, "form": "inline", "units": 1}
-    found = pipelined(alone, [sample([1, 1, 1], 9.0, greedy_ms={})])
+    found = pipelined(alone, add_up([sample([1, 1, 1], 9.0, greedy_ms={})]))
     assert found["speedup_one_unit"] is None
     assert found["predicted_speedup_matches"] == pytest.approx(2)
 
 
 def test_other_methods_have_none_of_it() -> None:
-    assert pipelined(None, [{"output_ids": [1]}]) == {}
+    assert pipelined(None, add_up([sample([1], 4.0)])) == {}
 
 
 def test_no_gain_promised_is_no_efficiency() -> None:

@@ -233,9 +233,10 @@ def test_each_unit_holds_its_share_of_the_weights(spread: Form) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes share weights on Linux")
 def test_the_weights_of_two_units_are_in_memory_once() -> None:
-    model = load(ModelSpec(name="synthetic:layers=4,hidden=512", device="cpu"))
-    # What is left is Python's own: the same for any model, a few pages of it per output.
-    assert added_bytes(model, k=1) < 0.6 * model.staged.weight_bytes()
+    model = load(ModelSpec(name="synthetic:layers=12,hidden=512", device="cpu"))
+    # A unit with its own half would add 0.5 of them. What is left is Python's own: the same for any
+    # model, more in a process that has imported and run much.
+    assert added_bytes(model, k=1) < 0.45 * model.staged.weight_bytes()
 
 
 def test_events_of_a_unit_do_not_overlap(spread: Form) -> None:
