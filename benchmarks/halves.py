@@ -165,6 +165,7 @@ def added_bytes(loaded: Loaded, k: int) -> int:
         session.prefill()
     before = _held()
     form = PredictivePipelined(form="split", k=k).prepare(Setup(loaded, capacity))
+    form.begin()
     try:
         form.decode(session, prompt, limits, Clock(loaded.staged.device), chooser)
         return _held() - before

@@ -139,8 +139,9 @@ def exactness_tests(method: str, **options: Any) -> type:
 
     def ready(model: str) -> tuple[Decoder, StagedModel]:
         loaded = load(ModelSpec(name=model, device="cpu"))
-        strategy = METHODS.get(method).build(settings)
-        return strategy.prepare(Setup(loaded, CAPACITY)), loaded.staged
+        decoder = METHODS.get(method).build(settings).prepare(Setup(loaded, CAPACITY))
+        decoder.begin()
+        return decoder, loaded.staged
 
     @pytest.mark.parametrize("model", MODELS)
     class Exactness:

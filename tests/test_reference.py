@@ -73,6 +73,7 @@ def test_transformers_alone_loads_it(loaded: Loaded) -> None:
 def test_every_method_gives_the_greedy_output(method: str, loaded: Loaded) -> None:
     setup = Setup(loaded, 64)
     decoder = METHODS.get(method).build(OPTIONS[method]).prepare(setup)
+    decoder.begin()
     for text in PROMPTS:
         ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
         case = Case(text, ids, _limits(64 - len(ids), loaded))
@@ -83,6 +84,7 @@ def test_every_method_gives_the_greedy_output(method: str, loaded: Loaded) -> No
 @pytest.mark.parametrize("method", GUESSING)
 def test_what_was_trained_beside_it_guesses_tokens_right(method: str, loaded: Loaded) -> None:
     decoder = METHODS.get(method).build({}).prepare(Setup(loaded, 64))
+    decoder.begin()
     accepted = 0
     for text in PROMPTS:
         ids = loaded.tokenizer(text, add_special_tokens=False).input_ids

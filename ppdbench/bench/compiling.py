@@ -10,16 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import psutil
 import torch
 
+from ppdbench.bench.contest import unit_threads
 from ppdbench.bench.environment import cpu_features
 from ppdbench.engine import artefacts
 from ppdbench.engine.compiled import MOST_ROWS
 from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
+from ppdbench.pipeline.cores import confined
 from ppdbench.strategies.base import Decoder, Setup
 from ppdbench.workload import Report
 
@@ -36,20 +39,28 @@ DRAFTING = (1, 2)  # rows of a draft model's passes: the newest token, and one i
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be compiled of one model: the numbers of rows of its narrow passes.
+    """What is to be compiled of one model: the numbers of rows of its narrow passes, by threads.
 
     `wider` are those of its methods whose passes have more rows than compiling is good for.
     """
 
     loaded: Loaded
-    counts: frozenset[int]
+    counts: Mapping[int, Collection[int]]
     wider: frozenset[int] = frozenset()
 
     def missing(self) -> int:
         """For how many numbers of rows there is nothing on disk; a GPU keeps nothing there."""
         if self.loaded.staged.device.type == "cuda":
             return 0
-        return len(self.loaded.staged.compiled.missing(self.counts))
+        missing = 0
+        for threads, counts in self.counts.items():
+            with confined((), threads):
+                missing += len(self.loaded.staged.compiled.missing(counts))
+        return missing
+
+    def rows(self) -> list[int]:
+        """All numbers of rows."""
+        return sorted(set(chain.from_iterable(self.counts.values())))
 
     def lacks_memory(self) -> str | None:
         """Why a packed copy of the weights for the wider passes cannot be kept, if so."""
@@ -66,7 +77,9 @@ class Wanted:
     def compile(self) -> None:
         """Do it; wider passes get a copy of the weights of their own where there is room."""
         wider = bool(self.wider) and self.lacks_memory() is None
-        self.loaded.staged.compile(self.counts, wider=wider)
+        for threads, counts in self.counts.items():
+            with confined((), threads):
+                self.loaded.staged.compile(counts, wider=wider)
 
 
 def settle(
@@ -94,7 +107,7 @@ def settle(
         model.compile()
     setup.share_weights()
     seconds = round(time.perf_counter() - start, 1)
-    rows, eager = sorted(wanted[0].counts), sorted(wanted[0].wider)
+    rows, eager = wanted[0].rows(), sorted(wanted[0].wider)
     return {"mode": mode, "rows": rows, "eager_rows": eager, "seconds": seconds}
 
 
@@ -110,12 +123,23 @@ def check_mode(mode: str) -> None:
 
 
 def _wanted(setup: Setup, decoders: Collection[Decoder]) -> list[Wanted]:
-    """The models of a run, the target first, and which numbers of rows their passes have."""
-    rows = {d.rows for d in decoders if not d.foreign}
+    """The models of a run, the target first, and which numbers of rows their passes have.
+
+    Greedy decoding, one row a pass, is beside everything, with the threads of a unit and of all.
+    """
+    ours = [d for d in decoders if not d.foreign]
+    threads = torch.get_num_threads()
+    counts = {threads: {1}, **{n: {1} for d in ours for n in unit_threads(d)}}
     captured = setup.target.staged.device.type == "cuda"  # whatever their number
-    narrow = {1, *(n for n in rows if n <= MOST_ROWS or captured)}
-    target = Wanted(setup.target, frozenset(narrow), frozenset(rows - narrow))
-    return [target, *(Wanted(other, frozenset(DRAFTING)) for other in setup.others.values())]
+    wider = set[int]()
+    for decoder in ours:
+        if decoder.rows <= MOST_ROWS or captured:
+            counts.setdefault(decoder.threads or threads, {1}).add(decoder.rows)
+        else:
+            wider.add(decoder.rows)
+    target = Wanted(setup.target, counts, frozenset(wider))
+    drafting = {threads: DRAFTING}
+    return [target, *(Wanted(other, drafting) for other in setup.others.values())]
 
 
 def _refusal(
@@ -187,10 +211,10 @@ def _unproven(wanted: Collection[Wanted]) -> str | None:
 
 
 def _spread(decoders: Mapping[str, Decoder]) -> str | None:
-    """Compiled passes have the threads that they were made for; units get fewer."""
+    """Units that load a part of the model for themselves run it as it is."""
     for label, decoder in decoders.items():
-        if decoder.units > 1:
-            return f"{label} runs on several units, with threads of their own"
+        if decoder.units > 1 and not decoder.compiles:
+            return f"{label} runs on several units with a device or a start of their own"
     return None
 
 

@@ -128,6 +128,8 @@ def run_decode(
             report,
             compilation_of(begun_header(out, share)),
         )
+        prepared = [begin(entry, alone=len(built) == 1) for entry in prepared]
+        contestants = [entry for entry in prepared if isinstance(entry, Contestant)]
         header = {
             **run_header(kind, config, loaded, work),
             **about(names, built, prepared),
@@ -243,6 +245,19 @@ def prepare(
         if alone:
             raise
         return str(error)
+
+
+def begin(entry: Contestant | str, *, alone: bool) -> Contestant | str:
+    """The same with all its units at work, or why they are not."""
+    if isinstance(entry, str):
+        return entry
+    try:
+        entry.decoder.begin()
+    except PpdbenchError as error:
+        if alone:
+            raise
+        return str(error)
+    return entry
 
 
 def left(item: Item, contestants: Sequence[Contestant], folder: RunFolder) -> list[Contestant]:

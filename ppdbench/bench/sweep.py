@@ -21,6 +21,7 @@ from ppdbench.bench.runner import (
     Choice,
     DecodeConfig,
     about,
+    begin,
     cut_of,
     decode_missing,
     is_left,
@@ -129,18 +130,30 @@ class Sweep:
         told: dict[str, Any] = {"methods": {}, "not_run": {}, "facts": {}}
         for label in self.built:
             entry = self._prepare(label)
-            for part, content in about([label], [self.built[label]], [entry]).items():
-                told[part] |= content
             if isinstance(entry, Contestant):
                 self._able[label] = _outline(entry.decoder)
                 entry.decoder.close()
-        if not self._able:
-            raise ConfigError(f"no cell can run: {next(iter(told['not_run'].values()))}")
-        steps = zip(self.steps, self._of_rung, strict=True)
-        rungs = [{"cells": step.cells, "examples": len(items)} for step, items in steps]
+            else:
+                told["not_run"][label] = entry
+        self._check_any(told["not_run"])
         mode = "off" if self.config.strict else self.config.compile
         compilation = settle(mode, self.setup, self._able, self._tokens(), report, begun)
+        for label in self.built:
+            entry = begin(self._prepare(label), alone=False)
+            for part, content in about([label], [self.built[label]], [entry]).items():
+                told[part] |= content
+            if isinstance(entry, Contestant):
+                entry.decoder.close()
+            else:
+                self._able.pop(label, None)
+        self._check_any(told["not_run"])
+        steps = zip(self.steps, self._of_rung, strict=True)
+        rungs = [{"cells": step.cells, "examples": len(items)} for step, items in steps]
         return {**told, "rungs": rungs, "compilation": compilation}
+
+    def _check_any(self, not_run: Mapping[str, str]) -> None:
+        if not self._able:
+            raise ConfigError(f"no cell can run: {next(iter(not_run.values()))}")
 
     def _tokens(self) -> int:
         """How many the cells decode together."""
@@ -180,7 +193,7 @@ class Sweep:
         contestants = []
         with ExitStack() as started:
             for label in labels:
-                entry = self._prepare(label)
+                entry = begin(self._prepare(label), alone=False)
                 if isinstance(entry, str):
                     self._give_up(label, items, folder, entry)
                     continue
@@ -206,7 +219,9 @@ class Sweep:
 def _outline(decoder: Decoder) -> Decoder:
     """What is known of a decoder that is not ready any more: neither weights nor caches."""
     outline = Decoder()
-    outline.rows, outline.units, outline.foreign = decoder.rows, decoder.units, decoder.foreign
+    outline.rows, outline.foreign = decoder.rows, decoder.foreign
+    outline.units, outline.threads = decoder.units, decoder.threads
+    outline.compiles = decoder.compiles
     return outline
 
 

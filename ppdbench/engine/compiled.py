@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -97,14 +98,31 @@ class TracedHead(nn.Module):
         return logits, logits.argmax(-1), logits.amax(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class Runners:
+    """What is compiled for one number of threads, by row count."""
+
+    layers: dict[int, artefacts.Runner] = field(default_factory=dict)
+    heads: dict[int, artefacts.Runner] = field(default_factory=dict)
+
+    def fitting(self, rows: int) -> int | None:
+        """The smallest compiled count that holds so many rows."""
+        return min((n for n in self.layers if n >= rows), default=None)
+
+
+NOTHING = Runners()
+
+
 class CompiledLayers:
-    """The compiled row counts of one model; none until `make` is called."""
+    """The compiled row counts of one model; none until `make` is called.
+
+    They are made for as many threads as torch has then, and serve passes with that many alone.
+    """
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self.left_out: frozenset[int] = frozenset()
-        self._layers: dict[int, artefacts.Runner] = {}
-        self._heads: dict[int, artefacts.Runner] = {}
+        self._made: dict[int, Runners] = {}
         self._weights: list[list[Tensor]] = []
         self._head_weights: list[Tensor] = []
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
@@ -118,7 +136,11 @@ class CompiledLayers:
     @property
     def counts(self) -> tuple[int, ...]:
         """The row counts that are compiled."""
-        return tuple(sorted(self._layers))
+        return tuple(sorted(self._here.layers))
+
+    @property
+    def _here(self) -> Runners:
+        return self._made.get(torch.get_num_threads(), NOTHING)
 
     def why_not(self) -> str | None:
         """Why this model cannot be compiled, if so."""
@@ -150,17 +172,17 @@ class CompiledLayers:
     def make(self, counts: Collection[int]) -> None:
         """Compile these row counts, or load what was compiled before; weights must be plain."""
         adapter = self.adapter
-        for n in sorted(set(counts) - set(self._layers)):
+        here = self._made.setdefault(torch.get_num_threads(), Runners())
+        for n in sorted(set(counts) - set(here.layers)):
             layer, head = self._names(n)
-            self._layers[n] = artefacts.runner(layer, partial(trace_layer, adapter, n))
-            self._heads[n] = artefacts.runner(head, partial(trace_head, adapter, n))
+            here.layers[n] = artefacts.runner(layer, partial(trace_layer, adapter, n))
+            here.heads[n] = artefacts.runner(head, partial(trace_head, adapter, n))
         self._weights[:] = [_weights(layer) for layer in adapter.layers]
         self._head_weights[:] = _weights(adapter.readout_parts())
 
     def drop(self) -> None:
         """Run everything eagerly again."""
-        self._layers.clear()
-        self._heads.clear()
+        self._made.clear()
 
     def _names(self, n: int) -> tuple[str, str]:
         """What identifies the artefacts of a row count: all that is traced, without the values."""
@@ -180,7 +202,8 @@ class CompiledLayers:
         self, step: Step, cache: KVCache, rotary: Mapping[str | None, Rotary]
     ) -> CompiledPass | None:
         """The pass of this step, if it is one that was compiled."""
-        n = self._fitting(step.n_query)
+        here = self._here
+        n = here.fitting(step.n_query)
         if n is None or cache.batch != 1 or step.given or step.key_length < 2:
             return None  # of sizes 0 and 1 tracing makes constants
         idle = n - step.n_query
@@ -196,22 +219,19 @@ class CompiledLayers:
             rows = torch.cat([rows, slots[last:]])
             for kind, (cos, sin) in turns.items():
                 turns[kind] = pad(cos, (0, 0, 0, idle)), pad(sin, (0, 0, 0, idle))
-        return CompiledPass(self, n, idle, step, cache, turns, (rows, seen))
+        return CompiledPass(self, here.layers[n], idle, step, cache, turns, (rows, seen))
 
     def read(self, hidden: Tensor) -> Reading | None:
         """Final norm and head over [1, row, hidden], where that many rows are compiled."""
-        n = self._fitting(hidden.shape[1])
+        here = self._here
+        n = here.fitting(hidden.shape[1])
         if n is None or len(hidden) != 1:
             return None
         idle = n - hidden.shape[1]
         filled = pad(hidden, (0, 0, 0, idle)) if idle else hidden
-        logits, *found = self._heads[n]([filled.contiguous(), *self._head_weights])
+        logits, *found = here.heads[n]([filled.contiguous(), *self._head_weights])
         reading = Reading(logits, *found) if found else Reading.of(logits)
         return reading.first(n - idle)
-
-    def _fitting(self, rows: int) -> int | None:
-        """The smallest compiled count that holds so many rows."""
-        return min((n for n in self._layers if n >= rows), default=None)
 
     def _table(self, capacity: int) -> tuple[Tensor, Tensor]:
         """Row numbers [capacity], and a mask [1, 1, 1, capacity] that hides nothing."""
@@ -227,7 +247,7 @@ class CompiledPass:
     def __init__(
         self,
         compiled: CompiledLayers,
-        n: int,
+        run: artefacts.Runner,
         idle: int,
         step: Step,
         cache: KVCache,
@@ -235,7 +255,7 @@ class CompiledPass:
         tables: tuple[Tensor, Tensor],
     ) -> None:
         self.left_out, self.idle, self.cache = compiled.left_out, idle, cache
-        self._run, self._weights = compiled._layers[n], compiled._weights
+        self._run, self._weights = run, compiled._weights
         self._turns, self._kind = turns, compiled.adapter.rope_kind
         self._rows, self._seen = tables
         self._step = step

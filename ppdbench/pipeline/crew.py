@@ -18,7 +18,7 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import UnitError
 from ppdbench.pipeline import ranks
 from ppdbench.pipeline.channel import Channel, GroupLink, Layout, Link, SharedLink
-from ppdbench.pipeline.cores import Cores
+from ppdbench.pipeline.cores import Cores, confined
 from ppdbench.pipeline.direct import own_gpus
 from ppdbench.pipeline.plan import Plan, device_of
 from ppdbench.pipeline.process import Maker, Unit, can_copy
@@ -39,6 +39,8 @@ class Order:
     cores: Cores
     rank: int
     link: Link
+    compiled: tuple[int, ...]
+    """Numbers of rows whose passes are compiled, for so many threads."""
     held: StagedModel | None = None
     """The model, in a unit that is a copy of the process which loaded it."""
 
@@ -99,6 +101,8 @@ class Crew:
 
     def _order(self, at: int, link: Link) -> Order:
         plan = self._plan
+        with confined((), self._threads):
+            compiled = plan.target.staged.compiled.counts
         return Order(
             spec=device_of(plan.target.spec, at),
             exit_after=plan.exit_after,
@@ -107,6 +111,7 @@ class Crew:
             cores=self._cores[at - 1],
             rank=at,
             link=link,
+            compiled=compiled,
             held=plan.target.staged if self._copies else None,
         )
 

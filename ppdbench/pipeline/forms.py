@@ -32,16 +32,20 @@ class Form(Decoder):
             ranks.check_world(self.name, units)
         self.plan, self.rows, self.units = plan, plan.k, units
         self.threads = threads_per_unit(units)
+        self.compiles = plan.target.staged.device.type == "cpu" and ranks.world() == 1
         self._cores = share_out(units, self.threads)
-        staged = plan.target.staged
+
+    def begin(self) -> None:
+        """Measure the parts and start the other units, which have the model as it is now."""
+        plan = self.plan
         with confined(self._cores[0], self.threads):
-            times = layer_times(staged, plan.capacity, plan.exit_after, plan.k)
+            times = layer_times(plan.target.staged, plan.capacity, plan.exit_after, plan.k)
         self.facts = {
             "form": self.name,
-            "n_layers": staged.n_layers,
+            "n_layers": plan.target.staged.n_layers,
             "exit_after": plan.exit_after,
             "k": plan.k,
-            "units": units,
+            "units": self.units,
             "threads_per_unit": self.threads,
             "layer_times": times,
             "weight_bytes_per_unit": self._begin(),
@@ -104,6 +108,7 @@ class Split(Form):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, units=2)
+        self._upper: UpperUnit | None = None
 
     def _begin(self) -> list[int]:
         plan = self.plan
@@ -115,12 +120,14 @@ class Split(Form):
         self, session: Session, prompt_ids: list[int], chooser: Chooser
     ) -> Iterator[tuple[Lower, UpperHalf]]:
         plan = self.plan
+        assert self._upper is not None, "begin() was not called"
         with self._upper.output(session, len(prompt_ids), chooser) as upper:
             yield Lower(session, plan.exit_after, plan.k, Log("A"), plan.early_head()), upper
 
     def close(self) -> None:
         """End unit B."""
-        self._upper.close()
+        if self._upper is not None:
+            self._upper.close()
 
 
 class Replicated(Form):
@@ -131,6 +138,7 @@ class Replicated(Form):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, units=1 + plan.k)
         self.rows = REPLICA_ROWS
+        self._replicas: Replicas | None = None
 
     def _begin(self) -> list[int]:
         self._replicas = Replicas(self.plan, self.threads, self._cores[1:])
@@ -141,13 +149,15 @@ class Replicated(Form):
         self, session: Session, prompt_ids: list[int], chooser: Chooser
     ) -> Iterator[tuple[Lower, UpperHalf]]:
         plan, log = self.plan, Log("main")
+        assert self._replicas is not None, "begin() was not called"
         upper = InPlace(Upper(session, plan.exit_after, chooser), log)
         with self._replicas.output(session, prompt_ids) as links:
             yield Main(session, plan.exit_after, links, log, plan.early_head()), upper
 
     def close(self) -> None:
         """End the replicas."""
-        self._replicas.close()
+        if self._replicas is not None:
+            self._replicas.close()
 
 
 FORMS: dict[str, type[Inline] | type[Split] | type[Replicated]] = {

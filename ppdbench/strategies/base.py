@@ -79,7 +79,8 @@ class Decoder:
     `rows` is the most query rows that a pass after the prefill has. `trees` says that passes
     branch, which only greedy verification can follow. `loaded` says what else was read, with
     fingerprints, and `facts` what was found out about it, both for the header of the run.
-    `units` processes of `threads` threads each decode together (0: as many as the run has).
+    `units` processes of `threads` threads each decode together (0: as many as the run has);
+    `compiles` says that those besides this one can run compiled passes, too.
     `acceptance`, where there is one, keeps tokens that greedy decoding would not give. A
     `foreign` decoder is greedy decoding by an engine that is not ours: it draws no tokens, and
     `--strict` cannot fix the shapes of its passes.
@@ -91,8 +92,12 @@ class Decoder:
     facts: Mapping[str, Any] = MappingProxyType({})
     units: int = 1
     threads: int = 0
+    compiles: bool = True
     acceptance: Acceptance | None = None
     foreign: bool = False
+
+    def begin(self) -> None:
+        """The models are as they will run, compiled or not: start what decodes beside this."""
 
     def decode(
         self,

@@ -11,12 +11,14 @@ import torch
 
 from ppdbench.bench import compiling
 from ppdbench.bench.compiling import settle
+from ppdbench.bench.environment import usable_cores
 from ppdbench.cli.main import run
 from ppdbench.engine import artefacts
 from ppdbench.engine.compiled import CompiledLayers
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
+from ppdbench.pipeline.cores import confined
 from ppdbench.strategies.base import Decoder, Setup
 
 Asked = list[tuple[int | str, ...]]
@@ -150,12 +152,37 @@ def test_without_a_compiler_what_is_on_disk_still_runs(
         settled(loaded, "on", HOURS, skip=decoder(5))
 
 
-def test_methods_on_several_units_stay_eager(loaded: Loaded, asked: Asked) -> None:
-    spread = decoder(4)
-    spread.units = 2
-    assert "several units" in settled(loaded, "auto", HOURS, ppd=spread)["why"]
+def spread(rows: int, *, compiles: bool = True) -> Decoder:
+    made = decoder(rows)
+    made.units, made.threads, made.compiles = 2, 1, compiles
+    return made
+
+
+def test_passes_of_units_are_compiled_for_the_threads_that_they_have(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = min(2, usable_cores())
+    found: dict[int, list[int]] = {}
+
+    def note(self: StagedModel, counts: Collection[int], *, wider: bool = False) -> None:
+        found[torch.get_num_threads()] = sorted(counts)
+
+    monkeypatch.setattr(StagedModel, "compile", note)
+    on_disk(monkeypatch, lambda n: False)
+    with confined((), threads + 1):
+        told = settled(loaded, "on", SECONDS, ppd=spread(3), skip=decoder(5))
+    assert told["rows"] == [1, 3, 5]
+    # Greedy decoding is timed on one unit and on the threads of all.
+    assert found == {threads + 1: [1, 5], threads: [1]} | {1: [1, 3]}
+    short = settled(loaded, "auto", SECONDS, ppd=spread(3))
+    assert "compiling would take about" in short["why"]
+
+
+def test_units_that_load_their_part_by_themselves_stay_eager(loaded: Loaded, asked: Asked) -> None:
+    apart = spread(4, compiles=False)
+    assert "several units" in settled(loaded, "auto", HOURS, ppd=apart)["why"]
     with pytest.raises(ConfigError, match="several units"):
-        settled(loaded, "on", HOURS, ppd=spread)
+        settled(loaded, "on", HOURS, ppd=apart)
 
 
 def test_off_is_off(loaded: Loaded, asked: Asked) -> None:

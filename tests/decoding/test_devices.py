@@ -51,6 +51,7 @@ def test_chains_and_trees_are_exact_over_several_devices(name: str) -> None:
 def test_strategies_that_run_some_layers_are_exact_over_several_devices(method: str) -> None:
     target = loaded("llama")
     decoder = METHODS.get(method).build({}).prepare(Setup(target, CAPACITY))
+    decoder.begin()
     for case in (PLAIN, REPEATING):
         assert_exact(decoder, case, target.staged)
 

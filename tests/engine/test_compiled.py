@@ -19,6 +19,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
 from ppdbench.errors import NumericalError
+from ppdbench.pipeline.cores import confined
 from tests.compiling import uncompiled
 from tests.families import stock_model
 from tests.helpers import CAPACITY, assert_near, tokens
@@ -237,6 +238,39 @@ def test_a_pass_that_finds_another_likeliest_token_is_refused(
     monkeypatch.setattr(artefacts, "runner", wrong)
     with pytest.raises(NumericalError, match=r"--compile off"):
         made("llama", 1)
+
+
+def test_what_is_compiled_serves_the_number_of_threads_that_it_was_made_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[str] = []
+
+    def noting(what: str, make: Callable[[], Traced]) -> Runner:
+        name, run = (
+            f"{torch.get_num_threads()} threads, {what.split()[1]} rows",
+            uncompiled(what, make),
+        )
+
+        def noted(flat: list[Tensor]) -> list[Tensor]:
+            used.append(name)
+            return list(run(flat))
+
+        return noted
+
+    monkeypatch.setattr(artefacts, "runner", noting)
+    with confined((), 1):
+        model = made("llama", 1)
+    with confined((), 2):
+        assert model.compiled.counts == ()
+        model.compile((1, 3))
+    for threads, wanted in ((1, "1 threads, 1 rows"), (2, "2 threads, 1 rows"), (3, None)):
+        used.clear()
+        with confined((), threads):
+            session = Session(model, CAPACITY)
+            session.reset(tokens(5))
+            session.prefill()
+            session.advance(session.ids([3]))
+        assert set(used) == ({wanted} if wanted else set())
 
 
 @pytest.mark.slow

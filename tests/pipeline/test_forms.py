@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -17,20 +19,26 @@ import pytest
 import torch
 
 from benchmarks.halves import added_bytes
+from ppdbench.cli.main import run
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Chooser, Target
+from ppdbench.engine import artefacts
+from ppdbench.engine.artefacts import Runner, Traced
 from ppdbench.engine.loading import Loaded, ModelSpec, load, take_over
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, NumericalError, UnitError
+from ppdbench.pipeline.cores import confined
 from ppdbench.pipeline.decode import InPlace
 from ppdbench.pipeline.forms import Form
 from ppdbench.strategies.base import Setup
 from ppdbench.strategies.ppd import PredictivePipelined
 from ppdbench.testing import CAPACITY, CLOCK, MODELS, Case, assert_exact, cases, decode, tokens
+from tests.compiling import uncompiled
 from tests.families import FAMILIES, stock_model
 from tests.helpers import VOCAB
 
 ROOT = Path(__file__).resolve().parents[2]
+LONG = "synthetic:layers=4,hidden=32,heads=4,vocab=300,context=512,agree=0.8"
 FAR = "synthetic:layers=5,hidden=32,heads=4,vocab=300,context=64,agree=0"
 
 
@@ -39,8 +47,14 @@ def loaded(name: str) -> Loaded:
     return load(ModelSpec(name=name, device="cpu"))
 
 
+def begun(model: Loaded, **options: object) -> Form:
+    form = PredictivePipelined(**options).prepare(Setup(model, CAPACITY))  # type: ignore[arg-type]
+    form.begin()
+    return form
+
+
 def prepared(name: str, **options: object) -> Form:
-    return PredictivePipelined(**options).prepare(Setup(loaded(name), CAPACITY))  # type: ignore[arg-type]
+    return begun(loaded(name), **options)
 
 
 def check_everything(form: Form, name: str) -> list[bool]:
@@ -71,7 +85,7 @@ def test_inline_gives_greedys_tokens_in_every_family(family: str) -> None:
     model = take_over(ModelSpec(name=family, device="cpu"), stock_model(family), None)
     n_layers = model.staged.n_layers
     for exit_after in {(n_layers + 1) // 2, n_layers - 1}:
-        form = PredictivePipelined(k=3, exit_after=exit_after).prepare(Setup(model, CAPACITY))
+        form = begun(model, k=3, exit_after=exit_after)
         for seed in range(2):
             case = Case(family, tokens(11, seed, VOCAB), Limits(20))
             assert_exact(form, case, model.staged)
@@ -147,7 +161,7 @@ def test_sampled_outputs_are_those_of_sampling_token_by_token() -> None:
 
 def test_a_nan_is_refused_and_the_next_output_is_right() -> None:
     model = load(ModelSpec(name=MODELS[0], device="cpu"))
-    form = PredictivePipelined(k=2).prepare(Setup(model, CAPACITY))
+    form = begun(model, k=2)
     session = Session(model.staged, CAPACITY, spare=form.rows)
     case = next(cases(model.staged))
     norm = model.staged.adapter.final_norm
@@ -208,6 +222,53 @@ def test_unit_b_goes_on_by_itself_at_an_exit_in_the_middle(k: int) -> None:
     finally:
         form.close()
     assert 0.3 < sum(matches) / len(matches) <= 1
+
+
+def test_a_unit_that_is_a_copy_runs_what_was_compiled_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, flag = os.getpid(), multiprocessing.Value("b", 0)
+
+    def noting(what: str, make: Callable[[], Traced]) -> Runner:
+        run = uncompiled(what, make)
+
+        def noted(flat: list[torch.Tensor]) -> list[torch.Tensor]:
+            flag.value |= 1 if os.getpid() == here else 2
+            return list(run(flat))
+
+        return noted
+
+    monkeypatch.setattr(artefacts, "runner", noting)
+    model = load(ModelSpec(name=FAR, device="cpu"))
+    with confined((), 1):
+        model.staged.compile((1, 3))
+        form = begun(model, form="split", k=3, exit_after=3, patience=20.0)
+    try:
+        flag.value = 0
+        case = Case("compiled", tokens(9, 0, 300), Limits(20))
+        with confined((), 1):
+            assert_exact(form, case, model.staged)
+        assert flag.value == 3  # both units
+    finally:
+        form.close()
+
+
+@pytest.mark.slow
+def test_compiled_passes_on_units_give_greedys_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (why := artefacts.why_not()) is not None:
+        pytest.skip(why)
+    monkeypatch.setenv("PPDBENCH_CACHE", str(tmp_path / "cache"))
+    words = ["--offline", "--data", "builtin", "--task", "gsm8k", "--limit", "1", "--warmup", "0"]
+    forms = [f"ppd:form={form},k=2" for form in ("split", "replicated", "inline")]
+    methods = [word for form in forms for word in ("--method", form)]
+    size = ["--model", LONG, "--threads", "1", "--max-new-tokens", "16", "--compile", "on"]
+    assert run(["bench", *words, *methods, *size, "--out", str(tmp_path / "run")]) == 0
+    header = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    assert header["compilation"]["rows"] == [1, 2]
+    lines = (tmp_path / "run" / "samples.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["verdict"] for line in lines] == ["identical"] * 3
 
 
 def test_sampling_on_units_draws_what_one_process_draws(spread: Form) -> None:
