@@ -5,7 +5,8 @@
 Five match rates, set by `agree`, in float32 and bfloat16, and the embedded model as it is.
 Everything within a point runs interleaved, each with its baseline, one thread per unit. A run
 folder per point; what is there is not measured again, so that an interrupted benchmark goes on
-where it stopped. About ten minutes on two cores that do nothing else.
+where it stopped. About ten minutes on two cores that do nothing else, and as many once to compile
+the passes, of the units and of greedy decoding alike; `--compile off` leaves them eager.
 
 The table has for each form the measured match rate p; the speedup over greedy decoding on one unit
 by Theorem 4.1, on two units like these with a memory each, on this machine if units could talk for
@@ -96,6 +97,7 @@ class Asked:
     task: str
     examples: int
     tokens: int
+    compile: str
 
 
 def points(dtypes: Sequence[str], agrees: Sequence[str]) -> Iterator[Point]:
@@ -116,7 +118,7 @@ def decoded(point: Point, asked: Asked) -> StoredRun:
         max_new_tokens=asked.tokens,
         methods=point.methods,
         warmup=1,
-        compile="off",
+        compile=asked.compile,
     )
     out = asked.out / point.folder
     begun = (out / "run.json").is_file()
@@ -124,9 +126,9 @@ def decoded(point: Point, asked: Asked) -> StoredRun:
     return read_whole(out)
 
 
-def limits(out: Path, dtypes: Sequence[str]) -> dict[str, Any]:
+def limits(asked: Asked, dtypes: Sequence[str]) -> dict[str, Any]:
     """What the machine allows, by model, type and k; kept in a file beside the runs."""
-    path = out / "limits.json"
+    path = asked.out / "limits.json"
     known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     deep = [RANDOM.replace("layers=16", f"layers={n}") for n in DEPTHS]
     for dtype in dtypes:
@@ -134,6 +136,8 @@ def limits(out: Path, dtypes: Sequence[str]) -> dict[str, Any]:
             if f"{model} {dtype}" in known:
                 continue
             loaded = load(Point(model=model, dtype=dtype).spec)
+            if asked.compile == "on":
+                loaded.staged.compile(KS)
             wanted = KS if model in (REFERENCE, RANDOM) else KS[:1]
             known[f"{model} {dtype}"] = {
                 "weight_bytes": loaded.staged.weight_bytes(),
@@ -255,13 +259,20 @@ def main() -> None:
     parser.add_argument("--task", default="alpaca", help="where prompts come from")
     parser.add_argument("--examples", type=int, default=5, help="per point")
     parser.add_argument("--tokens", type=int, default=48, help="per example, at most")
+    parser.add_argument("--compile", default="on", choices=("on", "off"), help="all passes")
     told = parser.parse_args()
-    asked = Asked(out=told.out, task=told.task, examples=told.examples, tokens=told.tokens)
+    asked = Asked(
+        out=told.out,
+        task=told.task,
+        examples=told.examples,
+        tokens=told.tokens,
+        compile=told.compile,
+    )
     quiet()
     set_threads(1)
     asked.out.mkdir(parents=True, exist_ok=True)
     dtypes = tuple(told.dtype or DTYPES)
-    allowed, reading = limits(asked.out, dtypes), readers(asked.out)
+    allowed, reading = limits(asked, dtypes), readers(asked.out)
     found: list[dict[str, Any]] = []
     for point in points(dtypes, told.points.split(",")):
         found += rows(point, decoded(point, asked), allowed)
