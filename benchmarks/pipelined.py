@@ -2,11 +2,11 @@
 
     python -m benchmarks.pipelined [--out results/pipelined] [--dtype bfloat16] [--points 0.85]
 
-Five match rates, set by `agree`, in float32 and bfloat16, and the embedded model as it is.
-Everything within a point runs interleaved, each with its baseline, one thread per unit. A run
-folder per point; what is there is not measured again, so that an interrupted benchmark goes on
-where it stopped. About ten minutes on two cores that do nothing else, and as many once to compile
-the passes, of the units and of greedy decoding alike; `--compile off` leaves them eager.
+Five match rates, set by `agree`, in float32 and bfloat16, and the embedded model as it is, with
+eager passes and with compiled ones, those of greedy decoding as those of the units. Everything
+within a point runs interleaved, each with its baseline, one thread per unit. A run folder per
+point; what is there is not measured again, so that an interrupted benchmark goes on where it
+stopped. About 20 minutes on two cores that do nothing else, and ten once to compile.
 
 The table has for each form the measured match rate p; the speedup over greedy decoding on one unit
 by Theorem 4.1, on two units like these with a memory each, on this machine if units could talk for
@@ -22,7 +22,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from ppdbench.store import StoredRun, read_whole
 
 RANDOM, REFERENCE = "synthetic:layers=16,hidden=512", "reference"
 DTYPES = ("float32", "bfloat16")
+PASSES = {"eager": "off", "compiled": "on"}
 POINTS = ("0.65", "0.75", "0.85", "0.92", "0.97")
 REPLICATED_AT = "0.85"  # replicas wait for each other on two cores: one point says it all
 DEPTHS = (8, 16, 32)
@@ -64,10 +65,11 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A model in one type, and what decodes with it."""
+    """A model in one type and kind of passes, and what decodes with it."""
 
     model: str
     dtype: str
+    passes: str
     agree: str = ""
 
     @property
@@ -79,7 +81,13 @@ class Point:
     @property
     def folder(self) -> str:
         """What its run is called."""
-        return f"{self.model.partition(':')[0]}-{self.dtype}-{self.agree}".rstrip("-")
+        named = (self.model.partition(":")[0], self.dtype, self.passes, self.agree)
+        return "-".join(filter(None, named))
+
+    @property
+    def kind(self) -> str:
+        """What it has in common with others, whatever their match rates."""
+        return f"{self.model} {self.dtype} {self.passes}"
 
     @property
     def methods(self) -> tuple[Choice, ...]:
@@ -97,15 +105,14 @@ class Asked:
     task: str
     examples: int
     tokens: int
-    compile: str
 
 
-def points(dtypes: Sequence[str], agrees: Sequence[str]) -> Iterator[Point]:
+def points(passes: Sequence[str], dtypes: Sequence[str], agrees: Sequence[str]) -> Iterator[Point]:
     """All of them."""
-    for dtype in dtypes:
-        yield Point(model=REFERENCE, dtype=dtype)
+    for kind, dtype in product(passes, dtypes):
+        yield Point(model=REFERENCE, dtype=dtype, passes=kind)
         for agree in agrees:
-            yield Point(model=RANDOM, dtype=dtype, agree=agree)
+            yield Point(model=RANDOM, dtype=dtype, passes=kind, agree=agree)
 
 
 def decoded(point: Point, asked: Asked) -> StoredRun:
@@ -118,7 +125,7 @@ def decoded(point: Point, asked: Asked) -> StoredRun:
         max_new_tokens=asked.tokens,
         methods=point.methods,
         warmup=1,
-        compile=asked.compile,
+        compile=PASSES[point.passes],
     )
     out = asked.out / point.folder
     begun = (out / "run.json").is_file()
@@ -126,25 +133,25 @@ def decoded(point: Point, asked: Asked) -> StoredRun:
     return read_whole(out)
 
 
-def limits(asked: Asked, dtypes: Sequence[str]) -> dict[str, Any]:
-    """What the machine allows, by model, type and k; kept in a file beside the runs."""
-    path = asked.out / "limits.json"
+def limits(out: Path, passes: Sequence[str], dtypes: Sequence[str]) -> dict[str, Any]:
+    """What the machine allows, by model, type, passes and k; kept in a file beside the runs."""
+    path = out / "limits.json"
     known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     deep = [RANDOM.replace("layers=16", f"layers={n}") for n in DEPTHS]
-    for dtype in dtypes:
-        for model in (REFERENCE, *deep):
-            if f"{model} {dtype}" in known:
-                continue
-            loaded = load(Point(model=model, dtype=dtype).spec)
-            if asked.compile == "on":
-                loaded.staged.compile(KS)
-            wanted = KS if model in (REFERENCE, RANDOM) else KS[:1]
-            known[f"{model} {dtype}"] = {
-                "weight_bytes": loaded.staged.weight_bytes(),
-                "added_bytes": added_bytes(loaded, KS[-1]),
-                "halves": {str(k): asdict(measure(loaded, k, ROUNDS)) for k in wanted},
-            }
-            path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    for kind, dtype, model in product(passes, dtypes, (REFERENCE, *deep)):
+        point = Point(model=model, dtype=dtype, passes=kind)
+        if point.kind in known:
+            continue
+        loaded = load(point.spec)
+        wanted = KS if model in (REFERENCE, RANDOM) else KS[:1]
+        if kind == "compiled":
+            loaded.staged.compile(wanted)
+        known[point.kind] = {
+            "weight_bytes": loaded.staged.weight_bytes(),
+            "added_bytes": added_bytes(loaded, KS[-1]),
+            "halves": {str(k): asdict(measure(loaded, k, ROUNDS)) for k in wanted},
+        }
+        path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
     return known
 
 
@@ -165,7 +172,7 @@ def _bandwidth() -> float:
 
 def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What each form got of what was promised at one point."""
-    halves = allowed[f"{point.model} {point.dtype}"]["halves"]
+    halves = allowed[point.kind]["halves"]
     for summary in summarize(run.header, add_up(run.samples), scores=False):
         k, p = summary["options"]["k"], summary["p"]
         ideal = Halves(**halves[str(k)]) if summary["form"] == "split" else None
@@ -176,6 +183,7 @@ def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict
         yield {
             "model": point.model,
             "dtype": point.dtype,
+            "passes": point.passes,
             "agree": point.agree or None,
             **{name: summary[name] for name in ("form", "p", "units", "n_examples", *VERDICTS)},
             "output": verdict_text(summary),
@@ -207,11 +215,14 @@ def lost(theorem: float, *reached: float | None) -> dict[str, float | None]:
 
 
 def gains(found: Sequence[dict[str, Any]]) -> Iterator[Sheet]:
-    """One table per model and type."""
-    for model, dtype in dict.fromkeys((row["model"], row["dtype"]) for row in found):
-        chosen = [row for row in found if (row["model"], row["dtype"]) == (model, dtype)]
+    """One table per model, type and kind of passes."""
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for row in found:
+        kind = f"{row['model']}, {row['dtype']}, {row['passes']} passes, one thread per unit"
+        by_kind.setdefault(kind, []).append(row)
+    for kind, chosen in by_kind.items():
         yield Sheet(
-            f"{model}, {dtype}, one thread per unit",
+            kind,
             SHOWN,
             tuple(
                 tuple(row[name] for name in SHOWN)
@@ -259,22 +270,16 @@ def main() -> None:
     parser.add_argument("--task", default="alpaca", help="where prompts come from")
     parser.add_argument("--examples", type=int, default=5, help="per point")
     parser.add_argument("--tokens", type=int, default=48, help="per example, at most")
-    parser.add_argument("--compile", default="on", choices=("on", "off"), help="all passes")
+    parser.add_argument("--passes", action="append", choices=PASSES, help="both by default")
     told = parser.parse_args()
-    asked = Asked(
-        out=told.out,
-        task=told.task,
-        examples=told.examples,
-        tokens=told.tokens,
-        compile=told.compile,
-    )
+    asked = Asked(out=told.out, task=told.task, examples=told.examples, tokens=told.tokens)
     quiet()
     set_threads(1)
     asked.out.mkdir(parents=True, exist_ok=True)
-    dtypes = tuple(told.dtype or DTYPES)
-    allowed, reading = limits(asked, dtypes), readers(asked.out)
+    passes, dtypes = told.passes or tuple(PASSES), told.dtype or DTYPES
+    allowed, reading = limits(asked.out, passes, dtypes), readers(asked.out)
     found: list[dict[str, Any]] = []
-    for point in points(dtypes, told.points.split(",")):
+    for point in points(passes, dtypes, told.points.split(",")):
         found += rows(point, decoded(point, asked), allowed)
     sheets = [*gains(found), halves_sheet(allowed, reading)]
     record = {"environment": describe(), "limits": allowed, "readers": reading, "rows": found}

@@ -16,7 +16,9 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from ppdbench.resources import PACKAGE
@@ -33,7 +35,7 @@ STORE = "datastore"
 TRAINED_POSITIONS = 2048
 
 MEASURED = {"reference": "skip2", "twin": "twin2", "heads": "heads", "draft": "draft"}
-SMOOTH = 20  # steps per point of the loss curves
+SMOOTH = 160_000  # tokens per point of the loss curves
 
 # A loop: the end of an output repeats a cycle of at most CYCLE tokens.
 TAIL, CYCLE = 32, 8
@@ -139,10 +141,10 @@ def draw_losses(work: Path) -> None:
         tokens, losses, before = [], [], 0
         for log in filter(Path.is_file, logs):
             lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
-            for start in range(0, len(lines) - SMOOTH + 1, SMOOTH):
-                part = lines[start : start + SMOOTH]
-                tokens.append((before + part[-1]["tokens"]) / 1e6)
-                losses.append(sum(line["last"] for line in part) / SMOOTH)
+            for _, part in groupby(lines, key=lambda line: int(line["tokens"] // SMOOTH)):
+                points = list(part)
+                tokens.append((before + points[-1]["tokens"]) / 1e6)
+                losses.append(mean(line["last"] for line in points))
             before += lines[-1]["tokens"]
         axes.plot(tokens, losses, label=label, linewidth=1.2)
     axes.set(xlabel="million tokens", ylabel="training loss after the last layer", ylim=(3, 6))
