@@ -84,8 +84,8 @@ class Done:
 def steps(device: str, scale: Scale, schemes: Sequence[str]) -> Iterator[Step]:
     """All of them, the quick and telling ones first."""
     where = ("--device", device, "--offline", "--model", scale.model)
-    size = ("--data", "builtin", "--limit", str(scale.limit))
-    size += ("--max-new-tokens", str(scale.tokens))
+    length = ("--max-new-tokens", str(scale.tokens))
+    size = ("--data", "builtin", "--limit", str(scale.limit), *length)
     tasks = ("--task", "gsm8k", "--task", "squad")
     methods = tuple(word for name in scale.methods for word in ("--method", name))
     bench = ("bench", *tasks, *where, *size, *methods)
@@ -103,8 +103,8 @@ def steps(device: str, scale: Scale, schemes: Sequence[str]) -> Iterator[Step]:
     yield Step("probe-ranks", probe, ranks=UNITS, devices=UNITS)
     for dtype in scale.dtypes:
         compared = ("env", "--baseline", *where, "--dtype", dtype, "--rounds", str(scale.rounds))
-        compared += ("--new-tokens", str(scale.tokens), "--compile", scale.compile)
-        yield Step(f"baseline-{dtype}", (*compared, "--format", "json"), run=False)
+        how = ("--new-tokens", str(scale.tokens), "--compile", scale.compile, "--format", "json")
+        yield Step(f"baseline-{dtype}", (*compared, *how), run=False)
     large = ("bench", "--task", "gsm8k", "--device", device, "--offline", "--model", scale.large)
     yield Step(
         "large",

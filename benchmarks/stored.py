@@ -94,8 +94,8 @@ def commands(runs: Sequence[Path], place: Path, samples: int, shards: int) -> It
         needed = [by_name[step] for step in steps if step in by_name]
         each = samples // max(1, len(needed))
         if needed:
-            grown = [grow(run, place / str(each) / run.name, each, shards) for run in needed]
-            yield ["table", name, *map(str, grown)]
+            copies = (grow(run, place / str(each) / run.name, each, shards) for run in needed)
+            yield ["table", name, *map(str, copies)]
 
 
 def measured(words: Sequence[str]) -> tuple[str, float, float, float, int, str]:

@@ -12,6 +12,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Bare:
             loss = torch.nn.functional.cross_entropy(
                 logits.flatten(0, 1).float(), rows[:, 1:].flatten()
             )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         float(loss.detach())
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -70,7 +71,7 @@ def main() -> None:
 
     bare = Bare(new_model(shape, 0), blocks, arguments.batch)
     plain, exits = ours(PLAIN), ours(Recipe(p_max=0.0, rotation=shape.layers - 1))
-    contenders = {
+    contenders: dict[str, Callable[[int], object]] = {
         "bare loop": bare.step,
         "ours, last exit only": lambda number: plain._step(number),
         "ours, early exits at R = L-1": lambda number: exits._step(number),
