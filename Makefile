@@ -136,10 +136,11 @@ measured: $(READY)
 	    --method layerskip:exit_layer=2 --method prompt-lookup --limit 16 \
 	    --out $(MEASURED)/transformers > /dev/null
 	$(BIN)/ppdbench bench $(ON_XSUM) --model synthetic:layers=16,hidden=512,agree=0.9 --limit 6 \
-	    $(UNITS) --out $(MEASURED)/ppd-random > /dev/null
-	$(BIN)/ppdbench bench $(ON_XSUM) --limit 6 $(UNITS) $(REPLICAS) --out $(MEASURED)/ppd > /dev/null
+	    $(UNITS) --compile off --out $(MEASURED)/ppd-random > /dev/null
+	$(BIN)/ppdbench bench $(ON_XSUM) --limit 6 $(UNITS) $(REPLICAS) --compile off \
+	    --out $(MEASURED)/ppd > /dev/null
 	$(BIN)/ppdbench decode $(ON_XSUM) --method ppd --set form=split --set k=3 --limit 2 \
-	    --timeline docs/timeline.png --out $(MEASURED)/timeline > /dev/null
+	    --compile off --timeline docs/timeline.png --out $(MEASURED)/timeline > /dev/null
 	$(MAKE) readme
 
 readme: $(READY)

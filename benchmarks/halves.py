@@ -33,6 +33,7 @@ from ppdbench.strategies.base import Setup
 from ppdbench.strategies.ppd import PredictivePipelined
 
 AT = 128  # tokens in the middle of a sequence
+PATIENCE_S = 120.0  # one half waits for the other
 BURST = 10  # turns in a row: a core that has just been asleep is not yet what it is at work
 
 
@@ -99,7 +100,7 @@ def measure(loaded: Loaded, k: int, rounds: int) -> Halves:
     """One thread each, in turns: both halves at once; then either, a miss and greedy alone."""
     work = Work(loaded, k)
     context = multiprocessing.get_context("fork")
-    gates, ours, theirs = context.Barrier(2), *context.Pipe()
+    gates, ours, theirs = context.Barrier(2, timeout=PATIENCE_S), *context.Pipe()
     other = context.Process(target=_upper_half, args=(work, rounds, gates, theirs), daemon=True)
     other.start()
     cores = sorted(os.sched_getaffinity(0))

@@ -33,6 +33,7 @@ _HEAD = re.compile(
     rb'\{"example_id": %b, "task": %b, "method": %b(?:, "target": %b)?, "verdict": (?:%b|null)'
     rb'(?:, "number": (\d+))?[,}]' % ((_TEXT,) * 5)
 )
+MOST_OPEN = 64  # files at a time
 HELD_BYTES = 64 << 20  # lines that are kept parsed; parsed they take about five times that
 
 
@@ -260,11 +261,19 @@ class Stored(Mapping[Key, Sample]):
     def one_by_one(self, keys: Iterable[Key]) -> Iterator[Sample]:
         """These samples; what is not held is parsed when its turn comes."""
         held = self._held or {}
+        files: dict[Path, BinaryIO] = {}
         with ExitStack() as stack:
-            files = {path: stack.enter_context(path.open("rb")) for path in self.files}
             for key in keys:
-                sample, place = held.get(key), self._places[key]
-                yield place.read(files[place.path]) if sample is None else sample
+                if (sample := held.get(key)) is not None:
+                    yield sample
+                    continue
+                place = self._places[key]
+                if place.path not in files:
+                    if len(files) == MOST_OPEN:
+                        stack.close()
+                        files.clear()
+                    files[place.path] = stack.enter_context(place.path.open("rb"))
+                yield place.read(files[place.path])
 
     def __contains__(self, key: object) -> bool:
         return key in self._places

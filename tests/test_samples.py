@@ -193,6 +193,27 @@ def test_who_reads_a_run_once_has_none_of_it_in_memory(tmp_path: Path) -> None:
     assert found[0] is not found[0]
 
 
+def test_of_many_files_only_some_are_open_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stored(tmp_path / "run", [0, 3], [1, 4], [2, 5])
+    monkeypatch.setattr(samples, "MOST_OPEN", 2)
+    opened: list[Any] = []
+
+    def noting(path: Path, *mode: str) -> Any:
+        opened.append(real(path, *mode))
+        return opened[-1]
+
+    real = Path.open
+    run = read_once(folder)
+    monkeypatch.setattr(Path, "open", noting)
+    for number, found in enumerate(run.samples):
+        assert found["number"] == number
+        assert sum(not file.closed for file in opened) <= 2
+    assert len(opened) >= 3
+    assert all(file.closed for file in opened)
+
+
 def test_damage_within_a_line_is_told_when_its_turn_comes(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run")
     path = lines(folder / "samples.jsonl", *(sample(n, text="abc") for n in range(3)))

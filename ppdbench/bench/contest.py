@@ -179,14 +179,16 @@ class Contest:
         fixed = self.strict and not decoder.foreign
         session = self._session(contestant)
         reference = self._greedy(item, BASELINE[0], session) if fixed else fast
-        judgement = judge(
-            ours,
-            reference,
-            item.ids,
-            self.session,
-            rounding=not fixed or ours.trees,
-            replay=decoder.replay,
-        )
+        # Passes are made again as they were: other threads may have others compiled.
+        with confined((), decoder.threads or self._threads):
+            judgement = judge(
+                ours,
+                reference,
+                item.ids,
+                self.session,
+                rounding=not fixed or ours.trees,
+                replay=decoder.replay,
+            )
         if judgement.verdict != "identical" and not contestant.exact:
             return Outcome("inexact", ours, reference, judgement)
         return Outcome(judgement.verdict, ours, reference, judgement)

@@ -123,8 +123,9 @@ class Sweep:
         self._able: dict[str, Decoder] = {}  # cells that can run, in outline
 
     def audition(self, report: Report, begun: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Make each cell ready once, one at a time, for what the header says of them all.
+        """What the header says of all cells, each made ready for it, one at a time.
 
+        Before passes are compiled, to learn which are wanted; and after, as it will decode.
         `begun` is what it says of compiled passes already.
         """
         told: dict[str, Any] = {"methods": {}, "not_run": {}, "facts": {}}

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from ppdbench.engine import artefacts
-from ppdbench.engine.narrow import Slots, narrowed
+from ppdbench.engine.narrow import WideSlots, narrowed
 from ppdbench.engine.packing import PackedLinear
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.weights import is_plain
@@ -69,7 +69,7 @@ class TracedLayer(nn.Module):
         weights: list[Tensor],
     ) -> Tensor:
         """Hidden states [1, row, hidden] after the layer."""
-        cache = Slots(keys, values, rows, mask.shape[-1])
+        cache = WideSlots(keys, values, rows, mask.shape[-1])
         arguments = self.adapter.arguments(mask, (cos, sin), cache)
         held = dict(zip(self.names, weights, strict=True))
         out: Tensor = functional_call(self.layer, held, (hidden,), arguments)

@@ -62,7 +62,7 @@ def narrow_attention(
 
 
 class Slots:
-    """What a layer takes for its cache while it is traced: rows written where they are told."""
+    """What a layer takes for its cache while it is recorded: rows written where they are told."""
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, key_length: int) -> None:
         self.keys, self.values, self.rows, self.key_length = keys, values, rows, key_length
@@ -70,13 +70,25 @@ class Slots:
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Write the new rows; all rows that their queries may look at, in float32."""
+        """Write the new rows; all rows that their queries may look at."""
         self.keys.index_copy_(2, self.rows, key)
         self.values.index_copy_(2, self.rows, value)
+        keys, values = self.read()
+        return keys[:, :, : self.key_length], values[:, :, : self.key_length]
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """All rows there are."""
+        return self.keys, self.values
+
+
+class WideSlots(Slots):
+    """The same for the compiler: what is read is float32."""
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """All rows there are, widened."""
         # Widened as a whole, of which the compiler reads what is used. Widening a part would ask
         # how it lies in memory, and settle that it never is all of it.
-        keys, values = self.keys.float(), self.values.float()
-        return keys[:, :, : self.key_length], values[:, :, : self.key_length]
+        return self.keys.float(), self.values.float()
 
 
 def narrowed(layer: nn.Module) -> Any:

@@ -18,9 +18,9 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import UnitError
 from ppdbench.pipeline import ranks
 from ppdbench.pipeline.channel import Channel, GroupLink, Layout, Link, SharedLink
-from ppdbench.pipeline.cores import Cores, confined
+from ppdbench.pipeline.cores import Cores
 from ppdbench.pipeline.direct import own_gpus
-from ppdbench.pipeline.plan import Plan, device_of
+from ppdbench.pipeline.plan import Compiled, Plan, device_of
 from ppdbench.pipeline.process import Maker, Unit, can_copy
 from ppdbench.pipeline.ranks import RankUnit
 
@@ -39,8 +39,7 @@ class Order:
     cores: Cores
     rank: int
     link: Link
-    compiled: tuple[int, ...]
-    """Numbers of rows whose passes are compiled, for so many threads."""
+    compiled: Compiled
     held: StagedModel | None = None
     """The model, in a unit that is a copy of the process which loaded it."""
 
@@ -101,8 +100,6 @@ class Crew:
 
     def _order(self, at: int, link: Link) -> Order:
         plan = self._plan
-        with confined((), self._threads):
-            compiled = plan.target.staged.compiled.counts
         return Order(
             spec=device_of(plan.target.spec, at),
             exit_after=plan.exit_after,
@@ -111,7 +108,7 @@ class Crew:
             cores=self._cores[at - 1],
             rank=at,
             link=link,
-            compiled=compiled,
+            compiled=plan.compiled(self._threads),
             held=plan.target.staged if self._copies else None,
         )
 

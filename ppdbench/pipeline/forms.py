@@ -10,11 +10,13 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded
 from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.session import Session
+from ppdbench.errors import UnitError
 from ppdbench.pipeline import ranks
 from ppdbench.pipeline.cores import confined, share_out, threads_per_unit
 from ppdbench.pipeline.decode import InPlace, UpperHalf, pipelined
 from ppdbench.pipeline.log import Log
 from ppdbench.pipeline.plan import Plan
+from ppdbench.pipeline.process import can_copy
 from ppdbench.pipeline.replicated import REPLICA_ROWS, Main, Replicas
 from ppdbench.pipeline.split import UpperUnit
 from ppdbench.pipeline.times import layer_times
@@ -108,10 +110,17 @@ class Split(Form):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, units=2)
+        # A half that a unit loads by itself is no model that can be compiled.
+        self.compiles = self.compiles and can_copy(plan.target.staged.device)
         self._upper: UpperUnit | None = None
 
     def _begin(self) -> list[int]:
         plan = self.plan
+        if plan.compiled(self.threads).counts and not self.compiles:
+            raise UnitError(
+                "ppd: passes of this run are compiled, and unit B cannot share them once a GPU is "
+                "in use; use --compile off, or hide the GPU with CUDA_VISIBLE_DEVICES="
+            )
         self._upper = UpperUnit(plan, self.threads, self._cores[1])
         return [plan.target.staged.part_bytes(range(plan.exit_after)), self._upper.weight_bytes]
 

@@ -10,8 +10,18 @@ from torch import Tensor
 
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded, ModelSpec, resolve_device
+from ppdbench.engine.packing import copied_bytes
 from ppdbench.engine.session import Session
+from ppdbench.pipeline.cores import confined
 from ppdbench.pipeline.units import EarlyHead, own_head
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The numbers of rows whose passes are compiled; whether wider ones read packed weights."""
+
+    counts: tuple[int, ...]
+    wider: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +38,12 @@ class Plan:
     def early_head(self) -> EarlyHead:
         """How candidates are read out."""
         return own_head if self.head is None else partial(_trained, self.target, self.head)
+
+    def compiled(self, threads: int) -> Compiled:
+        """What is compiled for units of so many threads."""
+        staged = self.target.staged
+        with confined((), threads):
+            return Compiled(staged.compiled.counts, copied_bytes(staged.model) > 0)
 
 
 def _trained(loaded: Loaded, head: ExitHead, session: Session, hidden: Tensor) -> Tensor:

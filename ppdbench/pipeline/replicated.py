@@ -154,8 +154,8 @@ class Replica:
         confine(order.cores, order.threads)
         self._order, self._watch = order, watch
         self._staged = load(order.spec).staged
-        if order.compiled:
-            self._staged.compile(order.compiled)
+        if order.compiled.counts:
+            self._staged.compile(order.compiled.counts, wider=order.compiled.wider)
         self._layers = self._staged.n_layers - order.exit_after
         own = range(self._layers)
         self._sessions = Sessions(self._staged, order.capacity, own, REPLICA_ROWS)

@@ -58,7 +58,7 @@ class PredictivePipelined:
         return exit_after
 
     def prepare(self, setup: Setup) -> Form:
-        """Settle the exit, read the head, start the units."""
+        """Settle the exit and read the head; units start when the run begins."""
         from ppdbench.pipeline.forms import FORMS
         from ppdbench.pipeline.plan import Plan
 

@@ -65,6 +65,10 @@ class Drafting(Proposer):
         self.units = 2 if how == "dies" else 1
         self.threads = 1
 
+    def begin(self) -> None:
+        if self.how == "unready":
+            raise UnitError("unit 1 is out of memory")
+
     def propose(self, session: Session, room: int) -> Draft:
         if self.how == "breaks":
             raise RuntimeError("no draft today")
@@ -240,13 +244,14 @@ def test_a_cell_that_fails_is_recorded_and_the_sweep_goes_on(
                 "--method",
                 "odd",
                 "--grid",
-                "how=works,breaks,absent,dies",
+                "how=works,breaks,absent,unready,dies",
             ]
         )
         == 3
     )
     captured = capsys.readouterr()
     assert "absent did not run: odd: no weights at hand" in captured.err
+    assert "unready did not run: unit 1 is out of memory" in captured.err
     assert "8 examples failed" in captured.err
     assert "NOT RUN" in captured.out
     errors = {s["method"]: s.get("error") for s in read_run("run").samples}
@@ -273,9 +278,21 @@ def test_a_mismatch_has_no_speedup_and_exits_1_again_when_shown(
 def test_a_sweep_of_which_nothing_can_run_is_an_error(
     odd: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    swept("--method", "odd", "--grid", "how=absent", code=2)
-    assert capsys.readouterr().err == "ppdbench: no cell can run: odd: no weights at hand\n"
-    assert not Path("run").exists()
+    for how, why in (("absent", "odd: no weights at hand"), ("unready", "unit 1 is out of memory")):
+        swept("--method", "odd", "--grid", f"how={how}", code=2)
+        assert capsys.readouterr().err == f"ppdbench: no cell can run: {why}\n"
+        assert not Path("run").exists()
+
+
+def test_a_method_whose_units_do_not_start_is_left_out_of_a_bench(
+    odd: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", *SMALL, "--method", "greedy", "--method", "odd:how=unready", "--out", "run"]
+    assert run(words) == 3
+    header = read_run("run").header
+    assert header["not_run"] == {"odd": "unit 1 is out of memory"}
+    assert odd == ["unready0"]  # closed all the same
+    assert run([*words[:-4], "--method", "odd:how=unready", "--out", "other"]) != 0
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,10 @@ class Repeated:
         return replay, kept
 
 
-def captured(name: str, *counts: int) -> tuple[StagedModel, Repeated]:
-    model, capture = StagedModel(stock_model(name)), Repeated()
+def captured(
+    name: str, *counts: int, dtype: torch.dtype = torch.float32
+) -> tuple[StagedModel, Repeated]:
+    model, capture = StagedModel(stock_model(name).to(dtype)), Repeated()
     model.graphs = Graphs(model.adapter, capture)
     model.graphs.use(counts)
     return model, capture
@@ -64,13 +66,15 @@ def outputs(model: StagedModel) -> list[Tensor]:
     return found
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_kind_of_pass_gives_what_it_gives_eagerly(name: str) -> None:
-    model, capture = captured(name, 1, 3, 4)
+def test_every_kind_of_pass_gives_what_it_gives_eagerly(name: str, dtype: torch.dtype) -> None:
+    model, capture = captured(name, 1, 3, 4, dtype=dtype)
     with eager(model):
         truth = outputs(model)
     for ours, expected in zip(outputs(model), truth, strict=True):
-        assert_near(ours, expected)
+        assert ours.dtype == expected.dtype == dtype
+        assert_near(ours.float(), expected.float(), 1e-5 if dtype == torch.float32 else 2**-3)
     # A graph for 1, 3 and 4 rows in order, one for the tree, and a head for each count.
     assert capture.made == 4 + 3
 

@@ -247,10 +247,27 @@ def test_a_unit_that_is_a_copy_runs_what_was_compiled_before(
         flag.value = 0
         case = Case("compiled", tokens(9, 0, 300), Limits(20))
         with confined((), 1):
+            decode(form, case, model.staged)
+            assert flag.value == 3  # both units
             assert_exact(form, case, model.staged)
-        assert flag.value == 3  # both units
     finally:
         form.close()
+
+
+def test_a_unit_that_cannot_be_a_copy_is_no_part_of_a_compiled_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ppdbench.pipeline.forms.can_copy", lambda device: False)
+    monkeypatch.setattr(artefacts, "runner", uncompiled)
+    model = load(ModelSpec(name=FAR, device="cpu"))
+    options = PredictivePipelined(form="split", k=1, exit_after=3)
+    with confined((), 1):
+        form = options.prepare(Setup(model, CAPACITY))
+        assert not form.compiles
+        model.staged.compile((1,))
+        with pytest.raises(UnitError, match="--compile off"):
+            form.begin()
+    form.close()
 
 
 @pytest.mark.slow
