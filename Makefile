@@ -165,7 +165,7 @@ SHAPE := hidden=256,kv_heads=2,ffn=704,vocab=4096,context=4096,tie=true
 SMALL := $(DATA) $(HOW) --batch-size 4 --sequence 256 --learning-rate 1.5e-3 --schedule constant \
     --warmup-ratio 0.02 --checkpoint-every 500
 SHORT := $(SMALL) --shape layers=8,$(SHAPE) --steps 17000
-LONG := $(DATA) $(HOW) --steps 2600 --batch-size 1 --sequence 2048 --learning-rate 1.5e-3 \
+LONG := $(DATA) $(HOW) --steps 3200 --batch-size 1 --sequence 2048 --learning-rate 1.5e-3 \
     --warmup-ratio 0.02 --seed 1 --save-dtype bfloat16
 PLAIN := --p-max 0 --no-early-exit-loss
 SKIP := --rotation 7 --e-scale 1
