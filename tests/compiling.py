@@ -10,6 +10,21 @@ from ppdbench.engine.artefacts import Runner, Traced
 from ppdbench.engine.compiled import TracedLayer
 
 
+def watched(watch: Callable[[str], Callable[[list[Tensor]], object]]) -> Callable[..., Runner]:
+    """What makes such runners; what `watch` gives for the name of one sees its inputs."""
+
+    def runner(what: str, make: Callable[[], Traced]) -> Runner:
+        run, see = uncompiled(what, make), watch(what)
+
+        def noted(flat: list[Tensor]) -> list[Tensor]:
+            see(flat)
+            return list(run(flat))
+
+        return noted
+
+    return runner
+
+
 def uncompiled(what: str, make: Callable[[], Traced]) -> Runner:
     """A runner of the traced module itself."""
     module, _, _ = make()

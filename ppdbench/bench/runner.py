@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,8 +225,9 @@ def about(
 def prepare(
     label: str, chosen: Method, strategy: Strategy, setup: Setup, target: Target, *, alone: bool
 ) -> Contestant | str:
-    """Ready to decode, or why it cannot; with nothing else to go on with that is an error."""
-    try:
+    """Ready to begin, or why it cannot."""
+
+    def ready() -> Contestant:
         decoder = strategy.prepare(setup)
         if not target.greedy and decoder.trees:
             raise ConfigError(
@@ -241,23 +242,30 @@ def prepare(
                 f"that or --target {target.kind} out"
             )
         return Contestant(label, chosen, decoder)
-    except PpdbenchError as error:
-        if alone:
-            raise
-        return str(error)
+
+    return _or_why_not(ready, alone=alone)
 
 
 def begin(entry: Contestant | str, *, alone: bool) -> Contestant | str:
     """The same with all its units at work, or why they are not."""
     if isinstance(entry, str):
         return entry
-    try:
+
+    def at_work() -> Contestant:
         entry.decoder.begin()
+        return entry
+
+    return _or_why_not(at_work, alone=alone)
+
+
+def _or_why_not(make: Callable[[], Contestant], *, alone: bool) -> Contestant | str:
+    """What is made, or why it is not; with nothing else to go on with that is an error."""
+    try:
+        return make()
     except PpdbenchError as error:
         if alone:
             raise
         return str(error)
-    return entry
 
 
 def left(item: Item, contestants: Sequence[Contestant], folder: RunFolder) -> list[Contestant]:

@@ -140,7 +140,7 @@ class Sweep:
         mode = "off" if self.config.strict else self.config.compile
         compilation = settle(mode, self.setup, self._able, self._tokens(), report, begun)
         for label in self.built:
-            entry = begin(self._prepare(label), alone=False)
+            entry = told["not_run"].get(label) or self._begin(label)
             for part, content in about([label], [self.built[label]], [entry]).items():
                 told[part] |= content
             if isinstance(entry, Contestant):
@@ -182,6 +182,9 @@ class Sweep:
     def _prepare(self, label: str) -> Contestant | str:
         return prepare(label, *self.built[label], self.setup, self.config.target, alone=False)
 
+    def _begin(self, label: str) -> Contestant | str:
+        return begin(self._prepare(label), alone=False)
+
     def _heats(self, labels: Sequence[str]) -> list[list[str]]:
         """Who decodes side by side."""
         shared = [label for label in labels if self._able[label].units == 1]
@@ -194,7 +197,7 @@ class Sweep:
         contestants = []
         with ExitStack() as started:
             for label in labels:
-                entry = begin(self._prepare(label), alone=False)
+                entry = self._begin(label)
                 if isinstance(entry, str):
                     self._give_up(label, items, folder, entry)
                     continue

@@ -109,6 +109,10 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def of_tokens(self, rows: Tensor) -> Tensor:
+        """Of the rows of its pass [1, row, ...] those of the newest token and the nodes."""
+        return rows[:, : 1 + len(self)] if self.insertions else rows
+
     @property
     def proposed(self) -> int:
         """How many tokens may be accepted."""

@@ -100,12 +100,12 @@ class Verified:
     @property
     def hidden(self) -> Tensor:
         """What the last layer gave for the newest token and each node: [1, 1 + n, hidden]."""
-        return self._tokens(self.rows)
+        return self.draft.of_tokens(self.rows)
 
     @property
     def taps(self) -> dict[int, Tensor]:
         """The same for the layers that the strategy asked for."""
-        return {layer: self._tokens(given) for layer, given in self.states.items()}
+        return {layer: self.draft.of_tokens(given) for layer, given in self.states.items()}
 
     @property
     def last(self) -> int:
@@ -116,9 +116,6 @@ class Verified:
     def first_inserted(self) -> int:
         """The first row of the draft's insertions."""
         return 1 + len(self.draft)
-
-    def _tokens(self, rows: Tensor) -> Tensor:
-        return rows[:, : 1 + len(self.draft)] if self.draft.insertions else rows
 
 
 @torch.inference_mode()
@@ -244,7 +241,7 @@ class Verifier:
         session, start = self.session, self.session.cached
         tapped: dict[int, Tensor] = {}
         rows = run_pass(session, draft, self._tap(tapped), start)
-        reading = session.read(rows[:, : 1 + len(draft)] if draft.insertions else rows)
+        reading = session.read(draft.of_tokens(rows))
         self.peaks[position] = reading.peaks
         predictions = tuple(reading.likeliest.tolist()[0])
         if not self.chooser.target.greedy:

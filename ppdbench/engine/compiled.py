@@ -135,8 +135,12 @@ class CompiledLayers:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The row counts that are compiled."""
-        return tuple(sorted(self._here.layers))
+        """The row counts that are compiled for the threads that torch has."""
+        return self.counts_for(torch.get_num_threads())
+
+    def counts_for(self, threads: int) -> tuple[int, ...]:
+        """Those that are compiled for so many threads."""
+        return tuple(sorted(self._made.get(threads, NOTHING).layers))
 
     @property
     def _here(self) -> Runners:

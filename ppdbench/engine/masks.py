@@ -78,9 +78,12 @@ class Step:
     idle: int = 0
     known: bool = True
     given: tuple[Given, ...] = ()
-    _windowed: dict[int, Tensor] = field(default_factory=dict)
-    _added: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
-    _elsewhere: dict[torch.device, Step] = field(default_factory=dict)
+    # Made of the above when somebody asks; a changed copy begins without.
+    _windowed: dict[int, Tensor] = field(default_factory=dict, init=False)
+    _added: dict[tuple[int | None, int, torch.dtype], Tensor] = field(
+        default_factory=dict, init=False
+    )
+    _elsewhere: dict[torch.device, Step] = field(default_factory=dict, init=False)
 
     @property
     def end(self) -> int:
@@ -98,9 +101,6 @@ class Step:
                 visible=None if self.visible is None else self.visible.to(device),
                 places=lambda: self._places_on(device),
                 rows=None if self.rows is None else self.rows.to(device),
-                _windowed={},
-                _added={},
-                _elsewhere={},
             )
         return self._elsewhere[device]
 
@@ -240,9 +240,6 @@ class StepMaker:
             places=lambda: (positions, self._keys_behind(step, shape)),
             rows=torch.cat([self.index[0, step.start : step.end], behind]),
             idle=idle,
-            _windowed={},
-            _added={},
-            _elsewhere={},
         )
 
     def _keys_behind(self, step: Step, shape: FixedShape) -> Tensor:

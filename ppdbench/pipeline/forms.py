@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from ppdbench.bench.clock import Clock
 from ppdbench.decoding.limits import Limits
@@ -36,6 +36,7 @@ class Form(Decoder):
         self.threads = threads_per_unit(units)
         self.compiles = plan.target.staged.device.type == "cpu" and ranks.world() == 1
         self._cores = share_out(units, self.threads)
+        self._started = ExitStack()
 
     def begin(self) -> None:
         """Measure the parts and start the other units, which have the model as it is now."""
@@ -79,6 +80,10 @@ class Form(Decoder):
         ):
             return pipelined(lower, upper, prompt_ids, limits, clock)
 
+    def close(self) -> None:
+        """End the other units."""
+        self._started.close()
+
 
 class Inline(Form):
     """One process does everything, one thing after the other: tokens and matches, no gain.
@@ -112,7 +117,6 @@ class Split(Form):
         super().__init__(plan, units=2)
         # A half that a unit loads by itself is no model that can be compiled.
         self.compiles = self.compiles and can_copy(plan.target.staged.device)
-        self._upper: UpperUnit | None = None
 
     def _begin(self) -> list[int]:
         plan = self.plan
@@ -122,6 +126,7 @@ class Split(Form):
                 "in use; use --compile off, or hide the GPU with CUDA_VISIBLE_DEVICES="
             )
         self._upper = UpperUnit(plan, self.threads, self._cores[1])
+        self._started.callback(self._upper.close)
         return [plan.target.staged.part_bytes(range(plan.exit_after)), self._upper.weight_bytes]
 
     @contextmanager
@@ -129,14 +134,8 @@ class Split(Form):
         self, session: Session, prompt_ids: list[int], chooser: Chooser
     ) -> Iterator[tuple[Lower, UpperHalf]]:
         plan = self.plan
-        assert self._upper is not None, "begin() was not called"
         with self._upper.output(session, len(prompt_ids), chooser) as upper:
             yield Lower(session, plan.exit_after, plan.k, Log("A"), plan.early_head()), upper
-
-    def close(self) -> None:
-        """End unit B."""
-        if self._upper is not None:
-            self._upper.close()
 
 
 class Replicated(Form):
@@ -147,10 +146,10 @@ class Replicated(Form):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, units=1 + plan.k)
         self.rows = REPLICA_ROWS
-        self._replicas: Replicas | None = None
 
     def _begin(self) -> list[int]:
         self._replicas = Replicas(self.plan, self.threads, self._cores[1:])
+        self._started.callback(self._replicas.close)
         return [self.plan.target.staged.weight_bytes(), *self._replicas.weight_bytes]
 
     @contextmanager
@@ -158,15 +157,9 @@ class Replicated(Form):
         self, session: Session, prompt_ids: list[int], chooser: Chooser
     ) -> Iterator[tuple[Lower, UpperHalf]]:
         plan, log = self.plan, Log("main")
-        assert self._replicas is not None, "begin() was not called"
         upper = InPlace(Upper(session, plan.exit_after, chooser), log)
         with self._replicas.output(session, prompt_ids) as links:
             yield Main(session, plan.exit_after, links, log, plan.early_head()), upper
-
-    def close(self) -> None:
-        """End the replicas."""
-        if self._replicas is not None:
-            self._replicas.close()
 
 
 FORMS: dict[str, type[Inline] | type[Split] | type[Replicated]] = {

@@ -12,7 +12,6 @@ from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded, ModelSpec, resolve_device
 from ppdbench.engine.packing import copied_bytes
 from ppdbench.engine.session import Session
-from ppdbench.pipeline.cores import confined
 from ppdbench.pipeline.units import EarlyHead, own_head
 
 
@@ -42,8 +41,7 @@ class Plan:
     def compiled(self, threads: int) -> Compiled:
         """What is compiled for units of so many threads."""
         staged = self.target.staged
-        with confined((), threads):
-            return Compiled(staged.compiled.counts, copied_bytes(staged.model) > 0)
+        return Compiled(staged.compiled.counts_for(threads), copied_bytes(staged.model) > 0)
 
 
 def _trained(loaded: Loaded, head: ExitHead, session: Session, hidden: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def a_mask_that_sees_siblings(patch: pytest.MonkeyPatch) -> None:
         assert step.visible is not None
         visible = step.visible.clone()  # steps share what it is a part of
         visible[:, :, start:] = torch.ones(len(parents), len(parents)).tril().bool()
-        return replace(step, visible=visible, _windowed={}, _added={}, _elsewhere={})
+        return replace(step, visible=visible)
 
     patch.setattr(StepMaker, "tree", tree)
 

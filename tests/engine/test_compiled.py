@@ -20,7 +20,7 @@ from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
 from ppdbench.errors import NumericalError
 from ppdbench.pipeline.cores import confined
-from tests.compiling import uncompiled
+from tests.compiling import uncompiled, watched
 from tests.families import stock_model
 from tests.helpers import CAPACITY, assert_near, tokens
 
@@ -108,17 +108,10 @@ def test_passes_are_filled_up_to_the_next_count_and_wider_ones_run_eagerly(
 ) -> None:
     widths: list[int] = []
 
-    def noting(what: str, make: Callable[[], Traced]) -> Runner:
-        run = uncompiled(what, make)
+    def widths_of(what: str) -> Callable[[list[Tensor]], object]:
+        return lambda flat: widths.append(flat[0].shape[1]) if what.startswith("layer") else None
 
-        def noted(flat: list[Tensor]) -> list[Tensor]:
-            if what.startswith("layer"):
-                widths.append(flat[0].shape[1])
-            return list(run(flat))
-
-        return noted
-
-    monkeypatch.setattr(artefacts, "runner", noting)
+    monkeypatch.setattr(artefacts, "runner", watched(widths_of))
     model = made("llama", 1, 3)
     widths.clear()
     outputs(model)
@@ -245,19 +238,11 @@ def test_what_is_compiled_serves_the_number_of_threads_that_it_was_made_for(
 ) -> None:
     used: list[str] = []
 
-    def noting(what: str, make: Callable[[], Traced]) -> Runner:
-        name, run = (
-            f"{torch.get_num_threads()} threads, {what.split()[1]} rows",
-            uncompiled(what, make),
-        )
+    def by_threads_and_rows(what: str) -> Callable[[list[Tensor]], object]:
+        name = f"{torch.get_num_threads()} threads, {what.split()[1]} rows"
+        return lambda flat: used.append(name)
 
-        def noted(flat: list[Tensor]) -> list[Tensor]:
-            used.append(name)
-            return list(run(flat))
-
-        return noted
-
-    monkeypatch.setattr(artefacts, "runner", noting)
+    monkeypatch.setattr(artefacts, "runner", watched(by_threads_and_rows))
     with confined((), 1):
         model = made("llama", 1)
     with confined((), 2):

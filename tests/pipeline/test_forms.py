@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,6 @@ from ppdbench.cli.main import run
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine import artefacts
-from ppdbench.engine.artefacts import Runner, Traced
 from ppdbench.engine.loading import Loaded, ModelSpec, load, take_over
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, NumericalError, UnitError
@@ -33,7 +32,7 @@ from ppdbench.pipeline.forms import Form
 from ppdbench.strategies.base import Setup
 from ppdbench.strategies.ppd import PredictivePipelined
 from ppdbench.testing import CAPACITY, CLOCK, MODELS, Case, assert_exact, cases, decode, tokens
-from tests.compiling import uncompiled
+from tests.compiling import uncompiled, watched
 from tests.families import FAMILIES, stock_model
 from tests.helpers import VOCAB
 
@@ -227,28 +226,22 @@ def test_unit_b_goes_on_by_itself_at_an_exit_in_the_middle(k: int) -> None:
 def test_a_unit_that_is_a_copy_runs_what_was_compiled_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here, flag = os.getpid(), multiprocessing.Value("b", 0)
+    here, ran = os.getpid(), multiprocessing.Array("b", 2)  # in this process, in the other
 
-    def noting(what: str, make: Callable[[], Traced]) -> Runner:
-        run = uncompiled(what, make)
+    def note(_: object) -> None:
+        ran[os.getpid() != here] = 1
 
-        def noted(flat: list[torch.Tensor]) -> list[torch.Tensor]:
-            flag.value |= 1 if os.getpid() == here else 2
-            return list(run(flat))
-
-        return noted
-
-    monkeypatch.setattr(artefacts, "runner", noting)
+    monkeypatch.setattr(artefacts, "runner", watched(lambda what: note))
     model = load(ModelSpec(name=FAR, device="cpu"))
     with confined((), 1):
         model.staged.compile((1, 3))
         form = begun(model, form="split", k=3, exit_after=3, patience=20.0)
     try:
-        flag.value = 0
+        ran[:] = [0, 0]
         case = Case("compiled", tokens(9, 0, 300), Limits(20))
         with confined((), 1):
             decode(form, case, model.staged)
-            assert flag.value == 3  # both units
+            assert ran[:] == [1, 1]
             assert_exact(form, case, model.staged)
     finally:
         form.close()
