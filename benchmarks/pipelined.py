@@ -32,7 +32,7 @@ from benchmarks.halves import Halves, added_bytes, measure
 from benchmarks.sharding import at_once
 from ppdbench.bench.bandwidth import measure_bandwidth
 from ppdbench.bench.environment import describe, set_threads
-from ppdbench.bench.pipelined import gain_efficiency
+from ppdbench.bench.pipelined import gain_efficiency, greedy_on
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.stats import median
 from ppdbench.bench.summary import VERDICTS, summarize
@@ -178,8 +178,7 @@ def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict
         ideal = Halves(**halves[str(k)]) if summary["form"] == "split" else None
         apart, possible = (ideal.speedup_apart(p), ideal.speedup(p)) if ideal else (None, None)
         theorem, measured = summary["predicted_speedup"], summary["speedup_one_unit"]
-        ours = [s for s in run.samples if s["method"] == summary["label"] and s["step_ms"]]
-        one = str(min(map(int, ours[0]["greedy_ms"])))
+        ours = [s for s in add_up(run.samples) if s.method == summary["label"] and s.steps]
         yield {
             "model": point.model,
             "dtype": point.dtype,
@@ -196,7 +195,7 @@ def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict
             "measured": measured,
             "low": summary["speedup_one_unit_low"],
             "high": summary["speedup_one_unit_high"],
-            "median": median([s["greedy_ms"][one] / sum(s["step_ms"]) for s in ours]),
+            "median": median([greedy_on(s, min)["step_ms"] / s.step_ms for s in ours]),
             "all_units": summary["speedup_all_units"],
             "efficiency": summary["gain_efficiency"],
             **lost(theorem, apart, possible, measured),

@@ -178,13 +178,21 @@ class RunFolder:
                 return False
             check_target(self.path, resume=resume, share=self.share)
             if (self.path / HEADER).exists():
-                _check_same(read_header(self.path), header)
+                self._go_on(read_header(self.path), header)
             else:
                 self._write_header(header)
             self.done.look(whole=True)
             self.torn = self.done.torn
             self._open(register)
         return True
+
+    def _go_on(self, stored: dict[str, Any], asked: dict[str, Any]) -> None:
+        """Refuse another configuration; say what could not run before and can now."""
+        asked = json.loads(json.dumps(asked))
+        known = _with_late(stored, asked)
+        _check_same(known, asked)
+        if known is not stored:
+            self._write_header(known)
 
     def _open(self, register: Register) -> None:
         """Take the file of this process; who comes in first cuts what is torn in all of them."""
@@ -265,12 +273,35 @@ def _writing_failed(path: Path, error: OSError) -> DataError:
     return DataError(f"cannot write to {path}: {error.strerror}")
 
 
+def _with_late(stored: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """The stored header with what is known of methods that could not run when it was written."""
+    not_run = stored.get("not_run") or {}
+    late = not_run.keys() - (asked.get("not_run") or {}).keys()
+    if not late:
+        return stored
+
+    def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+        return {**before, **{label: now[label] for label in late & now.keys()}}
+
+    memory = stored.get("memory"), asked.get("memory")
+    return {
+        **stored,
+        "methods": joined(stored["methods"], asked["methods"]),
+        "facts": joined(stored["facts"], asked["facts"]),
+        "not_run": {label: why for label, why in not_run.items() if label not in late},
+        **(
+            {"memory": {**memory[0], "methods": joined(memory[0]["methods"], memory[1]["methods"])}}
+            if memory[0] and memory[1]
+            else {}
+        ),
+    }
+
+
 def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
     """Refuse to mix two configurations in one run."""
-    asked = json.loads(json.dumps(asked))
     differing = [
         f"{part}.{name}" if name else part
-        for part in ("kind", "config", "model", "data", "methods")
+        for part in ("kind", "config", "model", "data", "methods", "heads")
         for name in _differing(_alike(part, stored), _alike(part, asked))
         if (part, name) not in VIEWS
     ]

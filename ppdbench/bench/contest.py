@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ppdbench.bench.clock import Clock
 from ppdbench.bench.environment import usable_cores
@@ -178,20 +180,27 @@ class Contest:
         decoder = contestant.decoder
         fixed = self.strict and not decoder.foreign
         session = self._session(contestant)
-        reference = self._greedy(item, BASELINE[0], session) if fixed else fast
-        # Passes are made again as they were: other threads may have others compiled.
+        # As many threads as its units have sum in the same order; others may round otherwise.
         with confined((), decoder.threads or self._threads):
-            judgement = judge(
-                ours,
-                reference,
-                item.ids,
-                self.session,
-                rounding=not fixed or ours.trees,
-                replay=decoder.replay,
-            )
+            reference = self._greedy(item, BASELINE[0], session) if fixed else fast
+        judgement = judge(
+            ours,
+            reference,
+            item.ids,
+            self.session,
+            rounding=not fixed or ours.trees,
+            replay=partial(self._made_again, decoder),
+        )
         if judgement.verdict != "identical" and not contestant.exact:
             return Outcome("inexact", ours, reference, judgement)
         return Outcome(judgement.verdict, ours, reference, judgement)
+
+    def _made_again(
+        self, decoder: Decoder, session: Session, prompt: list[int], ours: Decoded, position: int
+    ) -> Tensor:
+        """The logits that chose a token, with the threads that the decoder had."""
+        with confined((), decoder.threads or self._threads):
+            return decoder.replay(session, prompt, ours, position)
 
     def _session(self, contestant: Contestant) -> Session:
         return self._fixed[contestant.decoder.rows] if self.strict else self.session

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppdbench.bench.stats import Ratio, paired_ratio
+from ppdbench.bench.stats import Ratio, ratio_of_timed
 from ppdbench.bench.sums import Sums
 
 GREEDY = ("transformers:greedy", "transformers:greedy-static")
@@ -67,6 +67,4 @@ def _compared(
     fair = not any(one.verdict == "mismatch" for pair in both for one in pair)
     # As if each had given as many tokens as greedy: outputs may differ in length by a tie.
     times = [(p.step_ms * p.same_length, o.step_ms * o.same_length) for o, p in both]
-    timed = [(a, b) for a, b in times if a > 0 and b > 0]
-    ratio = paired_ratio([a for a, _ in timed], [b for _, b in timed]) if fair and timed else None
-    return Beside(ours, theirs, len(both), ratio)
+    return Beside(ours, theirs, len(both), ratio_of_timed(times) if fair else None)

@@ -158,12 +158,15 @@ def cpu_model() -> str | None:
 
 def cpu_features() -> list[str] | None:
     """Which of the instruction sets that matter here the processor has, where it tells."""
+    held = instruction_sets()
+    return None if held is None else [name for name in FEATURES if name in held]
+
+
+def instruction_sets() -> frozenset[str] | None:
+    """All that the processor says of itself, where it tells."""
     pattern = r"^(?:flags|Features)\s*:\s*(.+)$"
     listed = re.search(pattern, _read(PROC / "cpuinfo") or "", re.MULTILINE)
-    if listed is None:
-        return None
-    held = set(listed[1].split())
-    return [name for name in FEATURES if name in held]
+    return None if listed is None else frozenset(listed[1].split())
 
 
 def git_commit(folder: Path) -> dict[str, Any] | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ppdbench import theory
-from ppdbench.bench.stats import paired_ratio
+from ppdbench.bench.stats import ratio_of_timed
 from ppdbench.bench.sums import Sums
 
 Facts = Mapping[str, Any]
+
+# Of the numbers of threads that greedy decoding was timed with, beside units.
+UNITS: dict[str, Callable[[Iterable[int]], int]] = {"one_unit": min, "all_units": max}
 
 
 def pipelined(facts: Facts | None, group: Sequence[Sums]) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def pipelined(facts: Facts | None, group: Sequence[Sums]) -> dict[str, Any]:
     p, begun = match_rate(timed), _begun(timed)
     predicted = 1 / theory.latency_per_token(n_layers, exit_after, p)
     tokens = sum(one.tokens for one in timed)
-    over = _over_greedy(facts, timed)
+    over = _over_greedy(timed)
     measured = over["speedup_one_unit"]
     return {
         "form": facts["form"],
@@ -36,6 +39,7 @@ def pipelined(facts: Facts | None, group: Sequence[Sums]) -> dict[str, Any]:
         "predicted_speedup_matches": _predicted_by_matches(facts, begun),
         "predicted_speedup_times": _predicted_by_times(facts, begun),
         **over,
+        **_on_one_unit(timed),
         "gain_efficiency": gain_efficiency(measured, predicted),
         "communication_ms_per_token": sum(s.about["communication_ms"] for s in timed) / tokens,
         "units": facts["units"],
@@ -49,6 +53,13 @@ def pipelined(facts: Facts | None, group: Sequence[Sums]) -> dict[str, Any]:
 def match_rate(group: Sequence[Sums]) -> float:
     """How often the token was among its candidates, over all positions."""
     return sum(s.matches.count(1) for s in group) / sum(len(s.matches) for s in group)
+
+
+def greedy_on(one: Sums, which: Callable[[Iterable[int]], int]) -> Mapping[str, float]:
+    """What greedy decoding of the same example took with the threads of one unit, or of all."""
+    by_threads = one.about["greedy_by_threads"]
+    timed: Mapping[str, float] = by_threads[str(which(map(int, by_threads)))]
+    return timed
 
 
 def gain_efficiency(measured: float | None, predicted: float) -> float | None:
@@ -103,16 +114,25 @@ def _units_busy(facts: Facts, outputs: int, begun: Begun) -> float:
     return ran / theory.latency_of_runs(tokens, runs, layers, exit_after)
 
 
-def _over_greedy(facts: Facts, group: Sequence[Sums]) -> dict[str, float | None]:
+def _on_one_unit(group: Sequence[Sums]) -> dict[str, float | None]:
+    """Greedy decoding itself, beside the units."""
+    runs = [greedy_on(s, min) for s in group if s.about["greedy_by_threads"]]
+    steps = sum(run["steps"] for run in runs)
+    return {
+        "greedy_prefill_ms": sum(run["prefill_ms"] for run in runs) / len(runs) if runs else None,
+        "greedy_ms_per_token": sum(run["step_ms"] for run in runs) / steps if steps else None,
+    }
+
+
+def _over_greedy(group: Sequence[Sums]) -> dict[str, float | None]:
     """Against greedy decoding on one unit and on all of them; nothing for one process."""
-    threads = sorted({n for s in group for n in s.about["greedy_ms"]}, key=int)
     fair = not any(s.verdict == "mismatch" for s in group)
     result: dict[str, float | None] = {}
-    stepped = [s for s in group if s.steps] if fair and threads else []
-    ours = [s.step_ms for s in stepped]
-    for name, at in (("one_unit", 0), ("all_units", -1)):
-        theirs = [s.about["greedy_ms"][threads[at]] for s in stepped]
-        ratio = paired_ratio(theirs, ours) if stepped else None
+    for name, which in UNITS.items():
+        pairs = [(s, greedy_on(s, which)) for s in group if fair and s.about["greedy_by_threads"]]
+        # Per token: of two outputs that part at a tie one may be the longer.
+        times = [(g["step_ms"], s.step_ms * s.as_long_as(int(g["steps"]))) for s, g in pairs]
+        ratio = ratio_of_timed(times)
         result[f"speedup_{name}"] = ratio.value if ratio else None
         result[f"speedup_{name}_low"] = ratio.low if ratio else None
         result[f"speedup_{name}_high"] = ratio.high if ratio else None

@@ -338,8 +338,13 @@ def sample_of(
         sample |= {
             "matches": list(map(int, ours.pipelined.matches)),
             "communication_ms": _rounded(ours.pipelined.communication_ms),
-            "greedy_ms": {
-                str(n): _rounded(sum(greedy.step_ms)) for n, greedy in outcome.by_threads.items()
+            "greedy_by_threads": {
+                str(n): {
+                    "prefill_ms": _rounded(greedy.prefill_ms),
+                    "step_ms": _rounded(sum(greedy.step_ms)),
+                    "steps": len(greedy.step_ms),
+                }
+                for n, greedy in outcome.by_threads.items()
             },
             "events": [
                 [unit, what, token, _rounded(start), _rounded(end)]

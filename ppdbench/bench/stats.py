@@ -149,6 +149,12 @@ def paired_ratio(
     return ratio_of_totals(baseline_ms, method_ms, seed, draws)
 
 
+def ratio_of_timed(times: Sequence[tuple[float, float]]) -> Ratio | None:
+    """The same of pairs, (baseline, method), less examples that took no time; None without any."""
+    timed = [pair for pair in times if min(pair) > 0]
+    return paired_ratio([a for a, _ in timed], [b for _, b in timed]) if timed else None
+
+
 def ratio_of_totals(
     parts: Sequence[float], wholes: Sequence[float], seed: int = 0, draws: int = 2000
 ) -> Ratio:

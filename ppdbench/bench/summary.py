@@ -12,7 +12,7 @@ from typing import Any
 
 from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
-from ppdbench.bench.stats import Ratio, paired_ratio
+from ppdbench.bench.stats import ratio_of_timed
 from ppdbench.bench.sums import Sums
 from ppdbench.errors import DataError
 
@@ -109,8 +109,8 @@ def _times(group: Sequence[Sums]) -> dict[str, float | None]:
     # No speed-up is ever quoted beside a mismatch.
     fair = not any(s.verdict == "mismatch" for s in group)
     # Per token, so that outputs of unequal length compare; each example by its length.
-    ratio = _ratio([(s.baseline_step_ms, s.step_ms * s.same_length) for s in group if fair])
-    floor = _ratio(
+    ratio = ratio_of_timed([(s.baseline_step_ms, s.step_ms * s.same_length) for s in group if fair])
+    floor = ratio_of_timed(
         [(s.baseline_step_ms, s.about["baseline_again_ms"]) for s in group if s.same_length]
     )
     return {
@@ -129,12 +129,6 @@ def _times(group: Sequence[Sums]) -> dict[str, float | None]:
         if theirs
         else None,
     }
-
-
-def _ratio(times: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Of the examples that took time at all."""
-    timed = [(theirs, ours) for theirs, ours in times if theirs > 0 and ours > 0]
-    return paired_ratio([a for a, _ in timed], [b for _, b in timed]) if timed else None
 
 
 def _agreement(group: Sequence[Sums]) -> float:

@@ -64,8 +64,12 @@ class Sums:
     @property
     def same_length(self) -> float:
         """What a method's time is multiplied by to be that of as many tokens as greedy gave."""
+        return self.as_long_as(self.baseline_steps)
+
+    def as_long_as(self, steps: int) -> float:
+        """The same for so many tokens after the first."""
         n = self.tokens - 1
-        return self.baseline_steps / n if n > 0 else 0.0
+        return steps / n if n > 0 else 0.0
 
 
 def add_up(samples: Iterable[Sample]) -> list[Sums]:

@@ -68,7 +68,7 @@ def judge(
     position = first_difference(ours.output_ids, greedy.output_ids)
     if position is None:
         return Judgement("identical")
-    if not 0 < position < min(len(ours.output_ids), len(greedy.output_ids)):
+    if position == min(len(ours.output_ids), len(greedy.output_ids)):
         return Judgement("mismatch", position)
     single = _one_by_one(session, prompt_ids, ours.output_ids[:position])
     several = (replay or as_verified)(session, prompt_ids, ours, position)
@@ -83,7 +83,7 @@ def judge(
 @torch.inference_mode()
 def _one_by_one(session: Session, prompt_ids: list[int], output: Sequence[int]) -> Tensor:
     """The logits [vocab] after `output`, one row per pass."""
-    _prefill(session, prompt_ids)
+    logits = _prefill(session, prompt_ids)
     for token in output:
         logits = session.advance(session.ids([token]))
     return logits[0, 0].float()
@@ -93,7 +93,9 @@ def _one_by_one(session: Session, prompt_ids: list[int], output: Sequence[int]) 
 def as_verified(session: Session, prompt_ids: list[int], ours: Decoded, position: int) -> Tensor:
     """The logits [vocab] that chose output `position`, from passes of the rows that ours had."""
     output = ours.output_ids
-    _prefill(session, prompt_ids, ours.parts)
+    first = _prefill(session, prompt_ids, ours.parts)
+    if position == 0:
+        return first[0, 0].float()
     done = 1  # output tokens chosen; the prefill chose the first
     joined = ours.inserted or ((),) * len(ours.rows)
     for rows, inserted, accepted in zip(ours.rows, joined, ours.accepted, strict=True):
@@ -129,13 +131,13 @@ def _repeated(hidden: Tensor, n: int) -> Tensor:
     return hidden[:, :1].expand(-1, n, -1)
 
 
-def _prefill(session: Session, prompt_ids: list[int], parts: Sequence[int] = ()) -> None:
-    """The prompt as a whole, or in the parts that it was run in."""
+def _prefill(session: Session, prompt_ids: list[int], parts: Sequence[int] = ()) -> Tensor:
+    """The prompt as a whole, or in the parts that it was run in: logits [1, 1, vocab]."""
     session.reset(prompt_ids)
     if len(parts) < 2:
-        session.prefill()
-        return
+        return session.prefill()
     at = 0
     for n in parts:
-        session.forward(session.ids(prompt_ids[at : at + n]))
+        hidden = session.forward(session.ids(prompt_ids[at : at + n]))
         at += n
+    return session.logits(hidden[:, -1:])

@@ -14,11 +14,14 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ppdbench.bench.environment import cpu_model, instruction_sets
 
 # Part of every key: raise it when what is traced changes.
 VERSION = 3
@@ -57,10 +60,16 @@ def path_of(what: str) -> Path:
     """The file for `what`, a full description of the pass, on this machine."""
     words = (
         *(f"ppdbench {VERSION}", torch.__version__, what),
-        *(torch.backends.cpu.get_cpu_capability(), platform.machine()),
+        *(torch.backends.cpu.get_cpu_capability(), platform.machine(), processor()),
         f"{torch.get_num_threads()} threads",
     )
     return home() / f"{hashlib.sha256(' | '.join(words).encode()).hexdigest()[:24]}.pt2"
+
+
+@cache
+def processor() -> str:
+    """What the compiler builds for: passes made on one processor may not run on another."""
+    return " ".join((cpu_model() or "", *sorted(instruction_sets() or ())))
 
 
 def runner(what: str, make: Callable[[], Traced]) -> Runner:

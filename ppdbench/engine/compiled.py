@@ -184,10 +184,6 @@ class CompiledLayers:
         self._weights[:] = [_weights(layer) for layer in adapter.layers]
         self._head_weights[:] = _weights(adapter.readout_parts())
 
-    def drop(self) -> None:
-        """Run everything eagerly again."""
-        self._made.clear()
-
     def _names(self, n: int) -> tuple[str, str]:
         """What identifies the artefacts of a row count: all that is traced, without the values."""
         import transformers

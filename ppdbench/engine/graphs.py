@@ -126,12 +126,6 @@ class Graphs:
         """Capture passes of up to these numbers of rows from now on."""
         self._counts.update(counts)
 
-    def drop(self) -> None:
-        """Run everything as it is again."""
-        self._counts.clear()
-        self._caches.clear()
-        self._heads.clear()
-
     def run(
         self,
         hidden: Tensor,

@@ -104,11 +104,14 @@ class StockModel:
 
     @torch.inference_mode()
     def replay(self, prompt: Sequence[int], output: Sequence[int], passes: Sequence[Passed]) -> Any:
-        """Logits [row, vocab] of the last of `passes`, all made again over a fresh cache."""
+        """Logits [row, vocab] of the last pass, all made again over a fresh cache.
+
+        That is the last of `passes`, or the prompt's if there are none.
+        """
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.config)
-        self._pass(list(prompt), cache)
+        logits = self._pass(list(prompt), cache)
         done = 1  # output tokens that are known; the prefill chose the first
         for step in passes:
             kept = list(output[done - 1 : done + step.accepted])

@@ -18,7 +18,7 @@ PRODUCT = 512  # rows and columns, enough for all threads to take part
 
 
 def threads_per_unit(units: int) -> int:
-    """An equal share of the threads that decoding has, or of the cores if these are fewer."""
+    """As many as decoding has with one, as far as there are cores for all units."""
     return max(1, min(torch.get_num_threads(), usable_cores() // units))
 
 

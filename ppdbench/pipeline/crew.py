@@ -124,7 +124,7 @@ class Crew:
 
     def _begin(self, context: Any, key: int, at: int, name: str, order: Any) -> Unit | RankUnit:
         if ranks.world() > 1:
-            return RankUnit.start(name, at, key, self._make, order)
+            return RankUnit.start(name, at, key, self._make, order, self._plan.patience_s)
         return Unit.start(context, name, self._make, order, self._plan.patience_s)
 
     def _open(self, links: Sequence[SharedLink | GroupLink], device: torch.device) -> list[Wires]:
@@ -143,7 +143,8 @@ class Crew:
     def output(self, tasks: Sequence[Any]) -> Iterator[list[tuple[Wires, Callable[[], Any]]]]:
         """Every unit at work on one output: its wires, and what gives its report.
 
-        Whatever goes wrong meanwhile ends the units: they may be anywhere in it.
+        Whatever goes wrong meanwhile ends the units: they may be anywhere in it. Those that
+        torchrun started cannot be started anew, so that it ends the run.
         """
         if not self._units:
             self._start()
@@ -156,6 +157,10 @@ class Crew:
                 self._explain(error)
             finally:
                 self._kill()
+            if ranks.world() > 1 and isinstance(error, Exception):
+                raise UnitError(
+                    f"{error}; units that torchrun started do not begin anew, go on with --resume"
+                ) from error
             raise
 
     def _explain(self, error: BaseException) -> None:

@@ -28,6 +28,8 @@ class Form(Decoder):
     """What all forms share: a share of the cores for this process, and what reports need."""
 
     name: str
+    has_candidates = True
+    """Whether this process itself runs the first layers for candidates."""
 
     def __init__(self, plan: Plan, units: int) -> None:
         if units > 1 and ranks.world() > 1:
@@ -41,8 +43,14 @@ class Form(Decoder):
     def begin(self) -> None:
         """Measure the parts and start the other units, which have the model as it is now."""
         plan = self.plan
+        # After all candidates at once, while their token is on its way; else after that alone.
+        read = plan.k if self.has_candidates and plan.in_the_middle else 1
         with confined(self._cores[0], self.threads):
-            times = layer_times(plan.target.staged, plan.capacity, plan.exit_after, plan.k)
+            times = layer_times(
+                *(plan.target.staged, plan.capacity, plan.exit_after, plan.k),
+                head=plan.early_head(),
+                read=read,
+            )
         self.facts = {
             "form": self.name,
             "n_layers": plan.target.staged.n_layers,
@@ -97,7 +105,7 @@ class Inline(Form):
         super().__init__(plan, units=1)
 
     def _begin(self) -> list[int]:
-        return [self.plan.target.staged.weight_bytes()]
+        return [self.plan.target.staged.weight_bytes() + self.plan.head_bytes]
 
     @contextmanager
     def _halves(
@@ -127,7 +135,8 @@ class Split(Form):
             )
         self._upper = UpperUnit(plan, self.threads, self._cores[1])
         self._started.callback(self._upper.close)
-        return [plan.target.staged.part_bytes(range(plan.exit_after)), self._upper.weight_bytes]
+        lower = plan.target.staged.part_bytes(range(plan.exit_after)) + plan.head_bytes
+        return [lower, self._upper.weight_bytes]
 
     @contextmanager
     def _halves(
@@ -142,6 +151,7 @@ class Replicated(Form):
     """The paper's form: this process and one whole replica of the model per candidate."""
 
     name = "replicated"
+    has_candidates = False
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, units=1 + plan.k)
@@ -150,7 +160,8 @@ class Replicated(Form):
     def _begin(self) -> list[int]:
         self._replicas = Replicas(self.plan, self.threads, self._cores[1:])
         self._started.callback(self._replicas.close)
-        return [self.plan.target.staged.weight_bytes(), *self._replicas.weight_bytes]
+        main = self.plan.target.staged.weight_bytes() + self.plan.head_bytes
+        return [main, *self._replicas.weight_bytes]
 
     @contextmanager
     def _halves(

@@ -34,6 +34,18 @@ class Plan:
     head: ExitHead | None
     patience_s: float
 
+    @property
+    def in_the_middle(self) -> bool:
+        """Whether both halves have as many layers."""
+        return 2 * self.exit_after == self.target.staged.n_layers
+
+    @property
+    def head_bytes(self) -> int:
+        """What a trained head adds to the weights of who reads candidates out."""
+        head = self.head
+        parts = () if head is None else (head.weight, head.down, head.up)
+        return sum(part.nbytes for part in parts if part is not None)
+
     def early_head(self) -> EarlyHead:
         """How candidates are read out."""
         return own_head if self.head is None else partial(_trained, self.target, self.head)

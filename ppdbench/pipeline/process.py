@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -55,6 +55,8 @@ class Unit:
     patience_s: float
     _process: Any
     _line: Connection
+    _early: list[Any] = field(default_factory=list)
+    """What it reported while this process waited for something else."""
 
     @classmethod
     def start(cls, context: Any, name: str, make: Maker, order: Any, patience_s: float) -> Unit:
@@ -90,11 +92,11 @@ class Unit:
     def watch(self, waited_s: float) -> None:
         """Called while this process waits for the unit: an error if it waits in vain."""
         if self._line.poll():
-            self._read()
+            self._early.append(self._read())
         if not self._process.is_alive():
             raise UnitError(self._how_it_ended())
         if waited_s > self.patience_s:
-            raise UnitError(self._silent(self.patience_s))
+            raise UnitError(silent(self.name, self.patience_s))
 
     def stop(self) -> None:
         """End it, kindly first."""
@@ -113,12 +115,14 @@ class Unit:
         self._line.close()
 
     def _answer(self, seconds: float) -> Any:
+        if self._early:
+            return self._early.pop(0)
         until = time.monotonic() + seconds
         while not self._line.poll(0.1):
             if not self._process.is_alive() and not self._line.poll():
                 raise UnitError(self._how_it_ended())
             if time.monotonic() > until:
-                raise UnitError(self._silent(seconds))
+                raise UnitError(silent(self.name, seconds))
         return self._read()
 
     def _read(self) -> Any:
@@ -131,11 +135,6 @@ class Unit:
             raise UnitError(f"{self.name} failed: {content}")
         return content
 
-    def _silent(self, seconds: float) -> str:
-        return (
-            f"{self.name} has not answered for {seconds:.0f} s; raise patience if it is only slow"
-        )
-
     def _how_it_ended(self) -> str:
         code = self._process.exitcode
         if code is not None and code < 0:
@@ -143,6 +142,11 @@ class Unit:
             why = "; the machine may be out of memory" if name == "SIGKILL" else ""
             return f"{self.name} was killed by {name}{why}"
         return f"{self.name} ended with exit code {code} before the output was done"
+
+
+def silent(name: str, seconds: float) -> str:
+    """What is said of a unit that was waited for in vain."""
+    return f"{name} has not answered for {seconds:.0f} s; raise patience if it is only slow"
 
 
 def can_copy(device: torch.device) -> bool:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +20,7 @@ from typing import Any
 
 from ppdbench.errors import ConfigError, UnitError
 from ppdbench.pipeline.channel import nobody
-from ppdbench.pipeline.process import Maker, Server
+from ppdbench.pipeline.process import START_S, Maker, Server, silent
 
 IDLE = timedelta(days=1)  # how long a rank waits for its next output
 
@@ -62,26 +63,36 @@ class RankUnit:
     name: str
     rank: int
     key: int
+    patience_s: float
 
     @classmethod
-    def start(cls, name: str, at: int, key: int, make: Maker, order: Any) -> RankUnit:
+    def start(
+        cls, name: str, at: int, key: int, make: Maker, order: Any, patience_s: float
+    ) -> RankUnit:
         """Let it become a unit; `ready` waits until it can serve."""
-        unit = cls(name, at, key)
-        _send(at, ("start", key, make, order))
+        unit = cls(name, at, key, patience_s)
+        unit._tell("start", make, order)
         return unit
 
     def ready(self) -> dict[str, Any]:
         """What the unit says of itself once its weights are there."""
-        facts: dict[str, Any] = self.finish()
+        facts: dict[str, Any] = self._answer(START_S)
         return facts
 
     def begin(self, task: Any) -> None:
         """Hand it the next output."""
-        _send(self.rank, ("task", self.key, task))
+        self._tell("task", task)
 
     def finish(self) -> Any:
         """What it reports of that output."""
-        kind, content = _receive(self.rank)
+        return self._answer(self.patience_s)
+
+    def _tell(self, kind: str, *more: Any) -> None:
+        message = (kind, self.key, *more)
+        _within(self.patience_s, self.name, lambda: _send(self.rank, message))
+
+    def _answer(self, seconds: float) -> Any:
+        kind, content = _within(seconds, self.name, lambda: _receive(self.rank))
         if kind == "failed":
             raise UnitError(f"{self.name} failed: {content}")
         return content
@@ -91,15 +102,19 @@ class RankUnit:
 
     def stop(self) -> None:
         """Let it forget its weights."""
-        _send(self.rank, ("stop", self.key))
+        self._tell("stop")
 
     def kill(self) -> None:
-        """It belongs to torchrun, which ends it when this process ends."""
+        """It belongs to torchrun, which ends it with this process; see `led`."""
 
 
 @contextmanager
 def led() -> Iterator[None]:
-    """Rank 0's part: the others serve it meanwhile, and end with it whatever happens."""
+    """Rank 0's part: the others serve it meanwhile, and end with it whatever happens.
+
+    After an error of a unit they may be anywhere, and nothing they are told would reach them:
+    torchrun ends them once this process has failed.
+    """
     if world() == 1:
         yield
         return
@@ -107,13 +122,18 @@ def led() -> Iterator[None]:
 
     _end_at_once()
     dist.init_process_group("gloo", timeout=IDLE)
+    lost = False
     try:
         yield
+    except UnitError:
+        lost = True
+        raise
     finally:
-        with suppress(RuntimeError):
-            for other in range(1, world()):
-                _send(other, ("quit",))
-        dist.destroy_process_group()
+        if not lost:
+            with suppress(RuntimeError):
+                for other in range(1, world()):
+                    _send(other, ("quit",))
+            dist.destroy_process_group()
 
 
 def serve() -> None:
@@ -148,6 +168,29 @@ def _send(to: int, message: tuple[Any, ...]) -> None:
     import torch.distributed as dist
 
     dist.send_object_list([message], dst=to)
+
+
+def _within(seconds: float, name: str, call: Callable[[], Any]) -> Any:
+    """What a call gives that waits for another rank; one that hangs is not waited for longer.
+
+    The group itself waits as long as ranks may idle.
+    """
+    found: list[Any] = []
+
+    def make() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append(error)
+
+    waiting = threading.Thread(target=make, daemon=True)
+    waiting.start()
+    waiting.join(seconds)
+    if not found:
+        raise UnitError(silent(name, seconds))
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def _receive(source: int) -> tuple[Any, ...]:

@@ -12,18 +12,26 @@ import torch
 from ppdbench.bench.clock import Clock
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from ppdbench.pipeline.units import likeliest
+from ppdbench.pipeline.units import EarlyHead, likeliest, own_head
 
 ROUNDS = 15
 
 
 @torch.inference_mode()
-def layer_times(model: StagedModel, capacity: int, exit_after: int, k: int) -> dict[str, float]:
+def layer_times(
+    model: StagedModel,
+    capacity: int,
+    exit_after: int,
+    k: int,
+    *,
+    head: EarlyHead = own_head,
+    read: int = 1,
+) -> dict[str, float]:
     """Milliseconds of each part, medians over interleaved rounds, in the middle of a sequence.
 
     `lower` and `upper` are the two halves for one token, `ahead` the first layers for all `k`
     candidates, `middle` those between them and the exit, `head` norm, head and the choice of a
-    token, `early_head` the same after every candidate with the choice of `k`.
+    token, `early_head` what `head` says after `read` rows with the choice of `k`.
     """
     session = Session(model, capacity, spare=k)
     at = max(1, capacity // 2)
@@ -33,7 +41,7 @@ def layer_times(model: StagedModel, capacity: int, exit_after: int, k: int) -> d
     token, first = session.ids([0]), model.n_layers - exit_after
     one, siblings = session.chain(1, start=at), session.tree([-1] * k, start=at)
     many = session.ids([0] * k)
-    guesses = hidden.expand(-1, k, -1).contiguous()
+    guesses = hidden.expand(-1, read, -1).contiguous()
 
     def lower() -> None:
         session.run(session.embed(token, one), 0, exit_after, one)
@@ -52,7 +60,7 @@ def layer_times(model: StagedModel, capacity: int, exit_after: int, k: int) -> d
         "middle": middle,
         "upper": lambda: session.run(hidden, exit_after, model.n_layers, one),
         "head": lambda: int(session.logits(hidden)[:, -1].argmax(-1)),
-        "early_head": lambda: likeliest(session.logits(guesses)[0, -1], k),
+        "early_head": lambda: likeliest(head(session, guesses)[0, -1], k),
     }
     clock = Clock(model.device)
     taken: dict[str, list[float]] = {name: [] for name in parts}

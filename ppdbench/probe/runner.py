@@ -10,7 +10,7 @@ from typing import Any
 
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
 from ppdbench.decoding.sampling import Target, generator_for
-from ppdbench.engine.heads import ExitHead, load_heads
+from ppdbench.engine.heads import ExitHead, read_heads
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.errors import ConfigError
 from ppdbench.header import run_header
@@ -110,7 +110,7 @@ def run_probe(
     config = dataclasses.replace(config, layers=parse_layers(layers, loaded.staged.n_layers))
     items = work.encode(loaded)
     _check(config, loaded, len(items))
-    heads = _heads(config, loaded)
+    heads, fingerprint = _heads(config, loaded)
     prober = Prober(
         loaded,
         config.layers,
@@ -122,6 +122,7 @@ def run_probe(
     header = {
         **run_header("probe", config, loaded, work),
         "compilation": _compile(config, loaded, items, report, begun),
+        "heads": fingerprint,
     }
     with RunFolder(out, header, resume=resume, share=share) as folder:
         _probe_missing(config, items, prober, folder, report)
@@ -171,15 +172,17 @@ def _check(config: ProbeConfig, loaded: Loaded, n_items: int) -> None:
         )
 
 
-def _heads(config: ProbeConfig, loaded: Loaded) -> dict[int, ExitHead]:
-    """The trained heads asked for, some of which must be for the layers asked for."""
-    heads = load_heads(config.head, loaded) if config.head else {}
-    if heads and not heads.keys() & set(config.layers):
+def _heads(config: ProbeConfig, loaded: Loaded) -> tuple[dict[int, ExitHead], str | None]:
+    """The trained heads asked for, some of which must be for the layers asked for; a hash."""
+    if not config.head:
+        return {}, None
+    heads, fingerprint = read_heads(config.head, loaded)
+    if not heads.keys() & set(config.layers):
         raise ConfigError(
             f"--head {config.head} has heads for layers {', '.join(map(str, sorted(heads)))}, none "
             "of which is in --layers"
         )
-    return heads
+    return heads, fingerprint
 
 
 def _probe_missing(

@@ -66,25 +66,29 @@ class PredictivePipelined:
         exit_after = self.exit_in(loaded.staged.n_layers)
         if self.k > loaded.staged.vocab_size:
             raise ConfigError(f"ppd: k={self.k}; use 1..{loaded.staged.vocab_size}")
+        head, fingerprint = self._head(loaded, exit_after)
         plan = Plan(
             target=loaded,
             capacity=setup.capacity,
             exit_after=exit_after,
             k=self.k,
-            head=self._head(loaded, exit_after),
+            head=head,
             patience_s=self.patience,
         )
-        return FORMS[self.form](plan)
+        form = FORMS[self.form](plan)
+        form.loaded = {"head": fingerprint} if fingerprint else {}
+        return form
 
-    def _head(self, loaded: Loaded, exit_after: int) -> ExitHead | None:
+    def _head(self, loaded: Loaded, exit_after: int) -> tuple[ExitHead | None, str]:
+        """The head to read out with, if it is not the model's own, and its fingerprint."""
         if not self.head:
-            return None
-        from ppdbench.engine.heads import load_heads
+            return None, ""
+        from ppdbench.engine.heads import read_heads
 
-        heads = load_heads(self.head, loaded)
+        heads, fingerprint = read_heads(self.head, loaded)
         if exit_after not in heads:
             raise ConfigError(
                 f"ppd: {self.head} has no head for exit_after={exit_after}; it has "
                 f"{', '.join(map(str, sorted(heads)))}"
             )
-        return heads[exit_after]
+        return heads[exit_after], fingerprint

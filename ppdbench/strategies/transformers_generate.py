@@ -170,8 +170,10 @@ class Peer(Decoder):
         """Passes of the stock model, in the shapes that they had."""
         from ppdbench.engine.stock import Passed
 
-        passes, done = [], 1
+        passes, done = [], 1  # the prompt's own pass chose the first, with its last row
         for rows, accepted in zip(decoded.rows, decoded.accepted, strict=True):
+            if position < done:
+                break
             passes.append(Passed(max(rows, 1 + accepted), accepted))
             if position <= done + accepted:
                 break

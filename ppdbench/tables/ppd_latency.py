@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ppdbench import theory
 from ppdbench.bench.summary import summarize
@@ -73,9 +72,9 @@ def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
         QUANTITIES,
         _rows(_printed(paper), ours),
         notes=(
-            f"s: seconds for {TOKENS} tokens, prompt included; speedup: over greedy decoding on "
-            "one unit; theory: equation 3 with the match rate beside it. The paper: one replica "
-            "per candidate.",
+            f"s: seconds for {TOKENS} tokens, prompt included; speedup: those of greedy decoding "
+            "on one unit over these; theory: equation 3 with the match rate beside it. The paper: "
+            "one replica per candidate.",
         ),
     )
 
@@ -118,26 +117,19 @@ def _ours(runs: Sequence[StoredRun]) -> dict[Key, Timed]:
     found: dict[Key, Timed] = {}
     for run in runs:
         for summary in summarize(run.header, add_up(run.samples), scores=False):
-            if summary.get("units", 1) < 2:
+            if summary.get("units", 1) < 2 or summary["greedy_ms_per_token"] is None:
                 continue
             k = run.header["facts"][summary["label"]]["k"]
             task, form = summary["task"], summary["form"]
-            found[task, form, k] = timed = _timed(summary)
-            if timed.speedup is not None:
-                steps = summary["ms_per_token"] * timed.speedup
-                found[task, form, 0] = Timed(
-                    None, _seconds(summary["prefill_ms"], steps), None, None
-                )
+            greedy = _seconds(summary["greedy_prefill_ms"], summary["greedy_ms_per_token"])
+            seconds = _seconds(summary["prefill_ms"], summary["ms_per_token"])
+            # None beside a mismatch.
+            speedup = greedy / seconds if summary["speedup_one_unit"] else None
+            found[task, form, 0] = Timed(None, greedy, None, None)
+            found[task, form, k] = Timed(
+                summary["p"], seconds, speedup, summary["predicted_speedup"]
+            )
     return found
-
-
-def _timed(summary: Mapping[str, Any]) -> Timed:
-    return Timed(
-        summary["p"],
-        _seconds(summary["prefill_ms"], summary["ms_per_token"]),
-        summary["speedup_one_unit"],
-        summary["predicted_speedup"],
-    )
 
 
 def _seconds(prefill_ms: float, ms_per_token: float) -> float:

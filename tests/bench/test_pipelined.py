@@ -9,6 +9,7 @@ import pytest
 from ppdbench.bench.pipelined import gain_efficiency, geometric, pipelined
 from ppdbench.bench.sums import add_up
 from tests.units import TWO_UNITS as FACTS
+from tests.units import greedy_by_threads
 
 
 def sample(matches: list[int], step_ms: float, **more: Any) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def sample(matches: list[int], step_ms: float, **more: Any) -> dict[str, Any]:
         "output_ids": list(range(len(matches))),
         "matches": matches,
         "step_ms": [step_ms] * steps,
-        "greedy_ms": {"1": 5.0 * steps, "2": 4.0 * steps},
+        "greedy_by_threads": greedy_by_threads(steps),
         "communication_ms": 0.5,
         **more,
     }
@@ -51,6 +52,29 @@ def test_outputs_count_by_their_length() -> None:
     assert found["run_lengths"] == {1: 5}
 
 
+def test_outputs_of_another_length_than_greedys_are_compared_by_the_token() -> None:
+    # Four steps of greedy decoding, of which ppd's output, parted at a tie, has only one.
+    short = sample([1, 1], 4.0, verdict="tie", greedy_by_threads=greedy_by_threads(4))
+    found = pipelined(FACTS, add_up([short]))
+    assert found["speedup_one_unit"] == pytest.approx(5 / 4)
+    assert found["speedup_all_units"] == pytest.approx(1)
+
+
+def test_examples_measured_with_other_threads_count_by_their_own() -> None:
+    other = {"2": greedy_by_threads(1)["1"], "4": greedy_by_threads(1)["2"]}
+    both = [sample([1, 1], 4.0), sample([1, 1], 4.0, greedy_by_threads=other)]
+    found = pipelined(FACTS, add_up(both))
+    assert found["speedup_one_unit"] == pytest.approx(5 / 4)
+
+
+def test_an_output_without_a_step_has_no_speed() -> None:
+    none = {"1": {"prefill_ms": 3.0, "step_ms": 0.0, "steps": 0}}
+    sampled = sample([1, 1], 4.0, verdict="sampled", greedy_by_threads=none)
+    found = pipelined(FACTS, add_up([sampled]))
+    assert found["speedup_one_unit"] is None
+    assert found["greedy_ms_per_token"] is None
+
+
 def test_nothing_is_measured_beside_a_mismatch() -> None:
     found = pipelined(FACTS, add_up([sample([1, 1, 1], 4.0, verdict="mismatch")]))
     assert found["speedup_one_unit"] is None
@@ -59,7 +83,7 @@ def test_nothing_is_measured_beside_a_mismatch() -> None:
 
 def test_one_process_has_predictions_only() -> None:
     alone = {**FACTS, "form": "inline", "units": 1}
-    found = pipelined(alone, add_up([sample([1, 1, 1], 9.0, greedy_ms={})]))
+    found = pipelined(alone, add_up([sample([1, 1, 1], 9.0, greedy_by_threads={})]))
     assert found["speedup_one_unit"] is None
     assert found["predicted_speedup_matches"] == pytest.approx(2)
 

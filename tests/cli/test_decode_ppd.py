@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ppdbench.cli.main import run
@@ -81,6 +85,29 @@ def test_torchrun_starts_the_units(form: str) -> None:
     assert (found["identical"], found["units"]) == (2, 2)
 
 
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_run() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["-m", "ppdbench", "decode", "--method", "ppd", "--set", "form=split"]
+    command += ["--set", "k=1", "--set", "patience=3", *COMMON, "--max-new-tokens", "300"]
+    command += ["--limit", "16", "--warmup", "0", "--out", "run"]
+    started = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    until = time.monotonic() + 200
+    while not list(Path("run").glob("samples*.jsonl")) and time.monotonic() < until:
+        time.sleep(0.1)
+    ranks = [p for p in psutil.Process(started.pid).children() if p.environ().get("RANK") == "1"]
+    ranks[0].send_signal(signal.SIGSTOP)
+    _, said = started.communicate(timeout=120)
+    assert started.returncode != 0
+    assert "unit B" in said or "does not answer" in said
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -97,6 +124,17 @@ def test_bad_input_is_one_line(
     said = capsys.readouterr().err.strip()
     assert words in said
     assert "\n" not in said
+
+
+def test_the_run_says_which_head_was_read() -> None:
+    words = ["decode", "--method", "ppd", "--set", "head=reference", "--data", "builtin"]
+    words += ["--limit", "1", "--max-new-tokens", "4", "--threads", "1", "--warmup", "0"]
+    assert run([*words, "--out", "run"]) == 0
+    header = json.loads(Path("run/run.json").read_text("utf-8"))
+    assert re.fullmatch("[0-9a-f]{16}", header["methods"]["ppd"]["loaded"]["head"])
+    # A unit that reads candidates out with it has its weights besides the model's.
+    (weights,) = header["facts"]["ppd"]["weight_bytes_per_unit"]
+    assert weights > header["memory"]["weights"]
 
 
 def test_other_methods_have_no_timeline(capsys: pytest.CaptureFixture[str]) -> None:

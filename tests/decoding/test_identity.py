@@ -138,6 +138,25 @@ def test_a_choice_closer_than_rounding_is_a_tie_and_its_figures_are_kept(
         assert judged(model, ours, greedy).verdict == (verdict if found.margin else "tie")
 
 
+def test_a_first_token_that_a_prompt_in_parts_moved_is_judged_by_that() -> None:
+    model = staged("llama")
+    greedy = reference(CASE, model)
+    parts = (4, len(PROMPT) - 4)
+    first = (greedy.output_ids[0] + 1) % 96
+    ours = dataclasses.replace(greedy, output_ids=(first, *greedy.output_ids[1:]), parts=parts)
+    found = judged(model, ours, greedy)
+    session = Session(model, CAPACITY)
+    with torch.inference_mode():
+        session.reset(PROMPT)
+        whole = session.prefill()[0, 0]
+        session.reset(PROMPT)
+        session.forward(session.ids(PROMPT[:4]))
+        moved = session.logits(session.forward(session.ids(PROMPT[4:])))[0, -1] - whole
+    assert found.discrepancy == float(moved.max() - moved.min())
+    assert found.margin == float(whole[greedy.output_ids[0]] - whole[first])
+    assert found.verdict == "mismatch"
+
+
 def test_where_every_pass_had_one_shape_nothing_is_a_tie() -> None:
     model, ours, greedy, _ = swapped(0.0)
     assert judged(model, ours, greedy).verdict == "tie"
@@ -177,7 +196,7 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
     reference(CASE, model)
     one_by_one = dict(seen)
     monkeypatch.setattr(Session, "read", real)
-    for position in range(1, 12):
+    for position in range(12):
         session = Session(model, CAPACITY)
         single = identity._one_by_one(session, PROMPT, ours.output_ids[:position])
         several = identity.as_verified(session, PROMPT, ours, position)

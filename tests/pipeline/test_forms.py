@@ -26,6 +26,7 @@ from ppdbench.engine import artefacts
 from ppdbench.engine.loading import Loaded, ModelSpec, load, take_over
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, NumericalError, UnitError
+from ppdbench.pipeline import forms, process, ranks
 from ppdbench.pipeline.cores import confined
 from ppdbench.pipeline.decode import InPlace
 from ppdbench.pipeline.forms import Form
@@ -350,6 +351,44 @@ def test_a_unit_that_dies_or_hangs_ends_the_output_within_its_patience(
     assert_exact(ready, case, model)
     ready.close()
     assert set(children()) <= before
+
+
+def test_what_a_unit_reports_while_others_are_waited_for_is_not_lost() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    unit = process.Unit("B", 1.0, multiprocessing.current_process(), ours)
+    theirs.send(("done", 7))
+    unit.watch(0.0)
+    assert unit.finish() == 7
+
+
+def test_units_of_torchrun_end_the_run_instead_of_beginning_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise NumericalError("NaN in layer 2")
+
+    form = prepared(MODELS[0], form="split", k=1)
+    monkeypatch.setattr(forms, "pipelined", broken)
+    case = next(cases(loaded(MODELS[0]).staged))
+    with pytest.raises(NumericalError):
+        decode(form, case, loaded(MODELS[0]).staged)
+    form.close()
+    form = prepared(MODELS[0], form="split", k=1)
+    monkeypatch.setattr(ranks, "world", lambda: 2)
+    with pytest.raises(UnitError, match=r"NaN in layer 2; units that torchrun .* --resume"):
+        decode(form, case, loaded(MODELS[0]).staged)
+    monkeypatch.undo()
+    form.close()
+
+
+def test_a_rank_that_hangs_is_not_waited_for_longer_than_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranks, "_receive", lambda source: time.sleep(60))
+    began = time.monotonic()
+    with pytest.raises(UnitError, match="unit B has not answered for 0 s"):
+        ranks.RankUnit("unit B", 1, 0, 0.2).finish()
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.slow

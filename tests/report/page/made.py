@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.units import TWO_UNITS
+from tests.units import TWO_UNITS, greedy_by_threads
 
 SHA = {"gsm8k": "aaaa", "squad": "bbbb"}
 
@@ -153,7 +153,7 @@ def pipelined(folder: Path) -> Path:
     extra = {
         "matches": [1, 0, 1, 1, 0],
         "communication_ms": 0.5,
-        "greedy_ms": {"1": 20.0, "2": 16.0},
+        "greedy_by_threads": greedy_by_threads(4),
         "accepted": [0] * 4,
         "proposed": [0] * 4,
         "step_ms": [4.0] * 4,

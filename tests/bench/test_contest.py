@@ -1,0 +1,98 @@
+"""Outputs are compared with the passes that chose them, made again with the threads they had."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppdbench.bench.contest import Contest, Contestant
+from ppdbench.decoding import identity
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import Decoded, autoregressive
+from ppdbench.decoding.sampling import Target
+from ppdbench.engine.loading import Loaded, ModelSpec, load
+from ppdbench.engine.session import Session
+from ppdbench.pipeline.cores import confined
+from ppdbench.strategies.base import METHODS, Decoder, Setup
+from ppdbench.workload import Item, RunConfig, Workload
+
+SPEC = ModelSpec(name="synthetic:layers=2,hidden=32,heads=2,vocab=300", device="cpu")
+UNIT, WHOLE = 1, 3
+
+
+class OnUnits(Decoder):
+    """Greedy decoding on one thread, with another token somewhere."""
+
+    rows, units, threads = 1, 2, UNIT
+
+    def __init__(self, wrong: int) -> None:
+        self.wrong = wrong
+        self.replayed: list[int] = []
+
+    def decode(
+        self, session: Session, prompt_ids: list[int], limits: Limits, *more: Any
+    ) -> Decoded:
+        decoded = autoregressive(session, prompt_ids, limits, *more)
+        ids = list(decoded.output_ids)
+        ids[self.wrong] = (ids[self.wrong] + 1) % 300
+        return dataclasses.replace(decoded, output_ids=tuple(ids))
+
+    def replay(self, *arguments: Any) -> Tensor:
+        self.replayed.append(torch.get_num_threads())
+        return super().replay(*arguments)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    return load(SPEC)
+
+
+@pytest.fixture(scope="module")
+def item(loaded: Loaded) -> Item:
+    config = RunConfig(model=SPEC, tasks=("gsm8k",), data="builtin", limit=1, max_new_tokens=6)
+    return Workload.read(config).encode(loaded)[0]
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_what_rounds_otherwise_on_other_threads_is_measured(
+    loaded: Loaded, item: Item, wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single: list[int] = []
+    real = identity._one_by_one
+
+    def one_by_one(*arguments: Any) -> Tensor:
+        single.append(torch.get_num_threads())
+        return real(*arguments)
+
+    monkeypatch.setattr(identity, "_one_by_one", one_by_one)
+    decoder = OnUnits(wrong)
+    with confined((), WHOLE):
+        setup = Setup(loaded, len(item.ids) + item.max_new_tokens)
+        entry = Contestant("odd", METHODS.get("ppd"), decoder)
+        outcome = Contest(loaded, [entry], setup, Target()).run(item, turn=0)["odd"]
+    assert outcome.verdict == "mismatch"
+    assert outcome.judgement is not None
+    assert outcome.judgement.position == wrong
+    assert (single, decoder.replayed) == ([WHOLE], [UNIT])
+
+
+def test_a_strict_reference_has_the_threads_of_the_units(
+    loaded: Loaded, item: Item, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, int]] = []
+    real = Contest._greedy
+
+    def greedy(self: Contest, item: Item, label: str, session: Session) -> Decoded:
+        seen.append((session.fixed_rows is not None, torch.get_num_threads()))
+        return real(self, item, label, session)
+
+    monkeypatch.setattr(Contest, "_greedy", greedy)
+    with confined((), WHOLE):
+        setup = Setup(loaded, len(item.ids) + item.max_new_tokens)
+        entry = Contestant("odd", METHODS.get("ppd"), OnUnits(2))
+        Contest(loaded, [entry], setup, Target(), strict=True).run(item, turn=0)
+    assert [threads for fixed, threads in seen if fixed] == [UNIT]
