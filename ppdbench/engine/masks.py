@@ -43,6 +43,10 @@ class Given:
         """How many rows these are."""
         return self.keys.shape[2]
 
+    def of(self, layer: int) -> Given:
+        """What a layer has, as if there were no other."""
+        return Given(self.keys[layer : layer + 1], self.values[layer : layer + 1], self.first)
+
     def over(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """What a layer made of all rows, [batch, heads, query, head_dim], with these in place."""
         return self._put(key, self.keys[layer]), self._put(value, self.values[layer])

@@ -14,39 +14,63 @@ from torch import Tensor
 from ppdbench.engine.masks import Given
 from ppdbench.training.layers import TrainedLayers
 
+_NOTHING = torch.empty(0)
 
-class Context:
-    """Keys and values of a text in every layer."""
+
+class Kept:
+    """Keys and values of a text in one layer.
+
+    A layer is handed what is its own and looks nothing up by its number: passes that are compiled
+    would otherwise be compiled for every layer again.
+    """
 
     def __init__(self) -> None:
-        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.keys, self.values = _NOTHING, _NOTHING
 
-    def update(
-        self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Keep what the text gives."""
-        self.kept[layer] = key, value
+        self.keys, self.values = key, value
         return key, value
 
 
-class Later:
+class Joined:
     """The same for rows behind the text, some of them with `given` keys and values."""
+
+    def __init__(self, keys: Tensor, values: Tensor, given: Sequence[Given]) -> None:
+        self.keys, self.values, self.given = keys, values, given
+
+    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """The text's rows, then these."""
+        for given in self.given:
+            key, value = given.over(key, value, 0)
+        return torch.cat([self.keys, key], dim=2), torch.cat([self.values, value], dim=2)
+
+
+class Context:
+    """What a text leaves in every layer."""
+
+    def __init__(self, n_layers: int) -> None:
+        self.kept = [Kept() for _ in range(n_layers)]
+
+    def at(self, layer: int) -> Kept:
+        """Where a layer leaves what the text gives."""
+        return self.kept[layer]
+
+
+class Later:
+    """What rows behind the text look at in every layer."""
 
     def __init__(self, context: Context, given: Sequence[Given] = ()) -> None:
         self.context, self.given = context, given
 
-    def update(
-        self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
-    ) -> tuple[Tensor, Tensor]:
-        """The text's rows, then these."""
-        for given in self.given:
-            key, value = given.over(key, value, layer)
-        keys, values = self.context.kept[layer]
-        return torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
+    def at(self, layer: int) -> Joined:
+        """A layer's own part of it."""
+        kept = self.context.kept[layer]
+        return Joined(kept.keys, kept.values, [given.of(layer) for given in self.given])
 
 
 @torch.no_grad()
 def read(layers: TrainedLayers, tokens: Tensor) -> tuple[Context, Tensor]:
     """Run a text [batch, length]; what it leaves, and the states after the last layer."""
-    context = Context()
+    context = Context(layers.n_layers)
     return context, layers.last(tokens, context)

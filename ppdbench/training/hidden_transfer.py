@@ -139,7 +139,7 @@ class TransferObjective(Objective):
 
     def _guesses(self, tokens: Tensor, transfer: Transfer, where: Behind) -> tuple[Tensor, Tensor]:
         """Pseudo states [batch, step, place, hidden] in the end, and the model's own logits."""
-        layers, context = self.layers, Context()
+        layers, context = self.layers, Context(self.layers.n_layers)
         states: dict[int, Tensor] = {}
 
         def tap(layer: int, hidden: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ from ppdbench.engine.cache import Rows
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.staged import Tap
 from ppdbench.errors import ConfigError
+
+
+class ByLayer(Protocol):
+    """What stands in for a cache, with a part for each layer."""
+
+    def at(self, layer: int) -> Rows:
+        """The part of a layer."""
+        ...
 
 
 class TrainedLayers:
@@ -58,19 +66,20 @@ class TrainedLayers:
         hidden: Tensor,
         step: Step,
         kept: Tensor | None = None,
-        cache: Rows | None = None,
+        cache: ByLayer | None = None,
     ) -> Tensor:
         """Layer `index`; with `kept` only those samples pass it, the others go around it."""
         mask = step.mask(self.adapter.windows[index])
         rotary = self.adapter.rotary(step, self._kinds[index])
         if kept is None:
-            return self.adapter.call_layer(index, hidden, mask, rotary, cache)
+            rows = None if cache is None else cache.at(index)
+            return self.adapter.call_layer(index, hidden, mask, rotary, rows)
         if not kept.numel():
             return hidden
         passed = self.adapter.call_layer(index, hidden[kept], mask, rotary, None)
         return hidden.index_copy(0, kept, passed.to(hidden.dtype))
 
-    def last(self, tokens: Tensor, cache: Rows | None = None, tap: Tap | None = None) -> Tensor:
+    def last(self, tokens: Tensor, cache: ByLayer | None = None, tap: Tap | None = None) -> Tensor:
         """Tokens [batch, sequence] through all layers; `tap` is handed what each one gives."""
         step = self.step(tokens.shape[1])
         hidden = self.embed(tokens, step)

@@ -104,9 +104,8 @@ class TrainablePrefix(nn.Module):
     def __init__(self, layers: TrainedLayers, words: Tensor) -> None:
         super().__init__()
         context, _ = read(layers, words)
-        kept = [context.kept[index] for index in range(layers.n_layers)]
-        self.keys = nn.Parameter(torch.cat([keys for keys, _ in kept]).float())
-        self.values = nn.Parameter(torch.cat([values for _, values in kept]).float())
+        self.keys = nn.Parameter(torch.cat([kept.keys for kept in context.kept]).float())
+        self.values = nn.Parameter(torch.cat([kept.values for kept in context.kept]).float())
 
 
 class PromptsObjective(Objective):
