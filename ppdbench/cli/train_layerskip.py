@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ppdbench.cli.common import model_spec, notice, progress, stand_in_note
 from ppdbench.cli.options import model_options
 from ppdbench.cli.training import carry_out, job_of, print_plan, training_options
 
 if TYPE_CHECKING:
+    from ppdbench.bench.runner import DecodeConfig
     from ppdbench.training.recipe import Recipe
 
 
 @click.command("layerskip")
-@click.option("--preset", help="A setting of the paper, such as continual-7b or scratch-1.5b.")
+@click.option(
+    "--preset",
+    help="A setting of the paper, such as continual-7b or scratch-1.5b: its recipe and learning "
+    "rate, and its --steps, --batch-size and --sequence.",
+)
 @click.option(
     "--shape", metavar="SPEC", help="Train from scratch: layers=8,hidden=256,vocab=4096,..."
 )
@@ -48,12 +54,16 @@ def command(preset: str | None, shape: str | None, save_dtype: str, **options: A
     from ppdbench.training import run
 
     dtype = run.saved_dtype(save_dtype)
+    fit = options["rotation"] is None
     recipe, rate = _recipe(preset, scratch=shape is not None, options=options)
     tasks, data, limit = (options.pop(name) for name in ("tasks", "data", "limit"))
     job, resume, dry = job_of(options, learning_rate=rate)
+    scoring = _Scoring(job.out, tasks, data, limit, options["device"]) if tasks else None
+    if scoring is not None:
+        scoring.check()
     if shape is None:
         asked = options["model"]
-        training = run.layerskip(model_spec(options), recipe, job)
+        training = run.layerskip(model_spec(options), recipe, job, fit=fit)
         stand_in_note(asked)
     else:
         from ppdbench.engine.shapes import parse
@@ -61,7 +71,11 @@ def command(preset: str | None, shape: str | None, save_dtype: str, **options: A
 
         if options["model"]:
             raise ConfigError("--shape trains from scratch, --model goes on; give one of them")
-        training = run.layerskip_from_scratch(parse(shape), options["device"], recipe, job)
+        scratch = parse(shape)
+        training = run.layerskip_from_scratch(scratch, options["device"], recipe, job, fit=fit)
+    rotation = training.facts["recipe"]["rotation"]
+    if rotation != recipe.rotation:
+        notice(f"note: rotation {rotation} in place of {recipe.rotation}, which is for more layers")
     if dry:
         return print_plan(training)
     carry_out(
@@ -69,41 +83,63 @@ def command(preset: str | None, shape: str | None, save_dtype: str, **options: A
         resume,
         lambda trained: run.save_model(trained, training.tokenizer, job.out, dtype),
     )
-    if tasks and training.is_main:
-        _score_exits(job.out, tasks, data, limit, options["device"])
+    if scoring is not None and training.is_main:
+        scoring.carry_out()
     return 0
 
 
-def _score_exits(
-    model: Path, tasks: tuple[str, ...], data: str, limit: int | None, device: str
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Scoring:
     """The quality of outputs read out after each layer, as a run folder beside the model."""
-    from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
-    from ppdbench.bench.summary import summarize
-    from ppdbench.bench.sums import add_up
-    from ppdbench.engine.loading import ModelSpec
-    from ppdbench.report import decode_tables
-    from ppdbench.report.export import emit
 
-    layers = json.loads((model / "config.json").read_text("utf-8"))["num_hidden_layers"]
-    exits = [Choice(name="early-exit", options={"exit_layer": str(n)}) for n in range(1, layers)]
-    config = DecodeConfig(
-        model=ModelSpec(name=str(model.absolute()), device=device),
-        tasks=tasks,
-        data=data,
-        limit=limit,
-        methods=(*exits, Choice(name="greedy")),
-        warmup=0,
-    )
-    with progress() as report:
-        scored = run_decode(config, model / "exits", kind="bench", resume=False, report=report)
-    found = summarize(scored.header, add_up(scored.samples))
-    emit([decode_tables.quality(found)], None, "table")
-    notice(f"run: {scored.path}")
+    model: Path
+    tasks: tuple[str, ...]
+    data: str
+    limit: int | None
+    device: str
+
+    def check(self) -> None:
+        """Read the examples once before the training, after which a wrong name would be late."""
+        from ppdbench.workload import Workload
+
+        Workload.read(self._config(("greedy",)))
+
+    def carry_out(self) -> None:
+        from ppdbench.bench.runner import run_decode
+        from ppdbench.bench.summary import summarize
+        from ppdbench.bench.sums import add_up
+        from ppdbench.report import decode_tables
+        from ppdbench.report.export import emit
+
+        layers = json.loads((self.model / "config.json").read_text("utf-8"))["num_hidden_layers"]
+        exits = [f"early-exit:exit_layer={n}" for n in range(1, layers)]
+        config = self._config((*exits, "greedy"))
+        with progress() as report:
+            out = self.model / "exits"
+            scored = run_decode(config, out, kind="bench", resume=out.exists(), report=report)
+        found = summarize(scored.header, add_up(scored.samples))
+        emit([decode_tables.quality(found)], None, "table")
+        notice(f"run: {scored.path}")
+
+    def _config(self, methods: tuple[str, ...]) -> DecodeConfig:
+        from ppdbench.bench.runner import Choice, DecodeConfig
+        from ppdbench.engine.loading import ModelSpec
+
+        return DecodeConfig(
+            model=ModelSpec(name=str(self.model.absolute()), device=self.device),
+            tasks=self.tasks,
+            data=self.data,
+            limit=self.limit,
+            methods=tuple(map(Choice.parse, methods)),
+            warmup=0,
+        )
 
 
 def _recipe(preset: str | None, *, scratch: bool, options: dict[str, Any]) -> tuple[Recipe, float]:
-    """The preset's recipe with what was asked for otherwise, and its learning rate."""
+    """The preset's recipe with what was asked for otherwise, and its learning rate.
+
+    How much is trained follows the preset only where one was asked for.
+    """
     from ppdbench.errors import UnknownName
     from ppdbench.training.recipe import PRESETS
 
@@ -117,4 +153,12 @@ def _recipe(preset: str | None, *, scratch: bool, options: dict[str, Any]) -> tu
     }
     if options.pop("no_early_exit_loss"):
         changes["e_scale"] = None
-    return replace(PRESETS[name].recipe, **changes), PRESETS[name].learning_rate
+    chosen = PRESETS[name]
+    if preset:
+        if options["steps"] is None and options["epochs"] is None:
+            options["steps"] = chosen.steps
+        for option in ("batch_size", "sequence"):
+            if click.get_current_context().get_parameter_source(option) is ParameterSource.DEFAULT:
+                options[option] = getattr(chosen, option)
+    recipe = replace(chosen.recipe, **changes)
+    return recipe, chosen.rate(recipe)

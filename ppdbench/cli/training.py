@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -71,8 +72,8 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
     steps, epochs = take("steps"), take("epochs")
     if steps is not None and epochs is not None:
         raise ConfigError("--steps and --epochs exclude each other")
-    if epochs is not None and not epochs > 0:
-        raise ConfigError(f"--epochs {epochs}: use a value above 0")
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise ConfigError(f"--epochs {epochs}: use a number above 0")
     text = {
         "split": take("split_by"),
         "column": take("column"),
@@ -104,8 +105,25 @@ def print_plan(training: Training) -> int:
     from ppdbench.report.training_tables import plan_sheet
 
     plan = training.plan()
+    if not training.is_main:
+        return 0
     emit([plan_sheet(plan)], asdict(plan), "table")
     return 0
+
+
+def _save(trained: Any, save: Callable[[Any], None], out: Path) -> None:
+    from safetensors import SafetensorError
+
+    from ppdbench.errors import DataError
+
+    try:
+        save(trained)
+    except (OSError, SafetensorError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"cannot write what was trained to {out}: {why}; its last checkpoint is kept, make "
+            "room and repeat the command with --resume"
+        ) from error
 
 
 def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> int:
@@ -119,7 +137,7 @@ def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> 
     with progress() as report:
         trained = training.carry_out(resume=resume, watch=report)
     if training.is_main:
-        save(trained)  # before anything that takes long or may fail
+        _save(trained, save, out)  # before anything that takes long or may fail
     quality = training.quality()
     if not training.is_main:
         return 0

@@ -25,7 +25,10 @@ def plan_sheet(plan: Plan) -> Sheet:
         ("seconds per step, measured", f"{plan.step_seconds:.2f}"),
         ("hours in all, estimated", f"{plan.total_seconds / 3600:.2f}"),
     )
-    return Sheet("Training plan", ("what", "value"), rows)
+    notes = (
+        "Besides, passes keep what the way back needs: it grows with sequences at once and length.",
+    )
+    return Sheet("Training plan", ("what", "value"), rows, notes=notes)
 
 
 def quality_sheet(quality: Sequence[Quality]) -> Sheet:

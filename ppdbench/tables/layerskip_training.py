@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ppdbench.errors import ConfigError
 from ppdbench.jsonfile import read_json
 from ppdbench.papers import Paper
@@ -66,12 +68,12 @@ def learning_rates(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
             row["experiment"],
             row["model"],
             _yes(row["layer_dropout_inferred"]),
-            f"{row['initial_learning_rate']:.0e}",
+            _rate(row["initial_learning_rate"]),
         )
         for row in paper["rows"]
     ]
     rows += [
-        (what, OURS, _yes(stage["recipe"]["p_max"] > 0), f"{stage['config']['learning_rate']:.0e}")
+        (what, OURS, _yes(stage["recipe"]["p_max"] > 0), _rate(stage["config"]["learning_rate"]))
         for what, stage in _stages()
     ]
     return Sheet(
@@ -186,6 +188,11 @@ def _read(name: str) -> Any:
 
 def _billions(tokens: int) -> float:
     return tokens / 1e9
+
+
+def _rate(value: float) -> str:
+    """A learning rate with the digits that it has, and no more."""
+    return np.format_float_scientific(value, trim="-", exp_digits=2)
 
 
 def _yes(value: bool) -> str:

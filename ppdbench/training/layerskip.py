@@ -38,7 +38,8 @@ class LayerSkipObjective(Objective):
         inputs, targets = blocks[:, :-1], blocks[:, 1:]
         layers, step = self.layers, self.layers.step(inputs.shape[1])
         exits = self.recipe.exits(layers.n_layers, t, total)
-        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + t)
+        seed = self.seed * 1_000_003 + t + self.first_row * 7_368_787
+        draw = torch.Generator().manual_seed(seed)
         hidden = layers.embed(inputs, step)
         weighted = []
         for index in range(layers.n_layers):
@@ -59,7 +60,8 @@ class LayerSkipObjective(Objective):
     ) -> Tensor | None:
         """The samples that pass this layer; None if all do.
 
-        Drawn from the step alone, so every process drops as many samples as the others.
+        Drawn from the step and the place in the share alone, so that every process drops as many
+        samples as the others.
         """
         p = self.recipe.dropout(index, self.layers.n_layers, t, total)
         if p <= 0 or not self.training:

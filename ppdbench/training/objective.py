@@ -12,7 +12,13 @@ from ppdbench.training.evaluate import Quality
 
 
 class Objective(nn.Module):
-    """Its parameters are what is trained."""
+    """Its parameters are what is trained.
+
+    `first_row` is the place of `blocks` in this process's share of the batch: not 0 for all but
+    the first of several micro-batches.
+    """
+
+    first_row = 0
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """At step `t` of `total`: `loss` to minimise over `blocks`, and others to watch."""

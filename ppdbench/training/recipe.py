@@ -96,25 +96,49 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A setting of the paper: the recipe and its learning rate."""
+    """A setting of the paper: the recipe, its learning rates, and how much it saw.
+
+    `batch_size` counts the sequences of a step on all of the paper's devices. Without layer
+    dropout the paper trains more gently.
+    """
 
     recipe: Recipe
     learning_rate: float
+    rate_without_dropout: float
+    steps: int
+    batch_size: int
+    sequence: int
     what: str
+
+    def rate(self, recipe: Recipe) -> float:
+        """The learning rate for a recipe that was made of this one."""
+        return self.learning_rate if recipe.p_max > 0 else self.rate_without_dropout
 
 
 PRESETS = {
-    "continual-7b": Preset(Recipe(), 3e-5, "continual pretraining, Llama 2 7B"),
+    "continual-7b": Preset(
+        *(Recipe(), 3e-5, 3e-5, 50_000, 256, 4096),
+        "continual pretraining, Llama 2 7B",
+    ),
     "continual-13b": Preset(
-        Recipe(e_scale=0.1, rotation=39), 2e-5, "continual pretraining, Llama 2 13B"
+        *(Recipe(e_scale=0.1, rotation=39), 2e-5, 2e-5, 50_000, 256, 4096),
+        "continual pretraining, Llama 2 13B",
     ),
-    "scratch-1.5b": Preset(Recipe(rotation=23, ramp=True), 8e-4, "from scratch, 1.5B"),
+    "scratch-1.5b": Preset(
+        *(Recipe(rotation=23, ramp=True), 8e-4, 4e-4, 50_000, 128, 4096),
+        "from scratch, 1.5B",
+    ),
     "scratch-7b": Preset(
-        Recipe(p_max=0.2, rotation=31, ramp=True), 8e-4, "from scratch, Llama 2 7B"
+        *(Recipe(p_max=0.2, rotation=31, ramp=True), 8e-4, 3e-4, 50_000, 128, 4096),
+        "from scratch, Llama 2 7B",
     ),
-    "code-7b": Preset(Recipe(e_scale=1.0, rotation=16), 1e-4, "finetuning on code, Llama 1 7B"),
+    "code-7b": Preset(
+        *(Recipe(e_scale=1.0, rotation=16), 1e-4, 1e-4, 10_000, 128, 2048),
+        "finetuning on code, Llama 1 7B",
+    ),
     "topv2-1.5b": Preset(
-        Recipe(p_max=0.2, e_scale=1.0, curriculum="gradual"), 1e-4, "finetuning on TOPv2, 1.5B"
+        *(Recipe(p_max=0.2, e_scale=1.0, curriculum="gradual"), 1e-4, 1e-4, 5_800, 256, 4096),
+        "finetuning on TOPv2, 1.5B",
     ),
 }
 

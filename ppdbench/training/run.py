@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from ppdbench.engine.loading import (
 from ppdbench.engine.prompt_tokens import METHOD as PROMPT_TOKENS
 from ppdbench.engine.shapes import SPECIALS, Shape
 from ppdbench.engine.synthetic import configuration, wrapped
+from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError
 from ppdbench.training.eagle import EagleObjective, EaglePlan, commonest
 from ppdbench.training.evaluate import Quality
@@ -32,7 +34,7 @@ from ppdbench.training.layerskip import LayerSkipObjective
 from ppdbench.training.medusa import MedusaObjective, MedusaPlan
 from ppdbench.training.objective import Objective
 from ppdbench.training.prompt_tokens import PromptPlan, PromptsObjective, ordinary_words
-from ppdbench.training.recipe import Recipe
+from ppdbench.training.recipe import Recipe, fitted
 from ppdbench.training.text import Blocks, TextSpec, documents, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
 from ppdbench.workload import Report
@@ -83,7 +85,11 @@ class Training:
         if job.epochs is not None:
             steps = round(job.epochs * self.blocks.count / job.config.batch_size)
             self.config = replace(job.config, steps=max(1, steps) * job.config.phases)
-        self.facts = {"text": asdict(job.text), "tokens": len(ids), **facts}
+        # What is measured in the end is read in the beginning, where a wrong name costs nothing.
+        self.held_out = None if job.held_out is None else self._tokenized(job.held_out, HELD_OUT)
+        text = {name: value for name, value in asdict(job.text).items() if name != "offline"}
+        words = vocabulary_hash(tokenizer)
+        self.facts = {"text": text, "tokens": len(ids), "vocabulary": words, **facts}
 
     def _tokenized(self, text: TextSpec, name: str) -> npt.NDArray[Any]:
         return _tokenized(text, self.tokenizer, self.model, self.job.out / name)
@@ -113,16 +119,25 @@ class Training:
         )
 
     def _seconds_per_step(self) -> float:
-        micro = self.config.micro_batch or self.config.batch_size
+        """Of this process's share, at the beginning, in the middle and at the end of the run."""
+        config = self.config
+        share: int = max(1, config.batch_size // self.processes.num_processes)
+        micro = min(config.micro_batch or share, share)
         device = next(self.objective.parameters()).device
         rows = torch.from_numpy(self.blocks.batch(0, micro)).to(device)
+        low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
         times = []
-        for step in range(2):
+        # Once more for what is done only once.
+        for step in (0, 0, config.steps // 2, config.steps - 1):
             start = time.perf_counter()
-            self.objective(rows, step, self.config.steps)["loss"].backward()
+            with torch.autocast(device.type, low, enabled=low is not None):
+                loss = self.objective(rows, step, config.steps)["loss"]
+            loss.backward()
+            float(loss.detach())  # a GPU is done with it only now
             times.append(time.perf_counter() - start)
             self.objective.zero_grad()
-        return min(times) * self.config.batch_size / micro
+        each: float = mean(times[1:])
+        return each * share / micro
 
     def carry_out(self, *, resume: bool, watch: Report) -> Any:
         """Train to the end; the trained objective."""
@@ -132,9 +147,9 @@ class Training:
 
     def quality(self) -> Sequence[Quality]:
         """What was trained, measured on the held-out text if there is any."""
-        if self.job.held_out is None:
+        ids = self.held_out
+        if ids is None:
             return []
-        ids = self._tokenized(self.job.held_out, HELD_OUT)
         return self.objective.quality(ids, min(self.config.sequence, len(ids) - 1))
 
 
@@ -244,32 +259,35 @@ def _beside(
     return Training(objective.to(next(model.parameters()).device), model, tokenizer, job, facts)
 
 
-def layerskip(spec: ModelSpec, recipe: Recipe, job: Job) -> Training:
-    """The recipe on a model that exists: continual pretraining or finetuning."""
+def layerskip(spec: ModelSpec, recipe: Recipe, job: Job, *, fit: bool = False) -> Training:
+    """The recipe on a model that exists: continual pretraining or finetuning.
+
+    With `fit` a rotation that is too long for the model is shortened; else it is refused.
+    """
     model, tokenizer = _load(spec)
-    facts = {
-        "kind": "layerskip",
-        "model": spec.name,
-        "weight_hash": weight_fingerprint(model),
-        "recipe": asdict(recipe),
-    }
-    return _layerskip(model, tokenizer, recipe, job, facts)
+    facts = {"kind": "layerskip", "model": spec.name, "weight_hash": weight_fingerprint(model)}
+    return _layerskip(model, tokenizer, recipe, job, facts, fit=fit)
 
 
-def layerskip_from_scratch(shape: Shape, device: str, recipe: Recipe, job: Job) -> Training:
+def layerskip_from_scratch(
+    shape: Shape, device: str, recipe: Recipe, job: Job, *, fit: bool = False
+) -> Training:
     """The recipe on a new Llama of this shape, with a tokenizer trained on the same text."""
     tokenizer = trained_tokenizer(job.text, shape.vocab, shape.context)
     model = new_model(shape, job.config.seed).to(resolve_device(device))
-    facts = {"kind": "layerskip", "shape": asdict(shape), "recipe": asdict(recipe)}
-    return _layerskip(model, tokenizer, recipe, job, facts)
+    facts = {"kind": "layerskip", "shape": asdict(shape)}
+    return _layerskip(model, tokenizer, recipe, job, facts, fit=fit)
 
 
 def _layerskip(
-    model: Any, tokenizer: Any, recipe: Recipe, job: Job, facts: dict[str, Any]
+    model: Any, tokenizer: Any, recipe: Recipe, job: Job, facts: dict[str, Any], *, fit: bool
 ) -> Training:
     # Trained in float32; mixed precision is the accelerator's business.
     model = model.float().train().requires_grad_(True)
     config = job.config
+    if fit:
+        recipe = fitted(recipe, int(model.config.num_hidden_layers))
+    facts["recipe"] = asdict(recipe)
     objective = LayerSkipObjective(
         model, recipe, config.sequence, config.seed, compiled=config.compile
     )

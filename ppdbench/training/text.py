@@ -2,8 +2,8 @@
 
 Documents are tokenized one after another, each followed by the end-of-sequence token, into
 one long row of ids on disk. A block is a slice of it, and which blocks a step trains on
-follows from the seed and the step alone: so a run resumes exactly, on any number of
-processes, without reading anything twice.
+follows from the seed and the step alone: so a run resumes exactly, without reading anything
+twice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.jsonfile import write_whole
 
 SPLITS = ("blank-line", "file")
 BATCH = 512  # documents tokenized at once
@@ -88,6 +89,8 @@ def _of_file(path: Path, spec: TextSpec) -> Iterator[str]:
                 yield from _paragraphs(lines)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: byte {_bad_byte(path)} cannot be read") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _bad_byte(path: Path) -> int:
@@ -176,21 +179,35 @@ def tokenized(spec: TextSpec, tokenizer: Any, vocab_size: int, path: Path) -> np
     kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     stamp = path.with_suffix(".json")
     identity = _identity(spec, tokenizer, vocab_size)
-    if not (stamp.is_file() and json.loads(stamp.read_text("utf-8")) == identity):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".part")
-        try:
-            with partial.open("wb") as out:
-                for ids in _token_rows(documents(spec), tokenizer):
-                    out.write(np.asarray(ids, dtype=kind).tobytes())
-        except OSError as error:
-            raise DataError(f"cannot write {partial}: {error.strerror}") from error
-        if partial.stat().st_size == 0:
-            partial.unlink()
-            raise DataError(f"the text holds no words: {', '.join(spec.sources)}")
-        partial.replace(path)
-        stamp.write_text(json.dumps(identity), "utf-8")
+    if _stamped(stamp) != identity:
+        # First the stamp: tokens of another text must not be left with one.
+        stamp.unlink(missing_ok=True)
+        _write_tokens(spec, tokenizer, path, kind)
+        write_whole(stamp, json.dumps(identity))
     return np.memmap(path, dtype=kind, mode="r")
+
+
+def _stamped(stamp: Path) -> Any:
+    """What the tokens beside this file were made of, if it says so."""
+    try:
+        return json.loads(stamp.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: type) -> None:
+    partial = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as out:
+            for ids in _token_rows(documents(spec), tokenizer):
+                out.write(np.asarray(ids, dtype=kind).tobytes())
+    except OSError as error:
+        raise DataError(f"cannot write {partial}: {error.strerror}") from error
+    if partial.stat().st_size == 0:
+        partial.unlink()
+        raise DataError(f"the text holds no words: {', '.join(spec.sources)}")
+    partial.replace(path)
 
 
 def _token_rows(texts: Iterable[str], tokenizer: Any) -> Iterator[Sequence[int]]:

@@ -10,14 +10,17 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError
+from ppdbench.jsonfile import write_whole
 from ppdbench.training.text import Blocks
 from ppdbench.workload import Report
 
@@ -26,6 +29,8 @@ PRECISIONS = ("no", "bf16", "fp16")
 LOG, STATE = "train.jsonl", "training.json"
 CHECKPOINTS = "checkpoints"
 KEEP = 2  # the newest one may be the one that was being written
+BROKEN = "stopped"  # in STATE, why a run cannot go on as it was
+MENDING = ("learning_rate", "clip")  # what may be changed then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,10 @@ class TrainConfig:
             raise ConfigError(f"learning_rate={self.learning_rate}; use a value above 0")
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip={self.clip}; use a value above 0, or leave it out")
+        if not 0 <= self.beta2 < 1:
+            raise ConfigError(f"beta2={self.beta2}; use a value from 0 up to, not including, 1")
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed}; use 0 or more")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warm-up, then a cosine to 0 or a constant."""
@@ -91,15 +100,20 @@ class Trainer:
         from accelerate.utils import DistributedDataParallelKwargs
 
         self.config, self.out, self.blocks = config, out, blocks
+        on_cpu = next(objective.parameters()).device.type == "cpu"
+        if config.precision == "fp16" and on_cpu:
+            raise ConfigError("--precision fp16 needs a GPU; use bf16 or no")
         # A sample may skip a layer on one process that all samples pass on another.
         kwargs = [DistributedDataParallelKwargs(find_unused_parameters=True)]
         self.accelerator = Accelerator(
             mixed_precision=config.precision,
-            cpu=next(objective.parameters()).device.type == "cpu",
+            cpu=on_cpu,
             kwargs_handlers=kwargs,
         )
         self.share = self._share()
-        self.facts = json.loads(json.dumps({"config": asdict(config), **facts}))
+        # How many samples a process draws for at once decides what it draws.
+        about = {"config": asdict(config), "processes": self.accelerator.num_processes, **facts}
+        self.facts = json.loads(json.dumps(about))
         trained = [p for p in objective.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(
             trained,
@@ -130,8 +144,8 @@ class Trainer:
             for step in range(first, self.config.steps):
                 losses, norm = self._step(step)
                 self._log(step, losses, norm, began)
-                loss = losses["loss"]
-                watch(f"loss {loss:.4f}", step + 1, self.config.steps)
+                loss, rate = losses["loss"], self._tokens_per_s(step, began)
+                watch(f"loss {loss:.4f}, {rate:,.0f} tokens/s", step + 1, self.config.steps)
                 if (step + 1) % self.config.checkpoint_every == 0:
                     self._checkpoint(step + 1)
         except KeyboardInterrupt:
@@ -140,8 +154,7 @@ class Trainer:
                 f"interrupted at step {step}; the last checkpoint is in {self.out}, continue with "
                 "--resume"
             ) from None
-        if self.config.steps % self.config.checkpoint_every:
-            self._checkpoint(self.config.steps)
+        self._checkpoint(self.config.steps)
 
     def _step(self, step: int) -> tuple[dict[str, float], float | None]:
         """One optimizer step over this process's share of the batch, in micro-batches."""
@@ -150,7 +163,9 @@ class Trainer:
         mine = rows[accelerator.process_index * self.share :][: self.share]
         pieces = torch.split(mine, config.micro_batch or self.share)
         sums: dict[str, Tensor] = {}
+        done = 0
         for number, piece in enumerate(pieces):
+            self.trained().first_row, done = done, done + len(piece)
             with self._sync(last=number == len(pieces) - 1):
                 losses = self.objective(piece.to(accelerator.device), step, config.steps)
                 part = len(piece) / self.share
@@ -159,18 +174,34 @@ class Trainer:
                 sums[name] = sums.get(name, torch.zeros(())) + part * value.detach().float().cpu()
         found = self._mean_over_processes(sums)
         if not math.isfinite(found["loss"]):
-            raise NumericalError(
-                f"the loss turned {found['loss']} at step {step}; the last good checkpoint is in "
-                f"{self.out / CHECKPOINTS}, try a lower learning rate or clip=1"
-            )
+            raise self._broken(step, f"the loss turned {found['loss']}")
         norm = None
         if config.clip is not None:
             norm = float(accelerator.clip_grad_norm_(self.objective.parameters(), config.clip))
+        fine = _finite(p.grad for p in self._parameters()) if norm is None else math.isfinite(norm)
+        # A scaler skips such a step by itself.
+        if accelerator.scaler is None and not fine:
+            raise self._broken(step, "a gradient is no number any more")
         for group in self.optimizer.param_groups:
             group["lr"] = config.rate(step)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return found, norm
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        """What is trained."""
+        return (p for p in self.trained().parameters() if p.requires_grad)
+
+    def _broken(self, step: int, what: str) -> NumericalError:
+        """The error that ends the run, which it can go on from with gentler settings."""
+        newest = max(self._checkpoints(), default=0)
+        if self.accelerator.is_main_process:
+            self._write_state({**self.facts, BROKEN: f"{what} at step {step}"})
+        where = f"step {newest} in {self.out / CHECKPOINTS}" if newest else "none yet"
+        return NumericalError(
+            f"{what} at step {step}; last good checkpoint: {where}; go on from there with "
+            "--resume and a lower --learning-rate or --clip 1"
+        )
 
     def _sync(self, *, last: bool) -> Any:
         """Gradients meet once per step, after its last micro-batch."""
@@ -191,15 +222,12 @@ class Trainer:
     def _log(self, step: int, losses: dict[str, float], norm: float | None, began: int) -> None:
         if not self.accelerator.is_main_process:
             return
-        config = self.config
-        elapsed = time.perf_counter() - self.started
-        tokens = config.batch_size * (self.blocks.length - 1)
         line = {
             "step": step,
             **{name: round(value, 6) for name, value in losses.items()},
-            "learning_rate": config.rate(step),
-            "tokens": (step + 1) * tokens,
-            "tokens_per_s": round((step + 1 - began) * tokens / elapsed, 1),
+            "learning_rate": self.config.rate(step),
+            "tokens": (step + 1) * self._tokens,
+            "tokens_per_s": round(self._tokens_per_s(step, began), 1),
             **({} if norm is None else {"gradient_norm": round(norm, 6)}),
         }
         try:
@@ -207,6 +235,19 @@ class Trainer:
                 log.write(json.dumps(line) + "\n")
         except OSError as error:
             raise DataError(f"cannot write to {self.out}: {error.strerror}") from error
+
+    @property
+    def _tokens(self) -> int:
+        """Those of a step."""
+        return self.config.batch_size * (self.blocks.length - 1)
+
+    def _tokens_per_s(self, step: int, began: int) -> float:
+        """Since this process began."""
+        return (step + 1 - began) * self._tokens / (time.perf_counter() - self.started)
+
+    def _write_state(self, facts: Any) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_whole(self.out / STATE, json.dumps(facts, indent=2) + "\n")
 
     def _begin(self, resume: bool) -> int:
         """Prepare the folder; the step to start with."""
@@ -222,8 +263,7 @@ class Trainer:
             return self._load()
         if self.accelerator.is_main_process:
             try:
-                self.out.mkdir(parents=True, exist_ok=True)
-                state.write_text(json.dumps(self.facts, indent=2) + "\n", "utf-8")
+                self._write_state(self.facts)
             except OSError as error:
                 raise ConfigError(f"cannot write to {self.out}: {error.strerror}") from error
         self.accelerator.wait_for_everyone()
@@ -234,7 +274,13 @@ class Trainer:
             stored = json.loads((self.out / STATE).read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.out} holds no training run, so nothing to resume") from error
-        differing = sorted(n for n in self.facts if stored.get(n) != self.facts[n])
+        # What ended it would end it again.
+        spared = MENDING if stored.get(BROKEN) else ()
+        differing = sorted(
+            name
+            for name in self.facts
+            if _without(stored.get(name), spared) != _without(self.facts[name], spared)
+        )
         if differing:
             raise ConfigError(
                 f"cannot resume: {', '.join(differing)} differs from the stored run; repeat its "
@@ -243,7 +289,9 @@ class Trainer:
         newest = max(self._checkpoints(), default=0)
         if newest:
             self.accelerator.load_state(str(self._folder(newest)))
+        self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
+            self._write_state(self.facts)
             self._cut_log(newest)
         self.accelerator.wait_for_everyone()
         return newest
@@ -254,7 +302,7 @@ class Trainer:
         if path.exists():
             whole = [line for line in path.read_text("utf-8").splitlines() if line.endswith("}")]
             kept = [line for line in whole if json.loads(line)["step"] < step]
-            path.write_text("".join(f"{line}\n" for line in kept), "utf-8")
+            write_whole(path, "".join(f"{line}\n" for line in kept))
 
     def _folder(self, step: int) -> Path:
         return self.out / CHECKPOINTS / f"step-{step:08d}"
@@ -267,6 +315,8 @@ class Trainer:
         """Write everything that a resumed run needs; it counts once it has its name."""
         if step in self._checkpoints() or not step:
             return
+        if not _finite(self._parameters()):
+            raise self._broken(step, "a weight is no number any more")
         folder = self._folder(step)
         partial = folder.with_name("writing")
         if self.accelerator.is_main_process:
@@ -274,7 +324,8 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         try:
             self.accelerator.save_state(str(partial))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)  # it may be what filled the disk
             raise DataError(
                 f"cannot write a checkpoint to {self.out}: {' '.join(str(error).split())[:200]}; "
                 "the last good one is kept"
@@ -289,3 +340,16 @@ class Trainer:
     def trained(self) -> Any:
         """The objective without what distribution wraps around it."""
         return self.accelerator.unwrap_model(self.objective)
+
+
+def _finite(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether all of them hold nothing but numbers."""
+    norm = nn.utils.get_total_norm([tensor for tensor in tensors if tensor is not None])
+    return math.isfinite(float(norm.detach()))
+
+
+def _without(facts: Any, names: Sequence[str]) -> Any:
+    """Settings less some of them; everything else as it is."""
+    if not isinstance(facts, dict):
+        return facts
+    return {name: value for name, value in facts.items() if name not in names}

@@ -202,8 +202,8 @@ def test_our_training_is_what_the_makefile_says() -> None:
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
-        ("layerskip/7", {"batch": 32, "steps": 2400}),
-        ("layerskip/8", {"learning rate": "2e-03", "layer dropout": "yes"}),
+        ("layerskip/7", {"batch": 4, "steps": 17000}),
+        ("layerskip/8", {"learning rate": "1.5e-03", "layer dropout": "yes"}),
         ("layerskip/9", {"dim": 256, "heads": 4, "layers": 8, "context": 2048}),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import yaml
@@ -81,6 +83,37 @@ def test_presets_are_the_papers_hyperparameters() -> None:
         assert recipe.curriculum == row["curriculum"]
         assert row["R"] in (None, recipe.rotation)
         assert recipe.ramp == (row["time_scale"] == "exponential")
+
+
+EXPERIMENTS = {
+    "continual-7b": ("continual_pretraining", "Llama2-7B"),
+    "continual-13b": ("continual_pretraining", "Llama2-13B"),
+    "scratch-1.5b": ("pretraining_from_scratch", "Llama-1.5B"),
+    "scratch-7b": ("pretraining_from_scratch", "Llama2-7B"),
+    "code-7b": ("finetuning_code", "Llama1-7B"),
+    "topv2-1.5b": ("finetuning_task", "Llama-1.5B"),
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_presets_have_the_papers_rates_and_lengths(name: str) -> None:
+    def rows(number: int) -> list[dict[str, Any]]:
+        path = folder("papers") / f"layerskip_table{number}.yaml"
+        found: list[dict[str, Any]] = yaml.safe_load(path.read_text("utf-8"))["rows"]
+        wanted = EXPERIMENTS[name] if number != 9 else EXPERIMENTS[name][1:]
+        names = ("experiment", "model") if number != 9 else ("model",)
+        return [row for row in found if tuple(row[n] for n in names) == wanted]
+
+    preset = PRESETS[name]
+    rates = {row["layer_dropout_inferred"]: row["initial_learning_rate"] for row in rows(8)}
+    assert preset.learning_rate == preset.rate(preset.recipe) == rates[True]
+    assert preset.rate(replace(preset.recipe, p_max=0.0)) == rates.get(False, rates[True])
+    (size,) = rows(7)
+    assert (preset.steps, preset.batch_size) == (
+        size["steps"],
+        size["batch_size"] * size["num_gpus"],
+    )
+    assert preset.sequence == rows(9)[0]["context"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from ppdbench.training.recipe import Recipe
 from ppdbench.training.trainer import TrainConfig
 from tests.families import FAMILIES, stock_model
 
+Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = str(ROOT / "README.md")
 SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-3", "--split-by", "file"]
@@ -91,11 +92,32 @@ def test_a_dropped_sample_passes_a_layer_unchanged() -> None:
 def test_drops_are_the_same_on_every_process_and_off_at_inference() -> None:
     recipe = Recipe(p_max=0.5, e_scale=None)
     draws = []
-    for _ in range(2):
+    for number in range(2):
         objective = LayerSkipObjective(stock_model("llama").train(), recipe, 16, seed=4)
+        torch.manual_seed(number)  # what else a process has drawn
         draws.append([float(objective(blocks(), t, 9)["loss"].detach()) for t in range(5)])
     assert draws[0] == draws[1]
+    assert len(set(draws[0])) > 1
     assert objective.eval()(blocks(), 0, 9)["loss"] == objective.eval()(blocks(), 1, 9)["loss"]
+
+
+def test_every_micro_batch_has_drops_of_its_own() -> None:
+    """One sample at a time: in one step some skip a layer, and others do not."""
+    recipe = Recipe(p_max=0.6, e_scale=None)
+    objective = LayerSkipObjective(stock_model("llama").train(), recipe, 16, seed=4)
+    passed: list[int] = []
+    layer = objective.layers.layer
+
+    def noted(index: int, hidden: Any, step: Any, kept: Any = None, cache: Any = None) -> Any:
+        if index == 3:
+            passed.append(len(hidden) if kept is None else len(kept))
+        return layer(index, hidden, step, kept, cache)
+
+    objective.layers.layer = noted  # type: ignore[method-assign]
+    for row in range(16):
+        objective.first_row = row
+        objective(blocks(1), 0, 1)
+    assert set(passed) == {0, 1}
 
 
 # Heads
@@ -207,6 +229,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(home: Path) -> Non
     deadline = time.monotonic() + 60
     while not wait_for.exists() and worker.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
+    assert wait_for.exists()
     worker.send_signal(signal.SIGKILL)
     worker.wait()
     assert len(log(home / "killed")) < 14
@@ -278,6 +301,11 @@ def test_a_dry_run_trains_nothing(home: Path, capsys: pytest.CaptureFixture[str]
     assert run([*LAYERSKIP, "--epochs", "2", "--out", "dry", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "hours in all" in out
+    size = sum(p.numel() for p in stock_model("llama-mha-tied", vocab_size=300).parameters())
+    shown = {line[:34].strip(): line[34:].strip() for line in out.splitlines()}
+    assert shown["parameters"] == shown["of these trained, or added"] == f"{size:,}"
+    assert shown["memory of the weights"] == f"{4 * size / 2**20:.1f} MiB"
+    assert shown["memory of gradients and optimizer"] == f"{12 * size / 2**20:.1f} MiB"
     assert not (home / "dry" / "train.jsonl").exists()
 
 
@@ -347,6 +375,41 @@ def test_the_schedule_warms_up_and_comes_down() -> None:
     assert rates[-1] < 0.001
     constant = TrainConfig(steps=100, learning_rate=1.0, schedule="constant", warmup_ratio=0.0)
     assert {constant.rate(step) for step in range(100)} == {1.0}
+
+
+def test_without_a_rotation_the_presets_is_made_to_fit(home: Path, capsys: Capture) -> None:
+    common = ["train", "layerskip", "--text", "text.txt", "--steps", "1", *SMALL]
+    assert run([*common, "--model", "./model", "--out", "a"]) == 0
+    assert "note: rotation 3 in place of 8" in capsys.readouterr().err
+    shape = "layers=3,hidden=32,heads=2,vocab=320,context=64"
+    assert run([*common, "--shape", shape, "--out", "b"]) == 0
+    assert "note: rotation 2 in place of 23" in capsys.readouterr().err
+    stored = json.loads((home / "b" / "training.json").read_text("utf-8"))
+    assert stored["recipe"]["rotation"] == 2
+    assert stored["processes"] == 1
+
+
+def test_a_preset_brings_the_papers_settings_and_what_is_given_goes_before(
+    home: Path, capsys: Capture
+) -> None:
+    def settings(*more: str) -> tuple[Any, ...]:
+        words = ["--model", "./model", "--text", "text.txt", "--sequence", "16", "--dry-run"]
+        words += ["--rotation", "3", "--split-by", "file", "--micro-batch", "2", "--out", "dry"]
+        with pytest.MonkeyPatch.context() as patched:
+            found: list[TrainConfig] = []
+            patched.setattr(
+                "ppdbench.cli.train_layerskip.print_plan",
+                lambda training: found.append(training.config) or 0,
+            )
+            assert run(["train", "layerskip", *words, *more]) == 0
+        config = found[0]
+        return config.steps, config.batch_size, config.sequence, config.learning_rate
+
+    assert settings("--preset", "scratch-7b") == (50_000, 128, 16, 8e-4)
+    assert settings("--preset", "scratch-7b", "--p-max", "0") == (50_000, 128, 16, 3e-4)
+    given = ["--preset", "topv2-1.5b", "--batch-size", "128", "--steps", "3"]
+    assert settings(*given) == (3, 128, 16, 1e-4)
+    assert settings("--learning-rate", "1", "--steps", "2") == (2, 128, 16, 1.0)
 
 
 @pytest.mark.slow

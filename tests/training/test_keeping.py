@@ -1,0 +1,255 @@
+"""What training keeps when something goes wrong: bad numbers, full disks, kills, wrong names."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ppdbench.cli import training as training_cli
+from ppdbench.cli.main import run
+from ppdbench.engine.synthetic import tokenizer
+from ppdbench.training import layerskip
+from ppdbench.training.text import TextSpec, tokenized
+from ppdbench.training.trainer import Trainer
+from tests.conftest import ROOT
+from tests.training.test_training import LAYERSKIP, log
+
+Capture = pytest.CaptureFixture[str]
+
+
+def steps_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that are taken from now on."""
+    taken: list[int] = []
+    real = Trainer._step
+
+    def step(self: Trainer, number: int) -> Any:
+        taken.append(number)
+        return real(self, number)
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    return taken
+
+
+def poisoned(how: Callable[[dict[str, Tensor], Any], Tensor], at: int) -> Any:
+    """The loss of one step made otherwise, in every run of it at the rate that it begins with."""
+    plain = layerskip.LayerSkipObjective.forward
+
+    def forward(self: Any, rows: Tensor, t: int, total: int) -> dict[str, Tensor]:
+        found = plain(self, rows, t, total)
+        return {**found, "loss": how(found, self)} if t == at else found
+
+    return forward
+
+
+def no_loss(found: dict[str, Tensor], objective: Any) -> Tensor:
+    return found["loss"] * float("nan")
+
+
+def no_gradient(found: dict[str, Tensor], objective: Any) -> Tensor:
+    """A loss like any other, whose slope is not finite."""
+    weight = next(objective.parameters())
+    return found["loss"] + (weight.sum() * 0).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [(no_loss, "the loss turned nan"), (no_gradient, "a gradient is no number any more")],
+)
+@pytest.mark.parametrize("clip", [[], ["--clip", "1"]])
+def test_what_is_no_number_is_never_stepped_on_nor_kept(
+    home: Path,
+    how: Callable[[dict[str, Tensor], Any], Tensor],
+    words: str,
+    clip: list[str],
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = [*LAYERSKIP, "--steps", "10", "--out", "nan", *clip]
+    with monkeypatch.context() as patched:
+        # Step 7 ends with a checkpoint: what it moved must not get there.
+        patched.setattr(layerskip.LayerSkipObjective, "forward", poisoned(how, 7))
+        assert run(command) == 2
+    err = capsys.readouterr().err
+    assert f"{words} at step 7" in err
+    assert "last good checkpoint: step 4" in err
+    assert [path.name for path in (home / "nan" / "checkpoints").iterdir()] == ["step-00000004"]
+    # What it says can be done.
+    taken = steps_run(monkeypatch)
+    assert run([*command, "--resume", "--learning-rate", "5e-4", "--clip", "0.5"]) == 0
+    assert taken == list(range(4, 10))
+    assert log(home / "nan")[-1]["learning_rate"] < log(home / "nan")[3]["learning_rate"]
+    stored = json.loads((home / "nan" / "training.json").read_text("utf-8"))
+    assert stored["config"]["learning_rate"] == 5e-4
+    assert "stopped" not in stored
+
+
+def test_weights_that_are_no_numbers_are_not_kept(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Trainer._step
+
+    def step(self: Trainer, number: int) -> Any:
+        found = real(self, number)
+        if number == 6:
+            with torch.no_grad():
+                next(self._parameters()).fill_(math.inf)
+        return found
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    assert run([*LAYERSKIP, "--steps", "7", "--out", "end"]) == 2
+    assert "a weight is no number any more at step 7" in capsys.readouterr().err
+    assert not (home / "end" / "model.safetensors").exists()
+    assert [path.name for path in (home / "end" / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_a_sound_run_keeps_its_rate(home: Path, capsys: Capture) -> None:
+    command = [*LAYERSKIP, "--steps", "4", "--out", "run"]
+    assert run(command) == 0
+    assert run([*command, "--resume", "--learning-rate", "5e-4"]) == 2
+    assert "config differs" in capsys.readouterr().err
+
+
+def test_a_killed_run_loses_at_most_one_interval(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [*LAYERSKIP, "--steps", "14", "--out", "killed"]
+    program = (
+        "import os, sys\n"
+        "from ppdbench.training.trainer import Trainer\n"
+        "step = Trainer._step\n"
+        "def killed(self, number):\n"
+        "    if number == 11:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return step(self, number)\n"
+        "Trainer._step = killed\n"
+        "from ppdbench.cli.main import run\n"
+        "run(sys.argv[1:])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == -9
+    taken = steps_run(monkeypatch)
+    assert run([*command, "--resume"]) == 0
+    assert taken == list(range(8, 14))
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(60_000, 0), (None, 8)])
+def test_a_full_disk_is_told_as_that_and_leaves_nothing_half_written(
+    home: Path, limit: int | None, kept: int
+) -> None:
+    """The first checkpoint does not fit, or what is written after the last one."""
+    text = home / "text.txt"
+    text.write_text(text.read_text("utf-8")[:10_000], "utf-8")
+    program = (
+        "import resource, sys\n"
+        "from ppdbench.training import run as training\n"
+        f"limit = {limit}\n"
+        "def full(*_):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "save = training.save_model\n"
+        "training.save_model = lambda *a: (full(), save(*a))\n"
+        "if limit: full()\n"
+        "from ppdbench.cli.main import run\n"
+        "sys.exit(run(sys.argv[1:]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *LAYERSKIP, "--steps", "8", "--out", "full"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    what = "a checkpoint" if limit else "what was trained"
+    assert f"cannot write {what} to full" in done.stderr
+    assert "unexpected" not in done.stderr
+    there = sorted(path.name for path in (home / "full" / "checkpoints").glob("*"))
+    assert there == [f"step-{n:08d}" for n in (4, 8) if n <= kept]
+    # With room again the same command goes on, from the last checkpoint or the beginning.
+    assert run([*LAYERSKIP, "--steps", "8", "--out", "full", "--resume"]) == 0
+    assert (home / "full" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--held-out nowhere.txt", "text nowhere.txt is neither a file nor a folder"),
+        ("--task gsm9k --data builtin", "did you mean gsm8k"),
+        ("--task gsm8k --data nowhere.jsonl", "nowhere.jsonl"),
+        ("--precision fp16", "--precision fp16 needs a GPU"),
+        ("--beta2 2", "beta2=2.0; use"),
+        ("--seed -1", "seed=-1; use 0 or more"),
+        ("--epochs inf", "--epochs inf: use a number above 0"),
+    ],
+)
+def test_what_would_fail_in_the_end_fails_in_the_beginning(
+    home: Path, words: str, message: str, capsys: Capture
+) -> None:
+    command = [*LAYERSKIP, "--out", "run", *words.split()]
+    if "epochs" not in words:
+        command += ["--steps", "4"]
+    assert run(command) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (home / "run" / "train.jsonl").exists()
+
+
+def test_rate_and_loss_are_shown_while_it_trains(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class Watched:
+        def __enter__(self) -> Any:
+            return lambda text, done, total: said.append(f"{text} {done}/{total}")
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(training_cli, "progress", Watched)
+    assert run([*LAYERSKIP, "--steps", "3", "--out", "run"]) == 0
+    assert len(said) == 3
+    assert all(" tokens/s " in line and line.startswith("loss ") for line in said)
+    assert said[-1].endswith("3/3")
+
+
+# Tokens on disk
+
+
+def test_a_torn_stamp_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two three", "utf-8")
+    spec, words = TextSpec(sources=(str(tmp_path / "a.txt"),)), tokenizer(300, 512)
+    first = np.array(tokenized(spec, words, 300, tmp_path / "t.bin"))
+    (tmp_path / "t.json").write_text('{"sources": ["a', "utf-8")
+    assert (tokenized(spec, words, 300, tmp_path / "t.bin") == first).all()
+    json.loads((tmp_path / "t.json").read_text("utf-8"))
+
+
+def test_tokens_of_another_text_are_never_left_with_a_stamp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, path = tokenizer(300, 512), tmp_path / "t.bin"
+    specs = []
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"text of {name}", "utf-8")
+        specs.append(TextSpec(sources=(str(tmp_path / f"{name}.txt"),)))
+    first = np.array(tokenized(specs[0], words, 300, path))
+    with monkeypatch.context() as patched:
+        patched.setattr("ppdbench.training.text.write_whole", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):  # killed before the stamp is there
+            tokenized(specs[1], words, 300, path)
+    assert (np.array(tokenized(specs[0], words, 300, path)) == first).all()
