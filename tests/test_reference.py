@@ -125,5 +125,20 @@ def test_the_readme_quotes_what_was_measured() -> None:
             assert f"{entry['perplexity']:.2f}" in readme
 
 
+def test_the_recipe_makes_the_middle_readable_and_costs_little_at_the_end() -> None:
+    quality = json.loads((HOME / "quality.json").read_text("utf-8"))
+    ours, twin = ([q["perplexity"] for q in quality[name]] for name in ("reference", "twin"))
+    assert twin[3] / ours[3] > 3
+    assert ours[7] / twin[7] < 1.05
+
+
+def test_trained_heads_match_more_than_the_models_own_on_held_out_text() -> None:
+    quality = json.loads((HOME / "quality.json").read_text("utf-8"))["heads"]
+    rates = {(q["head"], q["layer"]): (q["top1"], q["top3"]) for q in quality}
+    for layer in range(1, 6):  # below the last third
+        for trained, own in zip(rates["Y", layer], rates["N", layer], strict=True):
+            assert trained > own
+
+
 def _limits(n: int, loaded: Loaded) -> Limits:
     return Limits(n, loaded.eos_ids)

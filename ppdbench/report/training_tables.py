@@ -59,14 +59,18 @@ def _distances(quality: Sequence[Quality]) -> Sheet:
 
 def _exits(quality: Sequence[ExitQuality]) -> Sheet:
     """Held-out loss, perplexity and accuracy of every exit."""
-    rows = tuple((q.head, q.layer, q.loss, q.perplexity, q.accuracy) for q in quality)
+    names = ("head", "layer", "loss", "perplexity", "accuracy", "top1", "top3")
+    rows = tuple(tuple(getattr(q, name) for name in names) for q in quality)
     return Sheet(
         "Held-out text, read out after each layer",
-        ("head", "layer", "loss", "perplexity", "next token"),
+        ("head", "layer", "loss", "perplexity", "next token", "k=1", "k=3"),
         rows,
-        notes=("head N: the model's own; Y: trained for the layer.",),
+        notes=(
+            "head N: the model's own; Y: trained for the layer.",
+            "k=1, k=3: how often the last layer's choice is among so many.",
+        ),
         digits={"perplexity": 2},
-        percent=frozenset({"next token"}),
+        percent=frozenset({"next token", "k=1", "k=3"}),
     )
 
 

@@ -26,7 +26,8 @@ class ExitQuality:
     """One exit: after how many layers, through which head, and how well it predicts.
 
     head N is the model's own, Y one trained for the layer. `loss` is the mean over tokens,
-    `accuracy` the share of tokens that it finds most likely.
+    `accuracy` the share of tokens that it finds most likely. `top1` and `top3` are match rates:
+    how often the last layer's choice is among so many of its own.
     """
 
     layer: int
@@ -34,6 +35,8 @@ class ExitQuality:
     loss: float
     perplexity: float
     accuracy: float
+    top1: float
+    top3: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +89,32 @@ def by_layer(
         return []
     layers = TrainedLayers(model.eval(), sequence)
     sums: dict[tuple[str, int], float] = defaultdict(float)
-    hits: dict[tuple[str, int], int] = defaultdict(int)
+    hits: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for part in consecutive(ids, length, batch, layers.adapter.device):
         step = layers.step(sequence)
-        hidden = layers.embed(part[:, :-1], step)
+        states = {0: layers.embed(part[:, :-1], step)}
         for index in range(layers.n_layers):
-            hidden = layers.layer(index, hidden, step)
-            normed = layers.adapter.norm(hidden)
+            states[index + 1] = layers.layer(index, states[index], step)
+        final = layers.logits(states[layers.n_layers]).argmax(-1)
+        for layer in range(1, 1 + layers.n_layers):
+            normed = layers.adapter.norm(states[layer])
             readers: dict[str, Head] = {"N": layers.adapter.readout}
-            if heads and index + 1 in heads:
-                readers["Y"] = heads[index + 1]
+            if heads and layer in heads:
+                readers["Y"] = heads[layer]
             for name, reader in readers.items():
                 logits, targets = reader(normed), part[:, 1:]
-                sums[name, index + 1] += float(cross_entropy(logits, targets)) * len(part)
-                hits[name, index + 1] += int((logits.argmax(-1) == targets).sum())
+                rank = ranks_of(logits.flatten(0, 1), final.flatten())
+                found = logits.argmax(-1) == targets
+                counts = {"right": found, "top1": rank < 1, "top3": rank < 3}
+                sums[name, layer] += float(cross_entropy(logits, targets)) * len(part)
+                hits[name, layer].update({what: int(n.sum()) for what, n in counts.items()})
     return [
         ExitQuality(
             layer,
             head,
             loss / count,
             math.exp(min(loss / count, 700.0)),
-            hits[head, layer] / (count * sequence),
+            *(hits[head, layer][what] / (count * sequence) for what in ("right", "top1", "top3")),
         )
         for (head, layer), loss in sorted(sums.items())
     ]

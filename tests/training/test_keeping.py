@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ppdbench.cli import training as training_cli
@@ -206,6 +207,49 @@ def test_what_would_fail_in_the_end_fails_in_the_beginning(
     assert message in err
     assert err.count("\n") == 1
     assert not (home / "run" / "train.jsonl").exists()
+
+
+def test_another_model_or_vocabulary_is_not_resumed(home: Path, capsys: Capture) -> None:
+    command = [*LAYERSKIP, "--steps", "2", "--out", "run"]
+    assert run(command) == 0
+    words = (home / "model" / "tokenizer.json").read_text("utf-8")
+    other = json.loads(words)
+    vocab = other["model"]["vocab"]
+    a, b = sorted(vocab, key=vocab.__getitem__)[-2:]
+    vocab[a], vocab[b] = vocab[b], vocab[a]
+    other["model"]["merges"] = []
+    (home / "model" / "tokenizer.json").write_text(json.dumps(other), "utf-8")
+    assert run([*command, "--resume"]) == 2
+    assert "vocabulary differs" in capsys.readouterr().err
+    (home / "model" / "tokenizer.json").write_text(words, "utf-8")
+    weights = home / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    next(iter(tensors.values())).add_(1)
+    save_file(tensors, weights, {"format": "pt"})
+    assert run([*command, "--resume"]) == 2
+    assert "weight_hash differs" in capsys.readouterr().err
+
+
+def test_mixed_precision_goes_on_exactly_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [*LAYERSKIP, "--steps", "9", "--precision", "bf16", "--micro-batch", "2"]
+    assert run([*command, "--out", "whole"]) == 0
+    real = Trainer._step
+
+    def stopped(self: Trainer, number: int) -> Any:
+        if number == 6:
+            raise KeyboardInterrupt
+        return real(self, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_step", stopped)
+        assert run([*command, "--out", "stopped"]) == 130
+    taken = steps_run(monkeypatch)
+    assert run([*command, "--out", "stopped", "--resume"]) == 0
+    assert taken == list(range(4, 9))
+    assert log(home / "stopped") == log(home / "whole")
+    full = [*LAYERSKIP, "--steps", "9", "--micro-batch", "2", "--out", "full"]
+    assert run(full) == 0
+    assert log(home / "full") != log(home / "whole")
 
 
 def test_rate_and_loss_are_shown_while_it_trains(

@@ -43,6 +43,20 @@ def test_documents_can_be_limited(corpus: Path) -> None:
     assert list(documents(spec(corpus, max_documents=2))) == ["first", "sécond"]
 
 
+def test_a_data_set_in_the_hubs_layout_is_streamed(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split, words in (("train", ["one", "two"]), ("validation", ["three"])):
+        rows = [json.dumps({"text": word, "words": f"{word}!"}) for word in words]
+        (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
+    found = [TextSpec(sources=(f"hub:{folder}{more}",)) for more in ("", "::validation")]
+    assert [list(documents(one)) for one in found] == [["one", "two"], ["three"]]
+    column = TextSpec(sources=(f"hub:{folder}",), column="words", max_documents=1)
+    assert list(documents(column)) == ["one!"]
+    with pytest.raises(DataError, match="no text in 'body'; found: text, words"):
+        list(documents(TextSpec(sources=(f"hub:{folder}",), column="body")))
+
+
 def test_tokens_are_documents_with_an_end_each(corpus: Path, tmp_path: Path) -> None:
     ids = tokenized(spec(corpus), TOKENIZER, 300, tmp_path / "t.bin")
     assert (ids == 2).sum() == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
 from ppdbench.training import layers as training_layers
@@ -431,6 +433,35 @@ def test_two_processes_have_the_losses_of_one(home: Path) -> None:
     for a, b in zip(alone, together, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
     assert (home / "together" / "model.safetensors").is_file()
+    # What a run draws depends on how many share it.
+    assert run([*words, "--out", "together", "--resume"]) == 2
+
+
+@pytest.mark.slow
+def test_two_processes_drop_and_accumulate_alike_and_go_on(home: Path) -> None:
+    words = [*LAYERSKIP, "--p-max", "0.5", "--steps", "6", "--micro-batch", "1", "--clip", "1"]
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    def together(*more: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", *launch, "-m", "ppdbench", *words, *more],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    together("--out", "whole")
+    together("--out", "again")
+    shutil.rmtree(home / "again" / "checkpoints" / "step-00000006")
+    (home / "again" / "model.safetensors").unlink()
+    together("--out", "again", "--resume")
+    assert log(home / "again") == log(home / "whole")
+    weights = [load_file(home / name / "model.safetensors") for name in ("whole", "again")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_every_exit_is_scored_on_tasks_afterwards(
