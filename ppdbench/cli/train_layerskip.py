@@ -116,7 +116,8 @@ class _Scoring:
         config = self._config((*exits, "greedy"))
         with progress() as report:
             out = self.model / "exits"
-            scored = run_decode(config, out, kind="bench", resume=out.exists(), report=report)
+            begun = (out / "run.json").is_file()
+            scored = run_decode(config, out, kind="bench", resume=begun, report=report)
         found = summarize(scored.header, add_up(scored.samples))
         emit([decode_tables.quality(found)], None, "table")
         notice(f"run: {scored.path}")

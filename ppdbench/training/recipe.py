@@ -40,9 +40,14 @@ class Recipe:
         if self.rotation < 1:
             raise ConfigError(f"rotation={self.rotation}; use 1 or more")
 
+    @property
+    def rotates(self) -> bool:
+        """Whether the rotation decides anything."""
+        return self.curriculum == "rotational" and self.e_scale is not None
+
     def check(self, n_layers: int) -> None:
         """Refuse what does not fit a model of `n_layers`."""
-        if self.curriculum == "rotational" and self.e_scale is not None:
+        if self.rotates:
             limit = max(1, n_layers - 1)
             if self.rotation > limit:
                 raise ConfigError(
@@ -144,5 +149,7 @@ PRESETS = {
 
 
 def fitted(recipe: Recipe, n_layers: int) -> Recipe:
-    """The recipe with its rotation brought within a shallower model's reach."""
+    """The recipe with its rotation, if it has one, brought within a shallower model's reach."""
+    if not recipe.rotates:
+        return recipe
     return replace(recipe, rotation=min(recipe.rotation, max(1, n_layers - 1)))

@@ -101,7 +101,7 @@ class Training:
         return main
 
     def plan(self) -> Plan:
-        """Counts, memory, and time from two timed steps that change nothing on disk."""
+        """Counts, memory, and time from a few steps that change nothing on disk."""
         config, blocks = self.config, self.blocks
         trained = sum(p.numel() for p in self.objective.parameters() if p.requires_grad)
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
@@ -126,9 +126,10 @@ class Training:
         device = next(self.objective.parameters()).device
         rows = torch.from_numpy(self.blocks.batch(0, micro)).to(device)
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
-        times = []
-        # Once more for what is done only once.
-        for step in (0, 0, config.steps // 2, config.steps - 1):
+        times: list[float] = []
+        chosen = (0, config.steps // 2, config.steps - 1)
+        # The first time for what is done only once.
+        for step in chosen * 2:
             start = time.perf_counter()
             with torch.autocast(device.type, low, enabled=low is not None):
                 loss = self.objective(rows, step, config.steps)["loss"]
@@ -136,7 +137,7 @@ class Training:
             float(loss.detach())  # a GPU is done with it only now
             times.append(time.perf_counter() - start)
             self.objective.zero_grad()
-        each: float = mean(times[1:])
+        each = mean(times[len(chosen) :])
         return each * share / micro
 
     def carry_out(self, *, resume: bool, watch: Report) -> Any:

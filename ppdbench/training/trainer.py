@@ -154,7 +154,8 @@ class Trainer:
                 f"interrupted at step {step}; the last checkpoint is in {self.out}, continue with "
                 "--resume"
             ) from None
-        self._checkpoint(self.config.steps)
+        if self.config.steps % self.config.checkpoint_every:
+            self._checkpoint(self.config.steps)
 
     def _step(self, step: int) -> tuple[dict[str, float], float | None]:
         """One optimizer step over this process's share of the batch, in micro-batches."""

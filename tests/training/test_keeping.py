@@ -7,13 +7,14 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.training import layerskip
 from ppdbench.training.text import TextSpec, tokenized
-from ppdbench.training.trainer import Trainer
+from ppdbench.training.trainer import TrainConfig, Trainer
 from tests.conftest import ROOT
 from tests.training.test_training import LAYERSKIP, log
 
@@ -89,7 +90,10 @@ def test_what_is_no_number_is_never_stepped_on_nor_kept(
     taken = steps_run(monkeypatch)
     assert run([*command, "--resume", "--learning-rate", "5e-4", "--clip", "0.5"]) == 0
     assert taken == list(range(4, 10))
-    assert log(home / "nan")[-1]["learning_rate"] < log(home / "nan")[3]["learning_rate"]
+    rates = [line["learning_rate"] for line in log(home / "nan")]
+    sound = TrainConfig(steps=10, learning_rate=1e-3)
+    assert rates[:4] == [sound.rate(step) for step in range(4)]
+    assert rates[4:] == [sound.rate(step) / 2 for step in range(4, 10)]
     stored = json.loads((home / "nan" / "training.json").read_text("utf-8"))
     assert stored["config"]["learning_rate"] == 5e-4
     assert "stopped" not in stored
@@ -230,6 +234,15 @@ def test_another_model_or_vocabulary_is_not_resumed(home: Path, capsys: Capture)
     assert "weight_hash differs" in capsys.readouterr().err
 
 
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """A process has one precision for life; not this one."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("fresh")
 def test_mixed_precision_goes_on_exactly_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [*LAYERSKIP, "--steps", "9", "--precision", "bf16", "--micro-batch", "2"]
     assert run([*command, "--out", "whole"]) == 0
@@ -247,6 +260,7 @@ def test_mixed_precision_goes_on_exactly_too(home: Path, monkeypatch: pytest.Mon
     assert run([*command, "--out", "stopped", "--resume"]) == 0
     assert taken == list(range(4, 9))
     assert log(home / "stopped") == log(home / "whole")
+    AcceleratorState._reset_state(reset_partial_state=True)
     full = [*LAYERSKIP, "--steps", "9", "--micro-batch", "2", "--out", "full"]
     assert run(full) == 0
     assert log(home / "full") != log(home / "whole")
