@@ -101,7 +101,7 @@ def test_the_readme_quotes_the_accuracy_of_what_was_trained_beside_it(method: st
 
 
 def test_its_heads_and_its_draft_model_belong_to_it(loaded: Loaded) -> None:
-    assert sorted(load_heads("reference", loaded)) == list(range(1, loaded.staged.n_layers))
+    assert sorted(load_heads("reference", loaded)[0]) == list(range(1, loaded.staged.n_layers))
     words = [(HOME / part / "tokenizer.json").read_bytes() for part in ("", "draft")]
     assert words[0] == words[1]
 

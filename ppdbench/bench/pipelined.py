@@ -57,9 +57,15 @@ def match_rate(group: Sequence[Sums]) -> float:
 
 def greedy_on(one: Sums, which: Callable[[Iterable[int]], int]) -> Mapping[str, float]:
     """What greedy decoding of the same example took with the threads of one unit, or of all."""
-    by_threads = one.about["greedy_by_threads"]
+    by_threads = _alone(one)
     timed: Mapping[str, float] = by_threads[str(which(map(int, by_threads)))]
     return timed
+
+
+def _alone(one: Sums) -> Mapping[str, Any]:
+    """Greedy decoding beside units, by threads; earlier versions did not count its steps."""
+    found: Mapping[str, Any] = one.about.get("greedy_by_threads") or {}
+    return found
 
 
 def gain_efficiency(measured: float | None, predicted: float) -> float | None:
@@ -116,7 +122,7 @@ def _units_busy(facts: Facts, outputs: int, begun: Begun) -> float:
 
 def _on_one_unit(group: Sequence[Sums]) -> dict[str, float | None]:
     """Greedy decoding itself, beside the units."""
-    runs = [greedy_on(s, min) for s in group if s.about["greedy_by_threads"]]
+    runs = [greedy_on(s, min) for s in group if _alone(s)]
     steps = sum(run["steps"] for run in runs)
     return {
         "greedy_prefill_ms": sum(run["prefill_ms"] for run in runs) / len(runs) if runs else None,
@@ -129,7 +135,7 @@ def _over_greedy(group: Sequence[Sums]) -> dict[str, float | None]:
     fair = not any(s.verdict == "mismatch" for s in group)
     result: dict[str, float | None] = {}
     for name, which in UNITS.items():
-        pairs = [(s, greedy_on(s, which)) for s in group if fair and s.about["greedy_by_threads"]]
+        pairs = [(s, greedy_on(s, which)) for s in group if fair and _alone(s)]
         # Per token: of two outputs that part at a tie one may be the longer.
         times = [(g["step_ms"], s.step_ms * s.as_long_as(int(g["steps"]))) for s, g in pairs]
         ratio = ratio_of_timed(times)

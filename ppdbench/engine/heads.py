@@ -41,13 +41,8 @@ class ExitHead:
         return adapter.cap(own + linear(linear(normed, self.down), self.up))
 
 
-def load_heads(folder: str | Path, loaded: Loaded) -> dict[int, ExitHead]:
-    """The heads in `folder` by number of layers run, checked against the model."""
-    return read_heads(folder, loaded)[0]
-
-
-def read_heads(folder: str | Path, loaded: Loaded) -> tuple[dict[int, ExitHead], str]:
-    """The same, and the fingerprint of all of them."""
+def load_heads(folder: str | Path, loaded: Loaded) -> tuple[dict[int, ExitHead], str]:
+    """The heads in `folder` by number of layers run, checked against the model; a fingerprint."""
     addon = open_addon(folder, METHOD, loaded, LAYOUT)
     layers, rank = _options(addon, loaded.staged.n_layers)
     heads = {layer: take_head(addon, f"layer.{layer}", rank, loaded) for layer in layers}

@@ -159,7 +159,8 @@ class Crew:
                 self._kill()
             if ranks.world() > 1 and isinstance(error, Exception):
                 raise UnitError(
-                    f"{error}; units that torchrun started do not begin anew, go on with --resume"
+                    f"{error}; units that torchrun started do not begin anew: go on with --resume, "
+                    "past this example without torchrun"
                 ) from error
             raise
 

@@ -74,7 +74,7 @@ class Unit:
 
     def ready(self) -> dict[str, Any]:
         """What the unit says of itself once its weights are there."""
-        facts: dict[str, Any] = self._answer(START_S)
+        facts: dict[str, Any] = self._answer(max(START_S, self.patience_s))
         return facts
 
     def begin(self, task: Any) -> None:

@@ -23,6 +23,7 @@ from ppdbench.pipeline.channel import nobody
 from ppdbench.pipeline.process import START_S, Maker, Server, silent
 
 IDLE = timedelta(days=1)  # how long a rank waits for its next output
+_LOST: set[int] = set()  # ranks that did not answer in time
 
 
 def world() -> int:
@@ -76,7 +77,7 @@ class RankUnit:
 
     def ready(self) -> dict[str, Any]:
         """What the unit says of itself once its weights are there."""
-        facts: dict[str, Any] = self._answer(START_S)
+        facts: dict[str, Any] = self._answer(max(START_S, self.patience_s))
         return facts
 
     def begin(self, task: Any) -> None:
@@ -89,10 +90,35 @@ class RankUnit:
 
     def _tell(self, kind: str, *more: Any) -> None:
         message = (kind, self.key, *more)
-        _within(self.patience_s, self.name, lambda: _send(self.rank, message))
+        self._within(self.patience_s, lambda: _send(self.rank, message))
+
+    def _within(self, seconds: float, call: Callable[[], Any]) -> Any:
+        """What a call gives that waits for the rank; one that hangs is not waited for longer.
+
+        The group itself waits as long as ranks may idle. A rank is asked nothing more then: what
+        it would answer is an answer to something else.
+        """
+        found: list[Any] = []
+
+        def make() -> None:
+            try:
+                found.append(call())
+            except Exception as error:
+                found.append(error)
+
+        if self.rank not in _LOST:
+            waiting = threading.Thread(target=make, daemon=True)
+            waiting.start()
+            waiting.join(seconds)
+        if not found:
+            _LOST.add(self.rank)
+            raise UnitError(silent(self.name, seconds))
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
 
     def _answer(self, seconds: float) -> Any:
-        kind, content = _within(seconds, self.name, lambda: _receive(self.rank))
+        kind, content = self._within(seconds, lambda: _receive(self.rank))
         if kind == "failed":
             raise UnitError(f"{self.name} failed: {content}")
         return content
@@ -113,7 +139,8 @@ def led() -> Iterator[None]:
     """Rank 0's part: the others serve it meanwhile, and end with it whatever happens.
 
     After an error of a unit they may be anywhere, and nothing they are told would reach them:
-    torchrun ends them once this process has failed.
+    torchrun ends them once this process has failed. So it does where a method that was left out
+    of a run lost one.
     """
     if world() == 1:
         yield
@@ -129,7 +156,7 @@ def led() -> Iterator[None]:
         lost = True
         raise
     finally:
-        if not lost:
+        if not lost and not _LOST:
             with suppress(RuntimeError):
                 for other in range(1, world()):
                     _send(other, ("quit",))
@@ -168,29 +195,6 @@ def _send(to: int, message: tuple[Any, ...]) -> None:
     import torch.distributed as dist
 
     dist.send_object_list([message], dst=to)
-
-
-def _within(seconds: float, name: str, call: Callable[[], Any]) -> Any:
-    """What a call gives that waits for another rank; one that hangs is not waited for longer.
-
-    The group itself waits as long as ranks may idle.
-    """
-    found: list[Any] = []
-
-    def make() -> None:
-        try:
-            found.append(call())
-        except Exception as error:
-            found.append(error)
-
-    waiting = threading.Thread(target=make, daemon=True)
-    waiting.start()
-    waiting.join(seconds)
-    if not found:
-        raise UnitError(silent(name, seconds))
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
 
 
 def _receive(source: int) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
 from ppdbench.decoding.sampling import Target, generator_for
-from ppdbench.engine.heads import ExitHead, read_heads
+from ppdbench.engine.heads import ExitHead, load_heads
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.errors import ConfigError
 from ppdbench.header import run_header
@@ -176,7 +176,7 @@ def _heads(config: ProbeConfig, loaded: Loaded) -> tuple[dict[int, ExitHead], st
     """The trained heads asked for, some of which must be for the layers asked for; a hash."""
     if not config.head:
         return {}, None
-    heads, fingerprint = read_heads(config.head, loaded)
+    heads, fingerprint = load_heads(config.head, loaded)
     if not heads.keys() & set(config.layers):
         raise ConfigError(
             f"--head {config.head} has heads for layers {', '.join(map(str, sorted(heads)))}, none "

@@ -32,8 +32,14 @@ Event = Sequence[Any]  # unit, what, token, from, to (ms)
 
 @quiet_style()
 def timeline(events: Sequence[Event], title: str) -> Figure:
-    """The tokens after the first one, which the prefill is mixed with."""
+    """The tokens after the first one, which the prefill is mixed with.
+
+    What one unit did for them while the other still had the prompt is left out as well.
+    """
     shown = [e for e in events if e[1] in KINDS and 2 <= e[2] < 2 + TOKENS]
+    upper = {e[0]: e[3] for e in reversed(shown) if e[1] == "finish"}
+    first = min(upper.values(), default=0.0)
+    shown = [e for e in shown if e[0] in upper or e[4] > first]
     if not shown:
         raise DataError("no timeline to draw: the run has no output of two tokens by ppd units")
     origin, end = min(e[3] for e in shown), max(e[4] for e in shown)

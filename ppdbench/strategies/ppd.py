@@ -83,9 +83,9 @@ class PredictivePipelined:
         """The head to read out with, if it is not the model's own, and its fingerprint."""
         if not self.head:
             return None, ""
-        from ppdbench.engine.heads import read_heads
+        from ppdbench.engine.heads import load_heads
 
-        heads, fingerprint = read_heads(self.head, loaded)
+        heads, fingerprint = load_heads(self.head, loaded)
         if exit_after not in heads:
             raise ConfigError(
                 f"ppd: {self.head} has no head for exit_after={exit_after}; it has "

@@ -170,7 +170,8 @@ class Peer(Decoder):
         """Passes of the stock model, in the shapes that they had."""
         from ppdbench.engine.stock import Passed
 
-        passes, done = [], 1  # the prompt's own pass chose the first, with its last row
+        # The prompt's pass chose the first token; assisted ones have drafts in it, which are lost.
+        passes, done = [], 1
         for rows, accepted in zip(decoded.rows, decoded.accepted, strict=True):
             if position < done:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -98,12 +99,19 @@ def test_a_rank_that_hangs_ends_the_run() -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    until = time.monotonic() + 200
-    while not list(Path("run").glob("samples*.jsonl")) and time.monotonic() < until:
-        time.sleep(0.1)
-    ranks = [p for p in psutil.Process(started.pid).children() if p.environ().get("RANK") == "1"]
-    ranks[0].send_signal(signal.SIGSTOP)
-    _, said = started.communicate(timeout=120)
+    ranks: list[psutil.Process] = []
+    try:
+        until = time.monotonic() + 200
+        while not list(Path("run").glob("samples*.jsonl")) and time.monotonic() < until:
+            time.sleep(0.1)
+        ranks = psutil.Process(started.pid).children()
+        (second,) = (p for p in ranks if p.environ().get("RANK") == "1")
+        second.send_signal(signal.SIGSTOP)
+        _, said = started.communicate(timeout=120)
+    finally:
+        for left in (*ranks, started):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
     assert started.returncode != 0
     assert "unit B" in said or "does not answer" in said
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ppdbench.cli.main import run
-from ppdbench.engine.heads import load_heads
+from ppdbench.engine.heads import ExitHead, load_heads
 from ppdbench.engine.loading import Loaded, ModelSpec, load_stock, take_over
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
@@ -31,6 +31,11 @@ def model() -> tuple[Loaded, Tensor]:
     stock, words = load_stock(spec)
     weight = stock.get_output_embeddings().weight.detach().clone()
     return take_over(spec, stock, words), weight
+
+
+def heads_in(folder: str | Path, loaded: Loaded) -> dict[int, ExitHead]:
+    """The heads alone."""
+    return load_heads(folder, loaded)[0]
 
 
 def header(loaded: Loaded, **change: Any) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def test_a_full_head_is_a_product_with_its_own_matrix(
 ) -> None:
     loaded, weight = model
     tensors = {"layer.1.weight": weight * 2, "layer.2.weight": weight.flip(0)}
-    heads = load_heads(write(tmp_path / "h", header(loaded), tensors), loaded)
+    heads = heads_in(write(tmp_path / "h", header(loaded), tensors), loaded)
     assert sorted(heads) == [1, 2]
     x = normed(loaded)
     for layer, expected in ((1, weight * 2), (2, weight.flip(0))):
@@ -101,7 +106,7 @@ def test_a_low_rank_head_is_the_dense_product_added_to_the_models_own(
     loaded, weight = model
     tensors = low_rank(1, 2)
     folder = write(tmp_path / "h", header(loaded, rank=RANK), tensors)
-    heads = load_heads(folder, loaded)
+    heads = heads_in(folder, loaded)
     x = normed(loaded)
     for layer in (1, 2):
         dense = weight + tensors[f"layer.{layer}.up"] @ tensors[f"layer.{layer}.down"]
@@ -120,7 +125,7 @@ def test_a_head_equal_to_the_models_own_reads_out_the_same(family: str, tmp_path
     loaded = take_over(ModelSpec(name=family), stock, None)
     folder = write(tmp_path / "h", header(loaded, layers=[2]), full(weight, 2))
     x = normed(loaded)
-    ours = load_heads(folder, loaded)[2].logits(loaded.staged.adapter, x)
+    ours = heads_in(folder, loaded)[2].logits(loaded.staged.adapter, x)
     torch.testing.assert_close(ours, loaded.staged.adapter.readout(x), atol=1e-5, rtol=1e-5)
 
 
@@ -128,7 +133,7 @@ def test_a_head_equal_to_the_models_own_reads_out_the_same(family: str, tmp_path
 def test_heads_take_the_type_of_the_model(model: tuple[Loaded, Tensor], tmp_path: Path) -> None:
     loaded, weight = model
     folder = write(tmp_path / "h", header(loaded, layers=[1]), full(weight.bfloat16(), 1))
-    logits = load_heads(folder, loaded)[1].logits(loaded.staged.adapter, normed(loaded))
+    logits = heads_in(folder, loaded)[1].logits(loaded.staged.adapter, normed(loaded))
     assert logits.dtype == torch.float32
 
 
@@ -241,7 +246,7 @@ def test_a_wrong_header_is_refused(
     loaded, weight = model
     folder = write(tmp_path / "heads", header(loaded, **change), full(weight, 1, 2))
     with pytest.raises(ConfigError, match=message) as caught:
-        load_heads(folder, loaded)
+        heads_in(folder, loaded)
     assert str(folder) in str(caught.value)
 
 
@@ -253,7 +258,7 @@ def test_a_header_that_is_no_object_is_refused(
     model: tuple[Loaded, Tensor], tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_heads(write(tmp_path / "heads", text, None), model[0])
+        heads_in(write(tmp_path / "heads", text, None), model[0])
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
@@ -262,7 +267,7 @@ def test_a_folder_without_a_header_is_refused(
 ) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=rf"{name} holds no trained heads: heads\.json"):
-        load_heads(tmp_path / name, model[0])
+        heads_in(tmp_path / name, model[0])
 
 
 def changed(tensors: dict[str, Tensor], **change: Tensor | None) -> dict[str, Tensor]:
@@ -289,7 +294,7 @@ def test_wrong_tensors_of_full_heads_are_refused(
     loaded, weight = model
     folder = write(tmp_path / "h", header(loaded), changed(full(weight, 1, 2), **change))
     with pytest.raises(ConfigError, match=message):
-        load_heads(folder, loaded)
+        heads_in(folder, loaded)
 
 
 WRONG_LOW_RANK: dict[str, tuple[dict[str, Tensor | None], str]] = {
@@ -310,7 +315,7 @@ def test_wrong_tensors_of_low_rank_heads_are_refused(
     loaded, _ = model
     folder = write(tmp_path / "h", header(loaded, rank=RANK), changed(low_rank(1, 2), **change))
     with pytest.raises(ConfigError, match=message):
-        load_heads(folder, loaded)
+        heads_in(folder, loaded)
 
 
 def test_full_tensors_under_a_rank_are_refused(
@@ -319,7 +324,7 @@ def test_full_tensors_under_a_rank_are_refused(
     loaded, weight = model
     folder = write(tmp_path / "h", header(loaded, rank=RANK), full(weight, 1, 2))
     with pytest.raises(ConfigError, match=r"lacks the tensor layer\.1\.down"):
-        load_heads(folder, loaded)
+        heads_in(folder, loaded)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x08\0\0\0\0\0\0\0{}", b"pickle"], ids=repr)
@@ -330,7 +335,7 @@ def test_tensors_that_cannot_be_read_are_refused(
     if content is not None:
         (folder / "heads.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match=r"heads\.safetensors cannot be read"):
-        load_heads(folder, model[0])
+        heads_in(folder, model[0])
 
 
 def test_heads_of_a_retrained_model_are_refused(tmp_path: Path) -> None:
@@ -343,6 +348,6 @@ def test_heads_of_a_retrained_model_are_refused(tmp_path: Path) -> None:
     width = first.staged.hidden_size
     tensors = {"layer.1.weight": torch.zeros(first.staged.vocab_size, width)}
     folder = write(tmp_path / "h", header(first, layers=[1]), tensors)
-    assert list(load_heads(folder, first)) == [1]
+    assert list(heads_in(folder, first)) == [1]
     with pytest.raises(ConfigError, match="another model"):
-        load_heads(folder, second)
+        heads_in(folder, second)
