@@ -1,9 +1,10 @@
 """What the LayerSkip training loop costs over a bare PyTorch loop on the same model and batch.
 
-    python -m benchmarks.training [--rounds 5]
+    python -m benchmarks.training [--rounds 5] [--compile]
 
 Printed are medians of interleaved rounds: the bare loop (transformers' own forward, AdamW),
-ours without early-exit loss and dropout, and ours with the early-exit loss at R = L-1.
+ours without early-exit loss and dropout, and ours with the early-exit loss at R = L-1. With
+`--compile` all three are compiled.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=512)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--compile", action="store_true")
     arguments = parser.parse_args()
     quiet()
     shape = parse(arguments.shape)
@@ -66,10 +68,15 @@ def main() -> None:
     )
 
     def ours(recipe: Recipe) -> Trainer:
-        objective = LayerSkipObjective(new_model(shape, 0), recipe, arguments.sequence, 0)
+        model = new_model(shape, 0)
+        objective = LayerSkipObjective(
+            model, recipe, arguments.sequence, 0, compiled=arguments.compile
+        )
         return Trainer(objective.train(), blocks, config, Path(tempfile.mkdtemp()), {})
 
     bare = Bare(new_model(shape, 0), blocks, arguments.batch)
+    if arguments.compile:
+        bare.model = torch.compile(bare.model)
     plain, exits = ours(PLAIN), ours(Recipe(p_max=0.0, rotation=shape.layers - 1))
     contenders: dict[str, Callable[[int], object]] = {
         "bare loop": bare.step,
