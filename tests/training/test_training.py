@@ -414,13 +414,11 @@ def test_a_preset_brings_the_papers_settings_and_what_is_given_goes_before(
     assert settings("--learning-rate", "1", "--steps", "2") == (2, 128, 16, 1.0)
 
 
-@pytest.mark.slow
-def test_two_processes_have_the_losses_of_one(home: Path) -> None:
-    words = [*LAYERSKIP, "--p-max", "0", "--steps", "6", "--checkpoint-every", "3"]
-    assert run([*words, "--out", "alone"]) == 0
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def by_two(*words: str) -> None:
+    """The same command in two processes that share the batch."""
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppdbench"]
     done = subprocess.run(
-        [sys.executable, "-m", *launch, "-m", "ppdbench", *words, "--out", "together"],
+        [sys.executable, "-m", *launch, *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -428,6 +426,13 @@ def test_two_processes_have_the_losses_of_one(home: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one(home: Path) -> None:
+    words = [*LAYERSKIP, "--p-max", "0", "--steps", "6", "--checkpoint-every", "3"]
+    assert run([*words, "--out", "alone"]) == 0
+    by_two(*words, "--out", "together")
     alone, together = log(home / "alone"), log(home / "together")
     assert len(together) == 6
     for a, b in zip(alone, together, strict=True):
@@ -440,25 +445,11 @@ def test_two_processes_have_the_losses_of_one(home: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_drop_and_accumulate_alike_and_go_on(home: Path) -> None:
     words = [*LAYERSKIP, "--p-max", "0.5", "--steps", "6", "--micro-batch", "1", "--clip", "1"]
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-    def together(*more: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", *launch, "-m", "ppdbench", *words, *more],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    together("--out", "whole")
-    together("--out", "again")
+    for out in ("whole", "again"):
+        by_two(*words, "--out", out)
     shutil.rmtree(home / "again" / "checkpoints" / "step-00000006")
     (home / "again" / "model.safetensors").unlink()
-    together("--out", "again", "--resume")
+    by_two(*words, "--out", "again", "--resume")
     assert log(home / "again") == log(home / "whole")
     weights = [load_file(home / name / "model.safetensors") for name in ("whole", "again")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
