@@ -32,11 +32,11 @@ from benchmarks.halves import Halves, added_bytes, measure
 from benchmarks.sharding import at_once
 from ppdbench.bench.bandwidth import measure_bandwidth
 from ppdbench.bench.environment import describe, set_threads
-from ppdbench.bench.pipelined import gain_efficiency, greedy_on
+from ppdbench.bench.pipelined import beside_greedy, gain_efficiency
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.stats import median
 from ppdbench.bench.summary import VERDICTS, summarize
-from ppdbench.bench.sums import Sums, add_up
+from ppdbench.bench.sums import add_up
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.quiet import quiet
 from ppdbench.report.decode_tables import verdict_text
@@ -173,12 +173,14 @@ def _bandwidth() -> float:
 def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What each form got of what was promised at one point."""
     halves = allowed[point.kind]["halves"]
-    for summary in summarize(run.header, add_up(run.samples), scores=False):
+    sums = add_up(run.samples)
+    for summary in summarize(run.header, sums, scores=False):
         k, p = summary["options"]["k"], summary["p"]
         ideal = Halves(**halves[str(k)]) if summary["form"] == "split" else None
         apart, possible = (ideal.speedup_apart(p), ideal.speedup(p)) if ideal else (None, None)
         theorem, measured = summary["predicted_speedup"], summary["speedup_one_unit"]
-        ours = [s for s in add_up(run.samples) if s.method == summary["label"] and s.steps]
+        ours = [s for s in sums if s.method == summary["label"] and s.steps]
+        pairs = [beside_greedy(s, min) for s in ours]
         yield {
             "model": point.model,
             "dtype": point.dtype,
@@ -195,19 +197,13 @@ def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict
             "measured": measured,
             "low": summary["speedup_one_unit_low"],
             "high": summary["speedup_one_unit_high"],
-            "median": median([_times_faster(s) for s in ours]),
+            "median": median([greedy / own for greedy, own in pairs]),
             "all_units": summary["speedup_all_units"],
             "efficiency": summary["gain_efficiency"],
             **lost(theorem, apart, possible, measured),
             "communication": summary["communication_ms_per_token"] / summary["ms_per_token"],
             "weights": sum(summary["weight_bytes_per_unit"]) / run.header["memory"]["weights"],
         }
-
-
-def _times_faster(one: Sums) -> float:
-    """Over greedy decoding on one unit, by the token."""
-    greedy = greedy_on(one, min)
-    return greedy["step_ms"] / (one.step_ms * one.as_long_as(int(greedy["steps"])))
 
 
 def lost(theorem: float, *reached: float | None) -> dict[str, float | None]:

@@ -55,7 +55,16 @@ def match_rate(group: Sequence[Sums]) -> float:
     return sum(s.matches.count(1) for s in group) / sum(len(s.matches) for s in group)
 
 
-def greedy_on(one: Sums, which: Callable[[Iterable[int]], int]) -> Mapping[str, float]:
+def beside_greedy(one: Sums, which: Callable[[Iterable[int]], int]) -> tuple[float, float]:
+    """Milliseconds of greedy decoding, on one unit or on all, and of ours for as many tokens.
+
+    Of two outputs that part at a tie one may be the longer.
+    """
+    greedy = _greedy_on(one, which)
+    return greedy["step_ms"], one.step_ms * one.as_long_as(int(greedy["steps"]))
+
+
+def _greedy_on(one: Sums, which: Callable[[Iterable[int]], int]) -> Mapping[str, float]:
     """What greedy decoding of the same example took with the threads of one unit, or of all."""
     by_threads = _alone(one)
     timed: Mapping[str, float] = by_threads[str(which(map(int, by_threads)))]
@@ -122,7 +131,7 @@ def _units_busy(facts: Facts, outputs: int, begun: Begun) -> float:
 
 def _on_one_unit(group: Sequence[Sums]) -> dict[str, float | None]:
     """Greedy decoding itself, beside the units."""
-    runs = [greedy_on(s, min) for s in group if _alone(s)]
+    runs = [_greedy_on(s, min) for s in group if _alone(s)]
     steps = sum(run["steps"] for run in runs)
     return {
         "greedy_prefill_ms": sum(run["prefill_ms"] for run in runs) / len(runs) if runs else None,
@@ -135,10 +144,7 @@ def _over_greedy(group: Sequence[Sums]) -> dict[str, float | None]:
     fair = not any(s.verdict == "mismatch" for s in group)
     result: dict[str, float | None] = {}
     for name, which in UNITS.items():
-        pairs = [(s, greedy_on(s, which)) for s in group if fair and _alone(s)]
-        # Per token: of two outputs that part at a tie one may be the longer.
-        times = [(g["step_ms"], s.step_ms * s.as_long_as(int(g["steps"]))) for s, g in pairs]
-        ratio = ratio_of_timed(times)
+        ratio = ratio_of_timed([beside_greedy(s, which) for s in group if fair and _alone(s)])
         result[f"speedup_{name}"] = ratio.value if ratio else None
         result[f"speedup_{name}_low"] = ratio.low if ratio else None
         result[f"speedup_{name}_high"] = ratio.high if ratio else None
