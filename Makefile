@@ -10,7 +10,7 @@ DEMO ?= results/demo
 
 .PHONY: help demo setup test test-fast test-quantized check format checked-runs check-baselines \
 	update-baselines tables measured readme reference reference-twin addons gpu-check wheel \
-	benchmark clean
+	benchmark attack clean
 
 help:
 	@echo "make demo       install, then match rates and speedups of the embedded model"
@@ -27,6 +27,7 @@ help:
 	@echo "make reference  train the embedded model again (hours; needs TEXT and HELD_OUT)"
 	@echo "make addons     train what guesses ahead for the embedded model (an hour)"
 	@echo "make gpu-check  what must hold on a GPU, into results/gpu-check/ (docs/gpu.md)"
+	@echo "make attack     kills, damaged records, planted bugs, hostile input: what is survived"
 	@echo "make wheel      build the wheel into dist/"
 
 setup: $(READY)
@@ -215,6 +216,10 @@ OUT ?= results/gpu-check
 
 gpu-check: $(READY)
 	$(BIN)/python -m benchmarks.gpu_check --out $(OUT)
+
+# ATTACK_ARGS=--short is what CI runs.
+attack: $(READY)
+	$(BIN)/python -m benchmarks.attack $(ATTACK_ARGS)
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist .

@@ -1,0 +1,1 @@
+"""Attacks on the whole program, each judged from outside: `python -m benchmarks.attack`."""
