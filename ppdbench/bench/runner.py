@@ -42,10 +42,10 @@ class Choice:
         return found, found.build(self.options)
 
     @classmethod
-    def parse(cls, text: str) -> Choice:
-        """`layerskip` or `layerskip:exit_layer=2,draft_length=4`."""
-        name, pairs = split_name(text)
-        return cls(name=name, options=settings(tuple(p for p in pairs.split(",") if p)))
+    def parse(cls, text: str, pairs: tuple[str, ...] = ()) -> Choice:
+        """`layerskip` or `layerskip:exit_layer=2,draft_length=4`; `pairs` are further options."""
+        name, typed = split_name(text)
+        return cls(name=name, options=settings((*(p for p in typed.split(",") if p), *pairs)))
 
     def __str__(self) -> str:
         pairs = ",".join(f"{key}={value}" for key, value in self.options.items())

@@ -18,7 +18,6 @@ from ppdbench.cli.common import (
     model_spec,
     notice,
     our_share,
-    progress,
     run_folder,
     told_elsewhere,
 )
@@ -31,6 +30,7 @@ from ppdbench.cli.options import (
     speed_options,
     task_options,
 )
+from ppdbench.cli.progress import progress
 from ppdbench.garbage import import_for_good
 
 if TYPE_CHECKING:
@@ -41,7 +41,13 @@ if TYPE_CHECKING:
 
 
 @click.command("decode")
-@click.option("--method", default="greedy", show_default=True, help="See `list methods`.")
+@click.option(
+    "--method",
+    default="greedy",
+    show_default=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="A method, and its options as in bench; see `list methods`.",
+)
 @click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of the method.")
 @click.option("--timeline", metavar="FILE", help="Picture of what each unit of ppd did when.")
@@ -60,18 +66,18 @@ def command(
     \b
     ppdbench decode --method greedy --task squad --limit 8
     ppdbench decode --method prompt-lookup --set max_draft=4 --task xsum --strict
+    ppdbench decode --method layerskip:exit_layer=2,draft_length=4 --task xsum --limit 4
     ppdbench decode --method greedy --model ./my-model --task gsm8k --data ./test.jsonl
     ppdbench decode --task humaneval --limit 8 --allow-code-execution
     """
     import_for_good("torch")
     from ppdbench.bench.runner import Choice
     from ppdbench.errors import ConfigError
-    from ppdbench.strategies.base import settings
 
-    if timeline is not None and method != "ppd":
-        raise ConfigError(f"--timeline is for --method ppd; {method} has no units")
+    choice = Choice.parse(method, pairs)
+    if timeline is not None and choice.name != "ppd":
+        raise ConfigError(f"--timeline is for --method ppd; {choice.name} has no units")
     check_pictures(timeline)
-    choice = Choice(name=method, options=settings(pairs))
     return decode(choice, form=form, timeline=timeline, **options)
 
 

@@ -361,3 +361,18 @@ def test_threads_are_set_and_recorded(capsys: pytest.CaptureFixture[str]) -> Non
     finally:
         torch.set_num_threads(1)
     assert read_run("run").header["config"]["threads"] == 1
+
+
+def test_options_come_with_the_method_as_in_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--method", "layerskip:exit_layer=2", "--set", "draft_length=3"]
+    printed(capsys, *words, "--out", "run")
+    options = read_run("run").header["methods"]["layerskip"]["options"]
+    assert (options["exit_layer"], options["draft_length"]) == (2, 3)
+
+
+def test_an_option_with_the_method_and_by_set_is_given_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--method", "layerskip:exit_layer=2", "--set", "exit_layer=1"]
+    assert run(["decode", *SMALL, *words]) == 2
+    assert "exit_layer of a method is given twice" in capsys.readouterr().err
