@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
     from ppdbench.shares import Share
-    from ppdbench.workload import Finished, Report
+    from ppdbench.workload import Finished
 
 
 # Runs that could save less than this by compiled passes are not told so.
@@ -245,24 +244,3 @@ def _placement_note(layers: Mapping[str, int]) -> None:
     told = ", ".join(f"{count} on {place}" for place, count in layers.items())
     slow = "; the disk is read anew for each pass and decides all times" * ("disk" in layers)
     notice(f"note: layers: {told}{slow}")
-
-
-@contextmanager
-def progress() -> Iterator[Report]:
-    """A bar with the time left on stderr; silent where stderr is no terminal or another's."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
-
-    from ppdbench.shares import Share
-
-    console = Console(stderr=True)
-    silent = not console.is_terminal or Share.launched().follows
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-    with Progress(*columns, console=console, disable=silent) as bar:
-        task = bar.add_task("loading", total=None)
-
-        def report(text: str, done: int, total: int | None) -> None:
-            bar.update(task, description=text, completed=done, total=total)
-
-        yield report

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from ppdbench.cli.common import chosen_model, notice, progress, stand_in_note
+from ppdbench.cli.common import chosen_model, notice, stand_in_note
+from ppdbench.cli.progress import progress
 
 
 @click.command("datastore")

@@ -13,10 +13,10 @@ from ppdbench.cli.common import (
     model_spec,
     notice,
     our_share,
-    progress,
     run_folder,
     told_elsewhere,
 )
+from ppdbench.cli.progress import progress
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import model_spec, notice, progress, stand_in_note
+from ppdbench.cli.common import model_spec, notice, stand_in_note
 from ppdbench.cli.options import compile_option, format_option, model_options
+from ppdbench.cli.progress import progress
 from ppdbench.garbage import import_for_good
 
 if TYPE_CHECKING:

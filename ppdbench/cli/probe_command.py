@@ -18,7 +18,6 @@ from ppdbench.cli.common import (
     notice,
     numbers,
     our_share,
-    progress,
     run_folder,
     told_elsewhere,
 )
@@ -30,6 +29,7 @@ from ppdbench.cli.options import (
     run_options,
     task_options,
 )
+from ppdbench.cli.progress import progress
 from ppdbench.garbage import import_for_good
 
 if TYPE_CHECKING:

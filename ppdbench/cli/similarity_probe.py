@@ -11,10 +11,10 @@ from ppdbench.cli.common import (
     left_over,
     notice,
     our_share,
-    progress,
     told_elsewhere,
 )
 from ppdbench.cli.drafts_probe import config_of, folder_of
+from ppdbench.cli.progress import progress
 
 
 def probe_similarity(

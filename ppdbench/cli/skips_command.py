@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import chosen_data, model_spec, notice, progress, stand_in_note
+from ppdbench.cli.common import chosen_data, model_spec, notice, stand_in_note
 from ppdbench.cli.options import format_option, model_options
+from ppdbench.cli.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.report.export import Sheet

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ppdbench.cli.common import model_spec, notice, progress, stand_in_note
+from ppdbench.cli.common import model_spec, notice, stand_in_note
 from ppdbench.cli.options import model_options
+from ppdbench.cli.progress import progress
 from ppdbench.cli.training import carry_out, job_of, print_plan, training_options
 
 if TYPE_CHECKING:

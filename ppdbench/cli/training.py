@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import notice, progress
+from ppdbench.cli.common import notice
 from ppdbench.cli.options import stack
+from ppdbench.cli.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.training.run import Job, Training

@@ -13,10 +13,10 @@ from ppdbench.cli.common import (
     model_spec,
     notice,
     numbers,
-    progress,
     stand_in_note,
 )
 from ppdbench.cli.options import format_option, model_options
+from ppdbench.cli.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.trees.build import BuildConfig, Built
