@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.whole import replacing, write_whole
 from ppdbench.training.text import TextSpec, tokenized
 
 if TYPE_CHECKING:
@@ -229,11 +230,11 @@ def build(
     )
     said = {"format": FORMAT, "version": VERSION, **asdict(header)}
     try:
-        with (folder / SUFFIXES).open("wb") as out:
-            out.write(suffixes.tobytes())
-        (folder / HEADER).write_text(json.dumps(said, indent=2) + "\n", "utf-8")
+        with replacing(folder / SUFFIXES) as partial:
+            partial.write_bytes(suffixes.tobytes())
     except OSError as error:
         raise DataError(f"cannot write to {folder}: {error.strerror}") from error
+    write_whole(folder / HEADER, json.dumps(said, indent=2) + "\n")
     return Datastore(header, tokens, suffixes)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.errors import ConfigError
+from ppdbench.files.whole import write_whole
 from ppdbench.yamlfile import Keys, kind
 
 
@@ -65,13 +66,3 @@ def _value(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         return "[\n" + ",\n".join(f"    {json.dumps(item)}" for item in value) + "\n  ]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that whoever reads it finds all of it or what was there before."""
-    partial = path.with_name(f"{path.name}.part")
-    try:
-        partial.write_text(text, "utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another place") from error

@@ -7,6 +7,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from ppdbench.errors import ConfigError
+from ppdbench.files.whole import replacing
 from ppdbench.samples import parse, sample_paths
 from ppdbench.store import read_header
 from ppdbench.writers import door, is_written, written_by_others
@@ -27,12 +28,10 @@ def _salvage(path: Path) -> int:
         dropped = sum(parse(line) is None for line in file)
     if not dropped:
         return 0
-    partial = path.with_name(f"{path.name}.part")
     try:
         shutil.copy2(path, _beside(path))
-        with path.open("rb") as file, partial.open("wb") as kept:
+        with replacing(path) as partial, path.open("rb") as file, partial.open("wb") as kept:
             kept.writelines(line for line in file if parse(line) is not None)
-        partial.replace(path)
     except OSError as error:
         raise ConfigError(f"cannot write to {path.parent}: {error.strerror}") from error
     return dropped

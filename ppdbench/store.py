@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from ppdbench.errors import ConfigError, DataError, Interrupted
+from ppdbench.files.whole import replacing
 from ppdbench.samples import (
     InOrder,
     Sample,
@@ -213,10 +214,9 @@ class RunFolder:
 
     def _write_header(self, header: dict[str, Any]) -> None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **header}, indent=2) + "\n"
-        partial = self.path / f"{HEADER}.part"
         try:
-            partial.write_text(text, "utf-8")
-            partial.replace(self.path / HEADER)
+            with replacing(self.path / HEADER) as partial:
+                partial.write_text(text, "utf-8")
         except OSError as error:
             raise _writing_failed(self.path, error) from error
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ppdbench.errors import ConfigError
-from ppdbench.jsonfile import read_json, read_versioned, write_versioned, write_whole
+from ppdbench.files.whole import write_whole
+from ppdbench.jsonfile import read_json, read_versioned, write_versioned
 
 
 def test_what_is_written_is_read_back_with_a_line_per_key(tmp_path: Path) -> None:

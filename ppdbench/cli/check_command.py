@@ -94,7 +94,7 @@ def _write(
     """The forms that CI systems read; annotations go to stderr, where GitHub looks too."""
     if junit is not None:
         from ppdbench.check.junit import to_junit
-        from ppdbench.jsonfile import write_whole
+        from ppdbench.files.whole import write_whole
 
         Path(junit).parent.mkdir(parents=True, exist_ok=True)
         write_whole(Path(junit), to_junit(found))

@@ -44,7 +44,7 @@ def command(
     ppdbench report results/my-bench --format markdown
     """
     from ppdbench.errors import ConfigError
-    from ppdbench.jsonfile import write_whole
+    from ppdbench.files.whole import write_whole
     from ppdbench.report.page.document import page
     from ppdbench.report.page.runs import read_runs
     from ppdbench.report.paths import check_path

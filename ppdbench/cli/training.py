@@ -128,6 +128,7 @@ def _save(trained: Any, save: Callable[[Any], None], out: Path) -> None:
 
 
 def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> int:
+    from ppdbench.files.whole import write_whole
     from ppdbench.report.export import emit
     from ppdbench.report.plots import save as save_picture
     from ppdbench.report.plots import training_curves
@@ -145,9 +146,8 @@ def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> 
     lines = [json.loads(line) for line in (out / LOG).read_text("utf-8").splitlines()]
     save_picture(training_curves(lines), out / "loss.png")
     if quality:
-        (out / "quality.json").write_text(
-            json.dumps([asdict(measured) for measured in quality], indent=2) + "\n", "utf-8"
-        )
+        measured = [asdict(one) for one in quality]
+        write_whole(out / "quality.json", json.dumps(measured, indent=2) + "\n")
         emit([quality_sheet(quality)], None, "table")
     notice(f"picture: {out / 'loss.png'}")
     notice(f"written: {out}")

@@ -26,6 +26,7 @@ from torch import Tensor
 from ppdbench.engine.loading import REFERENCE, Loaded, tensor_fingerprint, weight_fingerprint
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError
+from ppdbench.files.whole import replacing, write_whole
 from ppdbench.resources import reference_model
 
 FORMAT, VERSION = "ppdbench-addon", 1
@@ -234,10 +235,11 @@ def save_addon(
         header |= options
     else:
         header |= {"vocabulary": vocabulary_hash(tokenizer), "options": dict(options)}
-    folder.mkdir(parents=True, exist_ok=True)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(kept, folder / layout.tensors)
-    (folder / layout.header).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / layout.tensors) as partial:
+        save_file(kept, partial)
+    write_whole(folder / layout.header, json.dumps(header, indent=2) + "\n")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.errors import ConfigError
-from ppdbench.jsonfile import write_whole
+from ppdbench.files.whole import write_whole
 from ppdbench.report import paths
 from ppdbench.tasks import load_task
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ppdbench.errors import ConfigError
+from ppdbench.files.whole import write_whole
 from ppdbench.report import paths
 
 Cell = str | int | float | None
@@ -307,8 +307,4 @@ def write(path: str | Path, sheets: Sequence[Sheet], json_value: Any) -> None:
     """Write the result of a command to a file, in the form that its suffix names."""
     path = check_path(path)
     text = _text(sheets, json_value, FORM_OF[path.suffix.lower()])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    write_whole(path, text, make_folder=True)

@@ -25,7 +25,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ppdbench.errors import ConfigError, DataError
+from ppdbench.errors import DataError
+from ppdbench.files.whole import write_whole
 from ppdbench.report import paths
 from ppdbench.report.grid import CLASS_NAMES, SUBSTITUTE, TokenGrid, rank_class, visible
 from ppdbench.theory import FigurePoint
@@ -105,11 +106,7 @@ def save(figure: Figure, path: str | Path) -> None:
     data = io.BytesIO()
     with quiet_style():
         figure.savefig(data, format=suffix[1:], dpi=dpi, metadata=METADATA[suffix])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data.getvalue())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    write_whole(path, data.getvalue(), make_folder=True)
 
 
 @quiet_style()

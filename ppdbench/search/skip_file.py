@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.errors import ConfigError
-from ppdbench.jsonfile import read_json, write_whole
+from ppdbench.files.whole import write_whole
+from ppdbench.jsonfile import read_json
 
 KEYS = ("attention", "mlp")
 

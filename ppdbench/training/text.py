@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.jsonfile import write_whole
+from ppdbench.files.whole import replacing, write_whole
 
 SPLITS = ("blank-line", "file")
 BATCH = 512  # documents tokenized at once
@@ -196,18 +196,15 @@ def _stamped(stamp: Path) -> Any:
 
 
 def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: type) -> None:
-    partial = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as out:
+        with replacing(path) as partial, partial.open("wb") as out:
             for ids in _token_rows(documents(spec), tokenizer):
                 out.write(np.asarray(ids, dtype=kind).tobytes())
+            if out.tell() == 0:
+                raise DataError(f"the text holds no words: {', '.join(spec.sources)}")
     except OSError as error:
-        raise DataError(f"cannot write {partial}: {error.strerror}") from error
-    if partial.stat().st_size == 0:
-        partial.unlink()
-        raise DataError(f"the text holds no words: {', '.join(spec.sources)}")
-    partial.replace(path)
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _token_rows(texts: Iterable[str], tokenizer: Any) -> Iterator[Sequence[int]]:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError
-from ppdbench.jsonfile import write_whole
+from ppdbench.files.whole import write_whole
 from ppdbench.training.text import Blocks
 from ppdbench.workload import Report
 

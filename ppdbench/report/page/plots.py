@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ppdbench.errors import ConfigError
-from ppdbench.jsonfile import write_whole
+from ppdbench.files.whole import write_whole
 from ppdbench.report.page.drawing import Drawing, svg_file
 
 

@@ -1,0 +1,1 @@
+"""Files and text on their way out: written whole, and with nothing in them that could do harm."""
