@@ -155,7 +155,7 @@ def _prompt(keys: Keys, path: Path) -> Template:
     if file is None:
         assert text is not None
         return Template(f"{path.name} prompt_text", _without_last_newline(text))
-    content = _read_prompt(keys, path.parent / file, file)
+    content = _read_prompt(keys, path.parent, file)
     return Template(file, _without_last_newline(content))
 
 
@@ -164,22 +164,42 @@ def _without_last_newline(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _read_prompt(keys: Keys, beside: Path, name: str) -> str:
+def _read_prompt(keys: Keys, folder: Path, name: str) -> str:
     """The file beside the YAML, or the shipped prompt of that name."""
-    shipped = resources.folder("prompts") / name
+    path = _place_of_prompt(keys, folder, name)
     try:
         # Bytes: read_text would turn \r\n into \n, which is Jinja's to do.
-        return (beside if beside.is_file() else shipped).read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise keys.error(
             f"prompt {name} is not UTF-8 (byte {error.start}); save it as UTF-8"
         ) from error
     except OSError as error:
-        known = sorted(path.name for path in resources.folder("prompts").glob("*.jinja"))
-        raise keys.error(
-            f"prompt {name!r} cannot be read ({error.strerror}); give a path relative to the "
-            f"task file, or one of the shipped prompts: {', '.join(known)}"
-        ) from error
+        raise keys.error(f"prompt {name!r} cannot be read ({error.strerror})") from error
+
+
+def _place_of_prompt(keys: Keys, folder: Path, name: str) -> Path:
+    """Where a prompt lies: in the task file's folder or among those shipped, nowhere else.
+
+    A task file may come from anyone, and what it names as its prompt is sent to a model.
+    """
+    homes = [home.resolve() for home in (folder, resources.folder("prompts"))]
+    places = [(home / name).resolve() for home in homes] if _is_name(name) else []
+    # Links are followed, so that none of them leads out.
+    within = [place for home, place in zip(homes, places, strict=False) if home in place.parents]
+    found = next((place for place in within if place.is_file()), None)
+    if found is not None:
+        return found
+    known = ", ".join(sorted(path.name for path in homes[1].glob("*.jinja")))
+    where = f"give a file in the folder of the task file, or one of the shipped prompts: {known}"
+    if len(within) < len(homes):
+        raise keys.error(f"prompt {name!r} lies outside the folder of the task file; {where}")
+    raise keys.error(f"prompt {name!r} is no file; {where}")
+
+
+def _is_name(name: str) -> bool:
+    """Whether a path can be looked for in a folder."""
+    return not Path(name).is_absolute() and "\0" not in name
 
 
 def _shot(keys: Keys) -> Template | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ppdbench.errors import ConfigError, UnknownName
@@ -116,6 +118,32 @@ def test_missing_nested_keys_are_named(write_task):
 )
 def test_wrong_values_are_explained(write_task, key, value, expected):
     fails(write_task(**{key: value}), expected, "mine.yaml")
+
+
+@pytest.mark.parametrize("name", ["../secret", "sub/../../secret", "{abs}", "link", "far/secret"])
+def test_a_prompt_from_elsewhere_is_refused(write_task, tmp_path, name):
+    outside, home = tmp_path / "secret", tmp_path / "home"
+    outside.write_text("a secret")
+    (home / "sub").mkdir(parents=True)
+    (home / "link").symlink_to(outside)
+    (home / "far").symlink_to(tmp_path)
+    file = write_task(prompt=name.format(abs=outside), prompt_text=...).rename(home / "t.yaml")
+    fails(file, "lies outside the folder of the task file", "squad.jinja")
+
+
+def test_a_prompt_in_a_folder_beside_the_task_file_is_found(write_task, tmp_path):
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "p.jinja").write_text("ask {{ question }}")
+    (tmp_path / "link").symlink_to(tmp_path / "prompts" / "p.jinja")
+    for name in ("prompts/p.jinja", "link"):
+        task = load_task(str(write_task(prompt=name, prompt_text=...)))
+        assert task.prompt.render({"question": "x"}) == "ask x"
+
+
+def test_a_prompt_that_is_no_file_is_refused(write_task, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", ".", ""):
+        fails(write_task(prompt=name, prompt_text=...), "prompt")
 
 
 def test_a_missing_prompt_file_is_named(write_task):
