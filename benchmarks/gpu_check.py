@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ppdbench.report.export import Sheet, emit
+from ppdbench.report.export import emit
+from ppdbench.report.sheet import Sheet
 
 Words = tuple[str, ...]
 NO_GPU = "no CUDA GPU here, so nothing was checked; --device cpu runs the same steps on the CPU"

@@ -40,7 +40,8 @@ from ppdbench.bench.sums import add_up
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.quiet import quiet
 from ppdbench.report.decode_tables import verdict_text
-from ppdbench.report.export import Sheet, emit, write
+from ppdbench.report.export import emit, write
+from ppdbench.report.sheet import Sheet
 from ppdbench.store import StoredRun, read_whole
 
 RANDOM, REFERENCE = "synthetic:layers=16,hidden=512", "reference"

@@ -21,9 +21,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ppdbench.report.export import Sheet, print_sheets, to_markdown
+from ppdbench.report.export import to_markdown
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
+from ppdbench.report.sheet import Sheet
+from ppdbench.report.terminal import print_sheets
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.garbage import no_collection
-from ppdbench.report.export import Sheet, emit
+from ppdbench.report.export import emit
+from ppdbench.report.sheet import Sheet
 from ppdbench.samples import to_line
 from ppdbench.scoring import NEEDS_EXECUTION, parts
 from ppdbench.store import HEADER, read_header, read_run

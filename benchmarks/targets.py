@@ -33,7 +33,8 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
 from ppdbench.probe.match import Prober
-from ppdbench.report.export import Sheet, emit
+from ppdbench.report.export import emit
+from ppdbench.report.sheet import Sheet
 from ppdbench.store import read_run
 
 TINY = "synthetic:layers=1,hidden=64"

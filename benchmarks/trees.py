@@ -15,7 +15,8 @@ from typing import Any
 
 from ppdbench.bench.stats import Ratio
 from ppdbench.probe.accuracy import calibration
-from ppdbench.report.export import Sheet, print_sheets
+from ppdbench.report.sheet import Sheet
+from ppdbench.report.terminal import print_sheets
 from ppdbench.store import read_whole
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.curve import Plan, curve

@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.attack.base import Kind, Tally, attack
+from ppdbench.report.terminal import people
 
 # Each kind lies in a module of its own beside this one.
 KINDS: Sequence[Kind] = ()
@@ -42,7 +42,7 @@ def show(tallies: Sequence[Tally]) -> None:
     for tally in tallies:
         counts = map(str, (tally.tries, tally.survived, tally.left, round(tally.elapsed_s)))
         table.add_row(tally.kind, *counts)
-    console = Console()
+    console = people()
     console.print(table)
     for tally in tallies:
         for failure in tally.failures:

@@ -14,7 +14,7 @@ from ppdbench.garbage import import_for_good
 if TYPE_CHECKING:
     from ppdbench.bench.baseline import BaselineReport
     from ppdbench.engine.loading import ModelSpec
-    from ppdbench.report.export import Sheet
+    from ppdbench.report.sheet import Sheet
 
 # Long enough for a median that holds still, short enough not to be noticed.
 BANDWIDTH_SECONDS = 1.0
@@ -147,7 +147,7 @@ def _compare(options: dict[str, Any]) -> BaselineReport:
 
 
 def _environment_sheet(description: dict[str, Any]) -> Sheet:
-    from ppdbench.report.export import Sheet
+    from ppdbench.report.sheet import Sheet
 
     return Sheet("Environment", ("what", "value"), tuple(_rows(description)))
 
@@ -178,14 +178,14 @@ def _row(name: str, held: Any) -> tuple[str, str]:
 
 
 def _bandwidth_sheet(device: str, speed: float) -> Sheet:
-    from ppdbench.report.export import Sheet
+    from ppdbench.report.sheet import Sheet
 
     header = ("device", "read bandwidth GB/s")
     return Sheet("Memory", header, ((device, speed / 1e9),), digits={header[1]: 1})
 
 
 def _baseline_sheet(report: BaselineReport) -> Sheet:
-    from ppdbench.report.export import Sheet
+    from ppdbench.report.sheet import Sheet
 
     low, high = report.ratio_range
     header = ("decoding", "tokens/s", "after prefill", "ratio", "min", "max", "bandwidth used")

@@ -31,7 +31,8 @@ def command(kind: str, method: str | None, form: str) -> int:
     """
     from ppdbench import catalog
     from ppdbench.errors import ConfigError
-    from ppdbench.report.export import Sheet, emit
+    from ppdbench.report.export import emit
+    from ppdbench.report.sheet import Sheet
 
     if method is not None:
         if kind != "methods":
@@ -51,13 +52,14 @@ def command(kind: str, method: str | None, form: str) -> int:
 def _one_method(name: str, form: str) -> int:
     """The options of one method, with what they mean."""
     from ppdbench import catalog
-    from ppdbench.report.export import Sheet, emit
+    from ppdbench.report.export import emit
+    from ppdbench.report.sheet import Sheet
 
     entry = catalog.method(name)
     options = entry["options"]
     columns = ("name", "type", "default", "help")
     rows = tuple(tuple(str(option[column]) for column in columns) for option in options)
-    emit([Sheet(f"{name}: {entry['summary']}", columns, rows)], entry, form)
+    emit([Sheet(f"{name}: {entry['summary']}", columns, rows, prose="help")], entry, form)
     return 0
 
 

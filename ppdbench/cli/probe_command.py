@@ -195,18 +195,17 @@ def _show(run: ProbeRun, config: ProbeConfig, form: str) -> None:
     """The per-token view of one example: on the terminal, and as a picture in the run folder."""
     if config.show_example is None:
         return
-    from rich.console import Console
-
     from ppdbench.report.grid import grid_of, print_grid
     from ppdbench.report.plots import save, sign, token_grid
     from ppdbench.report.probe_tables import label
+    from ppdbench.report.terminal import people
 
     sample = next((s for s in run.samples if "predictions" in s), None)
     if sample is None:
         notice(f"note: example {config.show_example} is not there yet; another shard has it")
         return
     grid = grid_of(sample, run.layers, lambda token: run.loaded.tokenizer.decode([token]))
-    print_grid(grid, Console(stderr=form != "table"))
+    print_grid(grid, people(stderr=form != "table"))
     picture = run.path / f"example-{config.show_example}.png"
     save(sign(token_grid(grid), label(run.header)), picture)
     notice(f"picture: {picture}")

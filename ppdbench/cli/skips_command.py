@@ -13,7 +13,7 @@ from ppdbench.cli.options import format_option, model_options
 from ppdbench.cli.progress import progress
 
 if TYPE_CHECKING:
-    from ppdbench.report.export import Sheet
+    from ppdbench.report.sheet import Sheet
     from ppdbench.search.skip_search import Found
 
 
@@ -72,7 +72,7 @@ def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
 
 
 def _sheet(found: Found) -> Sheet:
-    from ppdbench.report.export import Sheet
+    from ppdbench.report.sheet import Sheet
 
     sets = {"found": (found.skips, found.score), "default": (found.default, found.default_score)}
     return Sheet(

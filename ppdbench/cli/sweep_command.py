@@ -183,15 +183,13 @@ def _result(
 
 
 def _print(found: Swept) -> None:
-    from rich.console import Console
-
-    from ppdbench.report.export import print_sheets
     from ppdbench.report.sweep_map import print_map
     from ppdbench.report.sweep_tables import cells, typed
     from ppdbench.report.sweep_tables import verdict as best
+    from ppdbench.report.terminal import people, print_sheets
 
     print_sheets([cells(found)])
-    print_map(found, Console(soft_wrap=False))
+    print_map(found, people())
     print_sheets([best(found)])
     line = typed(found)
     if line is not None:

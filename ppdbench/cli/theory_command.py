@@ -12,7 +12,8 @@ from ppdbench.cli.common import notice, numbers
 from ppdbench.cli.options import format_option, salvaging
 from ppdbench.errors import ConfigError
 from ppdbench.report import theory_tables
-from ppdbench.report.export import Sheet, emit
+from ppdbench.report.export import emit
+from ppdbench.report.sheet import Sheet
 
 DEFAULT_TOKENS = 128
 NUMBERS = ("layers", "exit_after", "k", "p")  # what the formulas cannot do without

@@ -9,7 +9,8 @@ from ppdbench.check.figures import NOISE, rate
 from ppdbench.check.judge import Check
 from ppdbench.check.metrics import METRICS
 from ppdbench.check.snapshot import Snapshot
-from ppdbench.report.export import Sheet, to_markdown
+from ppdbench.report.export import to_markdown
+from ppdbench.report.sheet import Sheet
 
 HEADER = ("what", "figure", "baseline", "now", "limit", "verdict")
 

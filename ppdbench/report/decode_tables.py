@@ -9,7 +9,7 @@ from ppdbench.bench.counterparts import Beside
 from ppdbench.bench.stats import FEW, FEW_EXAMPLES, Ratio
 from ppdbench.bench.summary import no_difference
 from ppdbench.report import pipeline_tables, profile_tables
-from ppdbench.report.export import Sheet
+from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
 PAIRED = "Speedup: greedy's decode time over the method's, paired by example, 95% bootstrap."
@@ -52,6 +52,7 @@ def beside_peers(peers: Sequence[Beside]) -> Sheet:
         ("method", "against", "examples", "speedup", "95%"),
         rows,
         notes=("Its decode time over ours for as many tokens, paired by example, all tasks.",),
+        spare=("examples",),
     )
 
 
@@ -137,6 +138,7 @@ def _side_by_side(summaries: Sequence[Summary]) -> Sheet:
         rows,
         notes=tuple(notes_on(summaries)),
         digits={"tokens/s": 1, "per step": 2},
+        spare=("per step", "tokens/s"),
     )
 
 
@@ -189,6 +191,7 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
         ),
         digits={"prefill ms": 2, "ms/token": 3, "tokens/s": 1, "per step": 2, "accepted": 1},
         percent=frozenset({"accepted"}),
+        spare=("prefill ms", "tokens", "tokens/s"),
     )
 
 

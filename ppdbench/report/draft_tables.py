@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ppdbench.bench.stats import FEW, FEW_EXAMPLES
 from ppdbench.probe.accuracy import Accuracy
 from ppdbench.probe.summary import INTERVAL
-from ppdbench.report.export import Sheet
 from ppdbench.report.probe_tables import label, with_interval
+from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
     from ppdbench.probe.closeness import Similarity

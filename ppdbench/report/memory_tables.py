@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ppdbench.report.export import Sheet
+from ppdbench.report.sheet import Sheet
 
 GB = 1e9
 PARTS = {

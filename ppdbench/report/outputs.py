@@ -17,8 +17,9 @@ from ppdbench.bench.sweep_summary import swept
 from ppdbench.probe import accuracy, closeness, summary
 from ppdbench.probe.ranks import Ranks
 from ppdbench.report import decode_tables, draft_tables, probe_tables, sweep_tables
-from ppdbench.report.export import Sheet, emit
+from ppdbench.report.export import emit
 from ppdbench.report.page.runs import DECODES, PROBES, SIMILARITY, SWEEPS, Run
+from ppdbench.report.sheet import Sheet
 from ppdbench.samples import fewest_examples
 
 Header = Mapping[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.pipelined import geometric
-from ppdbench.report.export import Sheet
+from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
 LONGEST_RUN = 8  # longer ones share a row
@@ -61,6 +61,7 @@ def _gain(summaries: Sequence[Summary]) -> Sheet:
         rows,
         notes=(PREDICTIONS, EFFICIENCY, *((INLINE,) if alone else ())),
         digits={"p": 3, "efficiency": 2},
+        spare=("times", "matches", "95%", "efficiency"),
     )
 
 
@@ -97,6 +98,7 @@ def _resources(summaries: Sequence[Summary]) -> Sheet:
         ),
         digits={"busy": 2, "equation 5": 2, "communication ms/token": 3, "of a token": 1},
         percent=frozenset({"of a token"}),
+        spare=("weights MiB", "of a token"),
     )
 
 

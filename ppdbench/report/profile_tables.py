@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.report.export import Sheet
+from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
 SHARES = {
@@ -46,5 +46,6 @@ def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
             ),
             digits={"ms/step": 3, "MB/step": 1, **dict.fromkeys((*SHARES, "of roof"), 1)},
             percent=frozenset({*SHARES, "of roof"}),
+            spare=("rest", "drafting", "MB/step"),
         )
     ]

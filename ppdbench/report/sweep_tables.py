@@ -7,8 +7,8 @@ from typing import Any
 from ppdbench.bench.sweep_summary import Cell, Swept
 from ppdbench.report import decode_tables
 from ppdbench.report.command_line import decode_line
-from ppdbench.report.export import Cell as Entry
-from ppdbench.report.export import Sheet
+from ppdbench.report.sheet import Cell as Entry
+from ppdbench.report.sheet import Sheet
 
 CHOSEN = (
     "Chosen and measured on the same examples, the best looks better than it is: measure it "
@@ -32,6 +32,7 @@ def cells(found: Swept) -> Sheet:
         tuple(_row(cell, several) for cell in found.cells),
         notes=tuple(_notes(found)),
         digits={"tokens\nper s": 1, "per\nstep": 2},
+        spare=("per\nstep", "tokens\nper s"),
     )
 
 

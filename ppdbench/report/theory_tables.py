@@ -19,7 +19,7 @@ from ppdbench import theory
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.probe.ranks import Group, Ranks
 from ppdbench.probe.summary import RANKS_OF_HEAD
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.store import StoredRun
 
 DEFAULT_KS = (1, 3, 5)
@@ -300,6 +300,7 @@ def given_sheet(
         title=title,
         header=("quantity", "value", "meaning"),
         rows=tuple(rows),
+        prose="meaning",
         notes=("Equations 3, 5 and 6 are limits for long outputs; the rest is for this length.",),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ppdbench.report.export import Sheet
+from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
     from ppdbench.training.evaluate import ExitQuality, Quality

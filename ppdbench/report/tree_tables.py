@@ -11,7 +11,8 @@ from rich.text import Text
 from rich.tree import Tree as Branches
 
 from ppdbench.bench.stats import Ratio
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.report.terminal import people
 from ppdbench.trees.build import Built
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.curve import Plan, Point
@@ -197,7 +198,7 @@ def _bare(tree: Tree | DynamicTree) -> Iterator[View]:
 
 def print_shown(shown: Shown, console: Console | None = None) -> None:
     """Draw trees with lines."""
-    console = console or Console(soft_wrap=False)
+    console = console or people()
     console.print(Text(shown.title, style="bold"))
     for view in shown.views:
         console.print()

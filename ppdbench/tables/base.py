@@ -23,7 +23,7 @@ from ppdbench import papers
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.papers import Paper as Paper
 from ppdbench.registry import Registry
-from ppdbench.report.export import Sheet
+from ppdbench.report.sheet import Sheet
 from ppdbench.store import StoredRun
 from ppdbench.tables.recipe import GIVEN, Recipe, Step
 from ppdbench.tables.setting import settings

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from ppdbench.papers import Paper
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import table

@@ -16,7 +16,7 @@ from ppdbench.errors import DataError
 from ppdbench.papers import Paper
 from ppdbench.probe.accuracy import accuracies
 from ppdbench.probe.closeness import similarities
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.recipe import Step

@@ -15,7 +15,7 @@ import numpy as np
 from ppdbench.errors import ConfigError
 from ppdbench.jsonfile import read_json
 from ppdbench.papers import Paper
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.resources import reference_model
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import Laid, table

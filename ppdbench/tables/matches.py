@@ -10,7 +10,7 @@ from ppdbench.errors import DataError
 from ppdbench.papers import Paper
 from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import INTERVAL, Rate, match_rates
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.store import StoredRun
 from ppdbench.tables.recipe import Step, beside
 

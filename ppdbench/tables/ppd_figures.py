@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppdbench import papers
 from ppdbench.papers import Paper
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.compared import Quantity, Row, compared

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppdbench.jsonfile import read_json
 from ppdbench.papers import Paper
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.resources import reference_model
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import table

@@ -10,7 +10,7 @@ from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up
 from ppdbench.errors import DataError
 from ppdbench.papers import Paper
-from ppdbench.report.export import Cell
+from ppdbench.report.sheet import Cell
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.compared import Quantity, Row, compared

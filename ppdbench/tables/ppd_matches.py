@@ -8,7 +8,7 @@ from functools import partial
 from itertools import groupby
 
 from ppdbench.papers import Paper
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import Laid, pair, table
 from ppdbench.tables.matches import (

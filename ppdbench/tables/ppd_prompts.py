@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ppdbench.papers import Paper
-from ppdbench.report.export import Sheet
+from ppdbench.report.sheet import Sheet
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.matches import TASKS

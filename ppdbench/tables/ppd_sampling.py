@@ -9,7 +9,7 @@ from typing import Any
 from ppdbench.papers import Paper
 from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, match_rates
-from ppdbench.report.export import Cell, Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import table
 from ppdbench.tables.matches import BUCKETS, TASKS, n_layers, probes

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.papers import Paper
-from ppdbench.report.export import Cell
+from ppdbench.report.sheet import Cell
 from ppdbench.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import Laid, table

@@ -14,7 +14,7 @@ from typing import Any
 from ppdbench.errors import DataError
 from ppdbench.papers import Paper
 from ppdbench.probe.accuracy import accuracies
-from ppdbench.report.export import Cell
+from ppdbench.report.sheet import Cell
 from ppdbench.store import StoredRun
 from ppdbench.tables.base import Laid
 from ppdbench.tables.compared import Quantity, Row, blanks, compared

@@ -8,15 +8,9 @@ import pytest
 from rich.console import Console
 
 from ppdbench.report import FORMATS
-from ppdbench.report.export import (
-    Sheet,
-    emit,
-    print_sheets,
-    to_csv,
-    to_json,
-    to_latex,
-    to_markdown,
-)
+from ppdbench.report.export import emit, to_csv, to_json, to_latex, to_markdown
+from ppdbench.report.sheet import Sheet
+from ppdbench.report.terminal import print_sheets
 
 SHEET = Sheet(
     title="Rates_1",

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.report import plots, tree_plots
-from ppdbench.report.export import print_sheets
+from ppdbench.report.terminal import print_sheets
 from ppdbench.report.tree_tables import (
     Shown,
     curve_json,

@@ -7,11 +7,12 @@ import gzip
 from collections.abc import Sequence
 
 from ppdbench.report import decode_tables, draft_tables, probe_tables
-from ppdbench.report.export import Sheet, to_csv
+from ppdbench.report.export import to_csv
 from ppdbench.report.page.drawing import slug
 from ppdbench.report.page.html import Node, h
 from ppdbench.report.page.parts import Section
 from ppdbench.report.page.runs import SIMILARITY, Run
+from ppdbench.report.sheet import Sheet
 from ppdbench.samples import sample_paths
 from ppdbench.store import HEADER
 

@@ -7,13 +7,13 @@ from itertools import groupby
 
 from ppdbench.probe.summary import TOTAL, Rate
 from ppdbench.report import probe_tables
-from ppdbench.report.export import Sheet
 from ppdbench.report.page.charts.curves import Curve, Value, curves
 from ppdbench.report.page.charts.heatmap import Cell, heatmap
 from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.html import h
 from ppdbench.report.page.parts import Section, Shown, by_run, few, folded, gallery, table
 from ppdbench.report.page.runs import PROBES, Run, of_kind
+from ppdbench.report.sheet import Sheet
 
 HEADS = {"N": "own head", "Y": "trained head"}
 WORDS = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppdbench.report.decode_tables import verdict_text
-from ppdbench.report.export import Cell, Sheet
 from ppdbench.report.page.html import Child, Node
 from ppdbench.report.page.parts import Section, badge, paragraphs, table
 from ppdbench.report.page.runs import Run
+from ppdbench.report.sheet import Cell, Sheet
 
 LISTED = 50  # failed examples; the others are in samples.jsonl
 

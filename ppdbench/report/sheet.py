@@ -1,0 +1,79 @@
+"""A table before it is written: what its cells are, and how they read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A titled table; `lead` stands above it, `notes` below. Numbers stay numbers until written.
+
+    `digits` says how many decimals the floats of a column get (4 where it says nothing);
+    columns in `percent` are fractions that people read as per cent. `groups` are numbers of
+    neighbouring columns that belong together, the first of them those that name a row: what is
+    too wide is drawn in parts, each with the names. `spare` are the columns that a narrow
+    terminal does without, the first of them first; `prose` is a column of sentences, which stand
+    below their rows where there is no room beside them.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    digits: Mapping[str, int] | None = None
+    percent: frozenset[str] = frozenset()
+    lead: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    spare: tuple[str, ...] = ()
+    prose: str | None = None
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(f"{self.title}: {len(row)} cells under {len(self.header)} heads")
+        unknown = {*self.spare, *filter(None, [self.prose])}.difference(self.header)
+        if unknown:
+            raise ValueError(f"{self.title}: no column {', '.join(sorted(unknown))}")
+
+    def text(self, column: str, value: Cell) -> str:
+        """How a cell reads."""
+        if value is None:
+            return "-"
+        if isinstance(value, float):
+            places = (self.digits or {}).get(column, 2 if column in self.percent else 4)
+            return f"{100 * value:.{places}f}%" if column in self.percent else f"{value:.{places}f}"
+        return str(value)
+
+    def text_rows(self) -> list[list[str]]:
+        """All cells as they read."""
+        return [
+            [self.text(column, cell) for column, cell in zip(self.header, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def is_number(self, index: int) -> bool:
+        """Whether a column holds numbers, which are set flush right."""
+        cells = [row[index] for row in self.rows if row[index] is not None]
+        return bool(cells) and all(isinstance(cell, (int, float)) for cell in cells)
+
+    def only(self, columns: Collection[int]) -> Sheet:
+        """The same table with some of its columns, in their order."""
+        header = tuple(name for i, name in enumerate(self.header) if i in columns)
+        return replace(
+            self,
+            header=header,
+            rows=tuple(
+                tuple(cell for i, cell in enumerate(row) if i in columns) for row in self.rows
+            ),
+            groups=(),
+            spare=tuple(name for name in self.spare if name in header),
+            prose=self.prose if self.prose in header else None,
+        )
+
+    def without(self, column: str) -> Sheet:
+        """The same table less one column."""
+        return self.only([i for i, name in enumerate(self.header) if name != column])
