@@ -35,3 +35,10 @@ def stories() -> Path:
     if not folder.is_dir():
         pytest.skip("no real model beside the project")
     return folder
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stdout as a terminal of 80 columns, without codes."""
+    for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)

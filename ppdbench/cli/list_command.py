@@ -14,6 +14,9 @@ SHOWN = {
     "tasks": ("name", "dataset", "tokens", "metrics"),
     "tables": ("table", "title", "rows", "recipe"),
 }
+# What a narrow terminal does without, and what stands below its row there.
+SPARE = {"methods": ("options",), "tasks": ("dataset",), "tables": ("rows",)}
+PROSE = {"methods": "summary"}
 KINDS = ("methods", "tasks", "models", "tables")
 
 
@@ -42,7 +45,9 @@ def command(kind: str, method: str | None, form: str) -> int:
     # All of it goes to files; people get what fits a line.
     columns = SHOWN.get(kind, tuple(entries[0])) if form == "table" else tuple(entries[0])
     rows = tuple(tuple(_cell(entry[column]) for column in columns) for entry in entries)
-    emit([Sheet(kind, columns, rows)], entries, form)
+    people = form == "table"
+    spare, prose = SPARE.get(kind, ()) if people else (), PROSE.get(kind) if people else None
+    emit([Sheet(kind, columns, rows, spare=spare, prose=prose)], entries, form)
     if kind == "methods":
         for name, why in catalog.broken_plugins().items():
             notice(f"note: the plugin {name!r} cannot be loaded: {why}")

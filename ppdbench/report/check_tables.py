@@ -74,7 +74,7 @@ def _failures(failed: Sequence[Check]) -> Sheet:
         (c.task, c.subject, c.metric, c.text(c.baseline), c.text(c.now), c.limit, c.note)
         for c in failed
     )
-    return Sheet("Failed", ("task", *HEADER[:-1], "why"), rows)
+    return Sheet("Failed", ("task", *HEADER[:-1], "why"), rows, prose="why")
 
 
 def stored(made: Snapshot) -> Sheet:

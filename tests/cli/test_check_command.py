@@ -51,6 +51,7 @@ def test_a_baseline_written_with_update_is_what_the_run_is_checked_against(
     assert run(["check", "good", "--baseline", "new/base.json"]) == 1
 
 
+@pytest.mark.usefixtures("narrow")
 def test_the_table_fits_80_columns_and_gives_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -58,7 +59,7 @@ def test_the_table_fits_80_columns_and_gives_the_reason(
     captured = capsys.readouterr()
     assert max(map(len, captured.out.splitlines())) <= 80
     assert "FAILED" in captured.out
-    _, failures = captured.out.split("\nFailed ")
+    _, failures = captured.out.split("\nFailed\n")
     assert "accepted_per_proposed" in failures
     assert "example 1" in failures
     assert "1 of 8 checks failed" in captured.err

@@ -148,6 +148,7 @@ def test_every_kind_can_be_written_in_every_format(
     assert "\x1b" not in out
 
 
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_to_type_again_are_not_cut_at_eighty_columns(
     capsys: pytest.CaptureFixture[str], kind: str

@@ -422,6 +422,7 @@ def test_latex_is_balanced_tables_with_as_many_cells_in_each_row(
     assert not re.search(r"(?<!\\)[%#_]", out)
 
 
+@pytest.mark.usefixtures("narrow")
 def test_the_table_for_people_says_that_the_weights_are_random(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

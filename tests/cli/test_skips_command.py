@@ -51,6 +51,7 @@ def test_the_same_command_finds_the_same_set(capsys: pytest.CaptureFixture[str])
     assert parsed(capsys, *arguments) == parsed(capsys, *arguments)
 
 
+@pytest.mark.usefixtures("narrow")
 def test_the_table_shows_both_sets_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--budget", 10, "--out", "mine.json") == 0
     captured = capsys.readouterr()

@@ -374,6 +374,7 @@ def test_a_stored_sweep_is_shown_without_torch(stored: str) -> None:
     assert Path("map.svg").read_text("utf-8").startswith("<?xml")
 
 
+@pytest.mark.usefixtures("narrow")
 def test_every_form_names_the_cells_and_their_standing(
     stored: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_tokens_default_to_128(capsys: pytest.CaptureFixture[str]) -> None:
     assert parsed(capsys, *SETTING.split()) == parsed(capsys, *NUMBERS)
 
 
+@pytest.mark.usefixtures("narrow")
 def test_table_explains_each_value_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, *NUMBERS, "--simulate", "20")
     assert max(map(len, out.splitlines())) <= 80
@@ -120,6 +121,7 @@ def test_run_gives_a_row_for_each_setting(
     assert value["rows"][0]["latency_per_token"] is None  # layer 1 of 4
 
 
+@pytest.mark.usefixtures("narrow")
 def test_run_table_fits_80_columns_and_says_why_layers_have_no_latency(
     capsys: pytest.CaptureFixture[str], probe_run: str
 ) -> None:

@@ -82,6 +82,7 @@ def test_other_kinds_are_built_when_asked_for(
     assert set(value["chosen"]["others"]) == {"dynamic", "static", "random"} - {kind}
 
 
+@pytest.mark.usefixtures("narrow")
 def test_the_table_shows_the_curve_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert build("--latency", "times.json", calibration="prompts.json") == 0
     captured = capsys.readouterr()

@@ -92,6 +92,7 @@ def test_no_speedup_stands_beside_a_mismatch(
     assert all(row["speedup"] is None for row in json.loads(captured.out)["rows"])
 
 
+@pytest.mark.usefixtures("narrow")
 def test_random_weights_are_said_to_be_random(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_tables_of_other_tasks_say_what_they_take(capsys: pytest.CaptureFixture[
     assert "none of these runs is on wmt_en_fr; it takes ppdbench table ppd/7 --run" in said
 
 
+@pytest.mark.usefixtures("narrow")
 def test_people_read_ours_before_the_papers_within_eighty_columns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
