@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ppdbench.cli import completion
 from ppdbench.cli.common import chosen_model, notice
 from ppdbench.cli.decode_command import decode
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
     decoding_options,
     format_option,
@@ -18,6 +20,7 @@ from ppdbench.cli.options import (
     run_options,
     speed_options,
     task_options,
+    tasks_option,
 )
 from ppdbench.garbage import import_for_good
 
@@ -28,16 +31,24 @@ if TYPE_CHECKING:
 DEFAULT = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "jacobi")
 
 
-@click.command("bench")
+@click.command(
+    "bench",
+    cls=Command,
+    first=(
+        *("methods", "tasks", "model", "data", "limit", "max_new_tokens"),
+        *("against", "suite", "out", "form"),
+    ),
+)
 @click.option(
     "--method",
     "--methods",
     "methods",
     multiple=True,
     metavar="NAME[:KEY=VALUE,...]",
+    shell_complete=completion.methods,
     help="A method and its options, or all; may be repeated (those that need nothing trained).",
 )
-@click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
+@tasks_option
 @click.option("--suite", metavar="FILE", help="Methods, tasks and settings from a YAML file.")
 @click.option(
     "--against",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ppdbench.cli import completion
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import format_option, salvaging
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("check")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=completion.files)
 @click.option(
     "--baseline",
     required=True,

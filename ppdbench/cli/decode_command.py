@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ppdbench.cli import completion
 from ppdbench.cli.common import (
     check_exports,
     check_pictures,
@@ -21,6 +22,7 @@ from ppdbench.cli.common import (
     run_folder,
     told_elsewhere,
 )
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
     decoding_options,
     format_option,
@@ -29,6 +31,7 @@ from ppdbench.cli.options import (
     run_options,
     speed_options,
     task_options,
+    tasks_option,
 )
 from ppdbench.cli.progress import progress
 from ppdbench.garbage import import_for_good
@@ -40,16 +43,28 @@ if TYPE_CHECKING:
     from ppdbench.workload import Finished
 
 
-@click.command("decode")
+@click.command(
+    "decode",
+    cls=Command,
+    first=("method", "pairs", "tasks", "model", "data", "limit", "max_new_tokens", "out", "form"),
+)
 @click.option(
     "--method",
     default="greedy",
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
+    shell_complete=completion.methods,
     help="A method, and its options as in bench; see `list methods`.",
 )
-@click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of the method.")
+@tasks_option
+@click.option(
+    "--set",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=completion.settings,
+    help="An option of the method.",
+)
 @click.option("--timeline", metavar="FILE", help="Picture of what each unit of ppd did when.")
 @decoding_options
 @speed_options

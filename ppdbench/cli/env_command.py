@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ppdbench.cli import completion
 from ppdbench.cli.common import model_spec, notice, stand_in_note
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import compile_option, format_option, model_options
 from ppdbench.cli.progress import progress
 from ppdbench.garbage import import_for_good
@@ -31,13 +33,18 @@ OF_MODELS = (
 BASELINE_ONLY = ("rounds", "compile")
 
 
-@click.command("env")
+@click.command(
+    "env",
+    cls=Command,
+    first=("baseline", "model", "methods", "dtype", "threads", "form"),
+)
 @click.option("--baseline", is_flag=True, help="Time our greedy against transformers' generate().")
 @click.option(
     "--method",
     "methods",
     multiple=True,
     metavar="NAME[:KEY=VALUE,...]",
+    shell_complete=completion.methods,
     help="With --model: a method whose draft model or files to count; may be repeated.",
 )
 @model_options

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ppdbench.cli import completion
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import format_option
 
@@ -22,7 +23,7 @@ KINDS = ("methods", "tasks", "models", "tables")
 
 @click.command("list")
 @click.argument("kind", type=click.Choice(KINDS))
-@click.argument("method", required=False)
+@click.argument("method", required=False, shell_complete=completion.method_names)
 @format_option
 def command(kind: str, method: str | None, form: str) -> int:
     """What there is, with options and defaults; with a METHOD, what its options mean.

@@ -33,6 +33,7 @@ COMMANDS = {
     "list": "What there is: methods, tasks, models, tables.",
     "env": "This machine, and how fast the baseline runs on it.",
 }
+COMPLETION = "_PPDBENCH_COMPLETE"  # set by a shell that asks what Tab is to offer
 INTERRUPTED = 130
 
 
@@ -78,6 +79,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code."""
     debug = "--debug" in arguments or os.environ.get("PPDBENCH_DEBUG") == "1"
     arguments = [a for a in arguments if a != "--debug"]
+    if COMPLETION in os.environ:
+        import_module("ppdbench.cli.completion")
     try:
         result = cli.main(list(arguments), prog_name="ppdbench", standalone_mode=False)
         sys.stdout.flush()

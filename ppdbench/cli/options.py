@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from ppdbench.cli import completion
 from ppdbench.report import FORMATS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,6 +38,7 @@ model_options = stack(
     click.option(
         "--model",
         metavar="NAME",
+        shell_complete=completion.models,
         help="Hub id, local folder, `reference` (the default) or synthetic:SPEC.",
     ),
     click.option("--revision", help="Revision of a hub model."),
@@ -64,8 +66,25 @@ model_options = stack(
     click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a hub model."),
 )
 
+tasks_option = click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    metavar="NAME|FILE",
+    shell_complete=completion.tasks,
+    help="Task or task file; may be repeated (gsm8k).",
+)
+
+data_option = click.option(
+    "--data",
+    metavar="hub|builtin|PATH",
+    shell_complete=completion.data,
+    help="The data set of the hub, the package's own examples, or a file or folder with the data "
+    "set's columns (builtin with the embedded model, hub with any other).",
+)
+
 task_options = stack(
-    click.option("--data", help="hub, builtin, or a file or folder with the data set's columns."),
+    data_option,
     click.option("--split", help="Split of the data set (the task's own)."),
     click.option("--limit", type=int, help="Use the first N examples (all)."),
     click.option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ppdbench.cli import completion
 from ppdbench.cli.common import (
     check_pictures,
     chosen_data,
@@ -21,6 +22,7 @@ from ppdbench.cli.common import (
     run_folder,
     told_elsewhere,
 )
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
     compile_option,
     drawing_options,
@@ -28,6 +30,7 @@ from ppdbench.cli.options import (
     model_options,
     run_options,
     task_options,
+    tasks_option,
 )
 from ppdbench.cli.progress import progress
 from ppdbench.garbage import import_for_good
@@ -49,7 +52,14 @@ ONLY = {
 }
 
 
-@click.command("probe")
+@click.command(
+    "probe",
+    cls=Command,
+    first=(
+        *("tasks", "model", "data", "limit", "max_new_tokens", "layers"),
+        *("ks", "plot", "out", "form"),
+    ),
+)
 @click.option(
     "--what",
     type=click.Choice(WHATS),
@@ -63,12 +73,13 @@ ONLY = {
     "methods",
     multiple=True,
     metavar="NAME[:KEY=VALUE,...]",
+    shell_complete=completion.methods,
     help="With --what drafts or similarity: whose guesses; may be repeated.",
 )
 @click.option(
     "--calibration", metavar="FILE", help="With --what drafts: what `tree build` grows trees from."
 )
-@click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
+@tasks_option
 @click.option("--layers", help="Layers run: all (default), 4,8,12 or 2-6.")
 @click.option("-k", "--k", "ks", default="1,3,5", show_default=True, help="Candidates, as 1,3,5.")
 @click.option(

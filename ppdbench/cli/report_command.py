@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from ppdbench.cli import completion
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import salvaging
 from ppdbench.report import FORMATS
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, metavar="RUN...")
+@click.argument("runs", nargs=-1, metavar="RUN...", shell_complete=completion.files)
 @click.option("--out", default="report.html", show_default=True, metavar="FILE", help="The page.")
 @click.option("--plots", metavar="DIR", help="Write every plot as .svg and .png too.")
 @click.option(

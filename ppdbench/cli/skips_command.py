@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppdbench.cli.common import chosen_data, model_spec, notice, stand_in_note
-from ppdbench.cli.options import format_option, model_options
+from ppdbench.cli.help import Command
+from ppdbench.cli.options import data_option, format_option, model_options, tasks_option
 from ppdbench.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
     from ppdbench.search.skip_search import Found
 
 
-@click.command("skips")
-@click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
+@click.command(
+    "skips",
+    cls=Command,
+    first=("tasks", "model", "data", "limit", "search", "budget", "draft_length", "out", "form"),
+)
+@tasks_option
 @click.option("--search", default="greedy", show_default=True, help="greedy or bayes.")
 @click.option("--budget", default=200, show_default=True, help="Sets to try at most.")
 @click.option("--draft-length", default=8, show_default=True, help="Tokens drafted at most.")
-@click.option("--data", help="hub, builtin, or a file or folder with the data set's columns.")
+@data_option
 @click.option("--split", help="Split of the data set (the task's own).")
 @click.option("--limit", default=4, show_default=True, help="Use the first N examples of each.")
 @click.option("--shots", default=0, show_default=True, help="Worked examples before each.")

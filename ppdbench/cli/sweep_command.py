@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from ppdbench.bench.halving import SEARCHES
+from ppdbench.cli import completion
 from ppdbench.cli.common import (
     check_exports,
     check_pictures,
@@ -22,6 +23,7 @@ from ppdbench.cli.common import (
     told_elsewhere,
 )
 from ppdbench.cli.decode_command import verdict
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
     compile_option,
     decoding_options,
@@ -29,6 +31,7 @@ from ppdbench.cli.options import (
     model_options,
     run_options,
     task_options,
+    tasks_option,
 )
 from ppdbench.cli.progress import progress
 from ppdbench.garbage import import_for_good
@@ -41,15 +44,31 @@ if TYPE_CHECKING:
 SHOWS = {"show", "form", "plot", "exports"}
 
 
-@click.command("sweep")
-@click.option("--method", help="Whose options; see `list methods`.")
+@click.command(
+    "sweep",
+    cls=Command,
+    first=(
+        *("method", "grid", "pairs", "tasks", "model", "data"),
+        *("limit", "max_new_tokens", "plot", "out"),
+    ),
+)
+@click.option(
+    "--method", shell_complete=completion.method_names, help="Whose options; see `list methods`."
+)
 @click.option(
     "--grid",
     multiple=True,
     metavar="KEY=VALUE,...",
     help="An option and the values to try; may be repeated, every combination is a cell.",
 )
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="The same in all cells.")
+@click.option(
+    "--set",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=completion.settings,
+    help="The same in all cells.",
+)
 @click.option(
     "--search",
     type=click.Choice(SEARCHES),
@@ -60,7 +79,7 @@ SHOWS = {"show", "form", "plot", "exports"}
 )
 @click.option("--plot", metavar="FILE", help="Heat map or curve as .png, .svg or .pdf.")
 @click.option("--show", metavar="DIR", help="Show a stored sweep again; nothing is decoded.")
-@click.option("--task", "tasks", multiple=True, help="Task or task file; may be repeated (gsm8k).")
+@tasks_option
 @decoding_options
 @compile_option
 @task_options

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ppdbench.cli import completion
 from ppdbench.cli.common import check_exports, check_pictures, model_spec, notice
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import export_option, format_option, model_options, salvaging
 
 if TYPE_CHECKING:
@@ -28,12 +30,23 @@ AT_LEAST_1 = click.IntRange(min=1)
 MISMATCH, FAILURES = 1, 3
 
 
-@click.command("table")
-@click.argument("name", metavar="PAPER/N")
-@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@click.command(
+    "table",
+    cls=Command,
+    first=(
+        *("running", "out", "data", "limit", "max_new_tokens", "text"),
+        *("model", "plot", "exports", "form"),
+    ),
+)
+@click.argument("name", metavar="PAPER/N", shell_complete=completion.tables)
+@click.argument("runs", nargs=-1, metavar="[RUN...]", shell_complete=completion.files)
 @click.option("--run", "running", is_flag=True, help="First run what is missing.")
 @click.option("--out", metavar="DIR", default=RUNS, show_default=True, help="Where runs lie.")
-@click.option("--data", help="With --run: hub, builtin, or a file or folder.")
+@click.option(
+    "--data",
+    shell_complete=completion.data,
+    help="With --run: hub, builtin, or a file or folder (builtin with the embedded model).",
+)
 @click.option("--limit", type=AT_LEAST_1, help="With --run: the first N examples of each task.")
 @click.option("--max-new-tokens", type=AT_LEAST_1, help="With --run: tokens to generate.")
 @click.option("--text", metavar="PATH", help="With --run: what steps that train are trained on.")

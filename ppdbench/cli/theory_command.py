@@ -9,6 +9,7 @@ import click
 
 from ppdbench import theory
 from ppdbench.cli.common import notice, numbers
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import format_option, salvaging
 from ppdbench.errors import ConfigError
 from ppdbench.report import theory_tables
@@ -36,7 +37,11 @@ class Answer:
     measured: str = "measured"  # which of the run's points are in the figures
 
 
-@click.command()
+@click.command(
+    "theory",
+    cls=Command,
+    first=("layers", "exit_after", "k", "p", "tokens", "run", "figures", "plot", "form"),
+)
 @click.option("--layers", type=int, help="Layers of the model.")
 @click.option("--exit-after", type=int, help="Layers that run before the candidates are read.")
 @click.option("-k", "--k", "k", help="Candidates; with --run also several: 1,3,5.")

@@ -8,11 +8,19 @@ from typing import Any
 import click
 
 from ppdbench.cli.common import model_spec, stand_in_note
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import model_options
-from ppdbench.cli.training import carry_out, job_of, print_plan, save_dtype_option, training_options
+from ppdbench.cli.training import (
+    FIRST,
+    carry_out,
+    job_of,
+    print_plan,
+    save_dtype_option,
+    training_options,
+)
 
 
-@click.command("eagle")
+@click.command("eagle", cls=Command, first=FIRST)
 @click.option(
     "--version", type=int, default=3, show_default=True, help="1 (also for EAGLE-2's trees) or 3."
 )

@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from ppdbench.cli.common import model_spec, numbers, stand_in_note
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import model_options
-from ppdbench.cli.training import carry_out, job_of, print_plan, training_options
+from ppdbench.cli.training import FIRST, carry_out, job_of, print_plan, training_options
 
 
-@click.command("heads")
+@click.command("heads", cls=Command, first=FIRST)
 @click.option("--layers", help="Layers run: 4,8,12; all but the last by default.")
 @click.option("--loss", default="ce", show_default=True, help="ce: the text; kl: the model itself.")
 @click.option(

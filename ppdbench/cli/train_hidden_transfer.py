@@ -7,11 +7,19 @@ from typing import Any
 import click
 
 from ppdbench.cli.common import model_spec, numbers, stand_in_note
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import model_options
-from ppdbench.cli.training import carry_out, job_of, print_plan, save_dtype_option, training_options
+from ppdbench.cli.training import (
+    FIRST,
+    carry_out,
+    job_of,
+    print_plan,
+    save_dtype_option,
+    training_options,
+)
 
 
-@click.command("hidden-transfer")
+@click.command("hidden-transfer", cls=Command, first=FIRST)
 @click.option("--layers", help="Layers run before each step: 4,5,6 (about 1/2, 5/8 and 3/4).")
 @click.option(
     "--compare", metavar="LAYERS", help="Train the step after these once after each layer: 3,4,5."

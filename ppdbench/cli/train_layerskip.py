@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ppdbench.cli import completion
 from ppdbench.cli.common import model_spec, notice, stand_in_note
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import model_options
 from ppdbench.cli.progress import progress
-from ppdbench.cli.training import carry_out, job_of, print_plan, training_options
+from ppdbench.cli.training import FIRST, carry_out, job_of, print_plan, training_options
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import DecodeConfig
     from ppdbench.training.recipe import Recipe
 
 
-@click.command("layerskip")
+@click.command("layerskip", cls=Command, first=("preset", "shape", *FIRST[:-2]))
 @click.option(
     "--preset",
     help="A setting of the paper, such as continual-7b or scratch-1.5b: its recipe and learning "
@@ -39,7 +41,13 @@ if TYPE_CHECKING:
     "--save-dtype", default="float32", show_default=True, help="Type of the saved weights."
 )
 @click.option("--task", "tasks", multiple=True, help="Task to score every exit on afterwards.")
-@click.option("--data", default="hub", show_default=True, help="Data of the tasks, as in decode.")
+@click.option(
+    "--data",
+    default="hub",
+    show_default=True,
+    shell_complete=completion.data,
+    help="Data of the tasks: hub, builtin or a path.",
+)
 @click.option("--limit", type=int, help="Use the first N examples of each task (all).")
 @training_options
 @model_options

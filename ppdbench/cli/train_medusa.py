@@ -7,11 +7,19 @@ from typing import Any
 import click
 
 from ppdbench.cli.common import model_spec, stand_in_note
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import model_options
-from ppdbench.cli.training import carry_out, job_of, print_plan, save_dtype_option, training_options
+from ppdbench.cli.training import (
+    FIRST,
+    carry_out,
+    job_of,
+    print_plan,
+    save_dtype_option,
+    training_options,
+)
 
 
-@click.command("medusa")
+@click.command("medusa", cls=Command, first=FIRST)
 @click.option("--heads", type=int, default=5, show_default=True, help="Tokens guessed ahead.")
 @click.option("--layers", type=int, default=1, show_default=True, help="Residual blocks per head.")
 @click.option(

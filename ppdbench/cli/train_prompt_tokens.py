@@ -8,14 +8,27 @@ from typing import Any
 import click
 
 from ppdbench.cli.common import model_spec, stand_in_note
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import model_options
-from ppdbench.cli.training import carry_out, job_of, print_plan, save_dtype_option, training_options
+from ppdbench.cli.training import (
+    FIRST,
+    carry_out,
+    job_of,
+    print_plan,
+    save_dtype_option,
+    training_options,
+)
 
 # What the paper trains prompt tokens with.
 PROMPT_DEFAULTS = {"batch_size": 4, "sequence": 1024, "warmup_ratio": 0.0}
 
 
-@click.command("prompt-tokens", context_settings={"default_map": PROMPT_DEFAULTS})
+@click.command(
+    "prompt-tokens",
+    cls=Command,
+    first=FIRST,
+    context_settings={"default_map": PROMPT_DEFAULTS},
+)
 @click.option("--prompts", type=int, default=3, show_default=True, help="Tokens guessed ahead.")
 @click.option("--epts", type=int, default=1, show_default=True, help="Embeddings per prompt token.")
 @click.option(

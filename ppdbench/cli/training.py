@@ -18,6 +18,11 @@ from ppdbench.cli.progress import progress
 if TYPE_CHECKING:
     from ppdbench.training.run import Job, Training
 
+FIRST = (
+    *("text", "model", "out", "held_out", "steps", "epochs", "batch_size", "sequence"),
+    *("learning_rate", "dry_run"),
+)
+
 training_options = stack(
     click.option(
         "--text",

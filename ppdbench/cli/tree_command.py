@@ -15,6 +15,7 @@ from ppdbench.cli.common import (
     numbers,
     stand_in_note,
 )
+from ppdbench.cli.help import Command
 from ppdbench.cli.options import format_option, model_options
 from ppdbench.cli.progress import progress
 
@@ -44,7 +45,11 @@ def command() -> None:
     """
 
 
-@command.command("build")
+@command.command(
+    "build",
+    cls=Command,
+    first=("calibration", "out", "model", "kind", "size", "depth", "latency", "plot", "form"),
+)
 @click.option(
     "--calibration",
     required=True,
