@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.errors import ConfigError
+from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
 from ppdbench.yamlfile import Keys, kind
 
@@ -59,7 +60,7 @@ def write_versioned(path: Path, form: str, version: int, content: Mapping[str, A
     everything = {"format": form, "version": version, **content}
     lines = [f"  {json.dumps(key)}: {_value(value)}" for key, value in everything.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    write_whole(path, clean("{\n" + ",\n".join(lines) + "\n}\n", "json"))
 
 
 def _value(value: Any) -> str:

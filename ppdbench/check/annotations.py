@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppdbench.check.comparison import Comparison
-
-# The runner reads these back; everything else stands for itself.
-ESCAPES = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
-IN_TITLES = ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
+from ppdbench.files.clean import clean
 
 
 def to_github(comparison: Comparison) -> Iterator[str]:
@@ -20,4 +17,4 @@ def to_github(comparison: Comparison) -> Iterator[str]:
 
 
 def _line(level: str, title: str, text: str) -> str:
-    return f"::{level} title={title.translate(IN_TITLES)}::{text.translate(ESCAPES)}"
+    return f"::{level} title={clean(title, 'github title')}::{clean(text, 'github')}"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree as Xml
 
 from ppdbench.check.comparison import Comparison
 from ppdbench.check.judge import Check
-
-# What XML 1.0 cannot hold, not even escaped.
-FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+from ppdbench.files.clean import clean
 
 
 def to_junit(comparison: Comparison) -> str:
@@ -47,10 +44,6 @@ def _case(check: Check) -> Xml.Element:
 
 
 def _element(tag: str, text: str | None = None, /, **attributes: str | int) -> Xml.Element:
-    made = Xml.Element(tag, {name: _clean(str(value)) for name, value in attributes.items()})
-    made.text = None if text is None else _clean(text)
+    made = Xml.Element(tag, {name: clean(str(value), "xml") for name, value in attributes.items()})
+    made.text = None if text is None else clean(text, "xml")
     return made
-
-
-def _clean(text: str) -> str:
-    return FORBIDDEN.sub("?", text)

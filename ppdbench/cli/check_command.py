@@ -109,7 +109,7 @@ def _write(
         from ppdbench.check.annotations import to_github
 
         for line in to_github(found):
-            notice(line)
+            click.echo(line, err=True)  # cleaned already, for the runner that reads it
 
 
 def _notices(found: Comparison) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ppdbench.files.clean import clean
+
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
@@ -25,7 +27,12 @@ SHORT_S = 10
 
 def notice(text: str) -> None:
     """One line for people, out of the way of results."""
-    click.echo(text, err=True)
+    click.echo(clean(text, "line"), err=True)
+
+
+def say(text: str) -> None:
+    """One line that is the result itself."""
+    click.echo(clean(text, "line"))
 
 
 def chosen_model(name: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ppdbench.cli.common import chosen_model, notice, stand_in_note
+from ppdbench.cli.common import chosen_model, notice, say, stand_in_note
 from ppdbench.cli.progress import progress
 
 
@@ -67,6 +67,6 @@ def command(**options: Any) -> int:
     with progress() as report:
         store = build(text, tokenizer, vocab_size, out, depth=options["depth"], report=report)
     stand_in_note(options["model"])
-    click.echo(f"{store.header.tokens:,} tokens, sorted by {store.header.depth}: {out}")
+    say(f"{store.header.tokens:,} tokens, sorted by {store.header.depth}: {out}")
     notice(f"use: --method rest --set datastore={out}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import signal
 import sys
@@ -13,7 +14,9 @@ from importlib import import_module
 import click
 
 from ppdbench import __version__
+from ppdbench.cli.common import notice
 from ppdbench.errors import PpdbenchError, UnknownName
+from ppdbench.files.clean import clean
 from ppdbench.shares import Share
 
 # Imported when named, so that --help does not wait for torch.
@@ -116,12 +119,12 @@ def _discard_stdout() -> None:
 
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
-        traceback.print_exc()
+        click.echo(clean(traceback.format_exc(), "terminal"), err=True)
     rank = Share.launched().index
     # Every rank is interrupted, and the first one says so.
     if rank == 0 or code != INTERRUPTED:
         where = f" (rank {rank})" if rank else ""
-        click.echo(f"ppdbench{where}: {' '.join(message.split())}", err=True)
+        notice(f"ppdbench{where}: {message}")
     return code
 
 
@@ -130,6 +133,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if Share.launched().launch is not None:  # torchrun hands Ctrl-C on, even in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):  # where UTF-8 is not spoken, nothing fails for that
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     codes: list[int] = []
     atexit.register(_leave, codes)  # first in, so that it is called last
     codes.append(run(sys.argv[1:]))

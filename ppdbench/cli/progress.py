@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from ppdbench.cli.common import notice
 from ppdbench.shares import Share
 
 if TYPE_CHECKING:
@@ -78,9 +77,9 @@ def progress() -> Iterator[Report]:
 
     Of several processes of one launch only the first says anything.
     """
-    from rich.console import Console
+    from ppdbench.report.terminal import people
 
-    console = Console(stderr=True)
+    console = people(stderr=True)
     if Share.launched().follows:
         yield lambda text, done, total: None
     elif console.is_terminal:
@@ -105,7 +104,8 @@ def _bar(console: Any) -> Iterator[Report]:
             left = pace.left_s()
             return Text("" if left is None else f"{spoken(left)} left", style="progress.remaining")
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
+    told = TextColumn("{task.description}", markup=False)
+    columns = (told, BarColumn(), MofNCompleteColumn(), Left())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(pace.text, total=None)
 
@@ -123,7 +123,7 @@ def _lines() -> Iterator[Report]:
 
     def tell() -> None:
         while not over.wait(EVERY_S):
-            click.echo(f"ppdbench: {pace.line()}", err=True)
+            notice(f"ppdbench: {pace.line()}")
 
     teller = threading.Thread(target=tell, name="progress", daemon=True)
     teller.start()

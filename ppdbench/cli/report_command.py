@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ppdbench.cli import completion
-from ppdbench.cli.common import notice
+from ppdbench.cli.common import notice, say
 from ppdbench.cli.options import salvaging
 from ppdbench.report import FORMATS
 
@@ -66,7 +66,7 @@ def command(
 
         save_all(made.drawings, Path(plots))
         notice(f"{len(made.drawings)} plots: {plots}")
-    click.echo(path)
+    say(str(path))
     return max((_verdict(run) for run in found), key=(0, 3, 1).index)
 
 

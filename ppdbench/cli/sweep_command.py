@@ -20,6 +20,7 @@ from ppdbench.cli.common import (
     notice,
     our_share,
     run_folder,
+    say,
     told_elsewhere,
 )
 from ppdbench.cli.decode_command import verdict
@@ -212,7 +213,7 @@ def _print(found: Swept) -> None:
     print_sheets([best(found)])
     line = typed(found)
     if line is not None:
-        click.echo(line)  # not through rich, which would wrap it
+        say(line)  # not through rich, which would wrap it
 
 
 def _draw(found: Swept, path: str) -> None:

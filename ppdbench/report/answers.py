@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.errors import ConfigError
+from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
 from ppdbench.report import paths
 from ppdbench.tasks import load_task
@@ -40,11 +41,12 @@ def write_answers(
         groups.setdefault(sample["method"], []).append(sample)
     lacking = {}
     for label, group in groups.items():
-        place = path if len(groups) == 1 else path.with_stem(f"{path.stem}-{label}")
+        name = f"{path.stem}-{clean(label, 'file name')}"
+        place = path if len(groups) == 1 else path.with_stem(name)
         lines, lacking[place] = answers(header, label, group)
         place.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_whole(place, text)
+        write_whole(place, clean(text, "json"))
     return lacking
 
 

@@ -9,6 +9,7 @@ from ppdbench.check.figures import NOISE, rate
 from ppdbench.check.judge import Check
 from ppdbench.check.metrics import METRICS
 from ppdbench.check.snapshot import Snapshot
+from ppdbench.files.clean import clean
 from ppdbench.report.export import to_markdown
 from ppdbench.report.sheet import Sheet
 
@@ -58,12 +59,14 @@ def summary(comparison: Comparison) -> str:
     """Markdown for a job's page: the verdict, what failed, and all the rest folded away."""
     sign = {0: "passed", 1: "**failed**", 3: "passed, but examples failed to run"}
     head = f"## ppdbench check ({comparison.kind}): {sign[comparison.exit_code]}\n"
-    lines = [head, f"{comparison.verdict}. Baseline: `{comparison.baseline}`.\n"]
-    lines += [f"{note}\n" for note in comparison.notes]
+    baseline = clean(comparison.baseline, "markdown")
+    lines = [head, f"{comparison.verdict}. Baseline: {baseline}.\n"]
+    lines += [f"{clean(note, 'markdown')}\n" for note in comparison.notes]
     if comparison.failed:
         lines.append(to_markdown([_failures(comparison.failed)]))
     if comparison.unfinished:
-        lines.append("".join(f"- not run: {text}\n" for text in comparison.unfinished))
+        not_run = (clean(text, "markdown") for text in comparison.unfinished)
+        lines.append("".join(f"- not run: {text}\n" for text in not_run))
     everything = to_markdown(_by_task(comparison))
     lines.append(f"<details><summary>All checks</summary>\n\n{everything}\n</details>\n")
     return "\n".join(lines) + "\n"

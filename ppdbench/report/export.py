@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
 from ppdbench.report import paths
 from ppdbench.report.sheet import Sheet
@@ -20,7 +22,7 @@ def to_csv(sheets: Sequence[Sheet]) -> str:
     """Comma-separated values in full precision; tables follow each other after a blank line."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    for index, sheet in enumerate(sheets):
+    for index, sheet in enumerate(sheet.cleaned("csv") for sheet in sheets):
         if index:
             out.write("\n")
         writer.writerow(sheet.header)
@@ -28,67 +30,49 @@ def to_csv(sheets: Sequence[Sheet]) -> str:
     return out.getvalue()
 
 
-def _one_line(cell: str) -> str:
-    """A cell that cannot end its row or its column; what is parted at a hyphen is joined again."""
-    return " ".join(cell.replace("|", "\\|").replace("-\n", "-").splitlines())
-
-
 def to_markdown(sheets: Sequence[Sheet]) -> str:
     """GitHub tables."""
     blocks = []
-    for sheet in sheets:
+    for sheet in (sheet.cleaned("markdown") for sheet in sheets):
         marks = ["---:" if sheet.is_number(i) else "---" for i in range(len(sheet.header))]
         rows = [list(sheet.header), marks, *sheet.text_rows()]
-        body = "\n".join("| " + " | ".join(_one_line(cell) for cell in row) + " |" for row in rows)
+        body = "\n".join("| " + " | ".join(row) + " |" for row in rows)
         notes = "".join(f"\n\n{note}" for note in sheet.notes)
         lead = "".join(f"{line}\n\n" for line in sheet.lead)
         blocks.append(f"### {sheet.title}\n\n{lead}{body}{notes}\n")
     return "\n".join(blocks)
 
 
-LATEX_ESCAPES = str.maketrans(
-    {
-        "&": r"\&",
-        "%": r"\%",
-        "$": r"\$",
-        "#": r"\#",
-        "_": r"\_",
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "\\": r"\textbackslash{}",
-    }
-)
-
-
-def _caption(sheet: Sheet) -> str:
-    return " ".join([f"{sheet.title}.", *sheet.lead]) if sheet.lead else sheet.title
-
-
 def to_latex(sheets: Sequence[Sheet]) -> str:
-    """booktabs tables."""
+    """booktabs tables, their notes in paragraphs of their own below."""
     blocks = []
-    for sheet in sheets:
+    for sheet in (sheet.cleaned("latex") for sheet in sheets):
         spec = "".join("r" if sheet.is_number(i) else "l" for i in range(len(sheet.header)))
-        lines = [
-            " & ".join(cell.translate(LATEX_ESCAPES) for cell in row) + r" \\"
-            for row in [list(sheet.header), *sheet.text_rows()]
+        cells = [[_latex_number(cell) for cell in row] for row in sheet.text_rows()]
+        head, *lines = [" & ".join(row) + r" \\" for row in [list(sheet.header), *cells]]
+        caption = " ".join([f"{sheet.title}.", *sheet.lead]) if sheet.lead else sheet.title
+        parts = [
+            "\\begin{table}\n\\centering",
+            f"\\caption{{{caption}}}",
+            f"\\begin{{tabular}}{{{spec}}}\n\\toprule\n{head}\n\\midrule",
+            *lines,
+            "\\bottomrule\n\\end{tabular}",
+            *(f"\n\\medskip\n{{\\footnotesize {note}\\par}}" for note in sheet.notes),
+            "\\end{table}\n",
         ]
-        notes = "".join(f"\n{note.translate(LATEX_ESCAPES)}\\\\" for note in sheet.notes)
-        blocks.append(
-            "\\begin{table}\n\\centering\n"
-            f"\\caption{{{_caption(sheet).translate(LATEX_ESCAPES)}}}\n"
-            f"\\begin{{tabular}}{{{spec}}}\n\\toprule\n{lines[0]}\n\\midrule\n"
-            + "\n".join(lines[1:])
-            + f"\n\\bottomrule\n\\end{{tabular}}{notes}\n\\end{{table}}\n"
-        )
+        blocks.append("\n".join(parts))
     return "\n".join(blocks)
+
+
+def _latex_number(cell: str) -> str:
+    """Shares have a sign that comes after cleaning; everything else has been cleaned."""
+    return re.sub(r"(?<!\\)%", r"\%", cell)
 
 
 def to_json(value: Any) -> str:
     """Strict JSON: a NaN here would be a bug, not a number."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    return clean(text, "json") + "\n"
 
 
 WRITERS = {"csv": to_csv, "markdown": to_markdown, "latex": to_latex}

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.clean import SUBSTITUTE
 
-SUBSTITUTE = "▯"
 VISIBLE = {"\n": "↵", "\t": "⇥", " ": "␣"}
 # The last rank of each class; the mark serves where there is no colour.
 CLASS_ENDS = (0, 2, 9)

@@ -23,12 +23,14 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ppdbench.errors import DataError
+from ppdbench.files.clean import SUBSTITUTE, clean
 from ppdbench.files.whole import write_whole
 from ppdbench.report import paths
-from ppdbench.report.grid import CLASS_NAMES, SUBSTITUTE, TokenGrid, rank_class, visible
+from ppdbench.report.grid import CLASS_NAMES, TokenGrid, rank_class, visible
 from ppdbench.theory import FigurePoint
 
 Row = Mapping[str, Any]
@@ -104,6 +106,8 @@ def save(figure: Figure, path: str | Path) -> None:
     suffix = path.suffix.lower()
     dpi = min(DPI, LARGEST_PIXELS / max(figure.get_size_inches()))
     data = io.BytesIO()
+    for text in figure.findobj(Text):  # whoever drew it may have forgotten
+        text.set_text(_plain_lines(text.get_text()))
     with quiet_style():
         figure.savefig(data, format=suffix[1:], dpi=dpi, metadata=METADATA[suffix])
     write_whole(path, data.getvalue(), make_folder=True)
@@ -112,8 +116,9 @@ def save(figure: Figure, path: str | Path) -> None:
 @quiet_style()
 def sign(figure: Figure, text: str) -> Figure:
     """Put what was measured, synthetic weights included, into the picture's corner."""
-    lines = "\n".join(map(plain, text.split("\n")))
-    figure.text(0.995, 0.01, lines, ha="right", va="bottom", fontsize=7, color="#666666")
+    figure.text(
+        0.995, 0.01, _plain_lines(text), ha="right", va="bottom", fontsize=7, color="#666666"
+    )
     return figure
 
 
@@ -124,8 +129,12 @@ def _drawable(font: str) -> frozenset[int]:
 
 def plain(text: object) -> str:
     """Text with a visible substitute for whatever the font cannot draw."""
-    known = _drawable(TEXT_FONT)
-    return "".join(c if c.isprintable() and ord(c) in known else SUBSTITUTE for c in str(text))
+    known, text = _drawable(TEXT_FONT), clean(str(text), "picture")
+    return "".join(c if c.isprintable() and ord(c) in known else SUBSTITUTE for c in text)
+
+
+def _plain_lines(text: str) -> str:
+    return "\n".join(map(plain, text.split("\n")))
 
 
 def _title(text: object, inches: float, lines: int = 1) -> str:

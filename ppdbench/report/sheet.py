@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from ppdbench.files.clean import Kind, clean
+
 Cell = str | int | float | None
 
 
@@ -38,6 +40,28 @@ class Sheet:
         unknown = {*self.spare, *filter(None, [self.prose])}.difference(self.header)
         if unknown:
             raise ValueError(f"{self.title}: no column {', '.join(sorted(unknown))}")
+
+    def cleaned(self, kind: Kind) -> Sheet:
+        """The same table, with texts that may be written to a place of this kind."""
+
+        def safe(text: str) -> str:
+            return clean(text, kind)
+
+        def cell(value: Cell) -> Cell:
+            return value if value is None or isinstance(value, int | float) else safe(str(value))
+
+        return replace(
+            self,
+            title=safe(self.title),
+            header=tuple(map(safe, self.header)),
+            rows=tuple(tuple(map(cell, row)) for row in self.rows),
+            notes=tuple(map(safe, self.notes)),
+            digits={safe(name): places for name, places in (self.digits or {}).items()},
+            percent=frozenset(map(safe, self.percent)),
+            lead=tuple(map(safe, self.lead)),
+            spare=tuple(map(safe, self.spare)),
+            prose=None if self.prose is None else safe(self.prose),
+        )
 
     def text(self, column: str, value: Cell) -> str:
         """How a cell reads."""

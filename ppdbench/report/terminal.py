@@ -17,6 +17,7 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
+from ppdbench.report.console import Terminal
 from ppdbench.report.sheet import Sheet
 
 GAP = 2  # blanks between two columns
@@ -31,14 +32,14 @@ REMEDY = "--format csv or a wider terminal"
 def people(*, stderr: bool = False) -> Console:
     """Where things for people go; NO_COLOR leaves no codes at all, bold and dim included."""
     plain = bool(os.environ.get("NO_COLOR"))
-    return Console(stderr=stderr, soft_wrap=False, color_system=None if plain else "auto")
+    return Terminal(stderr=stderr, soft_wrap=False, color_system=None if plain else "auto")
 
 
 def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> None:
     """Draw tables on a console, or on stdout: a terminal's width, none when piped."""
     out = console or people()
     width = out.width if console or out.is_terminal else UNLIMITED
-    for sheet in sheets:
+    for sheet in (sheet.cleaned("terminal") for sheet in sheets):
         for line in drawn(sheet, width):
             out.print(line, soft_wrap=True)
         out.print()

@@ -45,7 +45,7 @@ def test_junit_counts_examples_that_did_not_run_as_errors(tmp_path: Path) -> Non
     assert suite.attrib["errors"] == "1"
     error = suite.find("testcase/error")
     assert error is not None
-    assert error.text == "squad 2, layerskip: ValueError: <bell ? & ?>"
+    assert error.text == r"squad 2, layerskip: ValueError: <bell \x07 & \ud800>"
 
 
 def test_the_page_shows_what_failed_before_all_else(tmp_path: Path) -> None:

@@ -20,12 +20,13 @@ from ppdbench.jsonfile import write_versioned
 from ppdbench.report import export, plots
 from ppdbench.report.page.drawing import Drawing
 from ppdbench.report.page.plots import save_all
+from ppdbench.report.sheet import Sheet
 from ppdbench.search.skip_file import SkipSet, save
 from ppdbench.trees.tree import Tree
 
 OLD = b"what was there before"
 SKIPS = b'{"old": {"attention": [1], "mlp": []}}'
-SHEET = export.Sheet("t" * 99, ("x",), (("y" * 99,),))
+SHEET = Sheet("t" * 99, ("x",), (("y" * 99,),))
 COMPARISON = Comparison("run", "baseline", "bench", (), (), ("not run",))
 
 

@@ -7,10 +7,10 @@ of the same shapes.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ppdbench.files.clean import clean
 from ppdbench.report.page import palette
 from ppdbench.report.page.html import Child, Node, Raw, h
 
@@ -96,7 +96,7 @@ class Drawing:
 def slug(*parts: str) -> str:
     """A name that files and ids may have; what it had to change is told apart by a hash."""
     text = "-".join(parts)
-    plain = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", text)
+    plain = clean(text.replace(":", "_"), "file name")
     return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 

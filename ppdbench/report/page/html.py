@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from ppdbench.files.clean import clean
 
 VOID = {"meta", "br", "hr", "input", "link"}
 # Parts of a drawing have no content, and closing each of them would make pages longer.
@@ -48,7 +49,7 @@ def _pieces(child: Child) -> Iterator[str]:
     elif isinstance(child, Node):
         yield from _element(child)
     elif isinstance(child, str | int):
-        yield html.escape(str(child), quote=False)
+        yield clean(str(child), "html")
     else:
         for inner in child:
             yield from _pieces(inner)
@@ -70,4 +71,4 @@ def _written(name: str, value: Attribute) -> str:
     if value is True:
         return f" {name}"
     text = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-    return f' {name}="{html.escape(text)}"'
+    return f' {name}="{clean(text, "attribute")}"'

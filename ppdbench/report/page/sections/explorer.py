@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ppdbench.files.clean import cleaned
 from ppdbench.report.page.html import Node, Raw, h
 from ppdbench.report.page.parts import Section
 
-# What would end a script element, or a line within it, is written as escapes of JSON.
-ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+# What would end a script element is written as escapes of JSON.
+ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&"}
 
 
 def section(examples: Sequence[dict[str, Any]]) -> Section | None:
@@ -39,7 +40,8 @@ def section(examples: Sequence[dict[str, Any]]) -> Section | None:
 
 def data(examples: Sequence[dict[str, Any]]) -> Node:
     """Data for the script, in which nothing can end the element that holds it."""
-    text = json.dumps(examples, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    shown = cleaned(examples, "script")
+    text = json.dumps(shown, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character, escape in ESCAPES.items():
         text = text.replace(character, escape)
     return h("script", Raw(text), type="application/json", id="examples-data")
