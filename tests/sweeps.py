@@ -78,7 +78,7 @@ def sample(
     }
 
 
-def cells(speeds: Mapping[str, float], examples: int = 4) -> list[dict[str, Any]]:
+def cells(speeds: Mapping[str, float], examples: int = 6) -> list[dict[str, Any]]:
     """Samples of cells with these speeds over an even number of examples that vary a little."""
     return [
         sample(name, number, speed / (1 + 0.01 * (-1) ** number))

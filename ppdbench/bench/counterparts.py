@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppdbench.bench.stats import Ratio, ratio_of_timed
+from ppdbench.bench.claims import Speedup, Timed, claim
 from ppdbench.bench.sums import Sums
 
 GREEDY = ("transformers:greedy", "transformers:greedy-static")
@@ -25,12 +25,12 @@ COUNTERPARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """How many times faster ours is, over all tasks; None beside a mismatch of either."""
+    """How many times faster ours is, over all tasks, where that may be claimed."""
 
     ours: str
     theirs: str
     n_examples: int
-    ratio: Ratio | None
+    speedup: Speedup
 
 
 def beside(header: Mapping[str, Any], sums: Sequence[Sums]) -> list[Beside]:
@@ -58,13 +58,19 @@ def _pairs(methods: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _compared(
-    ours: str,
-    theirs: str,
+    our_label: str,
+    their_label: str,
     mine: Mapping[tuple[str, str], Sums],
     other: Mapping[tuple[str, str], Sums],
 ) -> Beside:
-    both = [(mine[key], other[key]) for key in mine if key in other]
-    fair = not any(one.verdict == "mismatch" for pair in both for one in pair)
     # As if each had given as many tokens as greedy: outputs may differ in length by a tie.
-    times = [(p.step_ms * p.same_length, o.step_ms * o.same_length) for o, p in both]
-    return Beside(ours, theirs, len(both), ratio_of_timed(times) if fair else None)
+    both = [
+        Timed((ours, other[key]), (_as_greedy(other[key]), _as_greedy(ours)))
+        for key, ours in mine.items()
+        if key in other
+    ]
+    return Beside(our_label, their_label, len(both), claim(both))
+
+
+def _as_greedy(one: Sums) -> float:
+    return one.step_ms * one.same_length

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench import theory
-from ppdbench.bench.stats import ratio_of_timed
+from ppdbench.bench.claims import Timed, claim
 from ppdbench.bench.sums import Sums
 
 Facts = Mapping[str, Any]
@@ -139,13 +139,10 @@ def _on_one_unit(group: Sequence[Sums]) -> dict[str, float | None]:
     }
 
 
-def _over_greedy(group: Sequence[Sums]) -> dict[str, float | None]:
+def _over_greedy(group: Sequence[Sums]) -> dict[str, Any]:
     """Against greedy decoding on one unit and on all of them; nothing for one process."""
-    fair = not any(s.verdict == "mismatch" for s in group)
-    result: dict[str, float | None] = {}
+    found: dict[str, Any] = {}
     for name, which in UNITS.items():
-        ratio = ratio_of_timed([beside_greedy(s, which) for s in group if fair and _alone(s)])
-        result[f"speedup_{name}"] = ratio.value if ratio else None
-        result[f"speedup_{name}_low"] = ratio.low if ratio else None
-        result[f"speedup_{name}_high"] = ratio.high if ratio else None
-    return result
+        beside = [Timed((s,), beside_greedy(s, which)) for s in group if _alone(s)]
+        found |= claim(beside).figures(f"speedup_{name}")
+    return found

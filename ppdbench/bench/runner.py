@@ -326,6 +326,7 @@ def sample_of(
         "baseline_prefill_ms": _rounded(theirs.prefill_ms),
         "baseline_step_ms": [_rounded(ms) for ms in theirs.step_ms],
         "baseline_again_ms": _rounded(sum(floor.step_ms)),
+        "baseline_again_steps": len(floor.step_ms),
     }
     scored = [metric for metric in item.task.metrics if metric not in NEEDS_EXECUTION]
     if scored and not loaded.spec.is_synthetic:

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ppdbench.bench.claims import claim, noise_of, over_greedy
 from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
-from ppdbench.bench.stats import ratio_of_timed
+from ppdbench.bench.stats import Ratio
 from ppdbench.bench.sums import Sums
 from ppdbench.errors import DataError
 
@@ -31,7 +32,11 @@ def summarize(
         groups.setdefault((one.task, one.method), []).append(one)
     tasks = list(dict.fromkeys(task for task, _ in groups))
     ordered = sorted(groups, key=lambda group: tasks.index(group[0]))
-    return [_summary(header, task, label, groups[task, label], scores) for task, label in ordered]
+    noise = {t: noise_of(header["methods"], [s for s in sums if s.task == t]) for t in tasks}
+    return [
+        _summary(header, task, label, groups[task, label], noise[task], scores)
+        for task, label in ordered
+    ]
 
 
 def overall(header: Mapping[str, Any], sums: Sequence[Sums]) -> list[dict[str, Any]]:
@@ -39,11 +44,17 @@ def overall(header: Mapping[str, Any], sums: Sequence[Sums]) -> list[dict[str, A
     groups: dict[str, list[Sums]] = {}
     for one in sums:
         groups.setdefault(one.method, []).append(one)
-    return [_summary(header, ALL, label, group, False) for label, group in groups.items()]
+    noise = noise_of(header["methods"], sums)
+    return [_summary(header, ALL, label, group, noise, False) for label, group in groups.items()]
 
 
 def _summary(
-    header: Mapping[str, Any], task: str, label: str, group: Sequence[Sums], scores: bool
+    header: Mapping[str, Any],
+    task: str,
+    label: str,
+    group: Sequence[Sums],
+    noise: Ratio | None,
+    scores: bool,
 ) -> dict[str, Any]:
     model, method = header["model"], header["methods"][label]
     verdicts = Counter(one.verdict for one in group)
@@ -60,11 +71,14 @@ def _summary(
         "exact": method["exact"],
         "task": task,
         "n_examples": len(group),
+        "n_timed": sum(timed.counts for timed in map(over_greedy, done)),
         "n_tokens": sum(one.tokens for one in done),
         **{verdict: verdicts[verdict] for verdict in VERDICTS},
         "failed": verdicts["failed"],
         "agreement": None if method["exact"] or not done else _agreement(done),
         **_times(done),
+        "noise_low": noise and noise.low,
+        "noise_high": noise and noise.high,
         "profile": profile(done, header.get("bandwidth_bytes_per_s")),
         **pipelined(header.get("facts", {}).get(label), done),
         "peak_memory_bytes": max((one.about["peak_memory_bytes"] for one in done), default=None),
@@ -92,27 +106,11 @@ def _processes(group: Sequence[Sums]) -> int | None:
     return None if None in told else max(told, default=1)
 
 
-def no_difference(summary: Mapping[str, Any]) -> bool:
-    """Whether noise could have made the speedup: by its interval, or greedy against itself."""
-    value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
-    if None in (value, low, high):
-        return False
-    noise = summary["noise_low"], summary["noise_high"]
-    return bool(low <= 1 <= high or (None not in noise and noise[0] <= value <= noise[1]))
-
-
-def _times(group: Sequence[Sums]) -> dict[str, float | None]:
-    """Speeds, acceptance and the paired ratio; None where nothing was timed or nothing is fair."""
+def _times(group: Sequence[Sums]) -> dict[str, Any]:
+    """Speeds, acceptance and the paired ratio; None where nothing was timed or may be claimed."""
     ours, theirs = sum(s.step_ms for s in group), sum(s.baseline_step_ms for s in group)
     steps, tokens = sum(s.steps for s in group), sum(s.tokens - 1 for s in group)
     proposed, accepted = sum(s.proposed for s in group), sum(s.accepted for s in group)
-    # No speed-up is ever quoted beside a mismatch.
-    fair = not any(s.verdict == "mismatch" for s in group)
-    # Per token, so that outputs of unequal length compare; each example by its length.
-    ratio = ratio_of_timed([(s.baseline_step_ms, s.step_ms * s.same_length) for s in group if fair])
-    floor = ratio_of_timed(
-        [(s.baseline_step_ms, s.about["baseline_again_ms"]) for s in group if s.same_length]
-    )
     return {
         "prefill_ms": sum(s.about["prefill_ms"] for s in group) / len(group) if group else None,
         "ms_per_token": ours / tokens if tokens else None,
@@ -120,11 +118,7 @@ def _times(group: Sequence[Sums]) -> dict[str, float | None]:
         "draft_share": sum(s.draft_ms for s in group) / ours if ours else None,
         "committed_per_step": tokens / steps if steps else None,
         "accepted_per_proposed": accepted / proposed if proposed else None,
-        "speedup": ratio.value if ratio else None,
-        "speedup_low": ratio.low if ratio else None,
-        "speedup_high": ratio.high if ratio else None,
-        "noise_low": floor.low if floor else None,
-        "noise_high": floor.high if floor else None,
+        **claim([over_greedy(one) for one in group]).figures(),
         "baseline_tokens_per_s": 1e3 * sum(s.baseline_steps for s in group) / theirs
         if theirs
         else None,

@@ -53,6 +53,8 @@ class Sums:
     """Of greedy's output."""
     baseline_steps: int
     baseline_step_ms: float
+    again_ms: float
+    """Of as many steps of greedy decoding, done once more."""
     matches: bytes
     """Of `ppd`: for each token 1 if it was among its candidates, else 0."""
 
@@ -60,6 +62,12 @@ class Sums:
     def failed(self) -> bool:
         """Whether there is no output."""
         return self.verdict == "failed"
+
+    @property
+    def question(self) -> tuple[str, str]:
+        """What makes the example one of its own: all turns of a conversation are one question."""
+        name, turn = self.about["example_id"], self.about.get("turn", 1)
+        return self.task, name if turn == 1 else name.removesuffix(f"/{turn}")
 
     @property
     def same_length(self) -> float:
@@ -96,5 +104,13 @@ def sums_of(sample: Sample) -> Sums:
         baseline_tokens=len(sample.get("baseline_ids", sample["output_ids"])),
         baseline_steps=len(baseline_step_ms),
         baseline_step_ms=sum(baseline_step_ms),
+        again_ms=_as_often(sample, len(baseline_step_ms)),
         matches=bytes(sample.get("matches", ())),
     )
+
+
+def _as_often(sample: Sample, steps: int) -> float:
+    """Greedy decoding once more, for so many steps: drawn outputs differ in length."""
+    ms: float = sample.get("baseline_again_ms", 0.0)
+    took: int = sample.get("baseline_again_steps", steps)
+    return ms * steps / took if took else 0.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ppdbench.bench.claims import measured, over_greedy
 from ppdbench.bench.compiling import compilation_of, settle
 from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome
 from ppdbench.bench.halving import SEARCHES, Rung, better, expected_samples, portion, rungs
@@ -29,8 +30,7 @@ from ppdbench.bench.runner import (
     sample_of,
 )
 from ppdbench.bench.space import Space
-from ppdbench.bench.summary import overall
-from ppdbench.bench.sums import add_up
+from ppdbench.bench.sums import Sums, add_up
 from ppdbench.conversation import with_later_turns
 from ppdbench.engine.loading import Loaded, ModelSpec, load, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
@@ -171,7 +171,7 @@ class Sweep:
         for number, (step, items) in enumerate(zip(self.steps, self._of_rung, strict=True)):
             if number:
                 folder.meet()
-                speeds = _speeds(header, going, self._of_rung[number - 1], folder)
+                speeds = _speeds(going, self._of_rung[number - 1], folder)
                 going = better(going, speeds, step.cells)
             ours = folder.share.part(items)
             heats = self._heats([n for n in going if any(is_left(i, n, folder) for i in ours)])
@@ -248,15 +248,22 @@ def first(items: Sequence[Item], part: int, seed: int) -> list[Item]:
 
 
 def _speeds(
-    header: Mapping[str, Any], labels: Sequence[str], items: Sequence[Item], folder: RunFolder
+    labels: Sequence[str], items: Sequence[Item], folder: RunFolder
 ) -> dict[str, float | None]:
-    """The paired speedup of each cell on these examples; none where one failed."""
+    """The paired ratio of each cell on these examples; none where one failed."""
     keys = [(item.task.name, item.example.id, label, None) for label in labels for item in items]
     if any(key not in folder.done for key in keys):
         raise DataError("another process ended before its share was done; continue with --resume")
-    samples = [folder.done[key] for key in keys]
-    found = overall(header, add_up(samples))
-    return {s["label"]: None if s["failed"] else s["speedup"] for s in found}
+    found: dict[str, list[Sums]] = {}
+    for one in add_up(folder.done[key] for key in keys):
+        found.setdefault(one.method, []).append(one)
+    return {label: _pace(group) for label, group in found.items()}
+
+
+def _pace(group: Sequence[Sums]) -> float | None:
+    """What the search goes by, on however few examples; it claims nothing."""
+    failed = any(one.failed for one in group)
+    return None if failed else measured([over_greedy(one) for one in group])
 
 
 def _prefixed(report: Report, where: str) -> Report:

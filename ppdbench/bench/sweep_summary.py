@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ppdbench.bench.claims import LEAST_EXAMPLES, no_difference
 from ppdbench.bench.halving import expected_samples
 from ppdbench.bench.stats import Ratio, paired_ratio
-from ppdbench.bench.summary import no_difference, overall
+from ppdbench.bench.summary import overall
 from ppdbench.bench.sums import Sums
 from ppdbench.errors import DataError
 
@@ -24,7 +25,7 @@ class Cell:
 
     @property
     def speedup(self) -> float | None:
-        """Over greedy decoding; None beside a mismatch, a failure or nothing timed."""
+        """Over greedy decoding; None where it is withheld, or where an example failed."""
         if self.summary is None or self.summary["failed"]:
             return None
         value: float | None = self.summary["speedup"]
@@ -40,15 +41,14 @@ class Cell:
         """How it compares with greedy decoding, in a word or two."""
         if self.summary is None:
             return "not run"
-        if self.summary["mismatch"]:
-            return "mismatch"
-        if self.summary["failed"]:
+        withheld: str | None = self.summary["speedup_withheld"]
+        if self.summary["failed"] and withheld != "mismatch":
             return "failed"
-        if self.speedup is None:
-            return "not timed"
+        if withheld is not None:
+            return withheld
         if no_difference(self.summary):
             return "no difference"
-        return "faster" if self.speedup > 1 else "slower"
+        return "faster" if (self.speedup or 0.0) > 1 else "slower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,12 @@ def swept(header: Mapping[str, Any], sums: Sequence[Sums]) -> Swept:
 
 
 def _rank(cell: Cell) -> tuple[bool, int, float]:
-    """Speeds count on the most examples: those who were left behind had been slower there."""
-    return cell.speedup is None, -cell.examples, -(cell.speedup or 0.0)
+    """Speeds count on the most examples: those who were left behind had been slower there.
+
+    What has no speedup comes last, by its tokens per second.
+    """
+    pace = cell.summary["tokens_per_s"] if cell.summary else None
+    return cell.speedup is None, -cell.examples, -(cell.speedup or pace or 0.0)
 
 
 def _lead(ordered: Sequence[Cell], sums: Sequence[Sums]) -> Ratio | None:
@@ -118,7 +122,7 @@ def _lead(ordered: Sequence[Cell], sums: Sequence[Sums]) -> Ratio | None:
         return None
     best, second = (_relative_times(sums, cell.label) for cell in ordered[:2])
     shared = [example for example in best if example in second]
-    if not shared:
+    if len(shared) < LEAST_EXAMPLES:
         return None
     weights = [best[example][1] for example in shared]
     return paired_ratio(

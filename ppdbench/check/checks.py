@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ppdbench.bench import claims
+from ppdbench.bench.stats import Ratio
 from ppdbench.bench.summary import ALL
 from ppdbench.check.comparable import machine_differences
 from ppdbench.check.figures import NOISE, Figure, Outputs
@@ -27,6 +29,7 @@ class Checks:
         self.run, self.now, self.baseline, self.thresholds = run, now, baseline, thresholds
         self.alike = not machine_differences(now.machine, baseline.machine)
         self.figures = {figure.key: figure for figure in now.figures}
+        self.notes: list[str] = []  # what was not judged, and why
 
     def __iter__(self) -> Iterator[Check]:
         """Identity first, then what the baseline knows, in its order."""
@@ -97,15 +100,15 @@ class Checks:
                 f"{before.subject}; the baseline was made by `{' '.join(self.baseline.command)}`"
             )
         pairs = Pairs.of(self.baseline.examples(before.task), before, now)
+        if before.metric == "speedup" and not claims.enough(pairs.before, pairs.now):
+            whose = f"{before.task}: {before.subject}"
+            self.notes.append(f"{whose}, speedup: {claims.TOO_FEW}, so it is not judged.")
+            return None
         noise = self._noise(before.task) if before.metric == "speedup" else 1.0
         return judge(before, pairs, rule, alike=self.alike, noise=noise)
 
     def _noise(self, task: str) -> float:
-        key = (task, "greedy", NOISE)
-        theirs = next((f for f in self.baseline.figures if f.key == key), None)
-        if theirs is None or key not in self.figures:
-            return 1.0
-        return noise_factor(theirs.parts, self.figures[key].parts)
+        return noise_factor(_noise_in(self.baseline, task), _noise_in(self.now, task))
 
     def _memory(self) -> Iterator[Check]:
         """Of the process: several methods share it."""
@@ -122,6 +125,12 @@ class Checks:
                 limit=f"<= {allowed / MIB:.0f} MiB",
                 verdict="FAILED" if now > allowed else "ok",
             )
+
+
+def _noise_in(made: Snapshot, task: str) -> Ratio | None:
+    """Of all times that greedy decoding took on a task."""
+    repeats = [f.parts for f in made.figures if (f.task, f.metric) == (task, NOISE)]
+    return claims.noise([[part for part in parts if part] for parts in repeats])
 
 
 def _identity(task: str, subject: str, verdicts: Counter[str], rule: Rule) -> Check:

@@ -54,7 +54,8 @@ def compare_paths(run_path: Path, baseline_path: Path, thresholds: Thresholds) -
     run = read_whole(run_path)
     now = snapshot(run, baseline.settings.get("ks"))
     refuse_unlike(now, baseline)
-    checks = tuple(Checks(run, now, baseline, thresholds))
+    made = Checks(run, now, baseline, thresholds)
+    checks = tuple(made)
     if not checks:
         raise DataError(f"{run_path} and {baseline_path} have nothing in common that is checked")
     return Comparison(
@@ -62,7 +63,7 @@ def compare_paths(run_path: Path, baseline_path: Path, thresholds: Thresholds) -
         str(baseline_path),
         now.kind,
         checks,
-        tuple(_notes(now, baseline)),
+        (*_notes(now, baseline), *made.notes),
         tuple(_unfinished(run)),
     )
 

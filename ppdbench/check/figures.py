@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppdbench.bench.sums import sums_of
+from ppdbench.bench.claims import over_greedy
+from ppdbench.bench.sums import Sums, sums_of
 from ppdbench.probe.summary import matches_by_example
 
 Sample = Mapping[str, Any]
@@ -61,9 +62,11 @@ def output_hash(sample: Sample) -> str | None:
 
 
 def decode_figures(task: str, label: str, name: str, group: Sequence[Sample]) -> list[Figure]:
-    """The rates of one method on one task, in the order of `group`; those of greedy are all 1."""
+    """The rates of one method on one task, in the order of `group`; those of greedy are all 1,
+    but for its times, which are noise.
+    """
     if name == "greedy":
-        return []
+        return [noise_of_method(task, label, group)]
     made = [None if s["verdict"] == "failed" else _decoded(s) for s in group]
     return [
         Figure(task, label, metric, tuple(None if p is None else p[metric] for p in made))
@@ -77,19 +80,26 @@ def _decoded(sample: Sample) -> dict[str, Part]:
         "committed_per_step": (sums.tokens - 1, sums.steps),
         "accepted_per_proposed": (sums.accepted, sums.proposed),
         "match_rate": (sums.matches.count(1), len(sums.matches)),
-        "speedup": _times(sums.baseline_step_ms, sums.step_ms * sums.same_length),
+        "speedup": _times(*over_greedy(sums).times),
     }
 
 
 def noise(task: str, group: Sequence[Sample]) -> Figure:
     """Greedy decoding against itself on the examples of a task."""
-    parts = [
-        None
-        if sample["verdict"] == "failed"
-        else _times(sum(sample["baseline_step_ms"]), sample["baseline_again_ms"])
-        for sample in group
-    ]
-    return Figure(task, "greedy", NOISE, tuple(parts))
+    sums = [sums_of(sample) for sample in group]
+    times = ((one.baseline_step_ms, one.again_ms) for one in sums)
+    return _repeated(task, "greedy", sums, times)
+
+
+def noise_of_method(task: str, label: str, group: Sequence[Sample]) -> Figure:
+    """The same of greedy decoding as a method of the run."""
+    sums = [sums_of(sample) for sample in group]
+    return _repeated(task, f"{label} as a method", sums, (over_greedy(one).times for one in sums))
+
+
+def _repeated(task: str, subject: str, sums: Sequence[Sums], times: Iterable[Part]) -> Figure:
+    parts = [None if o.failed else _times(*t) for o, t in zip(sums, times, strict=True)]
+    return Figure(task, subject, NOISE, tuple(parts))
 
 
 def _times(theirs: float, ours: float) -> Part:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppdbench.bench.stats import Change, paired_change, paired_ratio
+from ppdbench.bench.stats import Change, Ratio, paired_change
 from ppdbench.check.figures import Figure, Part, rate
 from ppdbench.check.metrics import METRICS, Rule
 
@@ -148,17 +148,8 @@ def _listed(examples: Sequence[str]) -> str:
     return f"{'example' if len(examples) == 1 else 'examples'} {', '.join(examples[:5])}{more}"
 
 
-def noise_factor(before: Sequence[Part | None], now: Sequence[Part | None]) -> float:
-    """The factor that a speedup may lose to noise alone: greedy against itself, in both runs.
-
-    At most 1. Of a single example there is no interval, and its one ratio has to do.
-    """
-    bounds = []
-    for parts, lowest in ((now, True), (before, False)):
-        timed = [part for part in parts if part is not None and part[1]]
-        if not timed:
-            return 1.0
-        ratio = paired_ratio([a for a, _ in timed], [b for _, b in timed])
-        bound = ratio.low if lowest else ratio.high
-        bounds.append(ratio.value if bound is None else bound)
-    return min(1.0, bounds[0] / bounds[1])
+def noise_factor(before: Ratio | None, now: Ratio | None) -> float:
+    """The factor that a speedup may lose to noise alone, that of both runs; at most 1."""
+    if before is None or now is None or before.high is None or now.low is None:
+        return 1.0
+    return min(1.0, now.low / before.high)

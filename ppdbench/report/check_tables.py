@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppdbench.bench.claims import TOO_FEW, enough
 from ppdbench.check.comparison import Comparison
-from ppdbench.check.figures import NOISE, rate
+from ppdbench.check.figures import NOISE, Figure, rate
 from ppdbench.check.judge import Check
 from ppdbench.check.metrics import METRICS
 from ppdbench.check.snapshot import Snapshot
@@ -82,10 +83,14 @@ def _failures(failed: Sequence[Check]) -> Sheet:
 
 def stored(made: Snapshot) -> Sheet:
     """What a baseline holds, as rates."""
-    rows = tuple(
-        (f.task, f.subject, f.metric, METRICS.get(f.metric).text(rate(f.parts)))
-        for f in made.figures
-        if f.metric != NOISE
-    )
+    rows = tuple((f.task, f.subject, f.metric, _held(f)) for f in made.figures if f.metric != NOISE)
     title = f"Baseline of {made.model['name']} ({made.model['dtype']})"
     return Sheet(title, ("task", "what", "figure", "value"), rows)
+
+
+def _held(figure: Figure) -> str:
+    """A figure as a rate, unless it is a speedup that nobody may claim."""
+    value = rate(figure.parts)
+    if figure.metric == "speedup" and value is not None and not enough(figure.parts):
+        return TOO_FEW
+    return METRICS.get(figure.metric).text(value)

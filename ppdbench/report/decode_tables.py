@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.counterparts import Beside
-from ppdbench.bench.stats import FEW, FEW_EXAMPLES, Ratio
-from ppdbench.bench.summary import no_difference
 from ppdbench.report import pipeline_tables, profile_tables
+from ppdbench.report.evidence import claim_cells, notes_on, sized, speedup_cells
 from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
-PAIRED = "Speedup: greedy's decode time over the method's, paired by example, 95% bootstrap."
 
 
 def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
@@ -46,7 +44,7 @@ def contest(
 
 def beside_peers(peers: Sequence[Beside]) -> Sheet:
     """Our methods against those of others that do the same."""
-    rows = tuple((p.ours, p.theirs, p.n_examples, *_ratio_cells(p.ratio)) for p in peers)
+    rows = tuple((p.ours, p.theirs, p.n_examples, *claim_cells(p.speedup)) for p in peers)
     return Sheet(
         "Beside transformers",
         ("method", "against", "examples", "speedup", "95%"),
@@ -83,28 +81,6 @@ def memory(summaries: Sequence[Summary]) -> list[Sheet]:
     ]
 
 
-def speedup_cells(summary: Summary) -> tuple[str, str]:
-    """The paired ratio, and its interval.
-
-    Nothing beside a mismatch, and no claim where noise could have made it.
-    """
-    value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
-    if value is None:
-        return "-", "-"
-    text, interval = _ratio_cells(Ratio(value, low, high))
-    if low is not None and summary["method"] == "greedy":
-        return "noise floor", interval
-    return "no difference" if no_difference(summary) else text, interval
-
-
-def _ratio_cells(ratio: Ratio | None) -> tuple[str, str]:
-    """A ratio and its interval, where there are any."""
-    if ratio is None:
-        return "-", "-"
-    bounds = "-" if ratio.low is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"{ratio.value:.2f}x", bounds
-
-
 def verdict_text(summary: Summary) -> str:
     """What became of the outputs, in words; alarming ones first."""
     if summary["target"] != "greedy":
@@ -133,25 +109,13 @@ def _side_by_side(summaries: Sequence[Summary]) -> Sheet:
         for s in summaries
     )
     return Sheet(
-        f"{first['task']}: {first['n_examples']} examples, {where(first)}",
+        f"{first['task']}: {sized(summaries)}, {where(first)}",
         ("method", "tokens/s", "per step", "output", "speedup", "95%"),
         rows,
         notes=tuple(notes_on(summaries)),
         digits={"tokens/s": 1, "per step": 2},
         spare=("per step", "tokens/s"),
     )
-
-
-def notes_on(summaries: Sequence[Summary]) -> list[str]:
-    """How speedups came about, and what they can be told from."""
-    notes = [PAIRED]
-    floors = [s for s in summaries if s["noise_low"] is not None]
-    if floors:
-        low, high = min(s["noise_low"] for s in floors), max(s["noise_high"] for s in floors)
-        notes.append(f"Greedy against itself: [{low:.2f}, {high:.2f}], the noise of this machine.")
-    if min(s["n_examples"] for s in summaries) < FEW_EXAMPLES:
-        notes.append(FEW)
-    return notes
 
 
 def where(summary: Summary) -> str:
@@ -170,6 +134,7 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
     columns = {
         "task": "task",
         "examples": "n_examples",
+        "timed": "n_timed",
         "tokens": "n_tokens",
         "prefill ms": "prefill_ms",
         "ms/token": "ms_per_token",
@@ -179,6 +144,8 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
     }
     if first["method"] == "greedy":
         del columns["accepted"]  # it proposes nothing
+    if all(s["n_timed"] == s["n_examples"] for s in summaries):
+        del columns["timed"]
     rows = tuple(tuple(s[name] for name in columns.values()) for s in summaries)
     peak = max((s["peak_memory_bytes"] or 0 for s in summaries), default=0)
     return Sheet(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.pipelined import geometric
+from ppdbench.report.evidence import speedup_cells
 from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
@@ -36,10 +37,9 @@ def _gain(summaries: Sequence[Summary]) -> Sheet:
             s["label"],
             s["p"],
             *(_times(s[f"predicted_speedup{end}"]) for end in ("", "_matches", "_times")),
-            _times(s["speedup_one_unit"]),
-            _interval(s, "one_unit"),
+            *speedup_cells(s, "speedup_one_unit"),
             s["gain_efficiency"],
-            _times(s["speedup_all_units"]),
+            speedup_cells(s, "speedup_all_units")[0],
         )
         for s in summaries
     )
@@ -131,8 +131,3 @@ def _runs(summaries: Sequence[Summary]) -> Sheet:
 
 def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
-
-
-def _interval(summary: Summary, name: str) -> str:
-    low, high = (summary[f"speedup_{name}_{end}"] for end in ("low", "high"))
-    return "-" if low is None else f"[{low:.2f}, {high:.2f}]"

@@ -23,6 +23,8 @@ MARKS = {
     "failed": "!",
     "not run": "!",
     "not timed": "·",
+    "not measured": "·",
+    "too few examples": "·",
 }
 WORDS = {
     "no difference": "same",
@@ -30,6 +32,8 @@ WORDS = {
     "failed": "failed",
     "not run": "not run",
     "not timed": "no time",
+    "not measured": "no time",
+    "too few examples": "too few",
 }
 STYLES = {
     "best": "bold white on #0b5394",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ppdbench.bench.sweep_summary import Cell, Swept
-from ppdbench.report import decode_tables
+from ppdbench.report import decode_tables, evidence
 from ppdbench.report.command_line import decode_line
 from ppdbench.report.sheet import Cell as Entry
 from ppdbench.report.sheet import Sheet
@@ -25,7 +25,7 @@ def cells(found: Swept) -> Sheet:
     """One row per cell, the fastest first, losses and failures included."""
     several = len({cell.examples for cell in found.cells}) > 1
     columns = [*(name.replace("_", "\n") for name in found.axes), *(["examples"] * several)]
-    measured = "" if several else f", {found.cells[0].examples} examples"
+    measured = "" if several else f", {evidence.sized(found.summaries)}"
     return Sheet(
         f"{title(found)}{measured}: {len(found.cells)} cells by speed",
         (*columns, "tokens\nper s", "per\nstep", "output", "speedup", "95%"),
@@ -42,7 +42,7 @@ def _row(cell: Cell, several: bool) -> tuple[Entry, ...]:
     summary = cell.summary
     if summary is None:
         return (*at, *examples, None, None, "NOT RUN", "-", "-")
-    value, interval = decode_tables.speedup_cells(summary)
+    value, interval = evidence.speedup_cells(summary)
     return (
         *at,
         *examples,
@@ -78,7 +78,7 @@ def title(found: Swept) -> str:
 
 
 def _notes(found: Swept) -> list[str]:
-    notes = decode_tables.notes_on(found.summaries)
+    notes = evidence.notes_on(found.summaries)
     if len(found.rungs) > 1:
         steps = ", ".join(f"{r['cells']} cells on {r['examples']}" for r in found.rungs)
         notes.append(f"Successive halving, by examples: {steps}.")
@@ -93,7 +93,7 @@ def verdict(found: Swept) -> Sheet:
     rows: list[tuple[Entry, ...]] = []
     for name, cell in zip(names, found.leaders, strict=False):
         assert cell.summary is not None
-        value, interval = decode_tables.speedup_cells(cell.summary)
+        value, interval = evidence.speedup_cells(cell.summary)
         rows.append((name, setting(cell), value, interval))
     if found.lead is not None and found.lead.low is not None:
         value = f"{found.lead.value:.2f}x" if found.distinguishable else "no difference"

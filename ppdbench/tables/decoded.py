@@ -73,6 +73,16 @@ def speedup(summary: Mapping[str, Any]) -> float | None:
     return 1.0 if summary["method"] == "greedy" else summary["speedup"]
 
 
+def unclaimed(summaries: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """A note for each reason for which speedups are left out."""
+    whose: dict[str, dict[str, None]] = {}
+    for summary in summaries:
+        why = summary["speedup_withheld"]
+        if why is not None and summary["method"] != "greedy":
+            whose.setdefault(why, {})[f"{summary['method']} on {summary['task']}"] = None
+    return tuple(f"No speedup, {why}: {', '.join(names)}." for why, names in whose.items())
+
+
 def failures(runs: Sequence[StoredRun]) -> int:
     """Examples without an output."""
     return sum(sample.get("verdict") == "failed" for run in runs for sample in run.samples)

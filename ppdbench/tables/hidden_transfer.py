@@ -55,7 +55,7 @@ def speedups(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
         "Table 1: end-to-end acceleration",
         ("task", "method", *map(_short, models), *MEASURED),
         tuple(rows),
-        notes=(*NOTES, *_not_run(runs)),
+        notes=(*NOTES, *_not_run(runs), *decoded.unclaimed(ours.values())),
         digits={**{_short(model): 3 for model in models}, **dict.fromkeys(MEASURED, 3)},
         groups=(2, len(models), len(MEASURED)),
     )

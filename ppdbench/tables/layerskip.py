@@ -184,7 +184,9 @@ def _compared(
             made[key] = values(ours[key], scores)
         rows.append(Row(_names(row, paper, key, depth), row, made.get(key, {})))
     missing = blanks(rows, "they were not run at this depth and draft length")
-    return compared(title, NAMES, quantities, rows, (*notes, *missing))
+    return compared(
+        title, NAMES, quantities, rows, (*notes, *missing, *decoded.unclaimed(ours.values()))
+    )
 
 
 NAMES = ("task", "model", "method", "E paper", "E", "d")

@@ -53,7 +53,11 @@ def reuse(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
         ("task", "E paper", "E", "reuse"),
         (TIME, SPEEDUP),
         rows,
-        (*NOTES, *blanks(rows, "they were not run at this depth")),
+        (
+            *NOTES,
+            *blanks(rows, "they were not run at this depth"),
+            *decoded.unclaimed(ours.values()),
+        ),
     )
 
 

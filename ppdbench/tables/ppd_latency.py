@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ppdbench import theory
+from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up
 from ppdbench.errors import DataError
@@ -27,6 +28,10 @@ LATENCY = Step(
 )
 
 Key = tuple[str, str, int]  # task, form, k
+UNCLAIMED = (
+    "No speedup where an output differs from greedy decoding's, or fewer than "
+    f"{LEAST_EXAMPLES} examples were timed."
+)
 
 QUANTITIES = (
     Quantity("p", "match rate"),
@@ -75,6 +80,7 @@ def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
             f"s: seconds for {TOKENS} tokens, prompt included; speedup: those of greedy decoding "
             "on one unit over these; theory: equation 3 with the match rate beside it. The paper: "
             "one replica per candidate.",
+            *([UNCLAIMED] if any(k and of.speedup is None for (*_, k), of in ours.items()) else []),
         ),
     )
 
@@ -123,7 +129,7 @@ def _ours(runs: Sequence[StoredRun]) -> dict[Key, Timed]:
             task, form = summary["task"], summary["form"]
             greedy = _seconds(summary["greedy_prefill_ms"], summary["greedy_ms_per_token"])
             seconds = _seconds(summary["prefill_ms"], summary["ms_per_token"])
-            # None beside a mismatch.
+            # None where it may not be claimed.
             speedup = greedy / seconds if summary["speedup_one_unit"] else None
             found[task, form, 0] = Timed(None, greedy, None, None)
             found[task, form, k] = Timed(

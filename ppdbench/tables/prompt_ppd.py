@@ -43,7 +43,8 @@ NOTES = (
 @table("prompt_ppd/1", recipe=(COMPARISON,), tasks=(TASK,))
 def comparison(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     """Throughput, accept length, latency of a pass, trained share and tree sizes."""
-    ours = {s["method"]: _values(s) for s in decoded.summaries(runs, (TASK,))}
+    summaries = decoded.summaries(runs, (TASK,))
+    ours = {s["method"]: _values(s) for s in summaries}
     vanilla = {
         row["model"]: row["throughput_tok_s"] for row in paper["rows"] if row["method"] == "vanilla"
     }
@@ -57,7 +58,13 @@ def comparison(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     ]
     missing = blanks(rows, "the method was not run on mt_bench")
     title = "Table 1: comparison with vanilla and Medusa"
-    return compared(title, ("model", "method"), QUANTITIES, rows, (*NOTES, *missing))
+    return compared(
+        title,
+        ("model", "method"),
+        QUANTITIES,
+        rows,
+        (*NOTES, *missing, *decoded.unclaimed(summaries)),
+    )
 
 
 def _printed(row: Mapping[str, Any], vanilla: float) -> dict[str, Cell]:

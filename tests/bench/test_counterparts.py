@@ -30,20 +30,19 @@ PAIR[THEIRS]["options"]["draft_length"] = 4
 
 
 def test_the_ratio_is_their_time_over_ours_on_the_same_examples() -> None:
-    samples = [made.decoded(OURS, str(n), 2.0) for n in range(3)]
-    samples += [made.decoded(THEIRS, str(n), 0.5) for n in range(3)]
+    samples = [made.decoded(OURS, str(n), 2.0) for n in range(5)]
+    samples += [made.decoded(THEIRS, str(n), 0.5) for n in range(5)]
     (found,) = beside({"methods": PAIR}, add_up(samples))
-    assert (found.ours, found.theirs, found.n_examples) == (OURS, THEIRS, 3)
-    assert found.ratio is not None
-    assert found.ratio.value == pytest.approx(4)
+    assert (found.ours, found.theirs, found.n_examples) == (OURS, THEIRS, 5)
+    assert found.speedup.value == pytest.approx(4)
 
 
 def test_outputs_of_unequal_length_count_by_the_token() -> None:
     short = {"output_ids": [5, 6, 7], "step_ms": [4.0], "accepted": [1], "verdict": "tie"}
-    samples = [made.decoded(OURS, **short), made.decoded(THEIRS)]  # 2 tokens in 4 ms, 4 in 12
+    samples = [made.decoded(OURS, str(n), **short) for n in range(5)]  # 2 tokens in 4 ms
+    samples += [made.decoded(THEIRS, str(n)) for n in range(5)]  # 4 in 12
     (found,) = beside({"methods": PAIR}, add_up(samples))
-    assert found.ratio is not None
-    assert found.ratio.value == pytest.approx(12 / 8)
+    assert found.speedup.value == pytest.approx(12 / 8)
 
 
 @pytest.mark.parametrize("wrong", [OURS, THEIRS])
@@ -53,7 +52,7 @@ def test_nothing_is_claimed_beside_a_mismatch(wrong: str) -> None:
         for label in (OURS, THEIRS)
     ]
     found = beside({"methods": PAIR}, add_up(samples))
-    assert [pair.ratio for pair in found] == [None]
+    assert [(p.speedup.value, p.speedup.withheld) for p in found] == [(None, "mismatch")]
     assert beside_peers(found).rows[0][-2:] == ("-", "-")
 
 

@@ -77,7 +77,7 @@ def test_peers_are_methods_of_the_run_with_verdicts_and_times_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["bench", "--model", MODEL, "--data", "builtin", "--task", "xsum", "--limit", "2"]
+    words = ["bench", "--model", MODEL, "--data", "builtin", "--task", "xsum", "--limit", "5"]
     words += ["--max-new-tokens", "8", "--warmup", "0", "--against", "transformers"]
     words += ["--method", "speculative:draft_model=synthetic:demo", "--method", "layerskip"]
     assert run([*words, "--format", "json", "--out", "run"]) == 0
@@ -85,7 +85,7 @@ def test_peers_are_methods_of_the_run_with_verdicts_and_times_of_their_own(
     by_name = {s["method"]: s for s in found}
     assert list(by_name) == ["speculative", "layerskip", *ALL]
     for name in ALL:
-        assert by_name[name]["identical"] == 2
+        assert by_name[name]["identical"] == 5
         assert by_name[name]["ms_per_token"] > 0
         assert by_name[name]["speedup"] > 0
 

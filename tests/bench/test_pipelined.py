@@ -16,6 +16,7 @@ def sample(matches: list[int], step_ms: float, **more: Any) -> dict[str, Any]:
     steps = len(matches) - 1
     return {
         "task": "gsm8k",
+        "example_id": "1",
         "method": "ppd",
         "verdict": "identical",
         "output_ids": list(range(len(matches))),
@@ -27,8 +28,13 @@ def sample(matches: list[int], step_ms: float, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_figures_of_one_output_by_hand() -> None:
-    found = pipelined(FACTS, add_up([sample([1, 0, 1, 1, 0], 4.0)]))
+def five(*samples: dict[str, Any]) -> list[dict[str, Any]]:
+    """As many examples as a speedup takes, in equal numbers of each kind."""
+    return [{**each, "example_id": f"{n} {i}"} for n in range(5) for i, each in enumerate(samples)]
+
+
+def test_figures_of_outputs_by_hand() -> None:
+    found = pipelined(FACTS, add_up(five(sample([1, 0, 1, 1, 0], 4.0))))
     assert found["p"] == pytest.approx(3 / 5)
     assert found["predicted_speedup"] == pytest.approx(1 / (1 - 0.5 * 0.6))
     # Four steps after the first token, three of them with a head start of two layers.
@@ -40,8 +46,8 @@ def test_figures_of_one_output_by_hand() -> None:
     assert found["gain_efficiency"] == pytest.approx(0.25 / (1 / 0.7 - 1))
     assert found["communication_ms_per_token"] == pytest.approx(0.1)
     # The run that the end of the output cut off says nothing about lengths.
-    assert found["run_lengths"] == {2: 1}
-    # Two runs, of two and three tokens: 2 * 5 + 2 * 2 layer-times; 3 * 2 * 5 layers ahead.
+    assert found["run_lengths"] == {2: 5}
+    # Two runs each, of two and three tokens: 2 * 5 + 2 * 2 layer-times; 3 * 2 * 5 layers ahead.
     assert found["units_busy"] == pytest.approx((14 + 30) / 14)
 
 
@@ -55,7 +61,7 @@ def test_outputs_count_by_their_length() -> None:
 def test_outputs_of_another_length_than_greedys_are_compared_by_the_token() -> None:
     # Four steps of greedy decoding, of which ppd's output, parted at a tie, has only one.
     short = sample([1, 1], 4.0, verdict="tie", greedy_by_threads=greedy_by_threads(4))
-    found = pipelined(FACTS, add_up([short]))
+    found = pipelined(FACTS, add_up(five(short)))
     assert found["speedup_one_unit"] == pytest.approx(5 / 4)
     assert found["speedup_all_units"] == pytest.approx(1)
 
@@ -63,7 +69,7 @@ def test_outputs_of_another_length_than_greedys_are_compared_by_the_token() -> N
 def test_examples_measured_with_other_threads_count_by_their_own() -> None:
     other = {"2": greedy_by_threads(1)["1"], "4": greedy_by_threads(1)["2"]}
     both = [sample([1, 1], 4.0), sample([1, 1], 4.0, greedy_by_threads=other)]
-    found = pipelined(FACTS, add_up(both))
+    found = pipelined(FACTS, add_up(five(*both)))
     assert found["speedup_one_unit"] == pytest.approx(5 / 4)
 
 

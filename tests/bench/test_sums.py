@@ -56,11 +56,11 @@ def test_tasks_and_all_of_them_are_made_of_the_same_sums() -> None:
     samples = [
         made.decoded("swift", str(n), task=task, faster=faster)
         for task, faster in (("gsm8k", 2.0), ("squad", 0.5))
-        for n in range(4)
+        for n in range(5)
     ]
     head, sums = made.header("bench", methods=made.methods("swift")), add_up(samples)
     one, other = summarize(head, sums, scores=False)
     (together,) = overall(head, sums)
     assert (one["speedup"], other["speedup"]) == (pytest.approx(2.0), pytest.approx(0.5))
-    assert together["speedup"] == pytest.approx(96 / (24 + 96))
+    assert together["speedup"] == pytest.approx(120 / (30 + 120))
     assert together["n_tokens"] == one["n_tokens"] + other["n_tokens"]

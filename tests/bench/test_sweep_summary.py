@@ -15,7 +15,7 @@ ONE, TWO, FOUR = (label(exit_layer=n) for n in (1, 2, 4))
 AXES = {"exit_layer": (1, 2, 4)}
 
 
-def found(samples: list[dict[str, Any]], examples: int = 4, **changes: Any) -> Swept:
+def found(samples: list[dict[str, Any]], examples: int = 6, **changes: Any) -> Swept:
     return swept(header(AXES, examples, **changes), add_up(samples))
 
 
@@ -38,7 +38,10 @@ def test_the_lead_is_the_ratio_of_times_on_the_same_examples() -> None:
 def test_cells_that_take_turns_in_being_faster_cannot_be_told_apart() -> None:
     samples = [
         sample(name, n, speed)
-        for name, speeds in {ONE: (1.2, 1.6, 1.3, 1.5), TWO: (1.5, 1.3, 1.6, 1.1)}.items()
+        for name, speeds in {
+            ONE: (1.2, 1.6, 1.3, 1.5, 1.2, 1.6),
+            TWO: (1.5, 1.3, 1.6, 1.1, 1.5, 1.3),
+        }.items()
         for n, speed in enumerate(speeds)
     ]
     assert not found(samples).distinguishable
@@ -46,7 +49,7 @@ def test_cells_that_take_turns_in_being_faster_cannot_be_told_apart() -> None:
 
 def test_a_slower_hour_of_the_machine_does_not_decide_between_heats() -> None:
     # The baseline of its own heat was as slow as the cell.
-    slow = [sample(ONE, n, 1.5, slower=2.0) for n in range(4)]
+    slow = [sample(ONE, n, 1.5, slower=2.0) for n in range(6)]
     result = found(slow + cells({TWO: 1.4}))
     assert result.leaders[0].label == ONE
     assert result.lead is not None
@@ -54,7 +57,7 @@ def test_a_slower_hour_of_the_machine_does_not_decide_between_heats() -> None:
 
 
 def test_a_mismatch_has_no_speedup_and_is_never_the_best() -> None:
-    wrong = [sample(ONE, n, 9.0, "mismatch" if n == 2 else "identical") for n in range(4)]
+    wrong = [sample(ONE, n, 9.0, "mismatch" if n == 2 else "identical") for n in range(6)]
     result = found(wrong + cells({TWO: 1.1, FOUR: 1.2}))
     assert result.leaders[0].label == FOUR
     assert (result.cells[-1].label, result.cells[-1].standing) == (ONE, "mismatch")
@@ -62,7 +65,7 @@ def test_a_mismatch_has_no_speedup_and_is_never_the_best() -> None:
 
 
 def test_a_cell_that_failed_on_an_example_is_never_the_best() -> None:
-    broken = [sample(ONE, n, 9.0, "failed" if n == 0 else "identical") for n in range(4)]
+    broken = [sample(ONE, n, 9.0, "failed" if n == 0 else "identical") for n in range(6)]
     result = found(broken + cells({TWO: 1.1}))
     assert result.leaders[0].label == TWO
     assert result.best_at({"exit_layer": 1}).standing == "failed"
@@ -86,7 +89,7 @@ def test_an_unfinished_sweep_says_so() -> None:
 
 
 def test_without_any_speedup_there_is_no_best() -> None:
-    result = found([sample(ONE, n, 1.0, "mismatch") for n in range(4)])
+    result = found([sample(ONE, n, 1.0, "mismatch") for n in range(6)])
     assert result.leaders == ()
     assert result.lead is None
     assert not result.distinguishable

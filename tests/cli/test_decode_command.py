@@ -32,7 +32,7 @@ SMALL = ["--model", MODEL, "--data", "builtin", "--limit", "2", "--max-new-token
 KEYS = {
     *("method", "options", "task", "n_examples", "n_tokens", "identical", "tie", "mismatch"),
     *("prefill_ms", "ms_per_token", "tokens_per_s", "committed_per_step"),
-    *("accepted_per_proposed", "speedup", "speedup_low", "speedup_high"),
+    *("accepted_per_proposed", "speedup", "speedup_low", "speedup_high", "speedup_withheld"),
     *("baseline_tokens_per_s", "peak_memory_bytes", "quality"),
 }
 
@@ -105,14 +105,14 @@ def test_several_tasks_give_one_object_each(capsys: pytest.CaptureFixture[str]) 
 def test_every_figure_is_the_one_made_by_hand_from_the_sample_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = parsed(capsys, "--out", "run", "--limit", "3")
+    result = parsed(capsys, "--out", "run", "--limit", "5")
     stored = samples("run")
     steps_ms = math.fsum(ms for s in stored for ms in s["step_ms"])
     baseline_ms = math.fsum(ms for s in stored for ms in s["baseline_step_ms"])
     n_tokens = sum(len(s["output_ids"]) for s in stored)
     after_first = n_tokens - len(stored)
-    assert (result["n_examples"], result["n_tokens"]) == (3, n_tokens) == (3, 24)
-    assert result["prefill_ms"] == pytest.approx(math.fsum(s["prefill_ms"] for s in stored) / 3)
+    assert (result["n_examples"], result["n_tokens"]) == (5, n_tokens) == (5, 40)
+    assert result["prefill_ms"] == pytest.approx(math.fsum(s["prefill_ms"] for s in stored) / 5)
     assert result["ms_per_token"] == pytest.approx(steps_ms / after_first)
     assert result["tokens_per_s"] == pytest.approx(1000 * after_first / steps_ms)
     assert result["baseline_tokens_per_s"] == pytest.approx(1000 * after_first / baseline_ms)

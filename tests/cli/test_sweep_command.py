@@ -114,15 +114,15 @@ def odd() -> Iterator[list[str]]:
 def test_every_cell_is_decoded_on_every_example_and_one_is_best(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = parsed(capsys, *LOOKUP)
+    found = parsed(capsys, *LOOKUP, "--limit", "5")
     assert len(found["cells"]) == 6
-    assert {(c["identical"], c["n_examples"]) for c in found["cells"]} == {(4, 4)}
+    assert {(c["identical"], c["n_examples"]) for c in found["cells"]} == {(5, 5)}
     assert found["complete"] is True
     assert found["best"] in {c["label"] for c in found["cells"]}
     assert found["command"].startswith("ppdbench decode --method prompt-lookup --set max_draft=")
     stored = read_run("run")
     assert stored.header["kind"] == "sweep"
-    assert len(stored.samples) == 24
+    assert len(stored.samples) == 30
 
 
 def test_outputs_are_those_of_bench_with_the_same_settings() -> None:
@@ -135,7 +135,8 @@ def test_outputs_are_those_of_bench_with_the_same_settings() -> None:
 def test_the_printed_command_runs_and_has_the_options_of_the_best(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    swept("--method", "prompt-lookup", "--grid", "max_draft=2,4", "--set", "longest_suffix=2")
+    words = ["--method", "prompt-lookup", "--grid", "max_draft=2,4", "--set", "longest_suffix=2"]
+    swept(*words, "--limit", "5")
     printed = capsys.readouterr().out.splitlines()
     words = printed[-1].split()
     assert words[:2] == ["ppdbench", "decode"]
@@ -143,7 +144,7 @@ def test_the_printed_command_runs_and_has_the_options_of_the_best(
     decoded = json.loads(capsys.readouterr().out)
     assert decoded["options"]["longest_suffix"] == 2
     assert decoded["options"]["max_draft"] in (2, 4)
-    assert (decoded["n_examples"], decoded["n_tokens"]) == (4, 24)
+    assert (decoded["n_examples"], decoded["n_tokens"]) == (5, 30)
 
 
 def test_at_most_so_many_cells_are_ready_at_once(
@@ -178,10 +179,12 @@ def test_a_draft_model_is_loaded_once_for_all_cells(monkeypatch: pytest.MonkeyPa
 def test_halving_measures_the_better_half_on_twice_as_many(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = parsed(capsys, *LOOKUP, "--search", "halving")
-    assert found["rungs"] == [{"cells": 6, "examples": 2}, {"cells": 3, "examples": 4}]
-    assert sorted(c["n_examples"] for c in found["cells"]) == [2, 2, 2, 4, 4, 4]
-    first, second = (next(c for c in found["cells"] if c["n_examples"] == n) for n in (4, 2))
+    found = parsed(capsys, *LOOKUP, "--search", "halving", "--limit", "6")
+    assert found["rungs"] == [{"cells": 6, "examples": 3}, {"cells": 3, "examples": 6}]
+    assert sorted(c["n_examples"] for c in found["cells"]) == [3, 3, 3, 6, 6, 6]
+    left = {c["standing"] for c in found["cells"] if c["n_examples"] == 3}
+    assert left == {"too few examples"}
+    first, second = (next(c for c in found["cells"] if c["n_examples"] == n) for n in (6, 3))
     assert first["label"] == found["best"]
     assert second["label"] != found["second"]
 
@@ -266,14 +269,15 @@ def test_a_cell_that_fails_is_recorded_and_the_sweep_goes_on(
 def test_a_mismatch_has_no_speedup_and_exits_1_again_when_shown(
     odd: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = parsed(capsys, "--method", "odd", "--grid", "how=works,lies", code=1)
+    grid = ["--method", "odd", "--grid", "how=works,lies", "--limit", "5"]
+    found = parsed(capsys, *grid, code=1)
     lying = next(c for c in found["cells"] if c["label"] == "odd:how=lies")
     assert (lying["standing"], lying["speedup"]) == ("mismatch", None)
     assert found["best"] == "odd:how=works"
     assert run(["sweep", "--show", "run"]) == 1
     captured = capsys.readouterr()
     assert "✗differs" in captured.out
-    assert "4 outputs differ from greedy" in captured.err
+    assert "5 outputs differ from greedy" in captured.err
 
 
 def test_a_sweep_of_which_nothing_can_run_is_an_error(

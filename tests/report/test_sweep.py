@@ -28,7 +28,7 @@ SPEEDS = {
 
 def found(axes: Axes = GRID, speeds: dict[str, float] | None = None, **changes: Any) -> Swept:
     samples = cells(SPEEDS if speeds is None else speeds)
-    return swept(header(axes, 4, **changes), add_up(samples))
+    return swept(header(axes, 6, **changes), add_up(samples))
 
 
 def drawn(result: Swept, width: int = 80, **options: Any) -> str:
@@ -91,16 +91,16 @@ def test_cells_without_a_speedup_say_why() -> None:
     first, second, third, _ = SPEEDS
     samples = [
         *cells({third: 1.3}),
-        *(sample(first, n, 1.0, "mismatch") for n in range(4)),
-        *(sample(second, n, 1.0, "failed") for n in range(4)),
+        *(sample(first, n, 1.0, "mismatch") for n in range(6)),
+        *(sample(second, n, 1.0, "failed") for n in range(6)),
     ]
-    result = swept(header(GRID, 4, not_run={list(SPEEDS)[3]: "no weights"}), add_up(samples))
+    result = swept(header(GRID, 6, not_run={list(SPEEDS)[3]: "no weights"}), add_up(samples))
     text = drawn(result)
     assert "✗differs" in text
     assert "!failed" in text
     assert "!not run" in text
     outputs = {row[-3]: row[-2] for row in sweep_tables.cells(result).rows}
-    assert outputs["4 MISMATCH"] == outputs["NOT RUN"] == outputs["4 FAILED"] == "-"
+    assert outputs["6 MISMATCH"] == outputs["NOT RUN"] == outputs["6 FAILED"] == "-"
 
 
 def test_slower_cells_are_called_slower_in_the_table() -> None:
@@ -111,14 +111,14 @@ def test_slower_cells_are_called_slower_in_the_table() -> None:
 
 def test_the_number_of_examples_is_shown_where_it_differs() -> None:
     assert "examples" not in sweep_tables.cells(found()).header
-    few = cells(dict.fromkeys(list(SPEEDS)[:2], 0.9), 2)
-    many = cells(dict.fromkeys(list(SPEEDS)[2:], 1.2), 4)
-    rungs = [{"cells": 4, "examples": 2}, {"cells": 2, "examples": 4}]
-    result = swept(header(GRID, 4, rungs=rungs), add_up(few + many))
+    few = cells(dict.fromkeys(list(SPEEDS)[:2], 0.9), 6)
+    many = cells(dict.fromkeys(list(SPEEDS)[2:], 1.2), 12)
+    rungs = [{"cells": 4, "examples": 6}, {"cells": 2, "examples": 12}]
+    result = swept(header(GRID, 12, rungs=rungs), add_up(few + many))
     sheet = sweep_tables.cells(result)
     at = sheet.header.index("examples")
-    assert [row[at] for row in sheet.rows] == [4, 4, 2, 2]
-    assert any("4 cells on 2, 2 cells on 4" in note for note in sheet.notes)
+    assert [row[at] for row in sheet.rows] == [12, 12, 6, 6]
+    assert any("4 cells on 6, 2 cells on 12" in note for note in sheet.notes)
     assert "(0.90x)" in drawn(result)
 
 
@@ -177,8 +177,8 @@ def test_the_heat_map_has_a_cell_for_each_setting_and_says_which_is_best() -> No
 
 def test_one_option_is_a_curve_with_intervals_and_without_mismatches() -> None:
     axes, (one, two) = {"exit_layer": (1, 2)}, (label(exit_layer=1), label(exit_layer=2))
-    wrong = [sample(two, n, 3.0, "mismatch") for n in range(4)]
-    figure = sweep_picture(swept(header(axes, 4), add_up(cells({one: 1.5}) + wrong)))
+    wrong = [sample(two, n, 3.0, "mismatch") for n in range(6)]
+    figure = sweep_picture(swept(header(axes, 6), add_up(cells({one: 1.5}) + wrong)))
     assert texts(figure) == ["1.50x", "differs"]
     curves = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
     assert [list(line.get_xdata()) for line in curves] == [[0]]

@@ -13,7 +13,7 @@ from ppdbench.errors import DataError
 from ppdbench.report import pipeline_tables
 from ppdbench.report.plots import save
 from ppdbench.report.timeline import timeline
-from tests.bench.test_pipelined import FACTS, sample
+from tests.bench.test_pipelined import FACTS, five, sample
 
 EVENTS = [
     ["B", "finish", 2, 0.0, 5.0],
@@ -50,7 +50,7 @@ def test_a_run_without_events_is_refused() -> None:
 
 def summary(**more: Any) -> dict[str, Any]:
     samples = [sample([1, 0, 1, 1, 0], 4.0), sample([1, 1, 1, 0, 1], 4.0)]
-    figures = pipelined(FACTS, add_up(samples))
+    figures = pipelined(FACTS, add_up(five(*samples)))
     return {
         "task": "gsm8k",
         "label": "ppd",
@@ -67,7 +67,7 @@ def test_tables_put_theory_beside_measurement() -> None:
     assert (row["theorem"], row["one unit"], row["all units"]) == ("1.54x", "1.25x", "1.00x")
     assert row["efficiency"] == pytest.approx(0.25 / (1 / 0.65 - 1))
     assert dict(zip(units.header, units.rows[0], strict=True))["of a token"] == 0.1 / 4
-    assert [row[2] for row in runs.rows[:5]] == [0, 1, 0, 1, 0]
+    assert [row[2] for row in runs.rows[:5]] == [0, 5, 0, 5, 0]
 
 
 def test_one_process_says_that_its_latency_is_predicted() -> None:

@@ -22,7 +22,7 @@ HIT, MISS = [0] * 4, [0, 0, 9, 9]  # of the first choices all are right, or half
 
 def test_methods_stand_beside_four_printed_models(tmp_path: Path, capsys: Capture) -> None:
     methods = {"greedy": about("greedy"), "hidden-transfer": HERE, "lookahead": about("lookahead")}
-    samples = [sample("xsum", label, n) for label in methods for n in range(2)]
+    samples = [sample("xsum", label, n) for label in methods for n in range(5)]
     stored = decoded(tmp_path / "a", methods, samples, not_run={"medusa": "no add-on for m"})
     content = table(capsys, "hidden_transfer/1", stored)
     rows = {(row["task"], row["method"]): row for row in content["rows"]}

@@ -30,7 +30,7 @@ METHODS = {
 
 
 def summaries(folder: Path, *labels: str, task: str = "cnn_dailymail", **more: Any) -> str:
-    samples = [sample(task, label, number) for label in labels for number in range(2)]
+    samples = [sample(task, label, number) for label in labels for number in range(5)]
     return decoded(folder, METHODS, samples, **more)
 
 

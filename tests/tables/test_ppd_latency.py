@@ -16,7 +16,7 @@ METHOD = {"name": "ppd", "exact": True, "options": {}, "loaded": {}}
 
 
 def stored(folder: Path, tasks: list[str], verdict: str = "identical", **facts: Any) -> Path:
-    """Two examples a task; 5 ms a token alone, 4 ms with units."""
+    """Five examples a task; 5 ms a token alone, 4 ms with units."""
     rows = [
         {
             **sample([1, 0, 1, 1, 0], 4.0),
@@ -33,7 +33,7 @@ def stored(folder: Path, tasks: list[str], verdict: str = "identical", **facts: 
             "peak_memory_bytes": 1,
         }
         for task in tasks
-        for number in range(2)
+        for number in range(5)
     ]
     write_run(folder, "bench", rows, n_layers=4, synthetic=True)
     header = json.loads((folder / "run.json").read_text("utf-8"))
@@ -87,7 +87,7 @@ def test_no_speedup_stands_beside_a_mismatch(
     folder = stored(tmp_path / "a", ["squad"], verdict="mismatch")
     assert run(["table", "ppd/3", str(folder), "--format", "json"]) == 1
     captured = capsys.readouterr()
-    assert "2 outputs of" in captured.err
+    assert "5 outputs of" in captured.err
     assert "differ from greedy decoding's" in captured.err
     assert all(row["speedup"] is None for row in json.loads(captured.out)["rows"])
 

@@ -27,7 +27,7 @@ FACTS = {
 
 
 def test_methods_are_compared_in_time_sizes_and_tokens(tmp_path: Path, capsys: Capture) -> None:
-    samples = [sample("mt_bench", name, number) for name in METHODS for number in range(2)]
+    samples = [sample("mt_bench", name, number) for name in METHODS for number in range(5)]
     stored = decoded(tmp_path / "a", METHODS, samples, facts=FACTS)
     rows = {(r["model"], r["method"]): r for r in table(capsys, "prompt_ppd/1", stored)["rows"]}
     assert len(rows) == 8
@@ -216,8 +216,8 @@ def claims(capsys: Capture, *stored: str) -> dict[str, tuple[float, float]]:
 
 
 def test_claims_are_answered_by_what_was_run(tmp_path: Path, capsys: Capture) -> None:
-    samples = [sample("mt_bench", name, n) for name in METHODS for n in range(2)]
-    samples += [sample("gsm8k", "prompt-tokens", n, step_ms=[2.0] * 4) for n in range(2)]
+    samples = [sample("mt_bench", name, n) for name in METHODS for n in range(5)]
+    samples += [sample("gsm8k", "prompt-tokens", n, step_ms=[2.0] * 4) for n in range(5)]
     run_ = decoded(tmp_path / "a", METHODS, samples, facts=FACTS)
     guesses = guessed(
         tmp_path / "b",

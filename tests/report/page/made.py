@@ -159,6 +159,6 @@ def pipelined(folder: Path) -> Path:
         "step_ms": [4.0] * 4,
         "draft_ms": [],
     }
-    samples = [decoded("ppd", str(n), **extra) for n in range(4)]
+    samples = [decoded("ppd", str(n), **extra) for n in range(6)]
     head = header("decode", methods=methods("ppd"), facts={"ppd": TWO_UNITS})
     return write(folder, head, samples)

@@ -252,7 +252,7 @@ def test_inexact_methods_are_called_so(tmp_path: Path) -> None:
         made.decoded(
             "early", str(n), 2.0, verdict="inexact", first_difference=2, baseline_ids=[5, 6, 1]
         )
-        for n in range(3)
+        for n in range(6)
     ]
     head = made.header("bench", methods=made.methods("early", exact=False))
     text = text_of(made.write(tmp_path / "run", head, samples))
@@ -274,7 +274,7 @@ def test_sweeps_show_their_map_and_their_best_first(tmp_path: Path) -> None:
         for layer, speed in speeds.items()
     }
     samples = sweeps.cells(cells)
-    text = text_of(sweeps.write(tmp_path / "run", sweeps.header(axes, 4), samples))
+    text = text_of(sweeps.write(tmp_path / "run", sweeps.header(axes, 6), samples))
     assert "★1.50x" in text
     assert "▼0.70x" in text
     first, second = (f"exit_layer={at}, draft_length=2: {s:.2f}×" for at, s in speeds.items())

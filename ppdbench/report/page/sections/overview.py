@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppdbench.bench.summary import no_difference
+from ppdbench.bench.claims import LEAST_EXAMPLES, TOO_FEW, no_difference
 from ppdbench.probe.summary import TOTAL
 from ppdbench.report.page.html import Node, h
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
@@ -37,19 +37,22 @@ def _identity(run: Run) -> Node | None:
 def _fastest(run: Run) -> Node | None:
     """The largest gain of an exact method, or that there is none."""
     # What runs in one process in place of several says nothing about speed.
-    timed = [
+    methods = [
         s
         for s in run.overall
-        if s["exact"] and s["speedup"] and s["method"] != "greedy" and s.get("form") != "inline"
+        if s["exact"] and s["method"] != "greedy" and s.get("form") != "inline"
     ]
+    timed = [s for s in methods if s["speedup"] is not None]
+    if not timed and any(s["speedup_withheld"] == TOO_FEW for s in methods):
+        words = f"for a speedup, which takes {LEAST_EXAMPLES} or more ({run.name})"
+        return _tile(TOO_FEW, words)
     if not timed:
         return None
     best = max(timed, key=lambda s: s["speedup"])
     if best["speedup"] <= 1 or no_difference(best):
         return _tile("no gain", f"of an exact method over greedy beyond noise ({run.name})")
     low, high = best["speedup_low"], best["speedup_high"]
-    interval = f" [{low:.2f}, {high:.2f}]" if low else ""
-    words = f"as fast as greedy: {best['label']}{interval}, the fastest ({run.name})"
+    words = f"as fast as greedy: {best['label']} [{low:.2f}, {high:.2f}], the fastest ({run.name})"
     return _tile(f"{best['speedup']:.2f}×", words)
 
 

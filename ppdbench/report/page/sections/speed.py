@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.bench.summary import no_difference
-from ppdbench.report import decode_tables
+from ppdbench.bench.claims import no_difference
+from ppdbench.report import decode_tables, evidence
 from ppdbench.report.page.charts.speedups import Speedup, speedups
 from ppdbench.report.page.comparison import differences, groups
 from ppdbench.report.page.drawing import Drawing, slug
@@ -123,8 +123,8 @@ def _words(summary: Summary, value: float | None) -> str:
     if summary["mismatch"] and summary["exact"]:
         return f"{summary['mismatch']} mismatches: no speedup"
     if value is None:
-        return "no result"
-    text, interval = decode_tables.speedup_cells(summary)
+        return str(summary["speedup_withheld"] or "no result")
+    text, interval = evidence.speedup_cells(summary)
     mark = "" if summary["exact"] else f"{INEXACT}, "
     return f"{mark}{text.replace('x', '×')}{'' if interval == '-' else f' {interval}'}"
 

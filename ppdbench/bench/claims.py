@@ -1,0 +1,139 @@
+"""When a speedup may be claimed, and what is said in its place where it may not.
+
+Whatever prints, draws, stores or judges a speedup asks here, so that none appears in one place
+that another withholds. What was measured stays in the samples; times are shown all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ppdbench.bench.stats import Ratio, ratio_of_timed
+from ppdbench.bench.sums import Sums
+
+LEAST_EXAMPLES = 5
+Reason = Literal["mismatch", "not measured", "not timed", "too few examples"]
+TOO_FEW: Reason = "too few examples"
+WHY_TOO_FEW = f"{TOO_FEW.capitalize()}: fewer than {LEAST_EXAMPLES} give times, and no speedup."
+
+Pair = tuple[float, float]  # two times for as many tokens, greedy's first
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """How many times faster something was, or the reason why nobody may say so."""
+
+    ratio: Ratio | None
+    withheld: Reason | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The ratio of the totals, where it is claimed."""
+        return None if self.ratio is None else self.ratio.value
+
+    def figures(self, name: str = "speedup") -> dict[str, Any]:
+        """What JSON and CSV have of it: nulls and the reason where it is withheld."""
+        return {
+            name: self.value,
+            f"{name}_low": self.ratio and self.ratio.low,
+            f"{name}_high": self.ratio and self.ratio.high,
+            f"{name}_withheld": self.withheld,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One example, decoded by two methods in turns, and what is compared of it."""
+
+    both: tuple[Sums, ...]
+    """Of greedy beside a method the sample of the method alone: it holds the times of both."""
+    times: Pair
+
+    @property
+    def counts(self) -> bool:
+        """Whether both took a step; an output that ended with its first token took none."""
+        return min(self.times) > 0
+
+
+def over_greedy(one: Sums) -> Timed:
+    """A sample beside the baseline of its run, as if both had given as many tokens."""
+    return Timed((one,), (one.baseline_step_ms, one.step_ms * one.same_length))
+
+
+def claim(timed: Sequence[Timed]) -> Speedup:
+    """The paired ratio over these examples, if everything about it holds."""
+    reason = _doubt(timed)
+    return Speedup(None, reason) if reason else Speedup(ratio_of_timed([t.times for t in timed]))
+
+
+def measured(timed: Sequence[Timed]) -> float | None:
+    """The ratio for a search, which has to go by few examples and claims nothing."""
+    ratio = ratio_of_timed([t.times for t in timed])
+    return None if ratio is None or _doubt(timed) == "mismatch" else ratio.value
+
+
+def enough(*sides: Sequence[Pair | None]) -> bool:
+    """Whether a speedup may be claimed of times by example alone, on each side of a comparison."""
+    return all(
+        sum(pair is not None and min(pair) > 0 for pair in side) >= LEAST_EXAMPLES for side in sides
+    )
+
+
+def _doubt(timed: Sequence[Timed]) -> Reason | None:
+    """What forbids a claim; the gravest reason first."""
+    if any(one.verdict == "mismatch" for t in timed for one in t.both):
+        return "mismatch"
+    if not timed:
+        return "not measured"
+    questions = {t.both[0].question for t in timed if t.counts}
+    if not questions:
+        return "not timed"
+    return TOO_FEW if len(questions) < LEAST_EXAMPLES else None
+
+
+def noise(repeats: Iterable[Sequence[Pair]]) -> Ratio | None:
+    """How many times faster or slower greedy decoding may seem than itself.
+
+    Each of `repeats` holds two times of the same work, by example. The interval is the widest of
+    all, and as wide below 1 as above it: which of two equal things came out faster is chance.
+    With fewer examples than a speedup takes, nothing is known of noise either.
+    """
+    found = [r for pairs in repeats if (r := _repeated(pairs)) is not None]
+    if not found:
+        return None
+    ends = [end for ratio in found for end in (ratio.value, ratio.low, ratio.high) if end]
+    most = max(max(end, 1 / end) for end in ends)
+    return Ratio(1.0, 1 / most, most)
+
+
+def _repeated(pairs: Sequence[Pair]) -> Ratio | None:
+    return ratio_of_timed(pairs) if enough(pairs) else None
+
+
+def noise_of(methods: Mapping[str, Any], sums: Sequence[Sums]) -> Ratio | None:
+    """The noise of samples: every time that greedy decoding took, against every other one."""
+    by_label: dict[str, list[Sums]] = {}
+    for one in sums:
+        if not one.failed:
+            by_label.setdefault(one.method, []).append(one)
+    repeats: list[list[Pair]] = []
+    for label, group in by_label.items():
+        repeats.append([(one.baseline_step_ms, one.again_ms) for one in group])
+        if methods[label]["name"] == "greedy":
+            times = [over_greedy(one).times for one in group]
+            repeats.append(times)
+            repeats.append(
+                [(one.again_ms, ours) for one, (_, ours) in zip(group, times, strict=True)]
+            )
+    return noise(repeats)
+
+
+def no_difference(summary: Mapping[str, Any]) -> bool:
+    """Whether noise could have made a speedup: by its interval, or greedy against itself."""
+    value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
+    if value is None:
+        return False
+    least, most = summary["noise_low"], summary["noise_high"]
+    return bool(low <= 1 <= high or (least is not None and least <= value <= most))
