@@ -179,12 +179,13 @@ def test_a_draft_model_is_loaded_once_for_all_cells(monkeypatch: pytest.MonkeyPa
 def test_halving_measures_the_better_half_on_twice_as_many(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = parsed(capsys, *LOOKUP, "--search", "halving", "--limit", "6")
-    assert found["rungs"] == [{"cells": 6, "examples": 3}, {"cells": 3, "examples": 6}]
-    assert sorted(c["n_examples"] for c in found["cells"]) == [3, 3, 3, 6, 6, 6]
-    left = {c["standing"] for c in found["cells"] if c["n_examples"] == 3}
+    found = parsed(capsys, *LOOKUP, "--search", "halving", "--limit", "5")
+    rungs = [(6, 2), (3, 3), (2, 5)]
+    assert found["rungs"] == [{"cells": n, "examples": of} for n, of in rungs]
+    assert sorted(c["n_examples"] for c in found["cells"]) == [2, 2, 2, 3, 5, 5]
+    left = {c["standing"] for c in found["cells"] if c["n_examples"] < 5}
     assert left == {"too few examples"}
-    first, second = (next(c for c in found["cells"] if c["n_examples"] == n) for n in (6, 3))
+    first, second = (next(c for c in found["cells"] if c["n_examples"] == n) for n in (5, 3))
     assert first["label"] == found["best"]
     assert second["label"] != found["second"]
 
