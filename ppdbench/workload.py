@@ -169,6 +169,7 @@ class Finished:
     torn: bool  # an incomplete last line was found and done again
     share: Share = ALONE
     missing: int = 0  # samples that are for others to make, who have not (yet)
+    spell: Callable[[Sequence[int]], str] = str  # token ids as text
 
 
 def cut_tokens(items: list[Item]) -> dict[tuple[str, str], int]:

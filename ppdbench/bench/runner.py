@@ -157,6 +157,7 @@ def run_decode(
         torn=folder.torn,
         share=share,
         missing=len(absent(items, contestants, folder)),
+        spell=loaded.tokenizer.decode,
     )
 
 

@@ -18,6 +18,7 @@ from ppdbench.cli.options import (
     model_options,
     quality_options,
     run_options,
+    show_option,
     speed_options,
     task_options,
     tasks_option,
@@ -49,6 +50,7 @@ DEFAULT = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", 
     help="A method and its options, or all; may be repeated (those that need nothing trained).",
 )
 @tasks_option
+@show_option
 @click.option("--suite", metavar="FILE", help="Methods, tasks and settings from a YAML file.")
 @click.option(
     "--against",

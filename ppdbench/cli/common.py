@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ppdbench.files.clean import clean
 
@@ -229,6 +230,7 @@ def compilation_note(run: Finished) -> None:
 def closing_notes(run: Finished, asked: str | None) -> None:
     """What a user should know of a finished run, and where it lies; `asked` is --model."""
     stand_in_note(asked)
+    _data_note(run.header["config"]["data"])
     for task, source in run.header["data"].items():
         if "in_place_of" in source:
             notice(f"note: {task}: {source['file']}, as there is no split {source['in_place_of']}")
@@ -244,6 +246,16 @@ def closing_notes(run: Finished, asked: str | None) -> None:
     notice(f"run: {run.path}")
 
 
+def _data_note(data: str) -> None:
+    """Say where examples came from if nobody said where from."""
+    context = click.get_current_context(silent=True)
+    given = context and context.get_parameter_source("data") is ParameterSource.COMMANDLINE
+    if not given and data == "builtin":
+        notice("note: examples: those that come with ppdbench, as with --data builtin")
+    elif not given and data == "hub":
+        notice("note: examples: the tasks' data sets, as with --data hub")
+
+
 def _placement_note(layers: Mapping[str, int]) -> None:
     """Say where layers lie that are not all in one place, and what that does to times."""
     if set(layers) <= {"cpu"} or (len(layers) == 1 and "disk" not in layers):
@@ -251,3 +263,13 @@ def _placement_note(layers: Mapping[str, int]) -> None:
     told = ", ".join(f"{count} on {place}" for place, count in layers.items())
     slow = "; the disk is read anew for each pass and decides all times" * ("disk" in layers)
     notice(f"note: layers: {told}{slow}")
+
+
+def show_examples(run: Finished, count: int | None, form: str) -> None:
+    """Prompts and outputs of some examples, where asked for; beside other forms on stderr."""
+    if count is None:
+        return
+    from ppdbench.report.spoken import print_examples
+    from ppdbench.report.terminal import people
+
+    print_examples(run.samples, count, run.spell, people(stderr=form != "table"))

@@ -20,6 +20,7 @@ from ppdbench.cli.common import (
     notice,
     our_share,
     run_folder,
+    show_examples,
     told_elsewhere,
 )
 from ppdbench.cli.help import Command
@@ -29,6 +30,7 @@ from ppdbench.cli.options import (
     model_options,
     quality_options,
     run_options,
+    show_option,
     speed_options,
     task_options,
     tasks_option,
@@ -46,7 +48,10 @@ if TYPE_CHECKING:
 @click.command(
     "decode",
     cls=Command,
-    first=("method", "pairs", "tasks", "model", "data", "limit", "max_new_tokens", "out", "form"),
+    first=(
+        *("method", "pairs", "tasks", "model", "data"),
+        *("limit", "max_new_tokens", "show", "out", "form"),
+    ),
 )
 @click.option(
     "--method",
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     help="A method, and its options as in bench; see `list methods`.",
 )
 @tasks_option
+@show_option
 @click.option(
     "--set",
     "pairs",
@@ -136,7 +142,7 @@ def _decode(
     set_threads(options["threads"], share.on_machine)
     if options.pop("pin"):
         _pin(choices, share)
-    exports, answers = options.pop("exports"), options.pop("answers")
+    exports, answers, show = (options.pop(name) for name in ("exports", "answers", "show"))
     check_exports(exports)
     (target,) = chosen_targets([options.pop("target") or "greedy"], options)
     data = chosen_data(options.pop("data"), asked)
@@ -154,6 +160,7 @@ def _decode(
         return 0
     output = outputs.of_decoding(run.header, add_up(run.samples))
     output.emit(form)
+    show_examples(run, show, form)
     for path in exports:
         write(path, output.sheets_for(path.endswith(".csv")), output.content)
     if timeline is not None:

@@ -110,6 +110,13 @@ export_option = click.option(
     help="Write the result to .json, .csv, .md or .tex too; may be repeated.",
 )
 
+show_option = click.option(
+    "--show",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Print prompt and output of the first N examples of each task.",
+)
+
 decoding_options = stack(
     click.option("--target", help="How tokens are picked: greedy (default), top-k, top-p."),
     drawing_options,

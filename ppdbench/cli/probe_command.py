@@ -20,6 +20,7 @@ from ppdbench.cli.common import (
     numbers,
     our_share,
     run_folder,
+    show_examples,
     told_elsewhere,
 )
 from ppdbench.cli.help import Command
@@ -29,6 +30,7 @@ from ppdbench.cli.options import (
     format_option,
     model_options,
     run_options,
+    show_option,
     task_options,
     tasks_option,
 )
@@ -45,7 +47,7 @@ WHATS = ("matches", "drafts", "similarity")
 ONLY = {
     "matches": (
         *("layers", "ks", "targets", "top_k", "top_p", "temperature", "bucket", "head"),
-        *("stop_at_eos", "batch_size", "show_example", "heatmap", "compile"),
+        *("stop_at_eos", "batch_size", "show_example", "show", "heatmap", "compile"),
     ),
     "drafts": ("methods", "calibration"),
     "similarity": ("methods",),
@@ -56,8 +58,8 @@ ONLY = {
     "probe",
     cls=Command,
     first=(
-        *("tasks", "model", "data", "limit", "max_new_tokens", "layers"),
-        *("ks", "plot", "out", "form"),
+        *("tasks", "model", "data", "limit", "max_new_tokens"),
+        *("layers", "ks", "show", "plot", "out"),
     ),
 )
 @click.option(
@@ -80,6 +82,7 @@ ONLY = {
     "--calibration", metavar="FILE", help="With --what drafts: what `tree build` grows trees from."
 )
 @tasks_option
+@show_option
 @click.option("--layers", help="Layers run: all (default), 4,8,12 or 2-6.")
 @click.option("-k", "--k", "ks", default="1,3,5", show_default=True, help="Candidates, as 1,3,5.")
 @click.option(
@@ -170,7 +173,7 @@ def _probe_matches(
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
     share = our_share(options, out, resume)
     set_threads(options["threads"], share.on_machine)
-    layers = options.pop("layers")
+    layers, show = options.pop("layers"), options.pop("show")
     config = _config(tasks or ("gsm8k",), options)
     folder = run_folder(out, resume, "probe", "+".join(config.tasks), config.model.name)
     with progress() as report:
@@ -182,6 +185,7 @@ def _probe_matches(
     _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
     outputs.of_matches(run.header, run.samples, ranks, rates, str(folder)).emit(form)
     _show(run, config, form)
+    show_examples(run, show, form)
     compilation_note(run)
     closing_notes(run, asked)
     return left_over(run)

@@ -82,7 +82,7 @@ def progress() -> Iterator[Report]:
     console = people(stderr=True)
     if Share.launched().follows:
         yield lambda text, done, total: None
-    elif console.is_terminal:
+    elif console.is_terminal and console.color_system is not None:  # a bar is made of codes
         with _bar(console) as report:
             yield report
     else:

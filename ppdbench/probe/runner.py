@@ -135,6 +135,7 @@ def run_probe(
         torn=folder.torn,
         share=share,
         missing=sum(_key(i, t) not in folder.done for i in items for t in config.targets),
+        spell=loaded.tokenizer.decode,
         loaded=loaded,
         buckets=buckets,
         layers=config.layers,

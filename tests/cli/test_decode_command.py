@@ -376,3 +376,25 @@ def test_an_option_with_the_method_and_by_set_is_given_twice(
     words = ["--method", "layerskip:exit_layer=2", "--set", "exit_layer=1"]
     assert run(["decode", *SMALL, *words]) == 2
     assert "exit_layer of a method is given twice" in capsys.readouterr().err
+
+
+def test_show_prints_prompt_and_output_and_leaves_other_forms_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = printed(capsys, "--method", "jacobi", "--show", "1")
+    assert out.count("prompt, ") == 1
+    assert "output of jacobi (identical), " in out
+    assert run(["decode", *SMALL, "--show", "2", "--format", "json"]) == 0
+    captured = capsys.readouterr()
+    json.loads(captured.out)
+    assert captured.err.count("prompt, ") == 2
+
+
+def test_where_examples_come_from_is_said_if_nobody_chose(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = ["--limit", "1", "--max-new-tokens", "2", "--offline"]
+    assert run(["decode", *few]) == 0
+    assert "as with --data builtin" in capsys.readouterr().err
+    assert run(["decode", *few, "--data", "builtin"]) == 0
+    assert "--data" not in capsys.readouterr().err

@@ -473,3 +473,9 @@ def test_a_folder_without_the_tasks_split_says_which_file_was_read(
     assert [sample["example_id"] for sample in samples("run")] == ["q1", "q2"]
     assert run(["probe", *words, "--data", "data", "--split", "validation"]) == 0
     assert "there is no split" not in capsys.readouterr().err
+
+
+def test_show_prints_prompt_and_output_of_each_task(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "--task", "gsm8k", "--task", "squad", "--show", "1")
+    assert out.count("  prompt, ") == 2
+    assert out.count("  output, 8 tokens") == 2

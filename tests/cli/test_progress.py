@@ -109,3 +109,17 @@ def test_the_bar_on_a_terminal_shows_the_time_left_of_slow_steps(
     with progress() as report:
         report("gsm8k", 1, 8)
     assert "10 min 40 s left" in capsys.readouterr().err
+
+
+def test_no_color_takes_lines_for_the_bar_which_is_made_of_codes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "EVERY_S", 0.01)
+    for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    with progress() as report:
+        report("probing", 1, 2)
+        time.sleep(0.1)
+    said = capsys.readouterr().err
+    assert "probing" in said
+    assert "\x1b" not in said
