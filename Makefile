@@ -172,7 +172,7 @@ reference: $(READY)
 	$(TRAIN) layerskip $(SHORT) --preset scratch-1.5b --rotation 7 --e-scale 1 --out $(WORK)/skip1
 	$(TRAIN) layerskip --model ./$(WORK)/skip1 $(LONG) --rotation 7 --e-scale 1 --p-max 0.1 \
 	    --out $(WORK)/skip2
-	$(TRAIN) heads --model ./$(WORK)/skip2 --dtype float32 --rank 32 --loss kl $(DATA) $(HOW) \
+	$(TRAIN) heads --model ./$(WORK)/skip2 --dtype float32 --rank 32 --layers all --loss kl $(DATA) $(HOW) \
 	    --steps 120 --batch-size 16 --sequence 512 --learning-rate 2e-3 --out $(WORK)/heads
 	$(TRAIN) layerskip --shape layers=1,$(SHAPE) $(DATA) $(HOW) $(PLAIN) --steps 2400 \
 	    --batch-size 4 --sequence 512 --learning-rate 3e-3 --warmup-ratio 0.02 \

@@ -26,7 +26,7 @@ from ppdbench.files.whole import replacing, write_whole
 from ppdbench.training.text import TextSpec, tokenized
 
 if TYPE_CHECKING:
-    from ppdbench.workload import Report
+    from ppdbench.workload import Report, silent
 
 FORMAT, VERSION = "ppdbench-datastore", 1
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"
@@ -36,10 +36,6 @@ SAMPLED = 4096  # values per file that the header's hash covers
 KEY_BITS = 63
 
 Ids = npt.NDArray[Any]
-
-
-def silent(text: str, done: int, total: int | None) -> None:
-    """Report nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

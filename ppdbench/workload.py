@@ -25,6 +25,11 @@ from ppdbench.tasks import (
 
 Report = Callable[[str, int, "int | None"], None]
 
+
+def silent(text: str, done: int, total: int | None) -> None:
+    """Report nothing."""
+
+
 # Of English text; for reckoning memory, where a factor of two matters little.
 CHARACTERS_PER_TOKEN = 4
 

@@ -32,6 +32,13 @@ training_options = stack(
     ),
     click.option("--held-out", multiple=True, help="Text to measure the result on."),
     click.option(
+        "--held-out-tokens",
+        type=int,
+        default=65536,
+        show_default=True,
+        help="Measure on its first N tokens; 0: on all of them.",
+    ),
+    click.option(
         "--split-by", default="blank-line", show_default=True, help="Documents: blank-line or file."
     ),
     click.option("--column", default="text", show_default=True, help="Column of .jsonl and hub."),
@@ -102,6 +109,7 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
         config=config,
         epochs=None if steps is not None else epochs or 3,
         out=Path(take("out")),
+        held_out_tokens=take("held_out_tokens"),
     )
     return job, take("resume"), take("dry_run")
 
@@ -114,6 +122,8 @@ def print_plan(training: Training) -> int:
     if not training.is_main:
         return 0
     emit([plan_sheet(plan)], asdict(plan), "table")
+    if plan.short is not None:
+        notice(f"note: {plan.short}")
     return 0
 
 
@@ -132,6 +142,15 @@ def _save(trained: Any, save: Callable[[Any], None], out: Path) -> None:
         ) from error
 
 
+def _say_what_was_left(training: Training) -> None:
+    every, measured = training.held_out, training.measured_on
+    if every is not None and measured is not None and len(measured) < len(every):
+        notice(
+            f"note: measured on the first {len(measured):,} of {len(every):,} held-out tokens; "
+            "--held-out-tokens 0 takes all"
+        )
+
+
 def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> int:
     from ppdbench.files.whole import write_whole
     from ppdbench.report.export import emit
@@ -145,7 +164,8 @@ def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> 
         trained = training.carry_out(resume=resume, watch=report)
     if training.is_main:
         _save(trained, save, out)  # before anything that takes long or may fail
-    quality = training.quality()
+    with progress() as report:
+        quality = training.quality(report)
     if not training.is_main:
         return 0
     lines = [json.loads(line) for line in (out / LOG).read_text("utf-8").splitlines()]
@@ -154,6 +174,7 @@ def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> 
         measured = [asdict(one) for one in quality]
         write_whole(out / "quality.json", json.dumps(measured, indent=2) + "\n")
         emit([quality_sheet(quality)], None, "table")
+        _say_what_was_left(training)
     notice(f"picture: {out / 'loss.png'}")
     notice(f"written: {out}")
     return 0

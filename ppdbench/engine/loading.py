@@ -185,10 +185,15 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
 
 def reckon(spec: ModelSpec, context: int) -> Settled:
     """What a model would need and where it would go, from its configuration alone."""
+    return settle(spec, outline(spec), resolve_device(spec.device), context)
+
+
+def outline(spec: ModelSpec) -> Any:
+    """The model without its weights: on the meta device, of the type that it would have."""
     device = resolve_device(spec.device)
     if spec.is_synthetic:
         config = synthetic.configuration(parse(spec.name))
-        return _settled(config, spec, resolve_dtype(spec.dtype, torch.float32, device), context)
+        return on_meta(config, resolve_dtype(spec.dtype, torch.float32, device))
     path = _source(spec)
     with _one_line_errors(spec):
         from transformers import AutoConfig
@@ -196,7 +201,7 @@ def reckon(spec: ModelSpec, context: int) -> Settled:
         config = AutoConfig.from_pretrained(path, **_how(spec))
         _check_family(config)
         dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
-        return _settled(config, spec, dtype, context)
+        return on_meta(config, dtype, trust_remote_code=spec.trust_remote_code)
 
 
 def _settled(config: Any, spec: ModelSpec, dtype: torch.dtype, context: int) -> Settled:

@@ -21,14 +21,27 @@ def plan_sheet(plan: Plan) -> Sheet:
         ("steps", f"{plan.steps:,}"),
         ("passes over the text", f"{plan.epochs:.2f}"),
         ("memory of the weights", _mib(plan.weights_bytes)),
+        ("memory of what is added", _mib(plan.added_bytes)),
         ("memory of gradients and optimizer", _mib(plan.optimizer_bytes)),
-        ("seconds per step, measured", f"{plan.step_seconds:.2f}"),
-        ("hours in all, estimated", f"{plan.total_seconds / 3600:.2f}"),
+        ("memory of a step, estimated", _mib(plan.passes_bytes)),
+        ("memory in all", _mib(plan.total_bytes)),
+        ("memory there is", _mib(plan.free_bytes)),
+        ("seconds per step, measured", _number(plan.step_seconds)),
+        ("hours in all, estimated", _number(_hours(plan.total_seconds))),
     )
     notes = (
-        "Besides, passes keep what the way back needs: it grows with sequences at once and length.",
+        "Passes keep what the way back needs: it grows with sequences at once and their length.",
+        *(() if plan.short is None else ("It does not fit, so no step was timed.",)),
     )
     return Sheet("Training plan", ("what", "value"), rows, notes=notes)
+
+
+def _hours(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / 3600
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def quality_sheet(quality: Sequence[Quality]) -> Sheet:

@@ -38,6 +38,7 @@ from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import LOSSES
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
+from ppdbench.workload import Report, silent
 
 TOKEN_WEIGHT = 0.1  # of the loss on tokens beside that on features
 DISTANCES = 5  # measured afterwards, and the passes of version 3 unless told
@@ -117,7 +118,7 @@ class EagleObjective(Objective):
                 f"--sequence {sequence} is too short for {plan.n_passes} passes; use "
                 f"{plan.n_passes + 1} or more"
             )
-        self.plan, self.seed = plan, seed
+        self.plan, self.seed, self.shortest = plan, seed, plan.n_passes + 1
         # In a list, so that the frozen model is no part of what is trained or saved.
         frozen = model.requires_grad_(False).eval()
         self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
@@ -180,7 +181,9 @@ class EagleObjective(Objective):
         noise = (2 * torch.rand(features.shape, generator=draw) - 1) * self.plan.half_width
         return features + noise.to(features)
 
-    def quality(self, ids: npt.NDArray[Any], sequence: int) -> list[DistanceQuality]:
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> list[DistanceQuality]:
         """How often its guesses are what the model itself finds most likely there.
 
         What the draft vocabulary lacks counts as no likelier than the least of what it has.
@@ -191,7 +194,7 @@ class EagleObjective(Objective):
                 logits = self.network.logits(states).float().flatten(0, 1)
                 yield self.network.spread(logits, float(logits.min())), own.flatten(0, 1)
 
-        return by_distance(guesses, ids, sequence, self._frozen[0].adapter.device)
+        return by_distance(guesses, ids, sequence, self._frozen[0].adapter.device, watch=watch)
 
     def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
         """Write what the method `eagle` reads, in this type or else the model's."""

@@ -17,6 +17,7 @@ import torch
 
 from ppdbench.probe.match import ranks_of
 from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
+from ppdbench.workload import Report, silent
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -64,6 +65,7 @@ class CandidateQuality(DistanceQuality):
 
 Quality = ExitQuality | DistanceQuality
 TOPS = (1, 3, 5, 10)
+MEASURING = "measuring on held-out text"
 
 # Guesses for blocks [batch, sequence + 1], by distance: logits [n, vocab] and, in the same
 # order, the model's own logits at the tokens that they guess.
@@ -78,6 +80,7 @@ def by_layer(
     *,
     heads: Mapping[int, Head] | None = None,
     batch: int = 2,
+    watch: Report = silent,
 ) -> list[ExitQuality]:
     """Every exit through the model's own norm and head, over consecutive blocks of `ids`.
 
@@ -90,7 +93,7 @@ def by_layer(
     layers = TrainedLayers(model.eval(), sequence)
     sums: dict[tuple[str, int], float] = defaultdict(float)
     hits: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-    for part in consecutive(ids, length, batch, layers.adapter.device):
+    for part in consecutive(ids, length, batch, layers.adapter.device, watch):
         step = layers.step(sequence)
         states = {0: layers.embed(part[:, :-1], step)}
         for index in range(layers.n_layers):
@@ -128,12 +131,13 @@ def by_distance(
     device: torch.device,
     *,
     batch: int = 2,
+    watch: Report = silent,
 ) -> list[DistanceQuality]:
     """Guesses at every distance against the model's own choices, over blocks of `ids`."""
     loss: dict[int, float] = defaultdict(float)
     hits: dict[int, Counter[int]] = defaultdict(Counter)
     seen: Counter[int] = Counter()
-    for part in consecutive(ids, sequence + 1, batch, device):
+    for part in consecutive(ids, sequence + 1, batch, device, watch):
         for distance, (logits, own) in enumerate(guesses(part), start=1):
             rank = ranks_of(logits, own.argmax(-1))
             loss[distance] += float(divergence(logits, own)) * len(logits)
@@ -146,10 +150,15 @@ def by_distance(
 
 
 def consecutive(
-    ids: npt.NDArray[Any], length: int, batch: int, device: torch.device
+    ids: npt.NDArray[Any], length: int, batch: int, device: torch.device, watch: Report
 ) -> Iterator[torch.Tensor]:
-    """Batches of blocks [batch, length] one after another; what is left at the end is not used."""
+    """Batches of blocks [batch, length] one after another; what is left at the end is not used.
+
+    `watch` is told of each when it has been used.
+    """
     count = len(ids) // length
     rows = torch.from_numpy(np.asarray(ids[: count * length]).astype(np.int64)).view(count, length)
-    for part in torch.split(rows, batch):
+    watch(MEASURING, 0, count)
+    for done, part in enumerate(torch.split(rows, batch), start=1):
         yield part.to(device)
+        watch(MEASURING, min(count, done * batch), count)

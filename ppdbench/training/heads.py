@@ -22,8 +22,18 @@ from ppdbench.errors import ConfigError
 from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
+from ppdbench.workload import Report, silent
 
 LOSSES = ("ce", "kl")
+
+
+# Where heads are trained unless layers are named: shares of all layers.
+SPREAD = (0.25, 0.5, 0.75)
+
+
+def some_exits(n_layers: int) -> list[int]:
+    """A few layers, evenly spread, of which none is the last."""
+    return sorted({min(n_layers - 1, max(1, round(n_layers * share))) for share in SPREAD})
 
 
 class TrainableHead(nn.Module):
@@ -67,7 +77,7 @@ class HeadsObjective(Objective):
         if loss not in LOSSES:
             raise ConfigError(f"--loss {loss!r}: use {' or '.join(LOSSES)}")
         if rank is not None and rank < 1:
-            raise ConfigError(f"--rank {rank}: use 1 or more, or leave it out for whole heads")
+            raise ConfigError(f"--rank {rank}: use 1 or more, or --whole for whole heads")
         self.loss, self.rank = loss, rank
         # In a list, so that the frozen model is no part of what is trained or saved.
         frozen = model.requires_grad_(False).eval()
@@ -123,9 +133,11 @@ class HeadsObjective(Objective):
     def _read(self, head: nn.Module, normed: Tensor) -> Tensor:
         return self._frozen[0].adapter.cap(head(normed, self._own()))
 
-    def quality(self, ids: npt.NDArray[Any], sequence: int) -> list[ExitQuality]:
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> list[ExitQuality]:
         """Every exit, through the model's own head and its trained one."""
-        return by_layer(self._frozen[0].model, ids, sequence, heads=self.readers())
+        return by_layer(self._frozen[0].model, ids, sequence, heads=self.readers(), watch=watch)
 
     def save(self, folder: Path) -> None:
         """Write what `probe --head` reads."""

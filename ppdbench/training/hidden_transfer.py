@@ -32,6 +32,7 @@ from ppdbench.training.context import Context, Later
 from ppdbench.training.evaluate import CandidateQuality, DistanceQuality, by_distance
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.objective import Objective
+from ppdbench.workload import Report, silent
 
 LOSSES = ("kl", "reverse-kl")
 TRUE, CHAINED, MASKED = MASKS = ("teacher-forced", "chained", "masked")
@@ -84,6 +85,7 @@ class TransferObjective(Objective):
         super().__init__()
         self.plan, self.jobs = plan, plan.jobs
         self.deepest = max(map(len, self.jobs))
+        self.shortest = self.deepest + 1
         if sequence <= self.deepest:
             raise ConfigError(
                 f"--sequence {sequence} is too short for {self.deepest} steps; use "
@@ -158,7 +160,7 @@ class TransferObjective(Objective):
     # What it is worth
 
     def quality(
-        self, ids: npt.NDArray[Any], sequence: int
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
     ) -> Sequence[DistanceQuality | CandidateQuality]:
         """Guesses as decoding makes them, by distance; of candidates those of the last step."""
 
@@ -166,7 +168,7 @@ class TransferObjective(Objective):
             def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
                 return self._decoded(blocks[:, :-1], job)
 
-            return by_distance(guesses, ids, sequence, self.layers.adapter.device)
+            return by_distance(guesses, ids, sequence, self.layers.adapter.device, watch=watch)
 
         if not self.plan.compare:
             return measured(len(self.jobs) - 1)

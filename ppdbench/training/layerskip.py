@@ -16,6 +16,7 @@ from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.objective import Objective
 from ppdbench.training.recipe import Recipe
+from ppdbench.workload import Report, silent
 
 Losses = dict[str, Tensor]
 
@@ -69,6 +70,8 @@ class LayerSkipObjective(Objective):
         kept = (torch.rand(batch, generator=draw) >= p).nonzero()[:, 0]
         return None if len(kept) == batch else kept.to(self.layers.adapter.device)
 
-    def quality(self, ids: npt.NDArray[Any], sequence: int) -> list[ExitQuality]:
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> list[ExitQuality]:
         """Every exit, through the shared head."""
-        return by_layer(self.model, ids, sequence)
+        return by_layer(self.model, ids, sequence, watch=watch)

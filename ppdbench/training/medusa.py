@@ -25,6 +25,7 @@ from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import LOSSES, TrainableHead
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
+from ppdbench.workload import Report, silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class MedusaObjective(Objective):
                 f"--sequence {sequence} is too short for {plan.heads} heads; use "
                 f"{plan.heads + 1} or more"
             )
-        self.plan = plan
+        self.plan, self.shortest = plan, plan.heads + 1
         # In a list, so that the frozen model is no part of what is trained or saved.
         frozen = model.requires_grad_(False).eval()
         self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
@@ -141,14 +142,16 @@ class MedusaObjective(Objective):
         for distance, head in enumerate(self.heads, start=1):
             yield adapter.cap(head(normed[:, :-distance], self._own())), own[:, distance:]
 
-    def quality(self, ids: npt.NDArray[Any], sequence: int) -> list[DistanceQuality]:
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> list[DistanceQuality]:
         """How often each head's guesses are what the model itself finds most likely there."""
 
         def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             for logits, own in self._guesses(blocks[:, :-1]):
                 yield logits.flatten(0, 1), own.flatten(0, 1)
 
-        return by_distance(guesses, ids, sequence, self._own().device)
+        return by_distance(guesses, ids, sequence, self._own().device, watch=watch)
 
     def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
         """Write what the method `medusa` reads, in this type or else the model's."""

@@ -9,21 +9,26 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from ppdbench.training.evaluate import Quality
+from ppdbench.workload import Report, silent
 
 
 class Objective(nn.Module):
     """Its parameters are what is trained.
 
     `first_row` is the place of `blocks` in this process's share of the batch: not 0 for all but
-    the first of several micro-batches.
+    the first of several micro-batches. From `shortest` tokens on a sequence is like longer ones:
+    it has room for all that is guessed in it.
     """
 
     first_row = 0
+    shortest = 1
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """At step `t` of `total`: `loss` to minimise over `blocks`, and others to watch."""
         raise NotImplementedError
 
-    def quality(self, ids: npt.NDArray[Any], sequence: int) -> Sequence[Quality]:
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> Sequence[Quality]:
         """What it does on held-out tokens, in consecutive blocks of `sequence`."""
         raise NotImplementedError

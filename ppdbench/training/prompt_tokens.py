@@ -41,6 +41,7 @@ from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
+from ppdbench.workload import Report, silent
 
 LOSSES = ("kl", "reverse-kl", "ce")
 
@@ -124,6 +125,7 @@ class PromptsObjective(Objective):
         """Prompt tokens start as `words`: one id for each of their rows, then for the prefix."""
         super().__init__()
         self.plan, self.chain, self.seed = plan, plan.chain, seed
+        self.shortest = plan.insertions + plan.prompts
         # In a list, so that the frozen model is no part of what is trained or saved.
         frozen = model.requires_grad_(False).eval()
         self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
@@ -215,9 +217,11 @@ class PromptsObjective(Objective):
         embeddings = self.embeddings.to(dtype)
         return Prompts(self.chain, embeddings, weights, head, plan.exits, prefix)
 
-    def quality(self, ids: npt.NDArray[Any], sequence: int) -> list[DistanceQuality]:
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> list[DistanceQuality]:
         """Guesses behind evenly spread places."""
-        return by_distance(self._evenly, ids, sequence, self.layers.adapter.device)
+        return by_distance(self._evenly, ids, sequence, self.layers.adapter.device, watch=watch)
 
     def _evenly(self, blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         last = blocks.shape[1] - 2 - self.chain.prompts

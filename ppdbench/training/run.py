@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -13,10 +13,14 @@ import numpy.typing as npt
 import torch
 
 from ppdbench.engine.addons import open_addon
+from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.loading import (
     DTYPES,
     ModelSpec,
+    load_depth,
     load_stock,
+    load_words,
+    outline,
     resolve_device,
     take_over,
     weight_fingerprint,
@@ -28,16 +32,17 @@ from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError
 from ppdbench.training.eagle import EagleObjective, EaglePlan, commonest
 from ppdbench.training.evaluate import Quality
-from ppdbench.training.heads import HeadsObjective
+from ppdbench.training.heads import HeadsObjective, some_exits
 from ppdbench.training.hidden_transfer import TransferObjective, TransferPlan
 from ppdbench.training.layerskip import LayerSkipObjective
 from ppdbench.training.medusa import MedusaObjective, MedusaPlan
+from ppdbench.training.memory import LOW, Need, Room, check_held, held_by, measure_passes
 from ppdbench.training.objective import Objective
 from ppdbench.training.prompt_tokens import PromptPlan, PromptsObjective, ordinary_words
 from ppdbench.training.recipe import Recipe, fitted
 from ppdbench.training.text import Blocks, TextSpec, documents, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
-from ppdbench.workload import Report
+from ppdbench.workload import Report, silent
 
 TOKENS, HELD_OUT = "tokens.bin", "held-out.bin"
 
@@ -54,6 +59,11 @@ class Job:
     config: TrainConfig
     epochs: float | None
     out: Path
+    held_out_tokens: int = 0  # the first so many are measured on; 0: all
+
+    def __post_init__(self) -> None:
+        if self.held_out_tokens < 0:
+            raise ConfigError(f"--held-out-tokens {self.held_out_tokens}: use 0 (all) or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +76,15 @@ class Plan:
     steps: int
     epochs: float
     weights_bytes: int
+    added_bytes: int
     optimizer_bytes: int
-    step_seconds: float
-    total_seconds: float
+    passes_bytes: int
+    total_bytes: int
+    free_bytes: int
+    short: str | None
+    """Why it does not fit into what is free, if it does not; then no step was timed."""
+    step_seconds: float | None
+    total_seconds: float | None
 
 
 class Training:
@@ -78,7 +94,7 @@ class Training:
         self, objective: Objective, model: Any, tokenizer: Any, job: Job, facts: dict[str, Any]
     ) -> None:
         self.objective, self.model, self.tokenizer, self.job = objective, model, tokenizer, job
-        self.processes = _processes(model)
+        self.processes = _processes(next(model.parameters()).device)
         self.ids = ids = self._tokenized(job.text, TOKENS)
         self.blocks = Blocks(ids, job.config.sequence + 1, job.config.seed)
         self.config = job.config
@@ -92,7 +108,8 @@ class Training:
         self.facts = {"text": text, "tokens": len(ids), "vocabulary": words, **facts}
 
     def _tokenized(self, text: TextSpec, name: str) -> npt.NDArray[Any]:
-        return _tokenized(text, self.tokenizer, self.model, self.job.out / name)
+        vocab = int(self.model.config.vocab_size)
+        return _tokenized(text, self.tokenizer, vocab, self.processes, self.job.out / name)
 
     @property
     def is_main(self) -> bool:
@@ -102,30 +119,60 @@ class Training:
 
     def plan(self) -> Plan:
         """Counts, memory, and time from a few steps that change nothing on disk."""
-        config, blocks = self.config, self.blocks
-        trained = sum(p.numel() for p in self.objective.parameters() if p.requires_grad)
-        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        seconds = self._seconds_per_step()
+        config, blocks, need = self.config, self.blocks, self.need()
+        seconds = None if need.short else self._seconds_per_step()
         return Plan(
             parameters=sum(p.numel() for p in self.model.parameters()),
-            trained=trained,
+            trained=sum(p.numel() for p in self.objective.parameters() if p.requires_grad),
             tokens=len(self.ids),
             steps=config.steps,
             epochs=config.steps * config.batch_size / blocks.count,
-            weights_bytes=weights,
-            optimizer_bytes=3 * 4 * trained,  # a gradient and two moments
+            weights_bytes=need.held.model,
+            added_bytes=need.held.added,
+            optimizer_bytes=need.held.optimizer,
+            passes_bytes=need.passes_bytes,
+            total_bytes=need.total,
+            free_bytes=need.room.free,
+            short=need.short,
             step_seconds=seconds,
-            total_seconds=seconds * config.steps,
+            total_seconds=None if seconds is None else seconds * config.steps,
         )
+
+    def need(self) -> Need:
+        """The memory that the run takes, and what there is: what is free, and what is in use."""
+        config = self.config
+        held = held_by(self.model, self.objective)
+        room = Room.found(next(self.objective.parameters()).device)
+        return Need(
+            held=held,
+            # What is trained may change on the way.
+            passes=[
+                measure_passes(
+                    self.objective, step, config.steps, config.sequence, config.precision
+                )
+                for step in sorted({0, config.steps - 1})
+            ],
+            sequences=self._micro_batch,
+            tokens=config.sequence,
+            room=replace(room, free=room.free + held.model + held.added),
+        )
+
+    @property
+    def _share(self) -> int:
+        """Sequences of a step that are for this process."""
+        return max(1, self.config.batch_size // int(self.processes.num_processes))
+
+    @property
+    def _micro_batch(self) -> int:
+        """Those that it runs at once."""
+        return min(self.config.micro_batch or self._share, self._share)
 
     def _seconds_per_step(self) -> float:
         """Of this process's share, at the beginning, in the middle and at the end of the run."""
-        config = self.config
-        share: int = max(1, config.batch_size // self.processes.num_processes)
-        micro = min(config.micro_batch or share, share)
+        config, share, micro = self.config, self._share, self._micro_batch
         device = next(self.objective.parameters()).device
         rows = torch.from_numpy(self.blocks.batch(0, micro)).to(device)
-        low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+        low = LOW.get(config.precision)
         times: list[float] = []
         chosen = (0, config.steps // 2, config.steps - 1)
         # The first time for what is done only once.
@@ -142,33 +189,44 @@ class Training:
 
     def carry_out(self, *, resume: bool, watch: Report) -> Any:
         """Train to the end; the trained objective."""
+        if (short := self.need().short) is not None:
+            raise ConfigError(short)
         trainer = Trainer(self.objective, self.blocks, self.config, self.job.out, self.facts)
         trainer.run(resume=resume, watch=watch)
         return trainer.trained()
 
-    def quality(self) -> Sequence[Quality]:
+    def quality(self, watch: Report = silent) -> Sequence[Quality]:
         """What was trained, measured on the held-out text if there is any."""
-        ids = self.held_out
+        ids = self.measured_on
         if ids is None:
             return []
-        return self.objective.quality(ids, min(self.config.sequence, len(ids) - 1))
+        return self.objective.quality(ids, min(self.config.sequence, len(ids) - 1), watch)
+
+    @property
+    def measured_on(self) -> npt.NDArray[Any] | None:
+        """As much of the held-out text as was asked for, and one sequence at least."""
+        if self.held_out is None or not self.job.held_out_tokens:
+            return self.held_out
+        return self.held_out[: max(self.job.held_out_tokens, self.config.sequence + 1)]
 
 
-def _processes(model: Any) -> Any:
+def _processes(device: torch.device) -> Any:
     """The processes of this run, where `torchrun` started several."""
     from accelerate import PartialState
 
-    return PartialState(cpu=next(model.parameters()).device.type == "cpu")
+    return PartialState(cpu=device.type == "cpu")
 
 
-def _tokenized(text: TextSpec, tokenizer: Any, model: Any, path: Path) -> npt.NDArray[Any]:
+def _tokenized(
+    text: TextSpec, tokenizer: Any, vocab: int, processes: Any, path: Path
+) -> npt.NDArray[Any]:
     """The tokens of a text, written by the first process and read by all."""
-    with _processes(model).main_process_first():
-        return tokenized(text, tokenizer, int(model.config.vocab_size), path)
+    with processes.main_process_first():
+        return tokenized(text, tokenizer, vocab, path)
 
 
-def _load(spec: ModelSpec) -> tuple[Any, Any]:
-    """The model that is trained, or that something is trained beside."""
+def check_plain(spec: ModelSpec) -> None:
+    """Refuse weights that cannot be trained, or trained beside."""
     if spec.quantize is not None:
         raise ConfigError(
             f"--quantize {spec.quantize}: training runs on plain weights; leave it out, what is "
@@ -179,70 +237,111 @@ def _load(spec: ModelSpec) -> tuple[Any, Any]:
             f"--device-map {spec.device_map}: training runs on one device per process; leave it "
             "out, or start one process per device with torchrun"
         )
-    return load_stock(spec)
+
+
+# Makes what is trained beside a model, or around it, from the model and whether to compile it.
+Make = Callable[[Any, bool], Objective]
+
+
+def _prepared(spec: ModelSpec, job: Job, make: Make) -> tuple[Any, Any, Objective]:
+    """Model, tokenizer and what is trained; refused before any weights load if it cannot fit."""
+    check_plain(spec)
+    _check_fits(outline(spec), make, resolve_device(spec.device))
+    model, tokenizer = load_stock(spec)
+    torch.manual_seed(job.config.seed)
+    objective = make(model, job.config.compile)
+    return model, tokenizer, objective.to(next(model.parameters()).device)
+
+
+def _check_fits(model: Any, make: Make, device: torch.device) -> None:
+    """`model` is one without weights, and so is what is made for it here."""
+    check_held(held_by(model, make(model, False)), Room.found(device))
 
 
 def heads(
-    spec: ModelSpec, layers: Sequence[int], job: Job, *, loss: str, rank: int | None
+    spec: ModelSpec,
+    layers: Sequence[int],
+    job: Job,
+    *,
+    loss: str = "ce",
+    rank: int | None = None,
+    every: bool = False,
 ) -> Training:
-    """Heads for exit `layers` (none: all but the last) of a frozen model."""
-    model, tokenizer = _load(spec)
-    torch.manual_seed(job.config.seed)
-    chosen = list(layers) or list(range(1, int(model.config.num_hidden_layers)))
-    config = job.config
-    objective = HeadsObjective(
-        model, chosen, config.sequence, loss=loss, rank=rank, compiled=config.compile
-    )
+    """Heads for exit `layers` of a frozen model: if none are given a few, or `every` one."""
+    chosen: list[int] = []
+
+    def make(model: Any, compiled: bool) -> Objective:
+        n_layers = int(model.config.num_hidden_layers)
+        chosen[:] = layers or (range(1, n_layers) if every else some_exits(n_layers))
+        return HeadsObjective(
+            model, chosen, job.config.sequence, loss=loss, rank=rank, compiled=compiled
+        )
+
+    model, tokenizer, objective = _prepared(spec, job, make)
     facts = {"kind": "heads", "layers": chosen, "loss": loss, "rank": rank}
     return _beside(spec, model, tokenizer, objective, job, facts)
 
 
 def medusa(spec: ModelSpec, plan: MedusaPlan, job: Job) -> Training:
     """Medusa heads of a frozen model."""
-    model, tokenizer = _load(spec)
-    torch.manual_seed(job.config.seed)
-    objective = MedusaObjective(model, plan, job.config.sequence, compiled=job.config.compile)
-    return _beside(spec, model, tokenizer, objective, job, {"kind": "medusa", **asdict(plan)})
+
+    def make(model: Any, compiled: bool) -> Objective:
+        return MedusaObjective(model, plan, job.config.sequence, compiled=compiled)
+
+    model, tokenizer, objective = _prepared(spec, job, make)
+    facts = {"kind": "medusa", **asdict(plan)}
+    return _beside(spec, model, tokenizer, objective, job, facts)
 
 
 def eagle(spec: ModelSpec, plan: EaglePlan, job: Job) -> Training:
     """A draft network of a frozen model; its own vocabulary are the commonest words of the text."""
-    model, tokenizer = _load(spec)
     config, words = job.config, None
     if plan.draft_vocab:
-        ids = _tokenized(job.text, tokenizer, model, job.out / TOKENS)
-        words = commonest(ids, plan.draft_vocab, int(model.config.vocab_size))
-    objective = EagleObjective(
-        model, plan, config.sequence, config.seed, words=words, compiled=config.compile
-    )
-    return _beside(spec, model, tokenizer, objective, job, {"kind": "eagle", **asdict(plan)})
+        tokenizer, vocab = load_words(spec)
+        processes = _processes(resolve_device(spec.device))
+        ids = _tokenized(job.text, tokenizer, vocab, processes, job.out / TOKENS)
+        words = commonest(ids, plan.draft_vocab, vocab)
+
+    def make(model: Any, compiled: bool) -> Objective:
+        return EagleObjective(
+            model, plan, config.sequence, config.seed, words=words, compiled=compiled
+        )
+
+    model, tokenizer, objective = _prepared(spec, job, make)
+    facts = {"kind": "eagle", **asdict(plan)}
+    return _beside(spec, model, tokenizer, objective, job, facts)
 
 
 def hidden_transfer(spec: ModelSpec, plan: TransferPlan, job: Job) -> Training:
     """Matrices of a frozen model; steps and epochs of the job are for each of them."""
-    model, tokenizer = _load(spec)
-    plan, config = plan.settled(int(model.config.num_hidden_layers)), job.config
+    plan, config = plan.settled(load_depth(spec)), job.config
     phases = len(plan.jobs)
     job = replace(job, config=replace(config, steps=config.steps * phases, phases=phases))
-    objective = TransferObjective(model, plan, config.sequence, compiled=config.compile)
+
+    def make(model: Any, compiled: bool) -> Objective:
+        return TransferObjective(model, plan, config.sequence, compiled=compiled)
+
+    model, tokenizer, objective = _prepared(spec, job, make)
     facts = {"kind": "hidden-transfer", **asdict(plan)}
     return _beside(spec, model, tokenizer, objective, job, facts)
 
 
 def prompt_tokens(spec: ModelSpec, plan: PromptPlan, job: Job, start: str | None) -> Training:
     """Prompt tokens of a frozen model; `start` is an add-on to go on from."""
-    model, tokenizer = _load(spec)
     config = job.config
-    vocab = int(model.config.vocab_size)
+    tokenizer, vocab = load_words(spec)
     words = ordinary_words(tokenizer, vocab, plan.n_words, config.seed)
-    objective = PromptsObjective(
-        model, plan, config.sequence, words, config.seed, compiled=config.compile
-    )
+
+    def make(model: Any, compiled: bool) -> PromptsObjective:
+        return PromptsObjective(model, plan, config.sequence, words, config.seed, compiled=compiled)
+
+    model, tokenizer, objective = _prepared(spec, job, make)
     facts = {"kind": "prompt-tokens", **asdict(plan)}
     if start is not None:
         loaded = take_over(spec, model, tokenizer, packed=False)
         addon = open_addon(start, PROMPT_TOKENS, loaded)
         facts["start"] = addon.fingerprint
+        assert isinstance(objective, PromptsObjective)
         objective.start_from(addon)
     return _beside(spec, model, tokenizer, objective, job, facts)
 
@@ -257,7 +356,7 @@ def _beside(
 ) -> Training:
     """The training of parts beside a model that stays as it is."""
     facts |= {"model": spec.name, "weight_hash": weight_fingerprint(model)}
-    return Training(objective.to(next(model.parameters()).device), model, tokenizer, job, facts)
+    return Training(objective, model, tokenizer, job, facts)
 
 
 def layerskip(spec: ModelSpec, recipe: Recipe, job: Job, *, fit: bool = False) -> Training:
@@ -265,33 +364,47 @@ def layerskip(spec: ModelSpec, recipe: Recipe, job: Job, *, fit: bool = False) -
 
     With `fit` a rotation that is too long for the model is shortened; else it is refused.
     """
-    model, tokenizer = _load(spec)
+    make = _recipe_on(recipe, job, fit=fit)
+    check_plain(spec)
+    _check_fits(outline(spec).float(), make, resolve_device(spec.device))
+    model, tokenizer = load_stock(spec)
     facts = {"kind": "layerskip", "model": spec.name, "weight_hash": weight_fingerprint(model)}
-    return _layerskip(model, tokenizer, recipe, job, facts, fit=fit)
+    return _layerskip(model, tokenizer, make, job, facts)
 
 
 def layerskip_from_scratch(
     shape: Shape, device: str, recipe: Recipe, job: Job, *, fit: bool = False
 ) -> Training:
     """The recipe on a new Llama of this shape, with a tokenizer trained on the same text."""
+    make = _recipe_on(recipe, job, fit=fit)
+    _check_fits(on_meta(configuration(shape), torch.float32), make, resolve_device(device))
     tokenizer = trained_tokenizer(job.text, shape.vocab, shape.context)
     model = new_model(shape, job.config.seed).to(resolve_device(device))
     facts = {"kind": "layerskip", "shape": asdict(shape)}
-    return _layerskip(model, tokenizer, recipe, job, facts, fit=fit)
+    return _layerskip(model, tokenizer, make, job, facts)
+
+
+def _recipe_on(recipe: Recipe, job: Job, *, fit: bool) -> Callable[[Any, bool], LayerSkipObjective]:
+    def make(model: Any, compiled: bool) -> LayerSkipObjective:
+        n_layers = int(model.config.num_hidden_layers)
+        chosen = fitted(recipe, n_layers) if fit else recipe
+        config = job.config
+        return LayerSkipObjective(model, chosen, config.sequence, config.seed, compiled=compiled)
+
+    return make
 
 
 def _layerskip(
-    model: Any, tokenizer: Any, recipe: Recipe, job: Job, facts: dict[str, Any], *, fit: bool
+    model: Any,
+    tokenizer: Any,
+    make: Callable[[Any, bool], LayerSkipObjective],
+    job: Job,
+    facts: dict[str, Any],
 ) -> Training:
     # Trained in float32; mixed precision is the accelerator's business.
     model = model.float().train().requires_grad_(True)
-    config = job.config
-    if fit:
-        recipe = fitted(recipe, int(model.config.num_hidden_layers))
-    facts["recipe"] = asdict(recipe)
-    objective = LayerSkipObjective(
-        model, recipe, config.sequence, config.seed, compiled=config.compile
-    )
+    objective = make(model, job.config.compile)
+    facts["recipe"] = asdict(objective.recipe)
     return Training(objective, model, tokenizer, job, facts)
 
 

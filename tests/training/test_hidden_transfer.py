@@ -261,7 +261,7 @@ def test_a_run_that_was_stopped_between_steps_loses_nothing(
     plain = TransferObjective.forward
 
     def stopped(self: TransferObjective, rows: Tensor, t: int, total: int) -> dict[str, Tensor]:
-        if t == 7:
+        if t == 7 and self.training:  # not where memory is measured
             raise KeyboardInterrupt
         return plain(self, rows, t, total)
 

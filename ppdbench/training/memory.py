@@ -1,0 +1,266 @@
+"""How much memory a training run takes, known before its first step.
+
+What stays is counted: the model, what is trained beside it, gradients and the optimizer's
+moments. That needs no weights, since a model on the meta device has shapes and no memory. What
+a step holds on its way is worked out from steps over a few short sequences, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ppdbench.engine.footprint import gb
+from ppdbench.engine.placement import Memory, name_of
+from ppdbench.errors import ConfigError
+from ppdbench.training.objective import Objective
+
+ORDINARY = 3  # a token behind the special ones, in any vocabulary
+GRADIENT, MOMENTS = 4, 8  # bytes for each number that is trained
+LENGTHS = (16, 32, 64)  # tokens more than the shortest sequence that is like long ones
+LEAST_SEQUENCE = 32  # below this nobody is advised to go
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of what stays from the first step to the last."""
+
+    model: int
+    added: int  # what is trained beside the model
+    optimizer: int  # gradients and moments
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.model + self.added + self.optimizer
+
+
+def held_by(model: Any, objective: Objective) -> Held:
+    """Counted from the parameters, which may have no memory yet."""
+    own = {id(p) for p in model.parameters()}
+    parts = [*objective.parameters(), *objective.buffers()]
+    trained = sum(p.numel() for p in objective.parameters() if p.requires_grad)
+    return Held(
+        model=sum(p.numel() * p.element_size() for p in model.parameters()),
+        added=sum(p.numel() * p.element_size() for p in parts if id(p) not in own),
+        optimizer=(GRADIENT + MOMENTS) * trained,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a place has free for one of the processes that share it."""
+
+    place: str
+    free: int
+
+    @classmethod
+    def found(cls, device: torch.device) -> Room:
+        """As much as there is now."""
+        memory = Memory.found(device)
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+        return cls(name_of(memory.home), memory.free[memory.home] // processes)
+
+
+def check_held(held: Held, room: Room) -> None:
+    """Refuse parts that do not even fit while nothing runs, before any are made."""
+    if held.total > room.free:
+        raise ConfigError(
+            f"training needs {_parts(held)} before any step; {room.place} has {gb(room.free)}: "
+            "train fewer or smaller parts (see --layers, --heads, --rank) or use --dtype bfloat16"
+        )
+
+
+def _parts(held: Held) -> str:
+    return (
+        f"{gb(held.total)} (model {gb(held.model)}, what is trained beside it {gb(held.added)}, "
+        f"gradients and optimizer {gb(held.optimizer)})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Diary:
+    """What one short step made and gave back: `events` are numbers of tensors, ~n where n goes."""
+
+    sequences: int
+    tokens: int
+    events: tuple[int, ...]
+    sizes: tuple[int, ...]  # bytes by number
+
+
+class Passes:
+    """What a step holds on its way, for any number of sequences of any length.
+
+    A long step makes the same tensors in the same order as a short one. So the size of each is
+    carried forward by itself: as a parabola in the tokens, and by what a second sequence adds.
+    What a step leaves behind are gradients, which are counted elsewhere.
+    """
+
+    def __init__(self, ones: Sequence[Diary], two: Diary) -> None:
+        """From steps over one sequence of different lengths, and over two of the first length."""
+        self._ones, self._two = sorted(ones, key=lambda diary: diary.tokens), two
+        self._alike = len({len(diary.sizes) for diary in (*ones, two)}) == 1
+        longest = self._ones[-1]
+        gone = {~event for event in longest.events if event < 0}
+        self._events = [e for e in longest.events if (e if e >= 0 else ~e) in gone]
+
+    def bytes(self, sequences: int, tokens: int) -> int:
+        """The most that is held at once."""
+        sizes = self._sizes(sequences, tokens)
+        held = most = 0
+        for event in self._events:
+            held += sizes[event] if event >= 0 else -sizes[~event]
+            most = max(most, held)
+        return most
+
+    def _sizes(self, sequences: int, tokens: int) -> list[int]:
+        longest = self._ones[-1]
+        if not self._alike or len(self._ones) < len(LENGTHS):
+            share = sequences * tokens / longest.tokens  # too much for what does not grow
+            return [int(size * share) for size in longest.sizes]
+        first = self._ones[0].sizes
+        each = zip(*(diary.sizes for diary in self._ones), strict=True)
+        grown = [self._carried(points, tokens) for points in each]
+        return [
+            int(size * (1 + (sequences - 1) * (second / one - 1))) if one else 0
+            for size, one, second in zip(grown, first, self._two.sizes, strict=True)
+        ]
+
+    def _carried(self, sizes: Sequence[int], tokens: int) -> float:
+        """On the parabola through three points."""
+        (x0, x1, x2), (y0, y1, y2) = (diary.tokens for diary in self._ones), sizes
+        slope, before = (y2 - y1) / (x2 - x1), (y1 - y0) / (x1 - x0)
+        bend = (slope - before) / (x2 - x0)
+        return max(0.0, y2 + (tokens - x2) * (slope + bend * (tokens - x1)))
+
+
+def measure_passes(
+    objective: Objective, step: int, steps: int, sequence: int, precision: str
+) -> Passes:
+    """Measured by short steps that change nothing."""
+    shortest = objective.shortest
+    lengths = [shortest + more for more in LENGTHS if shortest + more < sequence]
+    if len(lengths) < len(LENGTHS):
+        lengths = [sequence]  # short enough to be measured itself
+    mode = objective.training
+    objective.eval()  # every sample passes every layer
+    with torch.random.fork_rng():
+        ones = [kept_diary(objective, 1, length, step, steps, precision) for length in lengths]
+        two = kept_diary(objective, 2, lengths[0], step, steps, precision)
+    objective.train(mode)
+    return Passes(ones, two)
+
+
+def kept_diary(
+    objective: Objective, rows: int, length: int, step: int, steps: int, precision: str
+) -> Diary:
+    """One step there and back over so many sequences."""
+    device, low = next(objective.parameters()).device, LOW.get(precision)
+    blocks = torch.full((rows, length + 1), ORDINARY, device=device)
+    ledger = Ledger()
+    with ledger, torch.compiler.set_stance("force_eager"):
+        with torch.autocast(device.type, low, enabled=low is not None):
+            loss = objective(blocks, step, steps)["loss"]
+        loss.backward()
+        del loss
+    diary = Diary(rows, length, tuple(ledger.events), tuple(ledger.sizes))
+    objective.zero_grad()
+    return diary
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down the memory of all tensors that are made while it is in force."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events, self.sizes = list[int](), list[int]()
+        self._known = set[int]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operation, and take in what is new in its result."""
+        result = func(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(result):
+            if storage._cdata not in given | self._known:
+                self._take(storage)
+        return result
+
+    def _take(self, storage: torch.UntypedStorage) -> None:
+        number, key = len(self.sizes), storage._cdata
+        self.sizes.append(storage.nbytes())
+        self.events.append(number)
+        self._known.add(key)
+        weakref.finalize(storage, self._give_back, key, number)
+
+    def _give_back(self, key: int, number: int) -> None:
+        self._known.discard(key)
+        self.events.append(~number)
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """All that a run takes, and what there is for it."""
+
+    held: Held
+    passes: Sequence[Passes]  # at several steps of the run
+    sequences: int  # at once
+    tokens: int  # of a sequence
+    room: Room
+
+    @property
+    def passes_bytes(self) -> int:
+        """Of a step."""
+        return self._passes(self.sequences, self.tokens)
+
+    def _passes(self, sequences: int, tokens: int) -> int:
+        return max(passes.bytes(sequences, tokens) for passes in self.passes)
+
+    @property
+    def total(self) -> int:
+        """Everything at once."""
+        return self.held.total + self.passes_bytes
+
+    @property
+    def short(self) -> str | None:
+        """Why it does not fit, with what would, or None where it does."""
+        if self.total <= self.room.free:
+            return None
+        return (
+            f"training needs {gb(self.total)}: {_parts(self.held)} and "
+            f"{gb(self.passes_bytes)} for {self.sequences} sequences of {self.tokens} tokens at "
+            f"once; {self.room.place} has {gb(self.room.free)}: {self._way_out()}"
+        )
+
+    def _way_out(self) -> str:
+        left = self.room.free - self.held.total
+        fewer = _largest(self.sequences, lambda n: self._passes(n, self.tokens) <= left)
+        if fewer:
+            return f"use --micro-batch {fewer}"
+        shorter = _largest(self.tokens, lambda n: self._passes(1, n) <= left)
+        if shorter >= LEAST_SEQUENCE:
+            return f"use --micro-batch 1 --sequence {shorter}"
+        return "train fewer or smaller parts (see --layers, --heads, --rank)"
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `limit` that fits, where smaller ones do if it does; 0 if none."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
