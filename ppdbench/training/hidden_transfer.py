@@ -79,6 +79,8 @@ class TransferPlan:
 class TransferObjective(Objective):
     """The loss of one matrix; which one, the step of the training says."""
 
+    varies = True
+
     def __init__(
         self, model: Any, plan: TransferPlan, sequence: int, *, compiled: bool = False
     ) -> None:

@@ -24,6 +24,8 @@ Losses = dict[str, Tensor]
 class LayerSkipObjective(Objective):
     """The loss of one step; the module whose parameters are trained."""
 
+    varies = True
+
     def __init__(
         self, model: Any, recipe: Recipe, sequence: int, seed: int, *, compiled: bool = False
     ) -> None:

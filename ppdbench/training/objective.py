@@ -17,11 +17,13 @@ class Objective(nn.Module):
 
     `first_row` is the place of `blocks` in this process's share of the batch: not 0 for all but
     the first of several micro-batches. From `shortest` tokens on a sequence is like longer ones:
-    it has room for all that is guessed in it.
+    it has room for all that is guessed in it. `varies`: later steps train other parts than early
+    ones.
     """
 
     first_row = 0
     shortest = 1
+    varies = False
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """At step `t` of `total`: `loss` to minimise over `blocks`, and others to watch."""

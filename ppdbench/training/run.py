@@ -145,12 +145,11 @@ class Training:
         room = Room.found(next(self.objective.parameters()).device)
         return Need(
             held=held,
-            # What is trained may change on the way.
             passes=[
                 measure_passes(
                     self.objective, step, config.steps, config.sequence, config.precision
                 )
-                for step in sorted({0, config.steps - 1})
+                for step in sorted({0, config.steps - 1 if self.objective.varies else 0})
             ],
             sequences=self._micro_batch,
             tokens=config.sequence,
