@@ -100,8 +100,12 @@ def run_decode(
     resume: bool,
     report: Report,
     share: Share = ALONE,
+    optional: Sequence[Choice] = (),
 ) -> Finished:
-    """Decode every example of this process's share that the run folder does not hold yet."""
+    """Decode every example of this process's share that the run folder does not hold yet.
+
+    Of the methods those are `optional` that nobody named: they are left out where they cannot run.
+    """
     names = labels(config.methods)
     built = [choice.build() for choice in config.methods]
     check_target(out, resume=resume, share=share)
@@ -130,9 +134,12 @@ def run_decode(
         )
         prepared = [begin(entry, alone=len(built) == 1) for entry in prepared]
         contestants = [entry for entry in prepared if isinstance(entry, Contestant)]
+        told = list(zip(names, config.methods, built, prepared, strict=True))
+        left_out = {n: e for n, c, _, e in told if isinstance(e, str) and c in optional}
         header = {
             **run_header(kind, config, loaded, work),
-            **about(names, built, prepared),
+            **about([(n, b, e) for n, _, b, e in told if n not in left_out]),
+            **({"left_out": left_out} if left_out else {}),
             "compilation": compilation,
         }
         if config.profile:
@@ -201,13 +208,11 @@ def decode_missing(
 
 
 def about(
-    names: Sequence[str],
-    built: Sequence[tuple[Method, Strategy]],
-    prepared: Sequence[Contestant | str],
+    prepared: Sequence[tuple[str, tuple[Method, Strategy], Contestant | str]],
 ) -> dict[str, Any]:
     """What the header says of each method, and of those that could not run."""
     methods, facts, not_run = {}, {}, {}
-    for label, (chosen, strategy), entry in zip(names, built, prepared, strict=True):
+    for label, (chosen, strategy), entry in prepared:
         methods[label] = about = {
             "name": chosen.name,
             "exact": chosen.exact,

@@ -57,6 +57,7 @@ def _summary(
     scores: bool,
 ) -> dict[str, Any]:
     model, method = header["model"], header["methods"][label]
+    drawn = header["config"]["target"]["kind"]
     verdicts = Counter(one.verdict for one in group)
     done = [one for one in group if not one.failed]
     return {
@@ -64,7 +65,7 @@ def _summary(
         "dtype": model["dtype"],
         "synthetic": model["synthetic"],
         "strict": header["config"]["strict"],
-        "target": header["config"]["target"]["kind"],
+        "target": drawn,
         "method": method["name"],
         "label": label,
         "options": method["options"],
@@ -75,7 +76,9 @@ def _summary(
         "n_tokens": sum(one.tokens for one in done),
         **{verdict: verdicts[verdict] for verdict in VERDICTS},
         "failed": verdicts["failed"],
-        "agreement": None if method["exact"] or not done else _agreement(done),
+        "agreement": _agreement(done)
+        if done and not method["exact"] and drawn == "greedy"
+        else None,
         **_times(done),
         "noise_low": noise and noise.low,
         "noise_high": noise and noise.high,

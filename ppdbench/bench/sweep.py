@@ -141,7 +141,7 @@ class Sweep:
         compilation = settle(mode, self.setup, self._able, self._tokens(), report, begun)
         for label in self.built:
             entry = told["not_run"].get(label) or self._begin(label)
-            for part, content in about([label], [self.built[label]], [entry]).items():
+            for part, content in about([(label, self.built[label], entry)]).items():
                 told[part] |= content
             if isinstance(entry, Contestant):
                 entry.decoder.close()

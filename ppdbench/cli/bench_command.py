@@ -28,6 +28,7 @@ from ppdbench.garbage import import_for_good
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
 
+ALL = "all"  # every method of ours that can run
 # What needs neither training nor other files.
 DEFAULT = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "jacobi")
 
@@ -86,15 +87,16 @@ def command(
         # What was typed wins over what the file says.
         left = [n for n in options if ctx.get_parameter_source(n) is ParameterSource.DEFAULT]
         options |= {n: content.settings[n] for n in left if n in content.settings}
-    choices = [c for text in methods or DEFAULT for c in _chosen(text, options["model"])]
+    asked = {text: _chosen(text, options["model"]) for text in methods or DEFAULT}
+    choices = [choice for chosen in asked.values() for choice in chosen]
     if (peer := options.pop("against")) is not None:
         choices = _beside_peers(choices, options["model"], peer)
-    return decode(*choices, kind="bench", **options)
+    return decode(*choices, kind="bench", optional=asked.get(ALL, ()), **options)
 
 
 def _chosen(text: str, model: str | None) -> list[Choice]:
     import_for_good("torch")
-    from ppdbench.bench.everything import ALL, every_method
+    from ppdbench.bench.everything import every_method
     from ppdbench.bench.runner import Choice
 
     if text != ALL:

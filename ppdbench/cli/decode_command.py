@@ -126,6 +126,7 @@ def _decode(
     kind: str = "decode",
     timeline: str | None = None,
     launched: Share | None = None,
+    optional: Sequence[Choice] = (),
     **options: Any,
 ) -> int:
     from ppdbench.bench.environment import set_threads
@@ -155,7 +156,14 @@ def _decode(
     what = choices[0].name if kind == "decode" else f"{len(choices)}-methods"
     folder = run_folder(out, resume, kind, what, "+".join(config.tasks), config.model.name)
     with progress() as report:
-        run = run_decode(config, folder, kind=kind, resume=resume, report=report, share=share)
+        run = run_decode(
+            *(config, folder),
+            kind=kind,
+            resume=resume,
+            report=report,
+            share=share,
+            optional=optional,
+        )
     if told_elsewhere(run):
         return 0
     output = outputs.of_decoding(run.header, add_up(run.samples))
@@ -208,6 +216,8 @@ def _write_answers(run: Finished, path: str) -> None:
 
 def verdict(run: Finished | StoredRun) -> int:
     """The exit code, and a line on stderr for each reason it is not 0."""
+    for why in run.header.get("left_out", {}).values():
+        notice(f"left out: {why}")
     broken = run.header["not_run"]
     for label, error in broken.items():
         notice(f"ppdbench: {label} did not run: {error}")

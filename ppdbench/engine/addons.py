@@ -143,9 +143,14 @@ def addon_folder(asked: str | Path, method: str, loaded: Loaded) -> Path:
         return Path(asked).expanduser()
     if loaded.spec.name == REFERENCE and shipped.is_dir():
         return shipped
-    raise ConfigError(
-        f"{method}: no add-on for {loaded.spec.name}; train one with `ppdbench train {method} "
-        f"--model {loaded.spec.name} --text FILE --out DIR` and give --set addon=DIR"
+    raise ConfigError(no_addon(method, loaded.spec.name))
+
+
+def no_addon(method: str, model: str) -> str:
+    """What is said where a method has nothing that was trained for a model."""
+    return (
+        f"{method}: no add-on for {model}; train one with `ppdbench train {method} --model {model} "
+        "--text FILE --out DIR` and give --set addon=DIR"
     )
 
 

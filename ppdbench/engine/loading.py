@@ -35,6 +35,8 @@ REFERENCE = "reference"
 # Models that travel with the package, and where in its folder.
 EMBEDDED = {REFERENCE: "", "reference-draft": "draft"}
 STAND_IN = "synthetic:demo"
+GGUF = ".gguf"
+ADAPTER = "adapter_config.json"  # of weights that change others, such as LoRA
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -247,9 +249,21 @@ def _source(spec: ModelSpec) -> str:
         return str(reference_model(EMBEDDED[spec.name]))
     path = str(Path(spec.name).expanduser())
     is_path = spec.name.startswith((".", "/", "~")) or path.count("/") > 1
+    if Path(path).is_file():
+        raise ConfigError(_why_no_model(spec.name))
     if is_path and not Path(path).is_dir():
         raise ConfigError(f"model folder {spec.name} does not exist")
     return path
+
+
+def _why_no_model(file: str) -> str:
+    """What a file is that was given in place of a folder, and what to give."""
+    if file.lower().endswith(GGUF):
+        return (
+            f"{file} is a GGUF file, which this version does not read; give --model a folder with "
+            "config.json, safetensors and a tokenizer"
+        )
+    return f"{file} is a file; give --model the folder that holds config.json and the weights"
 
 
 def _how(spec: ModelSpec) -> dict[str, Any]:
@@ -335,7 +349,13 @@ def _check_complete(missing: Iterable[str], name: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Say what a model folder lacks before transformers guesses."""
+    """Say what a model folder lacks, or has too much, before transformers guesses."""
+    if (folder / ADAPTER).is_file():
+        raise ConfigError(
+            f"{folder} holds an adapter such as LoRA ({ADAPTER}), which would not be applied; "
+            "merge it into the weights (peft: merge_and_unload, then save_pretrained), or move it "
+            "away to measure the weights without it"
+        )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is no model folder: it has no config.json")
     if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):

@@ -22,6 +22,8 @@ TOTAL = "total"
 RANKS_OF_HEAD = {"N": "ranks", "Y": "head_ranks"}  # the model's own head, a trained one
 INTERVAL = "95% Wilson intervals with the effective sample size by example"
 
+BEYOND = -1  # more layers than were probed
+
 Sample = Mapping[str, Any]
 
 
@@ -43,15 +45,20 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """Where the final token first appears as first choice, and from where on it stays."""
+    """Where the final token first appears as first choice, and from where on it stays.
+
+    Where the last layer was not probed some tokens need more layers than were: the counts lack
+    them, and there is no mean.
+    """
 
     task: str
     target: str
     n: int
-    earliest_mean: float
-    stays_mean: float
+    earliest_mean: float | None
+    stays_mean: float | None
     earliest: dict[int, int]  # layers run -> tokens
     stays: dict[int, int]
+    deepest: int  # layer that was probed
 
 
 def match_rates(ranks: Ranks, ks: Sequence[int], buckets: Mapping[str, int]) -> list[Rate]:
@@ -110,33 +117,42 @@ def bucket_label(first: int, size: int) -> str:
     return str(first) if size == 1 else f"{first}-{first + size - 1}"
 
 
-def saturation(ranks: Ranks) -> list[Saturation]:
-    """Per task and target, over the layers that were probed."""
-    return [_saturation(ranks, group) for group in ranks.groups]
+def saturation(ranks: Ranks, n_layers: int | None = None) -> list[Saturation]:
+    """Per task and target, over the probed layers of a model that has `n_layers`, if not all."""
+    return [_saturation(ranks, group, n_layers) for group in ranks.groups]
 
 
-def _saturation(all_ranks: Ranks, group: Group) -> Saturation:
+def _saturation(all_ranks: Ranks, group: Group, n_layers: int | None) -> Saturation:
     layers = all_ranks.layers(group, "ranks")
     matrices = [all_ranks.matrix(group, "ranks", layer) for layer in layers]
     # [layer, token]: whether the token is the layer's first choice
     hits = np.stack([ranks[known] == 0 for ranks, known in matrices])
-    # A sampled token may be nobody's first choice; it then counts for the last layer.
-    first = np.where(hits.any(0), hits.argmax(0), len(layers) - 1)
+    n = hits.shape[1]
+    first = np.where(hits.any(0), hits.argmax(0), len(layers))
     settled = np.where(hits.all(0), len(layers), hits[::-1].argmin(0))  # layers from the last on
-    stays_from = len(layers) - np.maximum(settled, 1)
-    earliest, stays = (Counter(np.array(layers)[at].tolist()) for at in (first, stays_from))
+    # A sampled token may be nobody's first choice; with the last layer it is settled all the same.
+    whole = n_layers is None or layers[-1] >= n_layers
+    deeper = [layers[-1]] if whole else [BEYOND]
+    earliest, stays = (
+        Counter(np.array(layers + deeper)[at].tolist()) for at in (first, len(layers) - settled)
+    )
+    del earliest[BEYOND], stays[BEYOND]
     return Saturation(
         *group,
-        earliest.total(),
-        _mean(earliest),
-        _mean(stays),
+        n,
+        _mean(earliest, n),
+        _mean(stays, n),
         dict(sorted(earliest.items())),
         dict(sorted(stays.items())),
+        layers[-1],
     )
 
 
-def _mean(counts: Counter[int]) -> float:
-    return sum(value * n for value, n in counts.items()) / max(1, counts.total())
+def _mean(counts: Counter[int], n: int) -> float | None:
+    """Of all `n` tokens; None where some of them are not counted."""
+    if counts.total() < n:
+        return None
+    return sum(value * times for value, times in counts.items()) / max(1, n)
 
 
 def to_json(

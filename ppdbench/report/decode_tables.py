@@ -84,7 +84,8 @@ def memory(summaries: Sequence[Summary]) -> list[Sheet]:
 def verdict_text(summary: Summary) -> str:
     """What became of the outputs, in words; alarming ones first."""
     if summary["target"] != "greedy":
-        words = [f"sampled ({summary['target']})"]
+        inexact = "" if summary["exact"] else "inexact, "
+        words = [f"{inexact}sampled ({summary['target']})"]
     elif not summary["exact"]:
         agreement = summary["agreement"]
         words = ["inexact" if agreement is None else f"inexact, {100 * agreement:.1f}% agree"]

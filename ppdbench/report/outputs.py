@@ -77,7 +77,7 @@ def of_matches(
     header: Header, samples: Samples, ranks: Ranks, rates: Sequence[summary.Rate], run: str
 ) -> Output:
     """Of `probe`."""
-    saturations = summary.saturation(ranks)
+    saturations = summary.saturation(ranks, header["model"]["n_layers"])
     sheets = probe_tables.sheets(header, rates, saturations, fewest_examples(samples))
     content = summary.to_json(header, samples, rates, saturations, run)
     return Output(sheets, probe_tables.long(rates), content)

@@ -13,6 +13,9 @@ from ppdbench.report.sheet import Cell, Sheet
 # The paper reads 40 layers out after these; deeper tables show the same fractions.
 PAPER_DEPTHS = (10 / 40, 20 / 40, 30 / 40, 35 / 40, 37 / 40)
 MANY_LAYERS = 8
+PARTLY = (
+    "Not all layers were probed: > means more than the deepest of them, and no mean can be told."
+)
 
 
 def paper_layers(layers: Sequence[int], n_layers: int) -> list[int]:
@@ -119,25 +122,28 @@ def saturation_sheet(saturations: Sequence[Saturation], n_layers: int) -> Sheet:
             ("first there", s.earliest_mean, s.earliest),
             ("there to stay", s.stays_mean, s.stays),
         ):
-            marks = [_layer_at(counts, share) for share in (0.25, 0.5, 0.75, 0.95)]
+            marks = [_layer_at(s, counts, share) for share in (0.25, 0.5, 0.75, 0.95)]
             rows.append((s.task, s.target, name, mean, *marks))
     return Sheet(
         f"Layers needed, of {n_layers}",
         ("task", "target", "final token", "mean", "25%", "50%", "75%", "95%"),
         tuple(rows),
-        notes=("25% ... 95%: layers after which so many of the tokens are settled.",),
+        notes=(
+            "25% ... 95%: layers after which so many of the tokens are settled.",
+            *([PARTLY] if any(s.deepest < n_layers for s in saturations) else []),
+        ),
         digits={"mean": 2},
     )
 
 
-def _layer_at(counts: Mapping[int, int], share: float) -> int:
-    """The smallest layer by which `share` of the tokens is covered."""
-    needed, seen = share * sum(counts.values()), 0
+def _layer_at(saturation: Saturation, counts: Mapping[int, int], share: float) -> Cell:
+    """The smallest layer by which `share` of the tokens is covered; `>25` where none is."""
+    needed, seen = share * saturation.n, 0
     for layer in sorted(counts):
         seen += counts[layer]
         if seen >= needed:
             return layer
-    return max(counts)
+    return f">{saturation.deepest}"
 
 
 def long(rates: Sequence[Rate]) -> Sheet:

@@ -201,3 +201,19 @@ def test_a_table_says_how_many_outputs_were_timed(tmp_path: Path) -> None:
     run = made.write(tmp_path / "run", head, samples)
     (sheet, *_) = outputs.of_run(read_runs([run])[0]).sheets
     assert "8 examples, 5 timed" in sheet.title
+
+
+def test_inexact_methods_are_called_so_when_tokens_are_drawn_too(tmp_path: Path) -> None:
+    samples = [
+        made.decoded(name, str(i), 2.0, verdict="sampled")
+        for i in range(6)
+        for name in ("early-exit", "layerskip")
+    ]
+    about = {**made.methods("early-exit", exact=False), **made.methods("layerskip")}
+    head = made.header("bench", methods=about, config__target={"kind": "top-p"})
+    output = outputs.of_run(read_runs([made.write(tmp_path / "run", head, samples)])[0])
+    found = {row[0]: row[3] for row in output.sheets[0].rows}
+    assert found == {
+        "early-exit": "inexact, sampled (top-p)",
+        "layerskip": "sampled (top-p)",
+    }

@@ -56,7 +56,29 @@ def refused(
     return caught.value
 
 
-# Folders that lack something
+# Folders that lack something, and what is none
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tiny.gguf", "tiny.gguf is a GGUF file, which this version does not read; give --model"),
+        ("model.safetensors", "is a file; give --model the folder that holds config.json"),
+    ],
+)
+@pytest.mark.parametrize("typed", ["{}", "./{}"])
+def test_a_file_is_said_to_be_one(
+    name: str, words: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(b"GGUF")
+    refused(ModelSpec(name=typed.format(name)), words)
+
+
+def test_an_adapter_beside_the_weights_is_not_passed_over(folder: Path) -> None:
+    edit = {"peft_type": "LORA", "base_model_name_or_path": "base"}
+    (folder / "adapter_config.json").write_text(json.dumps(edit), "utf-8")
+    refused(ModelSpec(name=str(folder)), r"LoRA \(adapter_config.json\), .* merge it into")
 
 
 def test_the_folder_that_the_tests_below_spoil_loads(folder: Path) -> None:

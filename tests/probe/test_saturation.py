@@ -8,6 +8,7 @@ import pytest
 
 from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import matches_by_example, saturation
+from ppdbench.report.probe_tables import saturation_sheet
 
 
 def sample(*by_layer: list[int], task: str = "a") -> dict[str, Any]:
@@ -46,3 +47,16 @@ def test_outputs_of_unequal_length_and_several_tasks() -> None:
 def test_matches_are_counted_by_example(rows: list[list[int]]) -> None:
     expected = [[[sum(r < k for r in row), len(row)] for row in rows] for k in (1, 3)]
     assert [counts.tolist() for counts in matches_by_example(rows, (1, 3))] == expected
+
+
+def test_tokens_that_no_probed_layer_settles_need_more_than_the_last_probed_one() -> None:
+    probed = Ranks([sample([0, 0, 5, 5], [0, 3, 1, 0])])  # layers 2 and 4
+    (found,) = saturation(probed, n_layers=6)
+    assert (found.n, found.earliest, found.stays) == (4, {2: 2, 4: 1}, {2: 1, 4: 1})
+    assert (found.earliest_mean, found.stays_mean) == (None, None)
+    sheet = saturation_sheet([found], 6)
+    rows = {row[2]: row[3:] for row in sheet.rows}
+    assert rows == {"first there": (None, 2, 2, 4, ">4"), "there to stay": (None, 2, 4, ">4", ">4")}
+    assert any("> means more" in note for note in sheet.notes)
+    (whole,) = saturation(probed, n_layers=4)
+    assert whole.stays == {2: 1, 4: 3}
