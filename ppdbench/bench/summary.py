@@ -76,6 +76,8 @@ def _summary(
         "n_tokens": sum(one.tokens for one in done),
         **{verdict: verdicts[verdict] for verdict in VERDICTS},
         "failed": verdicts["failed"],
+        "empty": sum(one.degenerate == "empty" for one in done),
+        "loops": sum(one.degenerate == "loop" for one in done),
         "agreement": _agreement(done)
         if done and not method["exact"] and drawn == "greedy"
         else None,

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ppdbench.bench.degenerate import Kind, degenerate
+
 Sample = Mapping[str, Any]
 
 # A list for each token, each step or each piece of work: what the sums stand for.
@@ -55,6 +57,8 @@ class Sums:
     baseline_step_ms: float
     again_ms: float
     """Of as many steps of greedy decoding, done once more."""
+    degenerate: Kind | None
+    """What is wrong with the output, where it is empty or loops."""
     matches: bytes
     """Of `ppd`: for each token 1 if it was among its candidates, else 0."""
 
@@ -105,6 +109,7 @@ def sums_of(sample: Sample) -> Sums:
         baseline_steps=len(baseline_step_ms),
         baseline_step_ms=sum(baseline_step_ms),
         again_ms=_as_often(sample, len(baseline_step_ms)),
+        degenerate=_degenerate(sample),
         matches=bytes(sample.get("matches", ())),
     )
 
@@ -114,3 +119,10 @@ def _as_often(sample: Sample, steps: int) -> float:
     ms: float = sample.get("baseline_again_ms", 0.0)
     took: int = sample.get("baseline_again_steps", steps)
     return ms * steps / took if took else 0.0
+
+
+def _degenerate(sample: Sample) -> Kind | None:
+    """What is wrong with an output; one that failed is none."""
+    if sample["verdict"] == "failed":
+        return None
+    return degenerate(sample["output_ids"], sample.get("text"))

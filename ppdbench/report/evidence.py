@@ -41,6 +41,25 @@ def claim_cells(speedup: Speedup) -> tuple[str, str]:
     return f"{ratio.value:.2f}x", _interval(ratio.low, ratio.high)
 
 
+def degenerate_words(summary: Summary) -> list[str]:
+    """How many outputs say nothing, by kind."""
+    kinds = {"empty": "empty", "loops": "looping"}
+    return [f"{summary[kind]} {word}" for kind, word in kinds.items() if summary[kind]]
+
+
+def mostly_degenerate(summaries: Sequence[Summary]) -> str | None:
+    """What speedups are worth where half or more of the outputs are empty or loop."""
+    found = [s for s in summaries if 2 * (s["empty"] + s["loops"]) >= s["n_examples"]]
+    if not found:
+        return None
+    worst = max(found, key=lambda s: (s["empty"] + s["loops"]) / s["n_examples"])
+    kinds = " and ".join(degenerate_words(worst))
+    return (
+        f"Degenerate: of {worst['n_examples']} outputs of {worst['label']} {kinds}. A speedup over "
+        "such outputs says little of others; other prompts or another task would."
+    )
+
+
 def _reason(withheld: str | None) -> str:
     """Why there is no speedup, where nothing else in the row says so already."""
     return "-" if withheld in PLAIN else str(withheld)
@@ -57,6 +76,8 @@ def notes_on(summaries: Sequence[Summary]) -> list[str]:
     if floors:
         low, high = min(s["noise_low"] for s in floors), max(s["noise_high"] for s in floors)
         notes.append(f"Greedy against itself: {_interval(low, high)}, the noise of this machine.")
+    if (mostly := mostly_degenerate(summaries)) is not None:
+        notes.append(mostly)
     if any(s["speedup_withheld"] == TOO_FEW for s in summaries):
         notes.append(WHY_TOO_FEW)
     elif min(s["n_timed"] for s in summaries) < FEW_EXAMPLES:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ppdbench.bench.claims import LEAST_EXAMPLES, TOO_FEW, no_difference
 from ppdbench.probe.summary import TOTAL
+from ppdbench.report.evidence import mostly_degenerate
 from ppdbench.report.page.html import Node, h
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
 
@@ -53,6 +54,9 @@ def _fastest(run: Run) -> Node | None:
         return _tile("no gain", f"of an exact method over greedy beyond noise ({run.name})")
     low, high = best["speedup_low"], best["speedup_high"]
     words = f"as fast as greedy: {best['label']} [{low:.2f}, {high:.2f}], the fastest ({run.name})"
+    if mostly_degenerate([best]) is not None:
+        bad = best["empty"] + best["loops"]
+        words += f"; {bad} of {best['n_examples']} outputs are empty or loop"
     return _tile(f"{best['speedup']:.2f}×", words)
 
 
