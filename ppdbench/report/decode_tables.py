@@ -7,7 +7,7 @@ from typing import Any
 
 from ppdbench.bench.counterparts import Beside
 from ppdbench.report import pipeline_tables, profile_tables
-from ppdbench.report.evidence import claim_cells, degenerate_words, notes_on, sized, speedup_cells
+from ppdbench.report.evidence import claim_cells, notes_on, sized, speedup_cells
 from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
@@ -92,7 +92,6 @@ def verdict_text(summary: Summary) -> str:
     else:
         kinds = {"mismatch": "MISMATCH", "tie": "tie", "identical": "identical"}
         words = [f"{summary[kind]} {word}" for kind, word in kinds.items() if summary[kind]]
-    words += degenerate_words(summary)
     if summary["failed"]:
         words.insert(0, f"{summary['failed']} FAILED")
     return ", ".join(words)

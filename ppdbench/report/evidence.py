@@ -41,23 +41,29 @@ def claim_cells(speedup: Speedup) -> tuple[str, str]:
     return f"{ratio.value:.2f}x", _interval(ratio.low, ratio.high)
 
 
-def degenerate_words(summary: Summary) -> list[str]:
-    """How many outputs say nothing, by kind."""
-    kinds = {"empty": "empty", "loops": "looping"}
-    return [f"{summary[kind]} {word}" for kind, word in kinds.items() if summary[kind]]
-
-
-def mostly_degenerate(summaries: Sequence[Summary]) -> str | None:
-    """What speedups are worth where half or more of the outputs are empty or loop."""
-    found = [s for s in summaries if 2 * (s["empty"] + s["loops"]) >= s["n_examples"]]
-    if not found:
+def degenerate_note(summaries: Sequence[Summary]) -> str | None:
+    """Whose outputs say nothing, those together that have as many; None where all say something."""
+    whose: dict[str, list[str]] = {}
+    for summary in summaries:
+        if summary["empty"] or summary["loops"]:
+            whose.setdefault(_counted(summary), []).append(summary["label"])
+    if not whose:
         return None
-    worst = max(found, key=lambda s: (s["empty"] + s["loops"]) / s["n_examples"])
-    kinds = " and ".join(degenerate_words(worst))
-    return (
-        f"Degenerate: of {worst['n_examples']} outputs of {worst['label']} {kinds}. A speedup over "
-        "such outputs says little of others; other prompts or another task would."
-    )
+    words = "; ".join(f"{n} ({', '.join(labels)})" for n, labels in whose.items())
+    most = any(map(mostly_degenerate, summaries))
+    warning = " A speedup over mostly such outputs says little of others." if most else ""
+    return f"Degenerate outputs: {words}.{warning}"
+
+
+def _counted(summary: Summary) -> str:
+    kinds = {"empty": "empty", "loops": "looping"}
+    words = " and ".join(f"{summary[kind]} {word}" for kind, word in kinds.items() if summary[kind])
+    return f"{words} of {summary['n_examples']}"
+
+
+def mostly_degenerate(summary: Summary) -> bool:
+    """Whether half or more of the outputs are empty or loop."""
+    return bool(2 * (summary["empty"] + summary["loops"]) >= summary["n_examples"])
 
 
 def _reason(withheld: str | None) -> str:
@@ -76,8 +82,8 @@ def notes_on(summaries: Sequence[Summary]) -> list[str]:
     if floors:
         low, high = min(s["noise_low"] for s in floors), max(s["noise_high"] for s in floors)
         notes.append(f"Greedy against itself: {_interval(low, high)}, the noise of this machine.")
-    if (mostly := mostly_degenerate(summaries)) is not None:
-        notes.append(mostly)
+    if (degenerate := degenerate_note(summaries)) is not None:
+        notes.append(degenerate)
     if any(s["speedup_withheld"] == TOO_FEW for s in summaries):
         notes.append(WHY_TOO_FEW)
     elif min(s["n_timed"] for s in summaries) < FEW_EXAMPLES:

@@ -54,7 +54,7 @@ def _fastest(run: Run) -> Node | None:
         return _tile("no gain", f"of an exact method over greedy beyond noise ({run.name})")
     low, high = best["speedup_low"], best["speedup_high"]
     words = f"as fast as greedy: {best['label']} [{low:.2f}, {high:.2f}], the fastest ({run.name})"
-    if mostly_degenerate([best]) is not None:
+    if mostly_degenerate(best):
         bad = best["empty"] + best["loops"]
         words += f"; {bad} of {best['n_examples']} outputs are empty or loop"
     return _tile(f"{best['speedup']:.2f}×", words)

@@ -99,7 +99,9 @@ def _kept_apart(runs: Sequence[Run]) -> list[str]:
 
 def _drawn(name: str, task: str, labelled: Sequence[tuple[str, Summary]]) -> Drawing:
     given = [speedup_of(label, s) for label, s in labelled]
-    words = described(given) + _inline_note([s for _, s in labelled])
+    summaries = [s for _, s in labelled]
+    remarks = _inline_note(summaries), evidence.degenerate_note(summaries)
+    words = " ".join([described(given), *filter(None, remarks)])
     return speedups(name, f"{task}: speedup over greedy", words, given)
 
 
@@ -156,6 +158,6 @@ def _inline_note(summaries: Sequence[Summary]) -> str:
     if not inline:
         return ""
     return (
-        f" {', '.join(inline)} ran everything in turn in one process; its gain is a prediction, "
+        f"{', '.join(inline)} ran everything in turn in one process; its gain is a prediction, "
         "which stands under Theory and measurement."
     )
