@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.tasks.chat import render_chat
 from ppdbench.tasks.examples import Example, Prompt, turn_prompts
 from ppdbench.tasks.spec import Task
 
@@ -180,16 +181,7 @@ class _Encoder:
         for answer, text in zip(answers, texts[1:], strict=True):
             messages.append({"role": "assistant", "content": answer.strip()})
             messages.append({"role": "user", "content": text})
-        try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=True, tokenize=False
-                )
-            )
-        except Exception as error:  # the template is a program from the model's author
-            raise ConfigError(
-                f"the tokenizer's chat template failed: {error}; use plain prompts"
-            ) from error
+        return render_chat(self.tokenizer, messages)
 
     def _bos(self) -> list[int]:
         bos = self.tokenizer.bos_token_id

@@ -145,11 +145,11 @@ def test_chat_can_be_turned_off_and_on(question, squad, tokenizer, chat_tokenize
 
 
 def test_a_failing_chat_template_is_one_line(question, tokenizer):
-    def explode(*args, **kwargs):
-        raise ValueError("roles must alternate")
-
-    broken = SimpleNamespace(chat_template="x", apply_chat_template=explode, is_fast=True)
-    with pytest.raises(ConfigError, match="chat template failed: roles must alternate"):
+    text = "{{ raise_exception('roles must alternate') }}"
+    broken = SimpleNamespace(
+        chat_template=text, get_chat_template=lambda: text, special_tokens_map={}, is_fast=True
+    )
+    with pytest.raises(ConfigError, match="chat template failed in line 1: roles must alternate"):
         encode_prompt(*question, broken, max_tokens=999)
 
 
