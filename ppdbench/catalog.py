@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from ppdbench import papers
 from ppdbench.engine.shapes import NAMED, PREFIX
 from ppdbench.resources import reference_is_there
 
@@ -42,6 +43,7 @@ def method(name: str) -> dict[str, Any]:
         "trained": found.trained,
         "options": [asdict(option) for option in found.options()],
         "summary": found.summary,
+        "papers": [asdict(work) for work in papers.BEHIND.get(found.name, ())],
     }
 
 
@@ -94,14 +96,15 @@ def models() -> list[dict[str, Any]]:
 
 def tables() -> list[dict[str, Any]]:
     """The papers' tables and figures, and whether `table --run` can measure their like."""
-    from ppdbench import papers
     from ppdbench.tables import TABLES
 
-    entries = []
+    entries: list[dict[str, Any]] = []
     for name in papers.names():
         printed = papers.read(name)
         recipe = TABLES.get(name).recipe if name in TABLES else ()
         steps = [step.name for step in recipe]
         entry = {"table": name, "title": printed["title"], "rows": len(printed["rows"])}
-        entries.append({**entry, "recipe": bool(steps), "steps": steps})
+        paper = papers.paper_of(name)
+        entry |= {"recipe": bool(steps), "steps": steps, "paper": paper.title, "link": paper.link}
+        entries.append(entry)
     return entries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -48,7 +49,8 @@ def command(kind: str, method: str | None, form: str) -> int:
     rows = tuple(tuple(_cell(entry[column]) for column in columns) for entry in entries)
     people = form == "table"
     spare, prose = SPARE.get(kind, ()) if people else (), PROSE.get(kind) if people else None
-    emit([Sheet(kind, columns, rows, spare=spare, prose=prose)], entries, form)
+    sheet = Sheet(kind, columns, rows, notes=tuple(_notes(kind)), spare=spare, prose=prose)
+    emit([sheet], entries, form)
     if kind == "methods":
         for name, why in catalog.broken_plugins().items():
             notice(f"note: the plugin {name!r} cannot be loaded: {why}")
@@ -65,8 +67,25 @@ def _one_method(name: str, form: str) -> int:
     options = entry["options"]
     columns = ("name", "type", "default", "help")
     rows = tuple(tuple(str(option[column]) for column in columns) for option in options)
-    emit([Sheet(f"{name}: {entry['summary']}", columns, rows, prose="help")], entry, form)
+    notes = tuple(f"From: {work['title']}, {work['link']}" for work in entry["papers"])
+    title = f"{name}: {entry['summary']}"
+    emit([Sheet(title, columns, rows, notes=notes, prose="help")], entry, form)
     return 0
+
+
+def _notes(kind: str) -> Iterator[str]:
+    """What words mean that are not plain, and where things come from."""
+    from ppdbench import papers
+
+    if kind == "methods":
+        yield "exact: outputs are greedy's, token by token. `list methods NAME` explains options."
+        for method, works in papers.BEHIND.items():
+            yield from (f"{method}: {work}" for work in works)
+    elif kind == "tables":
+        yield "recipe: `table NAME --run` can measure numbers of the same kind."
+        yield from (f"{paper}: {work}" for paper, work in papers.TABLED.items())
+    elif kind == "tasks":
+        yield "tokens: generated at most; metrics: what outputs are scored with."
 
 
 def _cell(value: Any) -> str | int | float | None:
@@ -79,5 +98,5 @@ def _cell(value: Any) -> str | int | float | None:
 
 def _cell_of_list(item: Any) -> str:
     if isinstance(item, dict):
-        return f"{item['name']}={item['default']}"
+        return str(item["link"]) if "link" in item else f"{item['name']}={item['default']}"
     return str(item)

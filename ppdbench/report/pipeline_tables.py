@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ppdbench import papers
 from ppdbench.bench.pipelined import geometric
 from ppdbench.report.evidence import speedup_cells
 from ppdbench.report.sheet import Sheet
@@ -14,8 +15,9 @@ Summary = Mapping[str, Any]
 LONGEST_RUN = 8  # longer ones share a row
 
 PREDICTIONS = (
-    "Predicted: Theorem 4.1 with the measured match rate p; the same cost for the matches that "
-    "were found; these with the times of the parts on this machine."
+    "p: the match rate, how often the candidates held the token that came. Predicted from it: "
+    "theorem, the speedup of the paper's Theorem 4.1 for this p; matches, the same cost for the "
+    "matches that were found; times, these with the times of the parts on this machine."
 )
 EFFICIENCY = (
     "Efficiency: the share of the theorem's gain over one unit that was measured. All units: "
@@ -93,8 +95,8 @@ def _resources(summaries: Sequence[Summary]) -> Sheet:
         ),
         rows,
         notes=(
-            "Busy: layers run by all processes of the paper's form over layer-times, for the "
-            "matches found; equation 5 is what p alone predicts.",
+            "Busy: processes at work at a time in the paper's form, for the matches found; "
+            f"equation 5 is what p alone predicts. The paper: {papers.PPD}.",
         ),
         digits={"busy": 2, "equation 5": 2, "communication ms/token": 3, "of a token": 1},
         percent=frozenset({"of a token"}),

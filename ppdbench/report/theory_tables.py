@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ppdbench import theory
+from ppdbench import papers, theory
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.probe.ranks import Group, Ranks
 from ppdbench.probe.summary import RANKS_OF_HEAD
@@ -301,7 +301,10 @@ def given_sheet(
         header=("quantity", "value", "meaning"),
         rows=tuple(rows),
         prose="meaning",
-        notes=("Equations 3, 5 and 6 are limits for long outputs; the rest is for this length.",),
+        notes=(
+            "Equations 3, 5 and 6 are limits for long outputs; the rest is for this length.",
+            f"p: how often the candidates hold the token that comes. The paper: {papers.PPD}.",
+        ),
     )
 
 

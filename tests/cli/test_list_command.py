@@ -235,3 +235,23 @@ def test_one_method_is_listed_with_what_its_options_mean(
     assert run(["list", "methods", "layerskp"]) == 2
     assert "did you mean layerskip?" in capsys.readouterr().err
     assert run(["list", "tasks", "gsm8k"]) == 2
+
+
+def test_every_method_of_a_paper_names_it_with_its_link(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    methods = {entry["name"]: entry for entry in parsed(capsys, "methods")}
+    own = [name for name in methods if name != "greedy" and ":" not in name]
+    out = printed(capsys, "list", "methods")
+    for name in own:
+        assert methods[name]["papers"], name
+        for work in methods[name]["papers"]:
+            assert work["link"].startswith("https://")
+            assert f"{name}: {work['title']}, {work['link']}" in out
+    assert "https://arxiv.org/abs/2404.16710" in printed(capsys, "list", "methods", "layerskip")
+
+
+def test_every_table_names_its_paper_with_its_link(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "list", "tables")
+    for entry in parsed(capsys, "tables"):
+        assert f"{entry['paper']}, {entry['link']}" in out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from ppdbench.report.page.sections import (
     similarity,
     speed,
     sweep,
+    terms,
     theory,
     verdicts,
 )
@@ -50,6 +52,7 @@ def page(runs: Sequence[Run]) -> Page:
         verdicts.section(runs),
         *(section for section, _ in drawn),
         explorer.section(gathered(runs)),
+        terms.section(runs),
         downloads.section(runs),
     ]
     text = _document(runs, [section for section in sections if section])
@@ -110,7 +113,14 @@ def _header(runs: Sequence[Run]) -> Node:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    return ", ".join(dict.fromkeys(str(run.header["model"]["name"]) for run in runs))
+    return ", ".join(dict.fromkeys(_called(str(run.header["model"]["name"])) for run in runs))
+
+
+def _called(model: str) -> str:
+    """What a model is called: of a folder its own name, of the hub's ids all."""
+    if not re.match(r"[./~]|\w:\\", model) and model.count("/") < 2:
+        return model
+    return re.split(r"[/\\]", model.rstrip("/\\"))[-1] or model
 
 
 def _lead(runs: Sequence[Run]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ppdbench import papers
 from ppdbench.report.page.document import page
 from ppdbench.report.page.html import VOID, h
 from ppdbench.report.page.runs import read_runs
@@ -75,13 +76,13 @@ def test_the_page_holds_every_section_its_runs_have_something_for(full: str) -> 
     found = [a["id"] for a in Reader(full).all("section")]
     assert found == [
         *("setting", "verdicts", "speed", "matches", "theory", "acceptance", "latency"),
-        *("examples", "data"),
+        *("examples", "terms", "data"),
     ]
 
 
 def test_a_probe_alone_has_no_section_of_speed(tmp_path: Path) -> None:
     found = [a["id"] for a in Reader(text_of(made.probe(tmp_path / "run"))).all("section")]
-    assert found == ["setting", "matches", "theory", "examples", "data"]
+    assert found == ["setting", "matches", "theory", "examples", "terms", "data"]
 
 
 def test_pseudo_states_are_drawn_step_by_step_below_0_too(tmp_path: Path) -> None:
@@ -97,16 +98,50 @@ def test_nothing_comes_from_outside(full: str) -> None:
     reader = Reader(full)
     addresses = [
         attributes[name]
-        for _, attributes in reader.elements
+        for tag, attributes in reader.elements
+        if tag != "a"  # which a reader may follow, and nothing fetches by itself
         for name in ("src", "href", "action", "data", "srcset", "poster")
         if name in attributes
     ]
-    assert addresses
     assert all(str(address).startswith(("#", "data:")) for address in addresses)
     style = "".join(reader.texts["style"])
     assert "url(" not in style
     assert "@import" not in style
     assert not reader.all("link")
+
+
+def test_the_only_links_that_lead_away_are_to_papers(full: str) -> None:
+    links = [str(a["href"]) for a in Reader(full).all("a") if not str(a["href"]).startswith("#")]
+    away = [link for link in links if not link.startswith("data:")]
+    known = {work.link for works in papers.BEHIND.values() for work in works}
+    assert away
+    assert set(away) <= known
+
+
+@pytest.mark.parametrize(
+    ("model", "title"),
+    [
+        ("/home/someone/models/SmolLM2-135M", "SmolLM2-135M"),
+        ("./my-model/", "my-model"),
+        ("checkpoints/deep/model", "model"),
+        ("org/model", "org/model"),
+        ("synthetic:llama-7b", "synthetic:llama-7b"),
+    ],
+)
+def test_the_title_is_no_path(tmp_path: Path, model: str, title: str) -> None:
+    folder = made.probe(tmp_path / "run")
+    header = json.loads((folder / "run.json").read_text("utf-8"))
+    header["model"]["name"] = model
+    (folder / "run.json").write_text(json.dumps(header), "utf-8")
+    reader = Reader(text_of(folder))
+    assert reader.texts["h1"] == [title]
+    assert reader.texts["title"][0] == f"{title} – ppdbench"
+
+
+def test_the_words_of_the_tables_are_explained(full: str) -> None:
+    _, _, terms = full.partition('id="terms"')
+    for word in ("theorem", "equation 5", "busy", "identical", "per step"):
+        assert f"<dt>{word}</dt>" in terms
 
 
 def test_the_policy_forbids_fetches_and_names_the_only_script_and_style(full: str) -> None:
@@ -280,7 +315,7 @@ def test_sweeps_show_their_map_and_their_best_first(tmp_path: Path) -> None:
     first, second = (f"exit_layer={at}, draft_length=2: {s:.2f}×" for at, s in speeds.items())
     assert text.index(first) < text.index(second)
     assert [a["id"] for a in Reader(text).all("section")] == [
-        *("setting", "verdicts", "sweep", "examples", "data")
+        *("setting", "verdicts", "sweep", "examples", "terms", "data")
     ]
 
 
