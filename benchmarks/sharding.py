@@ -33,6 +33,7 @@ from ppdbench.bench.stats import median
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.pages import enlarge, span
 from ppdbench.samples import parse, sample_paths
+from ppdbench.store import read_header
 
 # What a pass reads, and how fast, decides what is left for a second process.
 WAYS = {
@@ -99,11 +100,10 @@ def end(run: subprocess.Popen[bytes]) -> None:
 def rate(folder: Path) -> float:
     """Examples per second of a run that has ended."""
     seconds: Counter[Path] = Counter()
-    examples = 0
+    examples, kind = 0, read_header(folder)["kind"]
     for path in sample_paths(folder):
         for line in path.read_bytes().splitlines(keepends=True):
-            sample = parse(line)
-            assert sample is not None
+            sample = parse(line, kind)
             seconds[path] += sample["elapsed_ms"] / 1e3
             examples += 1
     return examples / max(seconds.values())

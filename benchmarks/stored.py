@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,13 @@ def grow(source: Path, target: Path, wanted: int, shards: int) -> Path:
     return target
 
 
-def _copied(sample: dict[str, Any], copy: int, copies: int) -> dict[str, Any]:
+def _copied(sample: Mapping[str, Any], copy: int, copies: int) -> dict[str, Any]:
     """The same sample as that of another example."""
     number = sample.get("number", 0) * copies + copy
     return {**sample, "example_id": str(number), "number": number}
 
 
-def _scored(header: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
+def _scored(header: dict[str, Any], sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """A sample with the parts of its scores, which those of earlier versions lack."""
     metrics = [m for m in load_task(sample["task"]).metrics if m not in NEEDS_EXECUTION]
     if header["model"]["synthetic"] or not metrics or "text" not in sample:

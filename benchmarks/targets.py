@@ -35,6 +35,7 @@ from ppdbench.engine.session import Session
 from ppdbench.probe.match import Prober
 from ppdbench.report.export import emit
 from ppdbench.report.sheet import Sheet
+from ppdbench.runs.records import Sample
 from ppdbench.store import read_run
 
 TINY = "synthetic:layers=1,hidden=64"
@@ -104,7 +105,7 @@ def strategies(asked: Asked) -> Iterator[Line]:
     """Our methods against their counterparts."""
     chosen, _ = with_peers(list(map(Choice.parse, OURS)), REFERENCE)
     _, samples = decoded(chosen, asked.rounds, compile=asked.compile)
-    by_label: dict[str, list[dict[str, Any]]] = {}
+    by_label: dict[str, list[Sample]] = {}
     for sample in samples:
         by_label.setdefault(sample["method"], []).append(sample)
     for mine, theirs in PAIRS.items():
@@ -133,7 +134,7 @@ def bookkeeping(asked: Asked) -> Iterator[Line]:
 
 def decoded(
     chosen: Sequence[Choice], rounds: int, *, compile: str, profile: bool = False
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[dict[str, Any], list[Sample]]:
     """The header and the samples of a run of the reference model with these methods, in turns."""
     config = DecodeConfig(
         model=ModelSpec(name=REFERENCE, device="cpu"),

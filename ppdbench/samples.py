@@ -15,17 +15,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, overload
 
-import orjson
+import msgspec
 
 from ppdbench.errors import DataError
 from ppdbench.garbage import no_collection
+from ppdbench.runs.records import KINDS, Asked, FailedSample, Sample
+from ppdbench.runs.validation import Unsound, convert, decode, is_sealed, sealed, unsealed
 from ppdbench.shares import Share
 
-Sample = dict[str, Any]
 Key = tuple[Any, ...]
 
 KEY = ("task", "example_id", "method", "target")
-NEEDED = {"task", "example_id", "method"}
 # What every line begins with, so that a run is put in order without parsing all of it.
 HEAD = ("example_id", "task", "method", "target", "verdict", "number")
 _TEXT = rb'"([^"\\]*)"'
@@ -60,9 +60,24 @@ def _number(path: Path) -> int | None:
 
 
 def to_line(sample: Mapping[str, Any]) -> bytes:
-    """One line of JSON that begins as `HEAD` says."""
+    """One line of JSON that begins as `HEAD` says and ends with a checksum."""
     head = {name: sample[name] for name in HEAD if name in sample}
-    return json.dumps({**head, **sample}, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    plain = msgspec.to_builtins({**head, **sample})
+    return sealed(json.dumps(plain, ensure_ascii=False, allow_nan=False).encode())
+
+
+def recorded(kind: str, sample: Mapping[str, Any]) -> Sample:
+    """A sample that a run of this kind can store, as what it will be read as."""
+    try:
+        made: Sample = convert({**sample}, _form(kind, failed=sample["verdict"] == "failed"))
+    except Unsound as error:
+        raise DataError(f"example {sample['example_id']} cannot be stored: {error}") from error
+    return made
+
+
+def _form(kind: str, *, failed: bool) -> type[Any]:
+    """What a line of such a run is."""
+    return FailedSample if failed else KINDS[kind].sample
 
 
 def count_turns(samples: Iterable[Mapping[str, Any]]) -> int:
@@ -95,29 +110,36 @@ class Head(NamedTuple):
     number: int | None  # of its example; samples of earlier versions have none
 
 
-def parse(line: bytes) -> Sample | None:
-    """A whole sample; None if the line is damaged."""
+class _Whose(msgspec.Struct):
+    """What even a line that was cut short could not lack."""
+
+    task: Any
+    example_id: Any
+    method: Any
+    verdict: Any = None
+
+
+def parse(line: bytes, kind: str) -> Sample:
+    """A whole sample of a run of this kind; `Unsound` says what is wrong with a line."""
+    if not line.endswith(b"\n"):
+        raise Unsound("its end is missing", broken=True)
+    body = unsealed(line)
+    head = _HEAD.match(body)
+    failed = (head[5] == b"failed") if head else _whose(body).verdict == "failed"
+    sample: Sample = decode(body, _form(kind, failed=failed))
+    return sample
+
+
+def _whose(body: bytes) -> _Whose:
     try:
-        sample = _loads(line)
-    except (ValueError, RecursionError):
-        return None
-    sound = line.endswith(b"\n") and isinstance(sample, dict) and sample.keys() >= NEEDED
-    return sample if sound else None
+        return decode(body, _Whose)
+    except Unsound as error:
+        raise Unsound(str(error), broken=True) from error
 
 
-def _loads(line: bytes) -> Any:
-    """The content of a line; parsing is most of the work of reading a run."""
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return json.loads(line)  # three times as slow, but it reads half a surrogate pair
-
-
-def head_of(sample: Mapping[str, Any]) -> Head:
+def head_of(sample: Asked) -> Head:
     """The head of a parsed sample."""
-    number = sample.get("number")
-    failed = sample.get("verdict") == "failed"
-    return Head(sample_key(sample), failed, number if isinstance(number, int) else None)
+    return Head(sample_key(sample), sample.verdict == "failed", sample.number)
 
 
 def _quick_head(line: bytes) -> Head | None:
@@ -144,47 +166,53 @@ class Place(NamedTuple):
     failed: bool
     number: int | None
 
-    def read(self, file: BinaryIO) -> Sample:
+    def read(self, file: BinaryIO, kind: str) -> Sample:
         """The sample from its open file; only now it shows whether all of it is sound."""
         file.seek(self.offset)
-        sample = parse(file.read(self.length))
-        if sample is None:
+        try:
+            return parse(file.read(self.length), kind)
+        except Unsound as error:
             file.seek(0)
-            raise damaged(self.path, 1 + file.read(self.offset).count(b"\n"))
-        return sample
+            line = 1 + file.read(self.offset).count(b"\n")
+            raise damaged(self.path, line, error) from error
 
 
-def damaged(path: Path, line: int) -> DataError:
-    """What is said of a line that nobody can read."""
+def damaged(path: Path, line: int, why: Unsound) -> DataError:
+    """What is said of a line that cannot be used."""
     return DataError(
-        f"{path} line {line} is damaged; restore the file, or let --salvage drop such lines"
+        f"{path} line {line} is damaged: {why}; restore the file, or let --salvage drop such lines"
     )
 
 
 class SampleFile:
     """One file, read as far as it is sound."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path, self.kind = path, kind
         self.sound = 0  # bytes
         self.lines = 0
-        self.torn = False  # the last line is not whole
+        self.unsealed = 0  # of these lines, written by versions that knew no checksums
+        self.broken: Unsound | None = None  # why the last line is left out
 
     def news(self, *, whole: bool) -> Iterator[tuple[Head, Place, Sample | None]]:
         """What has come since the last look; with `whole` every line is parsed."""
-        self.torn = False
-        with self.path.open("rb") as file:
+        self.broken = None
+        with opened(self.path) as file:
             file.seek(self.sound)
             for line in file:
-                if self.torn:
-                    raise damaged(self.path, self.lines + 1)
-                head = None if whole else _quick_head(line)
-                sample = None if head else parse(line)
-                if sample is not None:
-                    head = head_of(sample)
+                if self.broken:
+                    raise damaged(self.path, self.lines + 1, self.broken)
+                head, sample = None if whole else _quick_head(line), None
                 if head is None:
-                    self.torn = True
-                    continue
+                    try:
+                        sample = parse(line, self.kind)
+                    except Unsound as error:
+                        if not error.broken:
+                            raise damaged(self.path, self.lines + 1, error) from error
+                        self.broken = error
+                        continue
+                    head = head_of(sample)
+                self.unsealed += not is_sealed(line)
                 yield head, self.place(head, line), sample
 
     def place(self, head: Head, line: bytes) -> Place:
@@ -195,6 +223,14 @@ class SampleFile:
         return place
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file of samples, to be read."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from error
+
+
 class Stored(Mapping[Key, Sample]):
     """The samples of a folder by key, in the order in which one process would write them.
 
@@ -203,7 +239,7 @@ class Stored(Mapping[Key, Sample]):
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any], *, hold: int | None = None) -> None:
-        self.folder = folder
+        self.folder, self.kind = folder, str(header["kind"])
         self.hold = HELD_BYTES if hold is None else hold  # bytes of lines that are kept parsed
         self.files: dict[Path, SampleFile] = {}
         targets = header["config"].get("targets", ())
@@ -217,7 +253,12 @@ class Stored(Mapping[Key, Sample]):
     @property
     def torn(self) -> bool:
         """Whether a last line was incomplete and is left out."""
-        return any(file.torn for file in self.files.values())
+        return any(file.broken for file in self.files.values())
+
+    @property
+    def unsealed(self) -> int:
+        """Lines without a checksum."""
+        return sum(file.unsealed for file in self.files.values())
 
     def look(self, *, whole: bool | None = None) -> None:
         """Take in what has been written since; unless told, small runs are parsed as a whole."""
@@ -226,7 +267,7 @@ class Stored(Mapping[Key, Sample]):
             whole = sum(path.stat().st_size for path in paths) <= self.hold
         with no_collection():
             for path in paths:
-                file = self.files.setdefault(path, SampleFile(path))
+                file = self.files.setdefault(path, SampleFile(path, self.kind))
                 for head, place, sample in file.news(whole=whole):
                     self.add(head, place, sample)
 
@@ -255,8 +296,8 @@ class Stored(Mapping[Key, Sample]):
         if held is not None:
             return held
         place = self._places[key]
-        with place.path.open("rb") as file:
-            return place.read(file)
+        with opened(place.path) as file:
+            return place.read(file, self.kind)
 
     def one_by_one(self, keys: Iterable[Key]) -> Iterator[Sample]:
         """These samples; what is not held is parsed when its turn comes."""
@@ -272,8 +313,8 @@ class Stored(Mapping[Key, Sample]):
                     if len(files) == MOST_OPEN:
                         stack.close()
                         files.clear()
-                    files[place.path] = stack.enter_context(place.path.open("rb"))
-                yield place.read(files[place.path])
+                    files[place.path] = stack.enter_context(opened(place.path))
+                yield place.read(files[place.path], self.kind)
 
     def __contains__(self, key: object) -> bool:
         return key in self._places

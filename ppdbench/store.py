@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +20,14 @@ from typing import Any
 
 from ppdbench.errors import ConfigError, DataError, Interrupted
 from ppdbench.files.whole import replacing
+from ppdbench.runs.records import KINDS, Sample
+from ppdbench.runs.validation import CHECKSUM, Unsound, check_seal, convert, loads, seal_of
 from ppdbench.samples import (
     InOrder,
-    Sample,
     SampleFile,
     Stored,
     head_of,
+    recorded,
     sample_key,
     sample_path,
     sample_paths,
@@ -67,6 +69,7 @@ class StoredRun:
     header: dict[str, Any]
     samples: Sequence[Sample]
     torn: bool = False  # a last line was incomplete and is left out
+    unsealed: int = 0  # lines without a checksum, so that damage in them may not show
 
 
 def read_run(path: str | Path) -> StoredRun:
@@ -75,7 +78,7 @@ def read_run(path: str | Path) -> StoredRun:
     header = read_header(folder)
     stored = Stored(folder, header)
     stored.look()
-    return StoredRun(folder, header, InOrder(stored), stored.torn)
+    return StoredRun(folder, header, InOrder(stored), stored.torn, stored.unsealed)
 
 
 def read_whole(path: str | Path) -> StoredRun:
@@ -84,7 +87,7 @@ def read_whole(path: str | Path) -> StoredRun:
     header = read_header(folder)
     stored = Stored(folder, header, hold=sys.maxsize)
     stored.look()
-    return StoredRun(folder, header, list(InOrder(stored)), stored.torn)
+    return StoredRun(folder, header, list(InOrder(stored)), stored.torn, stored.unsealed)
 
 
 def read_once(path: str | Path) -> StoredRun:
@@ -93,24 +96,48 @@ def read_once(path: str | Path) -> StoredRun:
     header = read_header(folder)
     stored = Stored(folder, header, hold=0)
     stored.look()
-    return StoredRun(folder, header, InOrder(stored), stored.torn)
+    return StoredRun(folder, header, InOrder(stored), stored.torn, stored.unsealed)
 
 
 def read_header(folder: Path) -> dict[str, Any]:
     """What `run.json` says."""
-    if not (folder / HEADER).is_file():
+    path = folder / HEADER
+    if not path.is_file():
         raise DataError(f"{folder} is no run folder: it has no {HEADER}")
     try:
-        header: dict[str, Any] = json.loads((folder / HEADER).read_text("utf-8"))
-        version = header["schema_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / HEADER} is damaged; restore it or start a new run") from error
-    if version != SCHEMA_VERSION:
-        raise DataError(
-            f"{folder} was written with schema version {version}, this ppdbench reads "
-            f"{SCHEMA_VERSION}; run it again or use a matching ppdbench"
-        )
-    return header
+        header = loads(path.read_bytes())
+        if (
+            isinstance(header, dict)
+            and header.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION
+        ):
+            raise _of_another_version(folder, header["schema_version"])
+        check_header(header)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from error
+    except Unsound as error:
+        raise DataError(f"{path} is damaged: {error}; restore it or start a new run") from error
+    header.pop(CHECKSUM, None)
+    content: dict[str, Any] = header
+    return content
+
+
+def check_header(header: Any) -> None:
+    """Refuse what is not the content of a `run.json`."""
+    if not isinstance(header, dict):
+        raise Unsound("it is no JSON object")
+    check_seal(header)
+    kind = header.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise Unsound("kind is missing" if kind is None else f"kind: {kind!r} is none of {known}")
+    convert({k: v for k, v in header.items() if k != CHECKSUM}, KINDS[kind].header)
+
+
+def _of_another_version(folder: Path, version: Any) -> DataError:
+    return DataError(
+        f"{folder} was written with schema version {version}, this ppdbench reads "
+        f"{SCHEMA_VERSION}; run it again or use a matching ppdbench"
+    )
 
 
 def check_target(path: Path, *, resume: bool, share: Share = ALONE) -> None:
@@ -201,7 +228,7 @@ class RunFolder:
         own = sample_path(self.path, self.share)
         try:
             for path, file in self.done.files.items():
-                if file.torn and (path == own or len(register.met) == 1):
+                if file.broken and (path == own or len(register.met) == 1):
                     os.truncate(path, file.sound)
             # Unbuffered: after a failed write nothing may be left that close() would repeat.
             self._file = own.open("ab", buffering=0)
@@ -210,20 +237,23 @@ class RunFolder:
         if not take(self._file):
             self._file.close()
             raise written_by_others(self.path)
-        self._own = self.done.files.setdefault(own, SampleFile(own))
+        self._own = self.done.files.setdefault(own, SampleFile(own, self.done.kind))
 
     def _write_header(self, header: dict[str, Any]) -> None:
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **header}, indent=2) + "\n"
+        content = json.loads(json.dumps({"schema_version": SCHEMA_VERSION, **header}))
+        check_header(content)
+        text = json.dumps({**content, CHECKSUM: seal_of(content)}, indent=2) + "\n"
         try:
             with replacing(self.path / HEADER) as partial:
                 partial.write_text(text, "utf-8")
         except OSError as error:
             raise _writing_failed(self.path, error) from error
 
-    def append(self, sample: Sample) -> None:
+    def append(self, sample: Mapping[str, Any]) -> None:
         """Add one finished sample; it survives whatever happens next."""
-        sample = {**sample, "processes": self.share.on_machine}
-        line = to_line(sample)
+        told = {**sample, "processes": self.share.on_machine}
+        line = to_line(told)
+        record = recorded(self.done.kind, told)
         try:
             written = 0
             while written < len(line):
@@ -231,8 +261,8 @@ class RunFolder:
         except OSError as error:
             os.truncate(self._own.path, self._own.sound)
             raise _writing_failed(self.path, error) from error
-        head = head_of(sample)
-        self.done.add(head, self._own.place(head, line), sample)
+        head = head_of(record)
+        self.done.add(head, self._own.place(head, line), record)
 
     def meet(self) -> None:
         """Wait until all ranks have come as far, and take in what they have stored."""

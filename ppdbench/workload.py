@@ -10,6 +10,7 @@ from typing import Any
 
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.errors import ConfigError
+from ppdbench.runs.records import Sample
 from ppdbench.shares import ALONE, Share
 from ppdbench.tasks import (
     Example,
@@ -169,7 +170,7 @@ class Finished:
 
     path: Path
     header: dict[str, Any]
-    samples: Sequence[dict[str, Any]]
+    samples: Sequence[Sample]
     cut: dict[tuple[str, str], int]  # task and example id -> prompt tokens cut
     torn: bool  # an incomplete last line was found and done again
     share: Share = ALONE

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from tests import records
 
 STEPS = 4
 Axes = Mapping[str, Sequence[Any]]
@@ -89,8 +90,4 @@ def cells(speeds: Mapping[str, float], examples: int = 6) -> list[dict[str, Any]
 
 def write(folder: Path, head: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> Path:
     """A run folder."""
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps(head), "utf-8")
-    lines = "".join(json.dumps(each) + "\n" for each in samples)
-    (folder / "samples.jsonl").write_text(lines, "utf-8")
-    return folder
+    return records.write_run(folder, samples=samples, **head)

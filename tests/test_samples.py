@@ -16,13 +16,20 @@ from ppdbench.errors import ConfigError, DataError
 from ppdbench.salvage import salvage
 from ppdbench.samples import HEAD, InOrder, Place, Stored, sample_key, sample_paths, to_line
 from ppdbench.store import RunFolder, read_once, read_run, read_whole
+from tests import records
 
-HEADER: dict[str, Any] = {"kind": "probe", "config": {}, "model": {"device": "cuda:0"}, "data": {}}
+
+def on(device: str) -> dict[str, Any]:
+    """The header of a run on this device."""
+    return records.header("bench", model={"device": device})
+
+
+HEADER = on("cuda:0")
 
 
 def sample(number: int, **more: Any) -> dict[str, Any]:
     made = {"example_id": f"é{number}", "task": "squad", "method": "greedy", "verdict": "identical"}
-    return {**made, "number": number, **more}
+    return records.sample("bench", **{**made, "number": number, **more})
 
 
 def lines(path: Path, *some: dict[str, Any]) -> Path:
@@ -34,7 +41,7 @@ def lines(path: Path, *some: dict[str, Any]) -> Path:
 def stored(folder: Path, *parts: list[int]) -> Path:
     """A run of as many processes as there are parts."""
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"schema_version": 1, **HEADER}))
+    (folder / "run.json").write_text(json.dumps(HEADER))
     for index, numbers in enumerate(parts):
         lines(folder / f"samples-{index}.jsonl", *map(sample, numbers))
     return folder
@@ -66,7 +73,7 @@ def test_ten_files_come_in_the_order_of_their_numbers_and_others_are_left_alone(
 
 def test_lines_without_numbers_keep_their_order(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run")
-    plain = [{**sample(n), "verdict": None} for n in (3, 1, 2)]
+    plain = [sample(n) for n in (3, 1, 2)]
     for one in plain:
         del one["number"]
     lines(folder / "samples.jsonl", *plain)
@@ -114,22 +121,24 @@ def test_a_resumed_run_cuts_torn_lines_of_all_files_and_writes_its_own(tmp_path:
 def test_damage_names_the_file_and_the_line_and_what_to_do(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run", [0, 1], [2, 3, 4])
     hurt = folder / "samples-1.jsonl"
-    hurt.write_bytes(hurt.read_bytes().replace(b'"number": 3}', b'"number": '))
+    hurt.write_bytes(hurt.read_bytes().replace(b'"number": 3', b'"number": '))
     with pytest.raises(DataError, match=r"samples-1\.jsonl line 2 is damaged.*--salvage"):
         read_run(folder)
 
 
 def test_methods_and_targets_of_an_example_come_in_the_order_of_the_header(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run")
-    config = {"targets": [{"kind": "top-p"}, {"kind": "greedy"}]}
-    header = {**HEADER, "schema_version": 1, "methods": {"b": {}, "a": {}}, "config": config}
+    header = records.header("bench", methods={"b": {}, "a": {}})
     (folder / "run.json").write_text(json.dumps(header))
     lines(folder / "samples-0.jsonl", sample(1, method="a"), sample(0, method="a"))
     lines(folder / "samples-1.jsonl", sample(1, method="b"), sample(0, method="b"))
-    lines(folder / "samples-2.jsonl", *[sample(2, target=name) for name in ("greedy", "top-p")])
     found = [(s["number"], s["method"], s.get("target")) for s in read_run(folder).samples]
-    assert found[:4] == [(0, "b", None), (0, "a", None), (1, "b", None), (1, "a", None)]
-    assert [target for _, _, target in found[4:]] == ["top-p", "greedy"]
+    assert found == [(0, "b", None), (0, "a", None), (1, "b", None), (1, "a", None)]
+    told = {"example_id": "2", "task": "squad", "method": "probe", "number": 2}
+    drawn = [{**told, "target": name} for name in ("greedy", "top-p")]
+    config = {"targets": [{"kind": "top-p"}, {"kind": "greedy"}]}
+    probed = records.write_run(tmp_path / "probed", "probe", drawn, config=config)
+    assert [s["target"] for s in read_run(probed).samples] == ["top-p", "greedy"]
 
 
 # Heads
@@ -143,20 +152,18 @@ def test_a_line_begins_with_what_puts_it_in_its_place() -> None:
 ODD = [
     {},
     {"target": "top-p"},
-    {"verdict": None},
     {"verdict": "failed"},
     {"example_id": 'quoted "id"'},
     {"example_id": "back\\slash"},
-    {"example_id": 7},
     {"task": "two\nlines"},
-    {"number": None},
+    {"turn": None},
     {"method": "layerskip:exit_layer=2,draft_length=4"},
 ]
 
 
 @pytest.mark.parametrize("change", ODD, ids=repr)
 def test_heads_alone_tell_what_whole_lines_tell(tmp_path: Path, change: dict[str, Any]) -> None:
-    odd = {**sample(4), **change, "ranks": {"1": [0, 1]}}
+    odd = sample(4, **change)
     lines(tmp_path / "samples.jsonl", odd)
     by_head, whole = Stored(tmp_path, HEADER), Stored(tmp_path, HEADER)
     by_head.look(whole=False)
@@ -236,11 +243,11 @@ def test_damage_inside_a_large_run_is_named_when_it_is_met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = stored(tmp_path / "run", [])
-    path = lines(folder / "samples-0.jsonl", *[sample(n, ranks=[n]) for n in range(3)])
-    path.write_bytes(path.read_bytes().replace(b'"ranks": [1]', b'"ranks": [1'))
+    path = lines(folder / "samples-0.jsonl", *[sample(n, exits=[n]) for n in range(3)])
+    path.write_bytes(path.read_bytes().replace(b'"exits": [1]', b'"exits": [1'))
     monkeypatch.setattr(samples, "HELD_BYTES", 10)
     found = read_run(folder).samples
-    assert found[2]["ranks"] == [2]
+    assert found[2]["exits"] == [2]
     with pytest.raises(DataError, match=r"samples-0\.jsonl line 2 is damaged"):
         list(found)
     # Before work is added to it, all of a run is looked at.
@@ -261,10 +268,10 @@ def test_samples_that_no_longer_fit_are_found_on_disk(
 
 def test_any_of_several_equal_devices_may_continue_a_run(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run", [0])
-    with RunFolder(folder, {**HEADER, "model": {"device": "cuda:3"}}, resume=True) as store:
+    with RunFolder(folder, on("cuda:3"), resume=True) as store:
         assert len(store.done) == 1
     with pytest.raises(ConfigError, match=r"model\.device differs"):
-        RunFolder(folder, {**HEADER, "model": {"device": "cpu"}}, resume=True)
+        RunFolder(folder, on("cpu"), resume=True)
 
 
 def test_reading_a_run_never_imports_torch(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ import pytest
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.store import SCHEMA_VERSION, RunFolder, StoredRun, read_run, sample_key
+from tests import records
 
-HEADER: dict[str, Any] = {
-    "kind": "probe",
-    "config": {"limit": 3, "tasks": ("squad",), "seed": 0},
-    "model": {"name": "m", "weight_hash": "ab"},
-    "data": {"squad": {"sha256": "cd"}},
-}
+HEADER: dict[str, Any] = records.header(
+    "decode",
+    config={"limit": 3, "tasks": ("squad",)},
+    data={"squad": {"sha256": "cd"}},
+)
 TIMING = {
     "elapsed_ms",
     "prefill_ms",
@@ -41,7 +41,8 @@ DECODE = ["decode", *SMALL, "--limit", "12"]
 
 
 def sample(number: int, **more: Any) -> dict[str, Any]:
-    return {"task": "squad", "example_id": str(number), "method": "probe", **more}
+    told = {"task": "squad", "example_id": str(number), "method": "jacobi", **more}
+    return records.sample("decode", **told)
 
 
 def written(folder: Path, count: int = 3) -> Path:
@@ -81,7 +82,7 @@ def test_each_sample_can_be_read_as_soon_as_it_is_appended(tmp_path: Path) -> No
 def test_a_nan_is_refused_instead_of_written(tmp_path: Path) -> None:
     with RunFolder(tmp_path, HEADER, resume=False) as store:
         with pytest.raises(ValueError, match="not JSON compliant"):
-            store.append(sample(0, elapsed_ms=float("nan")))
+            store.append(sample(0, prefill_ms=float("nan")))
         store.append(sample(1))
     assert ids(read_run(tmp_path)) == ["1"]
 
@@ -216,8 +217,8 @@ def test_another_configuration_is_refused_with_the_names_that_differ(tmp_path: P
     written(tmp_path)
     other = {
         **HEADER,
-        "config": {"limit": 4, "tasks": ("squad",), "seed": 0, "shots": 1},
-        "model": {"name": "m", "weight_hash": "changed"},
+        "config": {**HEADER["config"], "limit": 4, "shots": 1},
+        "model": {**HEADER["model"], "weight_hash": "changed"},
     }
     with pytest.raises(ConfigError) as caught:
         RunFolder(tmp_path, other, resume=True)
@@ -230,12 +231,13 @@ def test_another_configuration_is_refused_with_the_names_that_differ(tmp_path: P
 def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:
     written(tmp_path)
     with pytest.raises(ConfigError, match="kind differs"):
-        RunFolder(tmp_path, {**HEADER, "kind": "decode"}, resume=True)
+        RunFolder(tmp_path, {**HEADER, "kind": "bench"}, resume=True)
 
 
 def test_time_and_machine_may_differ_between_the_parts_of_a_run(tmp_path: Path) -> None:
     written(tmp_path)
-    later = {**HEADER, "started": "later", "environment": {"torch": "x"}, "command": ["other"]}
+    later = {**HEADER, "started": "later", "command": ["other"]}
+    later["environment"] = {**HEADER["environment"], "python": "3.12"}
     with RunFolder(tmp_path, later, resume=True) as store:
         assert len(store.done) == 3
 

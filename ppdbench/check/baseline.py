@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,9 @@ def as_json(made: Snapshot) -> dict[str, Any]:
     return content
 
 
-def refuse_unsound(path: Path, samples: Sequence[dict[str, Any]], header: dict[str, Any]) -> None:
+def refuse_unsound(
+    path: Path, samples: Sequence[Mapping[str, Any]], header: dict[str, Any]
+) -> None:
     """Refuse what no other run should be measured by."""
     bad = [s for s in samples if s["verdict"] in ("failed", "mismatch")]
     if bad:

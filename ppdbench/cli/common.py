@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
     from ppdbench.shares import Share
+    from ppdbench.store import StoredRun
     from ppdbench.workload import Finished
 
 
@@ -211,6 +212,20 @@ def check_exports(paths: Sequence[str]) -> None:
 
         for path in paths:
             check_path(path)
+
+
+def reading_notes(runs: Sequence[StoredRun]) -> None:
+    """Say what stored runs lack."""
+    for run in runs:
+        if run.torn:
+            notice(f"warning: the last line of {run.path} is incomplete and left out")
+    unsealed = [str(run.path) for run in runs if run.unsealed]
+    if unsealed:
+        others = f" and {len(unsealed) - 1} other runs" if len(unsealed) > 1 else ""
+        notice(
+            f"note: samples of {unsealed[0]}{others} have no checksums, as earlier versions wrote "
+            "none; damage that leaves a line readable would not show"
+        )
 
 
 def compilation_note(run: Finished) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -214,21 +214,25 @@ def _write_answers(run: Finished, path: str) -> None:
             notice(f"note: {lacking} questions are not in it: a turn failed or is not done yet")
 
 
-def verdict(run: Finished | StoredRun) -> int:
-    """The exit code, and a line on stderr for each reason it is not 0."""
+def verdict(run: Finished | StoredRun, samples: Sequence[Mapping[str, Any]] | None = None) -> int:
+    """The exit code, and a line on stderr for each reason it is not 0.
+
+    `samples` are those of the run where somebody has read them already.
+    """
+    samples = run.samples if samples is None else samples
     for why in run.header.get("left_out", {}).values():
         notice(f"left out: {why}")
     broken = run.header["not_run"]
     for label, error in broken.items():
         notice(f"ppdbench: {label} did not run: {error}")
-    failed = [sample for sample in run.samples if sample["verdict"] == "failed"]
+    failed = [sample for sample in samples if sample["verdict"] == "failed"]
     if failed:
         first = failed[0]
         notice(
             f"ppdbench: {len(failed)} examples failed; the first: {first['method']} on "
             f"{first['task']} {first['example_id']}: {first['error']}"
         )
-    mismatches = sum(sample["verdict"] == "mismatch" for sample in run.samples)
+    mismatches = sum(sample["verdict"] == "mismatch" for sample in samples)
     if mismatches:
         notice(f"ppdbench: {mismatches} outputs differ from greedy (see verdict in {run.path})")
         return 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ppdbench.cli import completion
-from ppdbench.cli.common import notice, say
+from ppdbench.cli.common import notice, reading_notes, say
 from ppdbench.cli.options import salvaging
 from ppdbench.report import FORMATS
 
@@ -67,6 +66,7 @@ def command(
         save_all(made.drawings, Path(plots))
         notice(f"{len(made.drawings)} plots: {plots}")
     say(str(path))
+    reading_notes([run.stored for run in found])
     return max((_verdict(run) for run in found), key=(0, 3, 1).index)
 
 
@@ -80,6 +80,7 @@ def _print(runs: tuple[str, ...], form: str) -> int:
         raise ConfigError("--format prints the tables of one run; give one, or make a page of all")
     (run,) = read_runs(runs)
     of_run(run).emit(form)
+    reading_notes([run.stored])
     return _verdict(run)
 
 
@@ -87,8 +88,6 @@ def _verdict(run: Run) -> int:
     """The exit code that the run itself ended with, and why on stderr."""
     from ppdbench.cli.decode_command import verdict
 
-    if run.stored.torn:
-        notice(f"warning: the last line of {run.stored.path} is incomplete and left out")
     if run.is_decode:
-        return verdict(replace(run.stored, samples=run.samples))
+        return verdict(run.stored, run.samples)
     return 3 if run.failed else 0

@@ -19,6 +19,7 @@ from ppdbench.cli.common import (
     model_spec,
     notice,
     our_share,
+    reading_notes,
     run_folder,
     say,
     told_elsewhere,
@@ -134,8 +135,7 @@ def _stored(folder: str) -> StoredRun:
     from ppdbench.store import read_whole
 
     run = read_whole(folder)
-    if run.torn:
-        notice("note: the last line of samples.jsonl is incomplete and was left out")
+    reading_notes([run])
     return run
 
 

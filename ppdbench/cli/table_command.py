@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ppdbench.cli import completion
-from ppdbench.cli.common import check_exports, check_pictures, model_spec, notice
+from ppdbench.cli.common import check_exports, check_pictures, model_spec, notice, reading_notes
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import export_option, format_option, model_options, salvaging
 
@@ -169,9 +169,7 @@ def _stored(table: PaperTable, runs: Sequence[str], folder: Path) -> list[Stored
         raise ConfigError(f"table {table.name} needs a run: {table.needs}")
     for step in [] if runs else missing(table.recipe, folder):
         notice(f"note: not run yet: {step.name}; add --run, or: ppdbench {step.command}")
-    for run in stored:
-        if run.torn:
-            notice(f"warning: the last line of {run.path} is incomplete and left out")
+    reading_notes(stored)
     return stored
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ppdbench import theory
-from ppdbench.cli.common import notice, numbers
+from ppdbench.cli.common import notice, numbers, reading_notes
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import format_option, salvaging
 from ppdbench.errors import ConfigError
@@ -127,8 +127,7 @@ def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -
     from ppdbench.store import read_whole
 
     run = read_whole(options["run"])
-    if run.torn:
-        notice(f"warning: the last line of {run.path} is incomplete and left out")
+    reading_notes([run])
     chosen = {name: options[name] for name in ("exit_after", *ONLY_WITH_RUN)}
     measured = theory_tables.measure(run, theory_tables.Wanted(ks=options["k"], **chosen))
     table = theory_tables.run_sheets(measured)

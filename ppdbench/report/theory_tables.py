@@ -124,10 +124,7 @@ def measure(run: StoredRun, wanted: Wanted, ranks: Ranks | None = None) -> Measu
 
 
 def _n_layers(run: StoredRun) -> int:
-    try:
-        return int(run.header["model"]["n_layers"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{run.path}: run.json does not say how many layers there are") from error
+    return int(run.header["model"]["n_layers"])
 
 
 def _ks(run: StoredRun, wanted: Wanted) -> tuple[int, ...]:

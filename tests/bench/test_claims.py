@@ -196,6 +196,7 @@ def test_drawn_outputs_of_other_length_are_compared_by_the_step() -> None:
 def test_a_table_says_how_many_outputs_were_timed(tmp_path: Path) -> None:
     samples = [made.decoded("swift", str(i)) for i in range(5)]
     short = {"output_ids": [5], "step_ms": [], "draft_ms": [], "accepted": [], "proposed": []}
+    short["rows"] = []
     samples += [made.decoded("swift", str(i), **short) for i in range(5, 8)]
     head = made.header("bench", methods=made.methods("swift"))
     run = made.write(tmp_path / "run", head, samples)

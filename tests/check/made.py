@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests import records
 
 Sample = dict[str, Any]
 Change = Callable[[Sample], None]
@@ -102,11 +103,8 @@ def _written(
     for change in changes:
         for sample in samples:
             change(sample)
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(header), "utf-8")
-    lines = "".join(json.dumps(sample) + "\n" for sample in samples)
-    (folder / "samples.jsonl").write_text(lines, "utf-8")
-    return folder
+    kind = header.pop("kind")
+    return records.write_run(folder, kind, samples, **header)
 
 
 def drafting(change: Callable[[Sample], Any], *numbers: int) -> Change:

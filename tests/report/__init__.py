@@ -1,8 +1,9 @@
 """Reports tested on small made-up runs."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from tests import records
 
 N_LAYERS = 4
 EARLY = {
@@ -30,14 +31,6 @@ def probe_sample(example_id: str = "a", **changes: Any) -> dict[str, Any]:
 
 def write_run(folder: Path, samples: list[dict[str, Any]], **header: Any) -> Path:
     """A run folder with these samples."""
-    folder.mkdir(exist_ok=True)
-    base = {
-        "schema_version": 1,
-        "kind": "probe",
-        "config": {"ks": [1, 4]},
-        "model": {"name": "tiny", "n_layers": N_LAYERS},
-    }
-    (folder / "run.json").write_text(json.dumps({**base, **header}), "utf-8")
-    lines = "".join(json.dumps(sample) + "\n" for sample in samples)
-    (folder / "samples.jsonl").write_text(lines, "utf-8")
-    return folder
+    base = {"config": {"ks": [1, 4]}, "model": {"name": "tiny", "n_layers": N_LAYERS}}
+    kind = header.pop("kind", "probe")
+    return records.write_run(folder, kind, samples, **{**base, **header})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests import records
 
 MODEL = {
     "name": "m",
@@ -20,19 +21,10 @@ MODEL = {
 
 def write_run(folder: Path, kind: str, samples: Sequence[Mapping[str, Any]], **model: Any) -> Path:
     """A run folder with these samples."""
-    folder.mkdir(parents=True)
-    header = {
-        "schema_version": 1,
-        "kind": kind,
-        "config": {},
-        "data": {},
-        "model": {**MODEL, **model},
-        "environment": {"cpu": {"model": "a processor"}, "devices": []},
-    }
-    (folder / "run.json").write_text(json.dumps(header), "utf-8")
-    lines = "".join(f"{json.dumps(sample)}\n" for sample in samples)
-    (folder / "samples.jsonl").write_text(lines, "utf-8")
-    return folder
+    cpu = {"model": "a processor"}
+    return records.write_run(
+        folder, kind, samples, model={**MODEL, **model}, environment={"cpu": cpu}
+    )
 
 
 def probed(

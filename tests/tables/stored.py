@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.cli.main import run
+from tests import records
 from tests.tables.made import write_run
 
 GREEDY_MS = 4.0  # a step of the baseline
@@ -51,7 +52,7 @@ def decoded(
     **model: Any,
 ) -> str:
     """A run of `bench`."""
-    return _with_header(
+    return with_header(
         write_run(folder, "bench", samples, **model),
         config={"strict": False, "target": {"kind": "greedy"}, "tasks": []},
         methods=methods,
@@ -82,12 +83,13 @@ def guessed(
         for label, by_distance in ranks.items()
     ]
     path = write_run(folder, "drafts", samples)
-    return _with_header(path, config={"tasks": list(tasks)}, methods=methods, facts=facts or {})
+    return with_header(path, config={"tasks": list(tasks)}, methods=methods, facts=facts or {})
 
 
-def _with_header(folder: Path, **parts: Any) -> str:
+def with_header(folder: Path, **parts: Any) -> str:
     path = folder / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **parts}), "utf-8")
+    stored = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(records.header(stored["kind"], **{**stored, **parts})), "utf-8")
     return str(folder)
 
 

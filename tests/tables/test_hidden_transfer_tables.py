@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from ppdbench.cli.main import run
 from tests.tables.made import write_run
-from tests.tables.stored import about, decoded, guessed, sample, table
+from tests.tables.stored import about, decoded, guessed, sample, table, with_header
 
 Capture = pytest.CaptureFixture[str]
 
@@ -121,10 +120,7 @@ def similar(folder: Path, last: float) -> str:
         {"task": "xsum", "method": "hidden-transfer", "example_id": "0", "similarity": cosines}
     ]
     path = write_run(folder, "similarity", samples)
-    header = json.loads((path / "run.json").read_text("utf-8"))
-    header["config"] = {"tasks": ["xsum"]}
-    (path / "run.json").write_text(json.dumps(header), "utf-8")
-    return str(path)
+    return with_header(path, config={"tasks": ["xsum"]})
 
 
 @pytest.mark.parametrize(("last", "said"), [(0.9, "holds"), (0.1, "does not hold")])

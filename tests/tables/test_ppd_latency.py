@@ -11,6 +11,7 @@ import pytest
 from ppdbench.cli.main import run
 from tests.bench.test_pipelined import FACTS, sample
 from tests.tables.made import write_run
+from tests.tables.stored import with_header
 
 METHOD = {"name": "ppd", "exact": True, "options": {}, "loaded": {}}
 
@@ -36,10 +37,7 @@ def stored(folder: Path, tasks: list[str], verdict: str = "identical", **facts: 
         for number in range(5)
     ]
     write_run(folder, "bench", rows, n_layers=4, synthetic=True)
-    header = json.loads((folder / "run.json").read_text("utf-8"))
-    header["config"] = {"strict": False, "target": {"kind": "greedy"}}
-    header |= {"methods": {"ppd": METHOD}, "facts": {"ppd": {**FACTS, **facts}}}
-    (folder / "run.json").write_text(json.dumps(header), "utf-8")
+    with_header(folder, methods={"ppd": METHOD}, facts={"ppd": {**FACTS, **facts}})
     return folder
 
 

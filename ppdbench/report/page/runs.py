@@ -64,7 +64,7 @@ class Run:
         return add_up(self.stored.samples)
 
     @cached_property
-    def samples(self) -> list[dict[str, Any]]:
+    def samples(self) -> Sequence[Sample]:
         """Everything finished; of decoding runs without the lists that are in `sums`."""
         return [one.about for one in self.sums] if self.is_decode else list(self.stored.samples)
 

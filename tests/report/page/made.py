@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from tests import records
 from tests.units import TWO_UNITS, greedy_by_threads
 
 SHA = {"gsm8k": "aaaa", "squad": "bbbb"}
@@ -109,11 +109,7 @@ def probed(example: str = "1", **changes: Any) -> dict[str, Any]:
 
 def write(folder: Path, head: dict[str, Any], samples: list[dict[str, Any]]) -> Path:
     """A run folder."""
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(head), "utf-8")
-    lines = "".join(json.dumps(sample) + "\n" for sample in samples)
-    (folder / "samples.jsonl").write_text(lines, "utf-8")
-    return folder
+    return records.write_run(folder, samples=samples, **head)
 
 
 def bench(folder: Path, **changes: Any) -> Path:
@@ -156,6 +152,7 @@ def pipelined(folder: Path) -> Path:
         "greedy_by_threads": greedy_by_threads(4),
         "accepted": [0] * 4,
         "proposed": [0] * 4,
+        "rows": [1] * 4,
         "step_ms": [4.0] * 4,
         "draft_ms": [],
     }

@@ -1,5 +1,6 @@
 """Which runs a page takes, what they are called, and which may stand side by side."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,10 @@ def test_other_schema_versions_are_refused(tmp_path: Path) -> None:
 
 
 def test_kinds_of_runs_without_a_page_are_refused_by_name(tmp_path: Path) -> None:
-    run = made.probe(tmp_path / "a", kind="train")
-    with pytest.raises(DataError, match="holds a train run; a report shows runs of probe"):
+    run = made.probe(tmp_path / "a")
+    header = {**json.loads((run / "run.json").read_text("utf-8")), "kind": "train"}
+    (run / "run.json").write_text(json.dumps(header), "utf-8")
+    with pytest.raises(DataError, match=r"kind: 'train' is none of decode, .*probe"):
         read_runs([run])
 
 
@@ -57,7 +60,7 @@ def test_all_figures_of_a_decoding_run_come_from_reading_it_once(
 ) -> None:
     read: list[bytes] = []
     parse = samples.parse
-    monkeypatch.setattr(samples, "parse", lambda line: read.append(line) or parse(line))
+    monkeypatch.setattr(samples, "parse", lambda line, kind: read.append(line) or parse(line, kind))
     folder = made.bench(tmp_path / "a")
     written = (folder / "samples.jsonl").read_bytes().splitlines(keepends=True)
     (run,) = read_runs([folder])

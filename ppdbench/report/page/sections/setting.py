@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ppdbench.report.page.comparison import recorded
@@ -23,19 +23,23 @@ def section(runs: Sequence[Run]) -> Section:
 def _card(run: Run) -> Node:
     header = run.header
     command = shlex.join(header.get("command") or ())
-    torn = run.stored.torn
     return h(
         "article",
         h("h3", run.name, h("span", run.kind, class_="kind")),
         h("pre", h("code", command), tabindex=0, aria_label="command line") if command else None,
         facts([(name, value) for name, value in _facts(run) if value]),
-        h("p", "The last line of its samples is incomplete and left out.", class_="note")
-        if torn
-        else None,
+        *(h("p", note, class_="note") for note in _notes(run)),
         _methods(header.get("methods") or {}),
         folded("Environment and configuration", facts(_flat(header, ("environment", "config")))),
         class_="card",
     )
+
+
+def _notes(run: Run) -> Iterator[str]:
+    if run.stored.torn:
+        yield "The last line of its samples is incomplete and left out."
+    if run.stored.unsealed:
+        yield "Its samples have no checksums, as earlier versions wrote none."
 
 
 def _facts(run: Run) -> list[tuple[str, Child]]:

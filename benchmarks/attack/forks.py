@@ -1,0 +1,66 @@
+"""`ppdbench` in forked processes, so that hundreds of attempts do not wait for imports."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.attack.base import PATIENCE_S, Said
+
+FORK = multiprocessing.get_context("fork")
+
+
+class Forked:
+    """One command in a process of its own; what it says goes into files in `place`."""
+
+    def __init__(self, words: Sequence[str], place: Path, patience_s: float = PATIENCE_S) -> None:
+        # Threads do not survive a fork: nothing here may have used torch before.
+        import ppdbench.cli.main  # noqa: F401  (the children have it then)
+
+        place.mkdir(parents=True, exist_ok=True)
+        self.words, self.patience_s = list(words), patience_s
+        self.out, self.err = place / "stdout", place / "stderr"
+        self.process = FORK.Process(target=self._main)
+        self.process.start()
+
+    def _main(self) -> None:
+        from ppdbench.cli.main import run
+
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        code = 99
+        with self.out.open("w") as sys.stdout, self.err.open("w") as sys.stderr:
+            try:
+                code = run(self.words)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        if self.process.is_alive():
+            os.kill(self.process.pid or 0, signal.SIGKILL)
+        self.process.join()
+
+    def wait(self) -> Said:
+        """How it ended; one that does not end is killed."""
+        self.process.join(self.patience_s)
+        if self.process.exitcode is None:
+            self.kill()
+            raise TimeoutError(f"no end after {self.patience_s:.0f} s: {' '.join(self.words)}")
+        return Said(self.process.exitcode, self.out.read_text("utf-8"), self.err.read_text("utf-8"))
+
+
+def forked(words: Sequence[str], place: Path, patience_s: float = PATIENCE_S) -> Said:
+    """Run one command to its end."""
+    return Forked(words, place, patience_s).wait()
+
+
+def wait_until(when: float) -> None:
+    """Sleep until then, by `time.monotonic`."""
+    time.sleep(max(0.0, when - time.monotonic()))

@@ -1,0 +1,704 @@
+"""Everything that `run.json` and `samples.jsonl` hold, as types that are checked on reading.
+
+A field stands here once: with its type, its limits and a sentence that says what it is. What
+is written is checked against it, what is read as well, and `docs/records.md` is made from it.
+
+To store something new, add a field to the record of its line, with its sentence below it.
+Earlier runs lack it, so it needs a default that says what holds for them; None means that
+nobody knows. Fields that have their default are not written. A name that no record knows is an
+error, both ways.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+Name = Annotated[str, Meta(min_length=1)]
+Count = Annotated[int, Meta(ge=0, le=1 << 60)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=1 << 60)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
+Figure = Annotated[float, Meta(ge=-1e30, le=1e30)]  # a number without limits of its own
+Cosine = Annotated[float, Meta(ge=-1.001, le=1.001)]  # rounding leads out of -1..1
+Plain = str | bool | int | Figure | None  # an option's value
+Verdict = Literal["identical", "tie", "mismatch", "inexact", "sampled"]
+ByLayer = dict[Annotated[str, Meta(pattern="^[0-9]+$")], Sequence[Count]]
+
+
+class _Checked(ABCMeta, type(Struct)):  # type: ignore[misc]
+    """Lets a record be a mapping."""
+
+
+class Record(
+    Struct,
+    Mapping[str, Any],
+    metaclass=_Checked,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """One object of a stored file.
+
+    It reads as the JSON object does, too: `record["text"]`, where what is not stored is missing.
+    """
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        needed = _fields(type(self)).get(name)
+        return needed is not None and (needed or getattr(self, str(name)) is not None)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.__struct_fields__ if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@cache
+def _fields(record: type[Record]) -> Mapping[object, bool]:
+    """The fields of a record, and whether each must be there."""
+    return {field.encode_name: field.required for field in msgspec.structs.fields(record)}
+
+
+# Samples: the lines of samples.jsonl
+
+
+class SampleHead(Record, frozen=True, kw_only=True):
+    """What every line of `samples.jsonl` begins with: whose result it is."""
+
+    example_id: str
+    """The example, as its task names it; a later turn of a question adds `/2`, `/3`, ..."""
+    task: Name
+    """The name of the task."""
+    method: Name
+    """The method's label in this run: its name, with its options where those tell it apart."""
+    target: Name | None = None
+    """How the final layer's token is picked (`greedy`, `top-k`, `top-p`), in probes."""
+    verdict: str | None
+    """How the output compares with greedy decoding; null where nothing was compared."""
+    number: Count | None = None
+    """The example's place among all of the run, from 0; lines are put in this order."""
+
+
+class Asked(SampleHead, frozen=True, kw_only=True):
+    """What was asked, the same for every kind of result."""
+
+    cut_tokens: Count
+    """Tokens of a prompt that was too long which were left out."""
+    prompt_ids: Sequence[TokenId]
+    """The prompt as token ids."""
+    output_ids: Sequence[TokenId]
+    """The output as token ids, up to and including the end of the text."""
+    processes: AtLeastOne | None = None
+    """Processes of the run that shared this machine."""
+
+
+class FailedSample(Asked, frozen=True, kw_only=True):
+    """An example that a method could not do; the next resume tries it again."""
+
+    verdict: Literal["failed"]
+    """`failed`."""
+    error: str
+    """What went wrong."""
+    references: Sequence[str] | None = None
+    """Right answers, as the data set has them, in decoding."""
+    turn: AtLeastOne | None = None
+    """Which turn of its question this is, from 1, in tasks with turns."""
+    turns: AtLeastOne | None = None
+    """Turns that the question has."""
+    peak_memory_bytes: Count | None = None
+    """Most memory in use so far, in decoding."""
+
+
+class ThreadedGreedy(Record, frozen=True, kw_only=True):
+    """Greedy decoding of the same prompt with another number of threads."""
+
+    prefill_ms: Milliseconds
+    """The pass over the prompt."""
+    step_ms: Milliseconds
+    """All steps together."""
+    steps: Count
+    """How many steps."""
+
+
+class Profile(Record, frozen=True, kw_only=True):
+    """Where the steps of one output spent their time, and what their passes read."""
+
+    draft_pass_ms: Figure
+    """Passes that draft."""
+    draft_ms: Figure
+    """The rest of drafting."""
+    pass_ms: Figure
+    """Passes that verify."""
+    bookkeeping_ms: Figure
+    """What is left."""
+    draft_pass_bytes: Figure
+    """Weights and cache rows that drafting passes read."""
+    pass_bytes: Figure
+    """Weights and cache rows that verifying passes read."""
+
+
+class DecodedSample(Asked, frozen=True, kw_only=True):
+    """An example that a method has decoded, timed beside the baseline."""
+
+    verdict: Verdict
+    """`identical`, `tie` (rounding explains the difference), `mismatch` (a bug), `inexact` (by a
+    method that does not promise more) or `sampled` (drawn, so not compared)."""
+    references: Sequence[str]
+    """Right answers, as the data set has them."""
+    turn: AtLeastOne | None = None
+    """Which turn of its question this is, from 1, in tasks with turns."""
+    turns: AtLeastOne | None = None
+    """Turns that the question has."""
+    peak_memory_bytes: Count
+    """Most memory that the process (on a CPU) or the device had in use so far."""
+    finish: Name
+    """What ended the output: `eos`, `stop` (a stop string) or `length`."""
+    text: str
+    """The output as text, less its end marks."""
+    accepted: Sequence[Count]
+    """Drafted tokens that each step kept."""
+    proposed: Sequence[Count]
+    """Drafted tokens that each step verified."""
+    rows: Sequence[Count]
+    """Rows of each step's verifying pass."""
+    prefill_ms: Milliseconds
+    """The pass over the prompt, and the choice of the first token."""
+    step_ms: Sequence[Milliseconds]
+    """Each step, drafting included."""
+    draft_ms: Sequence[Milliseconds]
+    """The part of each step that drafting took; empty for methods that do not draft apart."""
+    baseline_prefill_ms: Milliseconds
+    """Greedy decoding's pass over the prompt."""
+    baseline_step_ms: Sequence[Milliseconds]
+    """Greedy decoding's steps."""
+    baseline_again_ms: Milliseconds
+    """All of greedy decoding's steps when it was run once more: what it gains is noise."""
+    baseline_again_steps: Count | None = None
+    """How many steps those were."""
+    scores: dict[str, Figure | Sequence[Figure] | None] | None = None
+    """What the output adds to each metric: its score, or the counts that corpus metrics add up."""
+    profile: Profile | None = None
+    """Where the time went, with `--profile`."""
+    exits: Sequence[Count] | None = None
+    """Layers that ran for each token, where that differs."""
+    matches: Sequence[Annotated[int, Meta(ge=0, le=1)]] | None = None
+    """1 for each token that was guessed right below, 0 for others, where units share the work."""
+    communication_ms: Milliseconds | None = None
+    """Waiting for messages between units."""
+    greedy_by_threads: dict[str, ThreadedGreedy] | None = None
+    """Greedy decoding with the threads of one unit and of all, by their number."""
+    events: Sequence[tuple[str, str, Count, Figure, Figure]] | None = None
+    """The first tokens' timeline: unit, what it did, for which token, from when to when (ms)."""
+    first_difference: Count | None = None
+    """The first output token that is not greedy's."""
+    margin: Figure | None = None
+    """By how much greedy decoding preferred its own token there, in logits."""
+    discrepancy: Figure | None = None
+    """How far passes of several rows and of one moved two logits apart there."""
+    baseline_ids: Sequence[TokenId] | None = None
+    """Greedy's output, where this one differs."""
+    passed: bool | None = None
+    """Whether the generated program passed its tests."""
+    execution: str | None = None
+    """How the generated program ended."""
+    raised: str | None = None
+    """The exception that ended it."""
+    protection: Sequence[str] | None = None
+    """What held the generated program."""
+
+    def __post_init__(self) -> None:
+        steps = len(self.step_ms)
+        for name, per_step in (
+            ("accepted", self.accepted),
+            ("proposed", self.proposed),
+            ("rows", self.rows),
+            ("draft_ms", self.draft_ms or self.step_ms),
+        ):
+            if len(per_step) != steps:
+                raise ValueError(f"{name} has {len(per_step)} entries, step_ms has {steps}")
+
+
+class ProbedSample(Asked, frozen=True, kw_only=True):
+    """An example whose greedy or drawn tokens were looked for below the final layer."""
+
+    elapsed_ms: Milliseconds | None = None
+    """Probing this example."""
+    ranks: ByLayer
+    """By layers run: for each output token, how many tokens score strictly higher there."""
+    head_ranks: ByLayer | None = None
+    """The same with the trained head of that layer."""
+    predictions: dict[str, Sequence[TokenId]] | None = None
+    """The likeliest tokens by layers run, of the example that was to be shown."""
+
+    def __post_init__(self) -> None:
+        wanted = len(self.output_ids)
+        for found in (self.ranks, self.head_ranks or {}, self.predictions or {}):
+            for layer, per_token in found.items():
+                if len(per_token) != wanted:
+                    raise ValueError(
+                        f"layer {layer} has {len(per_token)} entries, output_ids has {wanted}"
+                    )
+
+
+class GuessedSample(Asked, frozen=True, kw_only=True):
+    """An example at each place of whose output a method guessed."""
+
+    ranks: ByLayer
+    """By distance: at each place, how many guesses score strictly higher than the true token."""
+
+
+class ComparedSample(Asked, frozen=True, kw_only=True):
+    """An example at each place of whose output pseudo states were compared with true ones."""
+
+    similarity: dict[str, dict[str, Sequence[Cosine]]]
+    """By step, then by layers run: the cosine at each place."""
+
+
+Sample = DecodedSample | FailedSample | ProbedSample | GuessedSample | ComparedSample
+
+
+# The header: run.json
+
+
+class AskedModel(Record, frozen=True, kw_only=True):
+    """The model as it was asked for."""
+
+    name: Name
+    """Hub id, folder, `reference` or `synthetic:...`."""
+    revision: str | None
+    """The revision of the hub."""
+    dtype: Name
+    """`auto`, or the type of the weights."""
+    device: Name
+    """`auto`, or where it runs."""
+    trust_remote_code: bool
+    """Whether code that comes with the model may run."""
+    quantize: str | None
+    """How weights are stored in fewer bits."""
+    device_map: str | None
+    """How layers are spread over devices."""
+    max_memory: str | None
+    """What each device may hold."""
+
+
+class AskedTarget(Record, frozen=True, kw_only=True):
+    """How the final layer's token is picked."""
+
+    kind: Name
+    """`greedy`, `top-k` or `top-p`."""
+    top_k: AtLeastOne
+    """Tokens that are drawn from with `top-k`."""
+    top_p: Figure
+    """Probability that they share with `top-p`."""
+    temperature: Figure
+    """What logits are divided by before drawing."""
+
+
+class AskedMethod(Record, frozen=True, kw_only=True):
+    """A method as it was asked for."""
+
+    name: Name
+    """Its key in `list methods`."""
+    options: dict[str, str]
+    """Options as they were typed."""
+
+
+class Settings(Record, frozen=True, kw_only=True):
+    """What every run is told: the `config` of its header."""
+
+    model: AskedModel
+    """The model."""
+    tasks: Sequence[str]
+    """Tasks by name or file."""
+    data: str
+    """`hub`, `builtin` or a path."""
+    split: str | None
+    """The part of the data set; null for the task's own."""
+    limit: AtLeastOne | None
+    """Examples of each task; null for all."""
+    shots: Count
+    """Worked examples in front of each prompt."""
+    max_new_tokens: AtLeastOne | None
+    """Tokens of an output at most; null for the task's own."""
+    seed: int
+    """What everything drawn at random begins with."""
+    threads: AtLeastOne | None
+    """Threads of the CPU; null for all."""
+
+
+class DecodeSettings(Settings, frozen=True, kw_only=True):
+    """What `decode` and `bench` are told."""
+
+    methods: Sequence[AskedMethod]
+    """The methods in their order."""
+    target: AskedTarget
+    """How tokens are picked."""
+    strict: bool
+    """Whether all passes had one shape."""
+    warmup: Count
+    """Untimed rounds before the first."""
+    compile: Name
+    """`auto`, `on` or `off`."""
+    profile: bool
+    """Whether the parts of steps were timed."""
+    allow_code_execution: bool
+    """Whether generated programs may run."""
+
+
+class GridSpace(Record, frozen=True, kw_only=True):
+    """The cells of a sweep."""
+
+    method: Name
+    """The method."""
+    axes: dict[str, Sequence[str]]
+    """Options and their values, as typed."""
+    fixed: dict[str, str]
+    """Options that are the same in all cells."""
+
+
+class SweepSettings(DecodeSettings, frozen=True, kw_only=True):
+    """What `sweep` is told."""
+
+    space: GridSpace
+    """The grid."""
+    search: Name
+    """`grid` or `halving`."""
+
+
+class ProbeSettings(Settings, frozen=True, kw_only=True):
+    """What `probe` is told."""
+
+    layers: Sequence[AtLeastOne]
+    """Layers that were looked at, as numbers of layers run."""
+    ks: Sequence[AtLeastOne]
+    """How many of the likeliest tokens count as a match."""
+    targets: Sequence[AskedTarget]
+    """How the final layer's tokens are picked."""
+    bucket: AtLeastOne | None
+    """Output positions that are counted together; null for the task's own."""
+    head: str | None
+    """The file of trained heads."""
+    stop_at_eos: bool
+    """Whether outputs end with the text."""
+    batch_size: AtLeastOne
+    """Examples that were probed together."""
+    show_example: Count | None
+    """The example whose predictions are kept."""
+    compile: Name
+    """`auto`, `on` or `off`."""
+
+
+class DraftsSettings(Settings, frozen=True, kw_only=True):
+    """What `probe --what drafts` and `--what similarity` are told."""
+
+    methods: Sequence[AskedMethod]
+    """The methods in their order."""
+
+
+class ModelFacts(Record, frozen=True, kw_only=True):
+    """The model as it was loaded."""
+
+    name: Name
+    """What it was asked for by."""
+    revision: str | None
+    """The revision of the hub."""
+    weight_hash: str
+    """Hash of the weights."""
+    family: Name
+    """Its `model_type` in transformers."""
+    n_layers: AtLeastOne
+    """Decoder layers."""
+    hidden_size: AtLeastOne
+    """Width of the states between layers."""
+    vocab_size: AtLeastOne
+    """Tokens that it knows."""
+    dtype: Name
+    """The type of its weights."""
+    device: Name
+    """Where it ran."""
+    synthetic: bool
+    """Whether its weights are random."""
+
+
+class Source(Record, frozen=True, kw_only=True):
+    """Where the examples of a task came from."""
+
+    version: int | str
+    """The task's version."""
+    metrics: Sequence[str]
+    """What its outputs are scored by."""
+    examples: Count
+    """How many there are."""
+    sha256: str
+    """Hash of their prompts."""
+    file: str | None = None
+    """The file that they are in."""
+    hub_id: str | None = None
+    """The data set on the hub."""
+    in_place_of: str | None = None
+    """The split that the file stands in for."""
+    tests_sha256: str | None = None
+    """Hash of the programs' tests."""
+
+
+class Method(Record, frozen=True, kw_only=True):
+    """A method as it ran."""
+
+    name: Name
+    """Its key in `list methods`."""
+    exact: bool | None = None
+    """Whether its outputs must be greedy's, with these options."""
+    options: dict[str, Plain]
+    """All options with their values."""
+    loaded: dict[str, str]
+    """What it loaded, with hashes."""
+
+
+class Compilation(Record, frozen=True, kw_only=True):
+    """What became of compiled passes."""
+
+    mode: Name
+    """`auto`, `on` or `off`, as asked for."""
+    rows: Sequence[Count]
+    """Row counts of passes that are compiled; empty where none is."""
+    eager_rows: Sequence[Count] | None = None
+    """Row counts of wider passes, which are not."""
+    seconds: Figure | None = None
+    """What compiling took."""
+    why: str | None = None
+    """Why passes are not compiled."""
+    saves_s: Figure | None = None
+    """What compiling would have saved of this run."""
+
+
+class Memory(Record, frozen=True, kw_only=True):
+    """Bytes that are held while decoding."""
+
+    weights: Count
+    """The model."""
+    cache: Count
+    """Its key-value cache."""
+    methods: dict[str, Count]
+    """What each method holds besides."""
+
+
+class Rung(Record, frozen=True, kw_only=True):
+    """One stage of a sweep."""
+
+    cells: Count
+    """Cells that get here."""
+    examples: Count
+    """Examples that they decode, those of earlier rungs included."""
+
+
+class Cpu(Record, frozen=True, kw_only=True):
+    """The processor."""
+
+    model: str | None
+    """Its name."""
+    physical_cores: Count | None
+    """Cores."""
+    logical_cores: Count | None
+    """Threads that run at once on them."""
+    usable_cores: Count | None
+    """Logical cores that this process may use."""
+    quota_cores: Figure | None
+    """Cores' worth of time that control groups grant."""
+    features: Sequence[str] | None
+    """Instruction sets that matter here."""
+    governor: str | None
+    """How its frequency is chosen."""
+    load_average: Figure | None
+    """Processes that wanted to run in the last minute."""
+
+
+class MachineMemory(Record, frozen=True, kw_only=True):
+    """Main memory."""
+
+    total_bytes: Count
+    """All of it."""
+    available_bytes: Count
+    """What was free."""
+    swap_used_bytes: Count
+    """What lay on disk."""
+
+
+class TorchSettings(Record, frozen=True, kw_only=True):
+    """What PyTorch was set to."""
+
+    threads: Count
+    """Threads of one operation."""
+    interop_threads: Count
+    """Operations at once."""
+    mkldnn: bool
+    """Whether oneDNN is there."""
+    cuda: str | None
+    """The version of CUDA that it was built for."""
+    deterministic: bool
+    """Whether only deterministic kernels may run."""
+    anomaly_detection: bool
+    """Whether gradients are searched for NaN."""
+
+
+class Device(Record, frozen=True, kw_only=True):
+    """A CUDA device."""
+
+    name: str
+    """Its name."""
+    memory_bytes: Count
+    """Its memory."""
+    capability: str
+    """Compute capability."""
+    driver: str | None
+    """Version of the driver."""
+    used_by_others: Figure
+    """The part of its memory that other processes held."""
+
+
+class Commit(Record, frozen=True, kw_only=True):
+    """The checkout that the package ran from."""
+
+    commit: str
+    """Its commit."""
+    modified: bool
+    """Whether files differed from it."""
+
+
+class Environment(Record, frozen=True, kw_only=True):
+    """What a measurement ran on."""
+
+    python: str
+    """Version of Python."""
+    platform: str
+    """The operating system."""
+    machine: str
+    """The architecture."""
+    packages: dict[str, str | None]
+    """Versions of packages that matter."""
+    git: Commit | None
+    """The checkout; null for an installed package."""
+    cpu: Cpu
+    """The processor."""
+    memory: MachineMemory
+    """Main memory."""
+    on_battery: bool | None
+    """Whether it ran on a battery; null where nobody knows."""
+    torch: TorchSettings
+    """PyTorch."""
+    devices: Sequence[Device]
+    """CUDA devices."""
+    dtypes: dict[str, dict[str, str] | None]
+    """How fast each number format is, by kind of device."""
+    variables: dict[str, str]
+    """Environment variables that matter, where they are set."""
+
+
+class Header(Record, frozen=True, kw_only=True):
+    """What `run.json` says of every run."""
+
+    schema_version: int
+    """The version of this format."""
+    kind: Name
+    """`decode`, `bench`, `sweep`, `probe`, `drafts` or `similarity`."""
+    ppdbench: str
+    """The version that wrote it."""
+    command: Sequence[str]
+    """The command line."""
+    started: str
+    """When the run began (UTC)."""
+    config: Settings
+    """What it was told."""
+    model: ModelFacts
+    """The model."""
+    layers: dict[str, Count]
+    """How many layers lie on each device."""
+    data: dict[str, Source]
+    """The examples of each task."""
+    environment: Environment
+    """The machine and its software."""
+
+
+class _WithMethods(Header, frozen=True, kw_only=True):
+    """Runs of methods."""
+
+    methods: dict[str, Method]
+    """The methods by label, in their order."""
+    facts: dict[str, dict[str, Any]]
+    """What was found out about each method when it was made ready."""
+
+
+class DecodeHeader(_WithMethods, frozen=True, kw_only=True):
+    """`run.json` of `decode` and `bench`."""
+
+    config: DecodeSettings
+    """What it was told."""
+    not_run: dict[str, str]
+    """Methods that could not run, and why."""
+    left_out: dict[str, str] | None = None
+    """Methods of `--method all` that this model cannot run, and why."""
+    compilation: Compilation | None = None
+    """Compiled passes."""
+    memory: Memory | None = None
+    """Memory held."""
+    bandwidth_bytes_per_s: Figure | None = None
+    """What this machine reads of its memory, with `--profile`."""
+
+
+class SweepHeader(_WithMethods, frozen=True, kw_only=True):
+    """`run.json` of `sweep`."""
+
+    config: SweepSettings
+    """What it was told."""
+    not_run: dict[str, str]
+    """Cells that could not run, and why."""
+    rungs: Sequence[Rung]
+    """The stages."""
+    compilation: Compilation | None = None
+    """Compiled passes."""
+
+
+class ProbeHeader(Header, frozen=True, kw_only=True):
+    """`run.json` of `probe`."""
+
+    config: ProbeSettings
+    """What it was told."""
+    compilation: Compilation | None = None
+    """Compiled passes."""
+    heads: str | None = None
+    """Hash of the trained heads."""
+
+
+class DraftsHeader(_WithMethods, frozen=True, kw_only=True):
+    """`run.json` of `probe --what drafts` and `--what similarity`."""
+
+    config: DraftsSettings
+    """What it was told."""
+
+
+class Kind(Struct, frozen=True):
+    """What the runs of one kind are made of."""
+
+    header: type[Header]
+    sample: type[Asked]  # or a FailedSample
+
+
+KINDS: Mapping[str, Kind] = {
+    "decode": Kind(DecodeHeader, DecodedSample),
+    "bench": Kind(DecodeHeader, DecodedSample),
+    "sweep": Kind(SweepHeader, DecodedSample),
+    "probe": Kind(ProbeHeader, ProbedSample),
+    "drafts": Kind(DraftsHeader, GuessedSample),
+    "similarity": Kind(DraftsHeader, ComparedSample),
+}
