@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ class _Required:
 
 
 REQUIRED: Final = _Required()
+HALVES = re.compile("[\ud800-\udfff]")  # escapes in quotes can name them, UTF-8 cannot
 
 
 class _Loader(yaml.SafeLoader):
@@ -33,6 +35,14 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        text = super().construct_scalar(node)
+        if isinstance(text, str) and HALVES.search(text):
+            raise yaml.constructor.ConstructorError(
+                None, None, "half a surrogate pair is no text", node.start_mark
+            )
+        return text
 
 
 def read_yaml(path: Path, what: str = "task") -> Keys:

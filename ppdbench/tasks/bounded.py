@@ -280,7 +280,9 @@ def rendered(template: jinja2.Template, values: Mapping[str, Any]) -> str:
     budget = Budget(size_of(list(values.values()), UNITS))
     token = BUDGET.set(budget)
     try:
-        return _collect(template.generate({**values, "range": _budgeted_range()}))
+        text = _collect(template.generate({**values, "range": _budgeted_range()}))
+        text.encode("utf-8")  # fails where an escape names what is no text
+        return text
     finally:
         BUDGET.reset(token)
 

@@ -88,13 +88,18 @@ def missing(row: Mapping[str, object], columns: Columns, where: str) -> DataErro
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where} must be text that is not empty, not {kind(value)}")
+    refuse_halves(value, where)
+    return value
+
+
+def refuse_halves(text: str, where: str) -> None:
+    """Refuse what JSON can hold and UTF-8 cannot."""
     try:
-        value.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where} holds half a surrogate pair at character {error.start}, which is no text"
         ) from error
-    return value
 
 
 def decode_cells(row: dict[str, object], task: Task) -> dict[str, object]:

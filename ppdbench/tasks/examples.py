@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.tasks.columns import find_first, text_at, texts_at
+from ppdbench.tasks.columns import find_first, refuse_halves, text_at, texts_at
 from ppdbench.tasks.data import Row
 from ppdbench.tasks.spec import Task, opening_field
 from ppdbench.tasks.templates import Template
@@ -109,9 +109,10 @@ def _id(task: Task, row: Row) -> str:
     path, value = find_first(row.columns, task.id)
     if not path:
         return str(row.number)
+    where = f"{task.name} row {row.number}: column {path!r}"
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        where = f"{task.name} row {row.number}: column {path!r}"
         raise DataError(f"{where} must be an id (text or whole number), not {kind(value)}")
+    refuse_halves(str(value), where)
     return str(value)
 
 

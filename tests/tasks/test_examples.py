@@ -67,6 +67,10 @@ def test_ids_must_be_texts_or_numbers(value, found):
     fails({**GOOD, "id": value}, parts=["squad row 0: column 'id'", found])
 
 
+def test_an_id_with_half_a_surrogate_pair_is_refused():
+    fails({**GOOD, "id": "a\ud800"}, parts=["squad row 0: column 'id'", "surrogate"])
+
+
 def test_ids_must_be_unique():
     fails(GOOD, {**GOOD, "context": "d"}, parts=["rows 0 and 1", "'a1'"])
 

@@ -146,6 +146,11 @@ def test_a_prompt_that_is_no_file_is_refused(write_task, tmp_path):
         fails(write_task(prompt=name, prompt_text=...), "prompt")
 
 
+def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path):
+    (tmp_path / "a.yaml").write_text('version: 1\nname: "a\\ud800"\n')
+    fails(tmp_path / "a.yaml", "a.yaml, line 2", "half a surrogate pair")
+
+
 def test_a_missing_prompt_file_is_named(write_task):
     fails(write_task(prompt="gone.jinja", prompt_text=...), "'gone.jinja'", "squad.jinja")
 

@@ -117,6 +117,7 @@ def test_runaway_templates_end_quickly(source):
         ("\n{{ text.nothing }}", "line 2"),
         ("\n\n{{ 1 / 0 }}", "line 3"),
         ("{{ text + 1 }}", "TypeError"),
+        (r"{{ '\ud800' }}", "surrogates not allowed"),
     ],
 )
 def test_mistakes_are_placed(source, expected):
