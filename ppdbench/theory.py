@@ -20,6 +20,9 @@ from dataclasses import dataclass
 
 from ppdbench.errors import ConfigError, DataError
 
+MOST_PLAYED = 10**8  # layers of all tokens of all runs: about half a minute
+MOST_LAYERS, MOST_TOKENS, MOST_K = 10_000, 10**9, 10**6
+
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
@@ -93,6 +96,8 @@ def check_exit(n_layers: int, exit_after: int) -> None:
     """Refuse exit layers that PPD cannot pipeline."""
     if n_layers < 2:
         raise ConfigError(f"n_layers={n_layers}: nothing to pipeline; use 2 layers or more")
+    if n_layers > MOST_LAYERS:
+        raise ConfigError(f"n_layers={n_layers}: no model is so deep; use 2..{MOST_LAYERS}")
     first = (n_layers + 1) // 2
     allowed = f"use {first}..{n_layers - 1}"
     if not 1 <= exit_after < n_layers:
@@ -202,6 +207,13 @@ def simulate(
     _check(n_layers, exit_after, k=k, p=p, tokens=tokens)
     if runs < 2:
         raise ConfigError(f"runs={runs}: a standard error needs 2 or more")
+    each = tokens * n_layers
+    if runs * each > MOST_PLAYED:
+        allowed = MOST_PLAYED // each
+        way = f"use {allowed} or fewer" if allowed > 1 else "lower --tokens"
+        raise ConfigError(
+            f"runs={runs} of {tokens} tokens through {n_layers} layers would take too long; {way}"
+        )
     generator = random.Random(seed)
     played = [
         _play(n_layers, exit_after, k, tokens, hit=lambda: generator.random() < p)
@@ -259,10 +271,14 @@ def _check(n_layers: int, exit_after: int, *, k: int = 1, p: float = 0.0, tokens
     check_exit(n_layers, exit_after)
     if k < 1:
         raise ConfigError(f"k={k}: PPD launches candidates; use 1 or more")
+    if k > MOST_K:
+        raise ConfigError(f"k={k}: so many candidates cannot be launched; use 1..{MOST_K}")
     if not 0 <= p <= 1:
         raise ConfigError(f"p={p} is not a match rate; use a fraction from 0 to 1")
     if tokens < 1:
         raise ConfigError(f"tokens={tokens}: nothing is generated; use 1 or more")
+    if tokens > MOST_TOKENS:
+        raise ConfigError(f"tokens={tokens}: no output is so long; use 1..{MOST_TOKENS}")
 
 
 def _skipped(n_layers: int, exit_after: int) -> float:

@@ -94,11 +94,15 @@ class Workload:
     @classmethod
     def read(cls, config: RunConfig) -> Workload:
         """Read and render all examples, so that bad input is told before weights load."""
-        work = cls(config)
-        for name in config.tasks:
+        work, tasks = cls(config), dict[str, Task]()
+        for name in config.tasks:  # all files before anything that may lie on the network
             task = load_task(name)
-            if task.name in work.sources:
+            if task.name in tasks:
                 raise ConfigError(f"task {task.name} is given twice, once as {name}")
+            if config.data != "hub":
+                data_file(task, config.data, config.split)
+            tasks[task.name] = task
+        for task in tasks.values():
             work._read_task(task)
         return work
 

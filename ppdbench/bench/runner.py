@@ -17,7 +17,7 @@ from ppdbench.bench.memory import own_bytes
 from ppdbench.conversation import with_later_turns
 from ppdbench.decoding.limits import visible_text
 from ppdbench.decoding.sampling import Target
-from ppdbench.engine.loading import Loaded, load
+from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.header import run_header
 from ppdbench.samples import Key
@@ -50,6 +50,14 @@ class Choice:
     def __str__(self) -> str:
         pairs = ",".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.name}:{pairs}" if pairs else self.name
+
+
+def built_for(model: ModelSpec, choices: Sequence[Choice]) -> list[tuple[Method, Strategy]]:
+    """Every method with its strategy; whatever they name must be there."""
+    built = [choice.build() for choice in choices]
+    for found, strategy in built:
+        found.check_named(strategy, model)
+    return built
 
 
 def check_choices(choices: Sequence[Choice]) -> None:
@@ -107,7 +115,7 @@ def run_decode(
     Of the methods those are `optional` that nobody named: they are left out where they cannot run.
     """
     names = labels(config.methods)
-    built = [choice.build() for choice in config.methods]
+    built = built_for(config.model, config.methods)
     check_target(out, resume=resume, share=share)
     work = Workload.read(config)
     # No quality is asked of random weights.

@@ -68,6 +68,8 @@ def run_sweep(
 ) -> Finished:
     """Decode what the run folder does not hold yet, rung by rung."""
     built = config.space.build()
+    for found, strategy in built.values():
+        found.check_named(strategy, config.model)
     check_target(out, resume=resume, share=share)
     if config.search == "halving" and share.is_job:
         raise ConfigError(

@@ -60,10 +60,13 @@ def stand_in_note(asked: str | None) -> None:
 
 
 def model_spec(options: dict[str, Any]) -> ModelSpec:
-    """The shared model options as one object; takes them out of `options`."""
-    from ppdbench.engine.loading import ModelSpec
+    """The shared model options as one object; takes them out of `options`.
 
-    return ModelSpec(
+    Whatever can be known to be wrong with the model without loading it is told here.
+    """
+    from ppdbench.engine.loading import ModelSpec, check_there
+
+    spec = ModelSpec(
         name=chosen_model(options.pop("model")),
         revision=options.pop("revision"),
         dtype=options.pop("dtype"),
@@ -74,6 +77,8 @@ def model_spec(options: dict[str, Any]) -> ModelSpec:
         offline=options.pop("offline"),
         trust_remote_code=options.pop("trust_remote_code"),
     )
+    check_there(spec)
+    return spec
 
 
 def chosen_data(data: str | None, model: str | None) -> str:

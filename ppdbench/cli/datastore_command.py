@@ -45,10 +45,10 @@ def command(**options: Any) -> int:
     ppdbench datastore --text ./questions.jsonl --column question --out ./store --max-documents 1000
     """
     from ppdbench.datastore import build
-    from ppdbench.engine.loading import ModelSpec, load_words
+    from ppdbench.engine.loading import ModelSpec, check_there, load_words
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
-    from ppdbench.training.text import TextSpec
+    from ppdbench.training.text import TextSpec, check_sources
 
     quiet()
     if not options["out"]:
@@ -62,6 +62,8 @@ def command(**options: Any) -> int:
     )
     names = ("revision", "offline", "trust_remote_code")
     spec = ModelSpec(name=chosen_model(options["model"]), **{name: options[name] for name in names})
+    check_there(spec, words_alone=True)
+    check_sources(text)
     out = Path(options["out"]).expanduser()
     tokenizer, vocab_size = load_words(spec)
     with progress() as report:

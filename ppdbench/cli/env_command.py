@@ -15,6 +15,7 @@ from ppdbench.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.baseline import BaselineReport
+    from ppdbench.bench.runner import Choice
     from ppdbench.engine.loading import ModelSpec
     from ppdbench.report.sheet import Sheet
 
@@ -74,12 +75,19 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
             raise click.UsageError(f"--{name.replace('_', '-')} {options[name]}: use 1 or more")
     import_for_good("torch")
     from ppdbench.bench import environment
+    from ppdbench.bench.compiling import check_mode
+    from ppdbench.bench.runner import Choice, built_for
     from ppdbench.engine.loading import resolve_device
     from ppdbench.report.export import emit
     from ppdbench.report.memory_tables import memory_sheets
 
+    asked, device = options["model"], resolve_device(options["device"])
     environment.set_threads(options.pop("threads"))
-    device = resolve_device(options["device"])
+    check_mode(options["compile"])
+    choices = [Choice.parse(text) for text in options.pop("methods")]
+    spec = model_spec(options) if baseline or asked is not None else None
+    if spec is not None:
+        built_for(spec, choices)
     description = environment.describe()
     warned = environment.warnings(description)
     for warning in warned:
@@ -87,8 +95,8 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     result: dict[str, Any] = {"environment": description, "warnings": warned}
     sheets = [_environment_sheet(description)]
     if baseline:
-        asked = options["model"]
-        report = _compare(options)
+        assert spec is not None
+        report = _compare(spec, options)
         stand_in_note(asked)
         low, high = report.ratio_range
         if high > STEADY * low:
@@ -102,12 +110,12 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     else:
         from ppdbench.bench.bandwidth import measure_bandwidth
 
-        _say_what_is_unused(ctx, options["model"])
+        _say_what_is_unused(ctx, asked)
         speed = measure_bandwidth(device, BANDWIDTH_SECONDS)
         result |= {"device": str(device), "bandwidth_bytes_per_s": speed}
         sheets.append(_bandwidth_sheet(str(device), speed))
-        if options["model"] is not None:
-            result["memory"] = _needs(options)
+        if spec is not None:
+            result["memory"] = _needs(spec, choices, options)
             sheets += memory_sheets(result["memory"])
     emit(sheets, result, form)
 
@@ -124,23 +132,20 @@ def _say_what_is_unused(ctx: click.Context, model: str | None) -> None:
             notice(f"note: {parameter.opts[0]} means nothing without {without[name]}")
 
 
-def _needs(options: dict[str, Any]) -> dict[str, Any]:
+def _needs(spec: ModelSpec, choices: list[Choice], options: dict[str, Any]) -> dict[str, Any]:
     from ppdbench.bench.needs import reckon_needs
-    from ppdbench.bench.runner import Choice
     from ppdbench.engine.quiet import quiet
 
     quiet()
-    choices = [Choice.parse(text) for text in options.pop("methods")]
     context = options["prompt_tokens"] + options["new_tokens"]
-    return reckon_needs(model_spec(options), context, choices).to_dict()
+    return reckon_needs(spec, context, choices).to_dict()
 
 
-def _compare(options: dict[str, Any]) -> BaselineReport:
+def _compare(spec: ModelSpec, options: dict[str, Any]) -> BaselineReport:
     from ppdbench.bench.baseline import compare_with_generate, pseudo_prompts
     from ppdbench.engine.quiet import quiet
 
     quiet()
-    spec: ModelSpec = model_spec(options)
     length = options["prompt_tokens"]
     with progress() as report:
         return compare_with_generate(

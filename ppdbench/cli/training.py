@@ -76,7 +76,7 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
     from ppdbench.training.run import Job
-    from ppdbench.training.text import TextSpec
+    from ppdbench.training.text import TextSpec, check_sources
     from ppdbench.training.trainer import TrainConfig
 
     quiet()
@@ -111,6 +111,8 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
         out=Path(take("out")),
         held_out_tokens=take("held_out_tokens"),
     )
+    for source in filter(None, (job.text, job.held_out)):
+        check_sources(source)
     return job, take("resume"), take("dry_run")
 
 

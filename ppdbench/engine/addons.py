@@ -157,7 +157,7 @@ def no_addon(method: str, model: str) -> str:
 def open_addon(folder: str | Path, method: str, loaded: Loaded, layout: Layout = ADDON) -> Addon:
     """The add-on in `folder` ("": the one that came with the model), if it is this model's."""
     home = addon_folder(folder, method, loaded)
-    header = _header(home, method, layout)
+    header = read_header(home, method, layout)
     _check_model(home, header, loaded, layout)
     options = header if layout.flat else header.get("options")
     if not isinstance(options, dict):
@@ -165,7 +165,8 @@ def open_addon(folder: str | Path, method: str, loaded: Loaded, layout: Layout =
     return Addon(home, options, loaded, layout)
 
 
-def _header(folder: Path, method: str, layout: Layout) -> dict[str, Any]:
+def read_header(folder: Path, method: str, layout: Layout) -> dict[str, Any]:
+    """What an add-on says of itself, if it is one of `method`."""
     path = folder / layout.header
     try:
         header = json.loads(path.read_text("utf-8"))

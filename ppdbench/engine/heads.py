@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ppdbench.engine.adapters import Adapter
-from ppdbench.engine.addons import Addon, Layout, open_addon
-from ppdbench.engine.loading import Loaded
+from ppdbench.engine.addons import Addon, Layout, open_addon, read_header
+from ppdbench.engine.loading import REFERENCE, Loaded
 from ppdbench.errors import ConfigError
 
 METHOD = "heads"
@@ -39,6 +39,12 @@ class ExitHead:
         assert self.up is not None
         own: Tensor = adapter.head(normed)
         return adapter.cap(own + linear(linear(normed, self.down), self.up))
+
+
+def check_heads(folder: str) -> None:
+    """Refuse a folder that holds no heads, before any model loads."""
+    if folder != REFERENCE:
+        read_header(Path(folder).expanduser(), METHOD, LAYOUT)
 
 
 def load_heads(folder: str | Path, loaded: Loaded) -> tuple[dict[int, ExitHead], str]:

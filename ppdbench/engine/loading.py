@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine import synthetic
+from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.kernels import allow_exact_ones
 from ppdbench.engine.offload import NOTHING, Shelf
 from ppdbench.engine.placement import DISK, Settled, check_asked, refuse_too_large, settle
 from ppdbench.engine.quantized import check_scheme, check_stored, keep_types, quantize
-from ppdbench.engine.shapes import PREFIX, parse
+from ppdbench.engine.shapes import PREFIX, Shape, parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.weights import parts
-from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
+from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.resources import reference_is_there, reference_model
 
 DTYPES = {
@@ -36,8 +37,6 @@ REFERENCE = "reference"
 EMBEDDED = {REFERENCE: "", "reference-draft": "draft"}
 STAND_IN = "synthetic:demo"
 GGUF = ".gguf"
-ADAPTER = "adapter_config.json"  # of weights that change others, such as LoRA
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +159,54 @@ def laid_out(spec: ModelSpec, model: Any) -> Any:
     return model
 
 
+def check_there(spec: ModelSpec, *, words_alone: bool = False) -> None:
+    """Refuse a model that cannot be loaded, as far as this machine's files tell.
+
+    `words_alone`: its weights are not needed.
+    """
+    resolve_dtype(spec.dtype, torch.float32, resolve_device(spec.device))
+    if spec.is_synthetic:
+        _shape(spec)
+        return
+    path = _source(spec)
+    if not Path(path).is_dir():
+        if _hub_is_off(spec) and not _is_cached(path, spec):
+            raise _off_limits(spec)
+    elif words_alone:
+        check_config(Path(path))
+    else:
+        check_folder(Path(path))
+
+
+def _shape(spec: ModelSpec) -> Shape:
+    if spec.revision is not None:
+        raise ConfigError(f"--revision {spec.revision}: a synthetic model has none; use seed=N")
+    return parse(spec.name)
+
+
+def _hub_is_off(spec: ModelSpec) -> bool:
+    return spec.offline or os.environ.get("HF_HUB_OFFLINE") == "1"
+
+
+def _is_cached(path: str, spec: ModelSpec) -> bool:
+    """Whether a hub model's configuration was fetched before."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(path, "config.json", revision=spec.revision)
+    except HFValidationError:
+        return False
+    return isinstance(found, str)
+
+
+def _off_limits(spec: ModelSpec) -> ConfigError:
+    return ConfigError(
+        f"model {spec.name!r} is not on this machine and the hub is off limits (offline); "
+        "give --model the path of a local folder"
+    )
+
+
 def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
     """The transformers model and tokenizer as any user would load them.
 
@@ -168,9 +215,7 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
     device = resolve_device(spec.device)
     allow_exact_ones(device)
     if spec.is_synthetic:
-        if spec.revision is not None:
-            raise ConfigError(f"--revision {spec.revision}: a synthetic model has none; use seed=N")
-        shape = parse(spec.name)
+        shape = _shape(spec)
         dtype = resolve_dtype(spec.dtype, torch.float32, device)
         settled = reckon(spec, context)
         refuse_too_large(spec, settled)
@@ -180,7 +225,7 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
         )
     path = _source(spec)
     if Path(path).is_dir():
-        _check_folder(Path(path))
+        check_folder(Path(path))
     with _one_line_errors(spec):
         return _from_pretrained(path, spec, device, context)
 
@@ -201,7 +246,7 @@ def outline(spec: ModelSpec) -> Any:
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(path, **_how(spec))
-        _check_family(config)
+        _check_config(config, spec.name)
         dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
         return on_meta(config, dtype, trust_remote_code=spec.trust_remote_code)
 
@@ -221,6 +266,7 @@ def load_words(spec: ModelSpec) -> tuple[Any, int]:
         from transformers import AutoConfig, AutoTokenizer
 
         config = AutoConfig.from_pretrained(path, **shared)
+        check_sizes(config.to_dict(), f"{spec.name}: config.json")
         return AutoTokenizer.from_pretrained(path, **shared), int(config.vocab_size)
 
 
@@ -282,7 +328,7 @@ def _from_pretrained(
 
     shared = _how(spec)
     config = AutoConfig.from_pretrained(path, **shared)
-    _check_family(config)
+    _check_config(config, spec.name)
     is_quantised = check_stored(config, spec.name, spec.quantize)
     dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
     tokenizer = AutoTokenizer.from_pretrained(path, **shared)
@@ -303,14 +349,10 @@ def _from_pretrained(
     return model.eval(), tokenizer
 
 
-def _check_family(config: Any) -> None:
-    from ppdbench.engine.adapters import ADAPTERS
-
-    if config.model_type not in ADAPTERS:
-        raise UnsupportedModel(
-            f"model family {config.model_type!r} has no adapter; "
-            f"supported: {', '.join(ADAPTERS.names())}"
-        )
+def _check_config(config: Any, name: str) -> None:
+    """The same that a local config.json is asked, of one that came from anywhere."""
+    check_family(config.model_type, name)
+    check_sizes(config.to_dict(), f"{name}: config.json")
 
 
 def _check_disk(path: str, spec: ModelSpec, settled: Settled) -> None:
@@ -348,23 +390,6 @@ def _check_complete(missing: Iterable[str], name: str) -> None:
         )
 
 
-def _check_folder(folder: Path) -> None:
-    """Say what a model folder lacks, or has too much, before transformers guesses."""
-    if (folder / ADAPTER).is_file():
-        raise ConfigError(
-            f"{folder} holds an adapter such as LoRA ({ADAPTER}), which would not be applied; "
-            "merge it into the weights (peft: merge_and_unload, then save_pretrained), or move it "
-            "away to measure the weights without it"
-        )
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is no model folder: it has no config.json")
-    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
-        raise ConfigError(f"{folder} holds no weights; expected *.safetensors or pytorch_model.bin")
-    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-    if not any((folder / name).is_file() for name in names):
-        raise ConfigError(f"{folder} holds no tokenizer; expected one of {', '.join(names)}")
-
-
 @contextmanager
 def _one_line_errors(spec: ModelSpec) -> Iterator[None]:
     """What transformers and the hub raise, in one line with a way out."""
@@ -374,11 +399,8 @@ def _one_line_errors(spec: ModelSpec) -> Iterator[None]:
         raise
     except Exception as error:  # these libraries' errors share no narrower root
         is_folder = Path(spec.name).is_dir() or spec.name in EMBEDDED
-        if not is_folder and (spec.offline or os.environ.get("HF_HUB_OFFLINE") == "1"):
-            raise ConfigError(
-                f"model {spec.name!r} is not on this machine and the hub is off limits (offline); "
-                "give --model the path of a local folder"
-            ) from error
+        if not is_folder and _hub_is_off(spec):
+            raise _off_limits(spec) from error
         if not is_folder and isinstance(error, OSError):
             raise ConfigError(
                 f"model {spec.name!r} is no local folder and could not be fetched from the hub; "

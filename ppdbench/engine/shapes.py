@@ -13,6 +13,16 @@ from ppdbench.errors import ConfigError, UnknownName
 PREFIX = "synthetic:"
 SPECIALS = ["<pad>", "<s>", "</s>"]
 BYTES = 256
+# Sizes that no model comes near; beyond them a typing error would cost minutes or all memory.
+MOST = {
+    "layers": 1_000,
+    "hidden": 1 << 17,
+    "heads": 1 << 12,
+    "kv_heads": 1 << 12,
+    "ffn": 1 << 20,
+    "vocab": 1 << 21,
+    "context": 1 << 24,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +46,10 @@ class Shape:
         least = {"layers": 1, "hidden": 2, "context": 2, "vocab": len(SPECIALS) + BYTES}
         least |= {"heads": 0, "kv_heads": 0, "ffn": 0}  # 0: follows from hidden
         for name, minimum in least.items():
-            if getattr(self, name) < minimum:
+            if not minimum <= getattr(self, name) <= MOST[name]:
                 raise ConfigError(
-                    f"synthetic model: {name}={getattr(self, name)}; use {minimum} or more"
+                    f"synthetic model: {name}={getattr(self, name)}; use {minimum} or more, up to "
+                    f"{MOST[name]}"
                 )
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"synthetic model: seed={self.seed}; use 0..{2**63 - 1}")

@@ -18,7 +18,7 @@ import torch
 
 from ppdbench.bench.clock import Clock
 from ppdbench.bench.contest import limits_of
-from ppdbench.bench.runner import Choice, check_choices, labels
+from ppdbench.bench.runner import Choice, built_for, check_choices, labels
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.engine.session import Session
@@ -62,7 +62,7 @@ def run_drafts(
     share: Share = ALONE,
 ) -> Finished:
     """Probe every example of this process's share that the run folder does not hold yet."""
-    built = [choice.build() for choice in config.methods]
+    built = built_for(config.model, config.methods)
     check_target(out, resume=resume, share=share)
     work = Workload.read(config)
     loaded = load(config.model, context=work.context())

@@ -10,7 +10,7 @@ from typing import Any
 
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
 from ppdbench.decoding.sampling import Target, generator_for
-from ppdbench.engine.heads import ExitHead, load_heads
+from ppdbench.engine.heads import ExitHead, check_heads, load_heads
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.errors import ConfigError
 from ppdbench.header import run_header
@@ -21,6 +21,8 @@ from ppdbench.store import RunFolder, begun_header, check_target
 from ppdbench.strategies.base import Decoder, Setup
 from ppdbench.tasks import Task
 from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
+
+MOST_AT_ONCE = 4096  # sequences; more do not fit any machine's memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,10 @@ class ProbeConfig(RunConfig):
         RunConfig.__post_init__(self)
         if not self.ks or min(self.ks) < 1:
             raise ConfigError(f"-k {', '.join(map(str, self.ks)) or 'nothing'}: use 1 or more")
-        if self.batch_size < 1:
-            raise ConfigError(f"--batch-size {self.batch_size}: use 1 or more")
+        if not 1 <= self.batch_size <= MOST_AT_ONCE:
+            raise ConfigError(
+                f"--batch-size {self.batch_size}: use 1 or more, up to {MOST_AT_ONCE}"
+            )
         check_mode(self.compile)
         kinds = [target.kind for target in self.targets]
         if len(set(kinds)) < len(kinds):
@@ -104,6 +108,8 @@ def run_probe(
 ) -> ProbeRun:
     """Probe every example of this process's share that the run folder does not hold yet."""
     check_target(out, resume=resume, share=share)
+    if config.head:
+        check_heads(config.head)
     work = Workload.read(config)
     buckets = {task.name: config.bucket_size(task) for task, _ in work.examples}
     loaded = load(config.model, context=work.context())

@@ -10,10 +10,11 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from ppdbench.errors import ConfigError, UnknownName
+from ppdbench.errors import ConfigError, PpdbenchError, UnknownName
 from ppdbench.registry import Registry
 
 T = TypeVar("T")
@@ -186,9 +187,13 @@ class Exiting(Protocol):
         ...
 
 
-def option(default: T, help: str) -> T:
-    """A field of a strategy with the line that `list methods` shows."""
-    made: T = dataclasses.field(default=default, metadata={"help": help})
+def option(default: T, help: str, names: str = "") -> T:
+    """A field of a strategy with the line that `list methods` shows.
+
+    `names` says what a text names if it is one of these: a "model", a "file", which may be a
+    folder, or a "tree". That it is there is then seen before anything is loaded.
+    """
+    made: T = dataclasses.field(default=default, metadata={"help": help, "names": names})
     return made
 
 
@@ -228,6 +233,13 @@ class Method:
         """The options that a strategy of this method has."""
         return {option.name: getattr(strategy, option.name) for option in self.options()}
 
+    def check_named(self, strategy: Strategy, target: ModelSpec) -> None:
+        """Refuse options that name what is not there."""
+        for field in dataclasses.fields(self.make):
+            kind, value = field.metadata.get("names"), getattr(strategy, field.name)
+            if kind and value and value not in (*NO_FILES, field.default):
+                _check_named(f"{self.name}: {field.name}", kind, str(value), target)
+
     def _types(self) -> dict[str, Any]:
         """The types of the options; of the dataclasses alone, as other bases have no options."""
         made: dict[str, Any] = {}
@@ -249,6 +261,28 @@ class Method:
         if name not in known:
             raise UnknownName(f"option of {self.name}", name, known)
         return _read(self.name, name, text, self._types()[name])
+
+
+NO_FILES = ("reference", "dynamic", "chain")  # words that stand where a file is named
+
+
+def _check_named(option: str, kind: str, value: str, target: ModelSpec) -> None:
+    if kind == "model":
+        from ppdbench.engine.loading import ModelSpec, check_there
+
+        how = {name: getattr(target, name) for name in ("dtype", "device", "offline")}
+        try:
+            check_there(ModelSpec(name=value, **how))
+        except PpdbenchError as error:
+            method, _, name = option.partition(": ")
+            told = str(error).replace("--model", name)
+            raise ConfigError(f"{method}: {name.replace('_', ' ')}: {told}") from error
+    elif not Path(value).expanduser().exists():
+        raise ConfigError(f"{option}={value}: no such file or folder")
+    elif kind == "tree":
+        from ppdbench.trees.dynamic import load_tree
+
+        load_tree(value)
 
 
 METHODS: Registry[Method] = Registry("method")

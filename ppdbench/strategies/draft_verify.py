@@ -36,7 +36,9 @@ THRESHOLD_MEMORY = 0.9  # beta 2: weight of the threshold as it was
 class DraftVerify:
     """Draft with the model itself, some of its attention and MLP blocks skipped."""
 
-    skip: str = option("", "skip_layers.json to take the blocks from (a set in the middle)")
+    skip: str = option(
+        "", "skip_layers.json to take the blocks from (a set in the middle)", names="file"
+    )
     draft_length: int = option(8, "tokens drafted at most")
     threshold: float = option(0.6, "probability below which a token ends its draft, at first")
     adaptive: bool = option(True, "move the threshold towards the target acceptance")

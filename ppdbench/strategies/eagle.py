@@ -33,10 +33,14 @@ class Eagle:
     """Draft with a small network that continues the target's features (EAGLE-1, 2 and 3)."""
 
     addon: str = option(
-        "", "folder that `train eagle` wrote, or published files (the reference model's own)"
+        "",
+        "folder that `train eagle` wrote, or published files (the reference model's own)",
+        names="file",
     )
     tree: str = option(
-        "dynamic", "dynamic: grown by probability (EAGLE-2); chain; or a tree file (EAGLE-1)"
+        "dynamic",
+        "dynamic: grown by probability (EAGLE-2); chain; or a tree file (EAGLE-1)",
+        names="tree",
     )
     depth: int = option(5, "tokens guessed ahead at most; a tree file has its own depth")
     top_k: int = option(10, "nodes gone on from at each depth, and guesses after each of them")

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 class HiddenTransfer:
     """States put ahead of a token at middle layers guess the tokens that will stand there."""
 
-    addon: str = option("", "what `train hidden-transfer` wrote (the reference model's own)")
-    tree: str = option("", "tree file (the add-on's tree.json, or a general one)")
+    addon: str = option(
+        "", "what `train hidden-transfer` wrote (the reference model's own)", names="file"
+    )
+    tree: str = option("", "tree file (the add-on's tree.json, or a general one)", names="tree")
     masked: bool = option(False, "hide the pseudo states of earlier steps from later ones")
 
     def prepare(self, setup: Setup) -> Transferring:

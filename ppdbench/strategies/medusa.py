@@ -30,9 +30,11 @@ class Medusa:
     """Heads on the last hidden state guess several tokens ahead."""
 
     addon: str = option(
-        "", "what `train medusa` wrote, or a published medusa_lm_head (the reference model's own)"
+        "",
+        "what `train medusa` wrote, or a published medusa_lm_head (the reference model's own)",
+        names="file",
     )
-    tree: str = option("", "tree file (the add-on's tree.json, or a general one)")
+    tree: str = option("", "tree file (the add-on's tree.json, or a general one)", names="tree")
     typical: float = option(
         0.0, "keep what is likely enough: epsilon of typical acceptance, not exact (0: off)"
     )

@@ -33,7 +33,9 @@ class PredictivePipelined:
 
     exit_after: int = option(0, "layers run before candidates are read out, half or more (0: half)")
     k: int = option(3, "candidates")
-    head: str = option("", "folder of trained heads for the early prediction ('': the model's own)")
+    head: str = option(
+        "", "folder of trained heads for the early prediction ('': the model's own)", names="file"
+    )
     form: str = option(
         "inline", "inline: one process, latency predicted; split: two; replicated: k + 1"
     )

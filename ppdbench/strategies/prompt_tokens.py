@@ -33,10 +33,12 @@ class PromptTokens:
     """Trained rows behind every node of a tree guess the tokens that follow."""
 
     addon: str = option(
-        "", "what `train prompt-tokens` wrote, or a PEFT adapter (the reference model's own)"
+        "",
+        "what `train prompt-tokens` wrote, or a PEFT adapter (the reference model's own)",
+        names="file",
     )
     tree: str = option(
-        "", "tree file, dynamic or static (the add-on's tree.json, or a general one)"
+        "", "tree file, dynamic or static (the add-on's tree.json, or a general one)", names="tree"
     )
 
     def prepare(self, setup: Setup) -> Prompted:

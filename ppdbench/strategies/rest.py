@@ -33,7 +33,9 @@ class Rest:
     """Continue as a datastore continues after the longest suffix that it knows."""
 
     datastore: str = option(
-        "", "folder that `ppdbench datastore` wrote; reference: the small one of that model"
+        "",
+        "folder that `ppdbench datastore` wrote; reference: the small one of that model",
+        names="file",
     )
     longest_suffix: int = option(16, "tokens of the longest suffix looked up")
     max_nodes: int = option(32, "nodes of the proposed tree at most")

@@ -40,16 +40,20 @@ PROBES = (
 class Speculative:
     """Draft with a second, smaller model of the same vocabulary."""
 
-    draft_model: str = option("", "hub id, folder or synthetic:SPEC of the drafting model")
+    draft_model: str = option(
+        "", "hub id, folder or synthetic:SPEC of the drafting model", names="model"
+    )
     draft_length: int = option(4, "tokens drafted at most")
     confidence: float = option(
         0.0, "draft no further where the likeliest token has less probability (0: off)"
     )
     adaptive: bool = option(False, "shorten drafts after a rejection, lengthen them again after")
     draft_addon: str = option(
-        "", "prompt tokens trained for draft_model; drafts are then its likeliest tokens"
+        "",
+        "prompt tokens trained for draft_model; drafts are then its likeliest tokens",
+        names="file",
     )
-    draft_tree: str = option("", "tree file for them, as in prompt-tokens")
+    draft_tree: str = option("", "tree file for them, as in prompt-tokens", names="tree")
 
     def __post_init__(self) -> None:
         if not self.draft_model.strip():

@@ -98,7 +98,9 @@ class GenerateLookup:
 class GenerateAssistant:
     """transformers' generate() with a second, smaller model: the peer of speculative."""
 
-    draft_model: str = option("", "hub id, folder or synthetic:SPEC of the drafting model")
+    draft_model: str = option(
+        "", "hub id, folder or synthetic:SPEC of the drafting model", names="model"
+    )
     draft_length: int = option(4, "tokens drafted each time")
 
     def __post_init__(self) -> None:

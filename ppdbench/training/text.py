@@ -49,6 +49,15 @@ class TextSpec:
             raise ConfigError(f"--max-documents {self.max_documents}: use 1 or more")
 
 
+def check_sources(spec: TextSpec) -> None:
+    """Refuse text that is not there, before anything is loaded for it."""
+    for source in spec.sources:
+        if not source.startswith(HUB):
+            _files(source)
+        elif spec.offline:
+            raise _off_limits(source)
+
+
 def documents(spec: TextSpec) -> Iterator[str]:
     """Every document of every source, in a fixed order."""
     count = 0
@@ -65,17 +74,24 @@ def _of_source(source: str, spec: TextSpec) -> Iterator[str]:
     if source.startswith(HUB):
         yield from _of_hub(source, spec)
         return
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix in (".txt", ".jsonl"))
-        if not files:
-            raise DataError(f"{path} holds no .txt or .jsonl file")
-    elif path.is_file():
-        files = [path]
-    else:
-        raise DataError(f"text {source} is neither a file nor a folder")
-    for file in files:
+    for file in _files(source):
         yield from _of_file(file, spec)
+
+
+def _files(source: str) -> list[Path]:
+    path = Path(source).expanduser()
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"text {source or repr(source)} is neither a file nor a folder")
+    files = sorted(p for p in path.iterdir() if p.suffix in (".txt", ".jsonl"))
+    if not files:
+        raise DataError(f"{path} holds no .txt or .jsonl file")
+    return files
+
+
+def _off_limits(source: str) -> DataError:
+    return DataError(f"{source} needs the hub, which --offline forbids; give local files")
 
 
 def _of_file(path: Path, spec: TextSpec) -> Iterator[str]:
@@ -131,7 +147,7 @@ def _of_hub(source: str, spec: TextSpec) -> Iterator[str]:
 
     name, config, split, *_ = [*source.removeprefix(HUB).split(":"), "", "", ""]
     if spec.offline:
-        raise DataError(f"{source} needs the hub, which --offline forbids; give local files")
+        raise _off_limits(source)
     try:
         rows = load_dataset(name, config or None, split=split or "train", streaming=True)
         for row in rows:

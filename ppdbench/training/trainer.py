@@ -28,6 +28,8 @@ SCHEDULES = ("cosine", "constant")
 PRECISIONS = ("no", "bf16", "fp16")
 LOG, STATE = "train.jsonl", "training.json"
 CHECKPOINTS = "checkpoints"
+# Beyond these a typing error would cost hours or all memory before anybody noticed.
+MOST = {"steps": 10**9, "batch_size": 1 << 16, "sequence": 1 << 20}
 KEEP = 2  # the newest one may be the one that was being written
 BROKEN = "stopped"  # in STATE, why a run cannot go on as it was
 MENDING = ("learning_rate", "clip")  # what may be changed then
@@ -60,6 +62,9 @@ class TrainConfig:
         for name in ("steps", "batch_size", "sequence", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}; use 1 or more")
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name}={getattr(self, name)}; use {most} or less")
         if self.micro_batch is not None and not 1 <= self.micro_batch <= self.batch_size:
             raise ConfigError(f"micro_batch={self.micro_batch}; use 1..{self.batch_size}")
         if self.schedule not in SCHEDULES:

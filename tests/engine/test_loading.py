@@ -166,7 +166,6 @@ def tokenizer_is_half_there(folder: Path) -> None:
         shards_missing,
         configuration_is_no_json,
         configuration_without_family,
-        family_of_nobody,
         heads_that_do_not_divide,
         wrong_shapes,
         tokenizer_is_no_json,
@@ -179,6 +178,12 @@ def test_a_spoilt_folder_is_one_line_that_names_it(
 ) -> None:
     spoil(folder)
     refused(ModelSpec(name=str(folder)), f"model {folder} does not load: .")
+
+
+def test_a_family_of_nobody_is_named(folder: Path) -> None:
+    family_of_nobody(folder)
+    with pytest.raises(UnsupportedModel, match=r"does not load: model family 'wibble'.*llama"):
+        load(ModelSpec(name=str(folder)))
 
 
 def test_weights_that_lack_a_tensor_are_refused_and_not_made_up(folder: Path) -> None:

@@ -1,0 +1,104 @@
+"""A model folder seen from outside: what it lacks, and whether its files can be what they say.
+
+Nothing is loaded and nothing is asked of the network, so that a wrong name costs no time.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ppdbench.engine.shapes import MOST
+from ppdbench.errors import ConfigError, UnsupportedModel
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+ADAPTER = "adapter_config.json"  # of weights that change others, such as LoRA
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+# What families call the sizes that a model is built by.
+SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), MOST["layers"]),
+    **dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim"), MOST["hidden"]),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), MOST["ffn"]),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), MOST["heads"]),
+    **dict.fromkeys(("vocab_size",), MOST["vocab"]),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), MOST["context"]),
+}
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that lacks something, has too much, or holds what cannot be read."""
+    if (folder / ADAPTER).is_file():
+        raise ConfigError(
+            f"{folder} holds an adapter such as LoRA ({ADAPTER}), which would not be applied; "
+            "merge it into the weights (peft: merge_and_unload, then save_pretrained), or move it "
+            "away to measure the weights without it"
+        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is no model folder: it has no config.json")
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        raise ConfigError(f"{folder} holds no weights; expected *.safetensors or pytorch_model.bin")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise ConfigError(f"{folder} holds no tokenizer; expected one of {', '.join(TOKENIZERS)}")
+    check_config(folder)
+    for file in sorted(folder.glob("*.safetensors")):
+        _check_tensors(folder, file)
+
+
+def check_config(folder: Path) -> None:
+    """Refuse a config.json that is none, or that is of a model which cannot be."""
+    path = folder / "config.json"
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {folder} does not load: {path.name} is not valid JSON") from error
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        raise ConfigError(f"model {folder} does not load: {path.name} names no model_type")
+    check_family(content["model_type"], str(folder))
+    check_sizes(content, str(path))
+
+
+def check_family(model_type: str, name: str) -> None:
+    """Refuse a family that no adapter knows."""
+    from ppdbench.engine.adapters import ADAPTERS
+
+    if model_type not in ADAPTERS:
+        raise UnsupportedModel(
+            f"model {name} does not load: model family {model_type[:60]!r} has no adapter; "
+            f"supported: {', '.join(ADAPTERS.names())}"
+        )
+
+
+def check_sizes(config: Mapping[str, Any], where: str) -> None:
+    """Refuse numbers that no model has, before anything is built by them."""
+    for name, most in SIZES.items():
+        value = config.get(name)
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            shown = repr(value)[:40]
+            raise ConfigError(f"{where}: {name} is {shown}; use a whole number from 1 to {most}")
+
+
+def _check_tensors(folder: Path, file: Path) -> None:
+    """A safetensors file says itself how long it is."""
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length)) if length < size else None
+        ends = [
+            int(about["data_offsets"][1])
+            for name, about in header.items()  # type: ignore[union-attr]
+            if name != "__metadata__"
+        ]
+    except (OSError, ValueError, struct.error, AttributeError, KeyError, TypeError, IndexError):
+        raise _damaged(folder, file) from None
+    if 8 + length + max(ends, default=0) != size:
+        raise _damaged(folder, file)
+
+
+def _damaged(folder: Path, file: Path) -> ConfigError:
+    return ConfigError(
+        f"model {folder} does not load: {file.name} is cut off or damaged; fetch it again"
+    )
