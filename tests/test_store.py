@@ -31,6 +31,7 @@ TIMING = {
     "baseline_prefill_ms",
     "baseline_step_ms",
     "baseline_again_ms",
+    "load",
     "draft_ms",
     "peak_memory_bytes",
 }

@@ -20,6 +20,7 @@ from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.header import run_header
+from ppdbench.machine.load import Watch
 from ppdbench.samples import Key
 from ppdbench.scoring import NEEDS_EXECUTION, parts
 from ppdbench.shares import ALONE, Share
@@ -208,9 +209,13 @@ def decode_missing(
         contest.warm_up(contest.ready(item), warmup)
     for number, item in enumerate(map(contest.ready, missing)):
         lacking = left(item, contest.contestants, folder)
-        outcomes = contest.run(item, turn=number, contestants=lacking)
+        with Watch() as watch:
+            outcomes = contest.run(item, turn=number, contestants=lacking)
+        # Processes that torchrun or others started for one run would count as other programs.
+        alone = folder.share.on_machine == Share.launched().count == 1
+        load = {"load": watch.load.to_dict()} if alone else {}
         for contestant in lacking:
-            sample = sample_of(item, contestant.label, outcomes, contest.loaded)
+            sample = sample_of(item, contestant.label, outcomes, contest.loaded) | load
             folder.append(sample | code.facts(item, sample) if code else sample)
         report(item.task.name, len(items) - len(missing) + number + 1, len(items))
 

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.bench.claims import claim, noise_of, over_greedy
+from ppdbench.bench.claims import claim, over_greedy
+from ppdbench.bench.conditions import Conditions
 from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
-from ppdbench.bench.stats import Ratio
 from ppdbench.bench.sums import Sums
 from ppdbench.errors import DataError
 
@@ -32,9 +32,12 @@ def summarize(
         groups.setdefault((one.task, one.method), []).append(one)
     tasks = list(dict.fromkeys(task for task, _ in groups))
     ordered = sorted(groups, key=lambda group: tasks.index(group[0]))
-    noise = {t: noise_of(header["methods"], [s for s in sums if s.task == t]) for t in tasks}
+    under = {
+        task: Conditions.of(header["methods"], [s for s in sums if s.task == task])
+        for task in tasks
+    }
     return [
-        _summary(header, task, label, groups[task, label], noise[task], scores)
+        _summary(header, task, label, groups[task, label], under[task], scores)
         for task, label in ordered
     ]
 
@@ -44,8 +47,8 @@ def overall(header: Mapping[str, Any], sums: Sequence[Sums]) -> list[dict[str, A
     groups: dict[str, list[Sums]] = {}
     for one in sums:
         groups.setdefault(one.method, []).append(one)
-    noise = noise_of(header["methods"], sums)
-    return [_summary(header, ALL, label, group, noise, False) for label, group in groups.items()]
+    under = Conditions.of(header["methods"], sums)
+    return [_summary(header, ALL, label, group, under, False) for label, group in groups.items()]
 
 
 def _summary(
@@ -53,7 +56,7 @@ def _summary(
     task: str,
     label: str,
     group: Sequence[Sums],
-    noise: Ratio | None,
+    under: Conditions,
     scores: bool,
 ) -> dict[str, Any]:
     model, method = header["model"], header["methods"][label]
@@ -82,8 +85,9 @@ def _summary(
         if done and not method["exact"] and drawn == "greedy"
         else None,
         **_times(done),
-        "noise_low": noise and noise.low,
-        "noise_high": noise and noise.high,
+        "noise_low": under.noise and under.noise.low,
+        "noise_high": under.noise and under.noise.high,
+        "under_load": under.under_load,
         "profile": profile(done, header.get("bandwidth_bytes_per_s")),
         **pipelined(header.get("facts", {}).get(label), done),
         "peak_memory_bytes": max((one.about["peak_memory_bytes"] for one in done), default=None),

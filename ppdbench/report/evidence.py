@@ -82,6 +82,8 @@ def notes_on(summaries: Sequence[Summary]) -> list[str]:
     if floors:
         low, high = min(s["noise_low"] for s in floors), max(s["noise_high"] for s in floors)
         notes.append(f"Greedy against itself: {_interval(low, high)}, the noise of this machine.")
+    if (load := next((s["under_load"] for s in summaries if s["under_load"]), None)) is not None:
+        notes.append(f"Under load: {load}. Measure again on a quiet machine.")
     if (degenerate := degenerate_note(summaries)) is not None:
         notes.append(degenerate)
     if any(s["speedup_withheld"] == TOO_FEW for s in summaries):

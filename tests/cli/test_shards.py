@@ -33,7 +33,7 @@ SWEEP = ["sweep", *COMMON, "--method", "prompt-lookup", "--grid", "max_draft=1,2
 SWEEP += ["--search", "halving", "--warmup", "0"]
 TIMES = {
     *("elapsed_ms", "prefill_ms", "step_ms", "draft_ms", "peak_memory_bytes", "processes"),
-    *("baseline_prefill_ms", "baseline_step_ms", "baseline_again_ms"),
+    *("baseline_prefill_ms", "baseline_step_ms", "baseline_again_ms", "load"),
 }
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 

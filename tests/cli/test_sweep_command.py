@@ -34,7 +34,7 @@ SMALL = ["--model", MODEL, "--data", "builtin", "--limit", "4", "--max-new-token
 SMALL += ["--warmup", "0", "--threads", "1"]
 LOOKUP = ["--method", "prompt-lookup", "--grid", "max_draft=2,4", "--grid", "longest_suffix=1,2,3"]
 TIMES = ("prefill_ms", "step_ms", "draft_ms", "peak_memory_bytes")
-TIMES += ("baseline_prefill_ms", "baseline_step_ms", "baseline_again_ms")
+TIMES += ("baseline_prefill_ms", "baseline_step_ms", "baseline_again_ms", "load")
 
 
 @pytest.fixture(autouse=True)
