@@ -71,7 +71,7 @@ class Machine:
         core = {"user": 2.0, "system": 1.0, "nice": 0.5, "steal": 0.25}
         return [SimpleNamespace(**{n: s * self.looks for n, s in core.items()})] * 3
 
-    def Process(self) -> SimpleNamespace:  # noqa: N802
+    def Process(self) -> SimpleNamespace:
         return self.process(1.5, [self.process(1.0), self.process(None)])
 
     def process(
@@ -104,5 +104,5 @@ def test_a_real_machine_can_be_watched() -> None:
     with load.Watch() as watch:
         sum(range(10_000))
     assert 0 < watch.load.seconds < 60
-    assert 0 <= watch.load.others_s
+    assert watch.load.others_s >= 0
     assert set(watch.load.to_dict()) == set(QUIET.to_dict())
