@@ -91,6 +91,21 @@ class SampleHead(Record, frozen=True, kw_only=True):
     """The example's place among all of the run, from 0; lines are put in this order."""
 
 
+class Load(Record, frozen=True, kw_only=True):
+    """What a machine did besides while all methods decoded an example."""
+
+    seconds: Figure
+    """How long that took."""
+    cores: AtLeastOne
+    """Cores that this process may use."""
+    others_s: Figure
+    """Seconds of all cores together that other programs used."""
+    stolen_s: Figure
+    """Seconds of all cores together that the host of a virtual machine took."""
+    load_average: Figure | None
+    """Of the last minute, this run included."""
+
+
 class Asked(SampleHead, frozen=True, kw_only=True):
     """What was asked, the same for every kind of result."""
 
@@ -119,6 +134,8 @@ class FailedSample(Asked, frozen=True, kw_only=True):
     """Turns that the question has."""
     peak_memory_bytes: Count | None = None
     """Most memory in use so far, in decoding."""
+    load: Load | None = None
+    """What else the machine did meanwhile, in decoding with one process."""
 
 
 class ThreadedGreedy(Record, frozen=True, kw_only=True):
@@ -187,6 +204,8 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     """All of greedy decoding's steps when it was run once more: what it gains is noise."""
     baseline_again_steps: Count | None = None
     """How many steps those were."""
+    load: Load | None = None
+    """What else the machine did meanwhile, in decoding with one process."""
     scores: dict[str, Figure | Sequence[Figure] | None] | None = None
     """What the output adds to each metric: its score, or the counts that corpus metrics add up."""
     profile: Profile | None = None

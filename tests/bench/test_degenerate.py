@@ -62,7 +62,7 @@ def test_empty_outputs_stand_beside_the_speedup_and_most_of_them_are_warned_of(
 
 
 def test_loops_are_counted_by_their_tokens(tmp_path: Path) -> None:
-    sample = made.decoded("swift", output_ids=[7] * 14, step_ms=[1.0] * 13)
+    sample = made.decoded("swift", output_ids=[7] * 14)
     head = made.header("bench", methods=made.methods("swift"))
     found = read_runs([made.write(tmp_path / "run", head, [sample])])[0]
     assert "1 looping of 1 (swift)" in "".join(outputs.of_run(found).sheets[0].notes)
