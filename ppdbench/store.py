@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +57,9 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 HEADER = "run.json"
+SHOWN, WIDTH = 6, 60  # differences told, and characters of each value
+# The hash of the first so many examples of a task, as the header of a run has it of all.
+Digest = Callable[[str, int], str]
 # Settings that change how samples are read, not what they are.
 VIEWS = {("config", "ks"), ("config", "bucket")}
 
@@ -183,10 +186,16 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: Path, header: dict[str, Any], *, resume: bool, share: Share = ALONE
+        self,
+        path: Path,
+        header: dict[str, Any],
+        *,
+        resume: bool,
+        share: Share = ALONE,
+        digest: Digest | None = None,
     ) -> None:
         check_target(path, resume=resume, share=share)
-        self.path, self.share = path, share
+        self.path, self.share, self._digest = path, share, digest
         self.done = Stored(path, header)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -219,6 +228,8 @@ class RunFolder:
         asked = json.loads(json.dumps(asked))
         # Of several shards one may lack what another has.
         known = _with_late(stored, asked) if self.share.alone else stored
+        if self.share.alone and self._digest is not None:
+            known = _with_more(known, asked, self._digest)
         _check_same(known, asked)
         if known is not stored:
             self._write_header(known)
@@ -328,18 +339,38 @@ def _with_late(stored: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _with_more(stored: dict[str, Any], asked: dict[str, Any], digest: Digest) -> dict[str, Any]:
+    """The stored header for a higher --limit, where the stored examples are the first of these.
+
+    With several tasks the examples of all but the first would change their places.
+    """
+    before, now = (header["config"].get("limit") for header in (stored, asked))
+    raised = before is not None and (now is None or now > before)
+    if not raised or len(stored["data"]) != 1 or stored["data"].keys() != asked["data"].keys():
+        return stored
+    ((task, about),) = stored["data"].items()
+    if digest(task, about["examples"]) != about["sha256"]:
+        return stored
+    more = {name: asked["data"][task][name] for name in ("examples", "sha256")}
+    config = {**stored["config"], "limit": now}
+    return {**stored, "config": config, "data": {task: {**about, **more}}}
+
+
 def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
     """Refuse to mix two configurations in one run."""
     differing = [
-        f"{part}.{name}" if name else part
+        f"{part}.{name} ({before} there, {now} here)"
+        if name
+        else f"{part} ({before} there, {now} here)"
         for part in ("kind", "config", "model", "data", "methods", "heads")
-        for name in _differing(_alike(part, stored), _alike(part, asked))
+        for name, before, now in _differing(_alike(part, stored), _alike(part, asked))
         if (part, name) not in VIEWS
     ]
     if differing:
+        more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         raise ConfigError(
-            f"cannot resume: {', '.join(differing)} differs from the stored run; repeat its "
-            "options or choose another --out"
+            f"cannot resume: {', '.join(differing[:SHOWN])}{more} differs from the stored run; "
+            "repeat its options or choose another --out"
         )
 
 
@@ -351,11 +382,17 @@ def _alike(part: str, header: dict[str, Any]) -> Any:
     return content
 
 
-def _differing(stored: Any, asked: Any) -> list[str]:
+def _differing(stored: Any, asked: Any) -> list[tuple[str, str, str]]:
+    """The dotted names of what is not the same, each with both values as they are shown."""
     if isinstance(stored, dict) and isinstance(asked, dict):
         return [
-            f"{name}.{inner}" if inner else name
+            (f"{name}.{inner}" if inner else name, before, now)
             for name in sorted(stored.keys() | asked.keys())
-            for inner in _differing(stored.get(name), asked.get(name))
+            for inner, before, now in _differing(stored.get(name), asked.get(name))
         ]
-    return [] if stored == asked else [""]
+    return [] if stored == asked else [("", _shown(stored), _shown(asked))]
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= WIDTH else f"{text[:WIDTH]}..."

@@ -132,6 +132,11 @@ class Workload:
             return {"file": file.name, "in_place_of": task.dataset.split}
         return {"file": file.name}
 
+    def digest(self, name: str, count: int) -> str:
+        """The hash of the first examples of a task, to be held against that of an earlier run."""
+        task, examples = next(pair for pair in self.examples if pair[0].name == name)
+        return self._digest(task, examples[:count])
+
     @staticmethod
     def _digest(task: Task, examples: list[Example]) -> str:
         """A hash of the prompts themselves: same hash, same questions."""

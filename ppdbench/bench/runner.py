@@ -162,7 +162,7 @@ def run_decode(
             profile=config.profile,
         )
         header["memory"] = memory(contest)
-        with RunFolder(out, header, resume=resume, share=share) as folder:
+        with RunFolder(out, header, resume=resume, share=share, digest=work.digest) as folder:
             decode_missing(contest, items, folder, warmup=config.warmup, report=report, code=code)
             samples = folder.gather()
     return Finished(

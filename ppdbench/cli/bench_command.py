@@ -87,11 +87,12 @@ def command(
         # What was typed wins over what the file says.
         left = [n for n in options if ctx.get_parameter_source(n) is ParameterSource.DEFAULT]
         options |= {n: content.settings[n] for n in left if n in content.settings}
-    asked = {text: _chosen(text, options["model"]) for text in methods or DEFAULT}
-    choices = [choice for chosen in asked.values() for choice in chosen]
+    asked = [(text, _chosen(text, options["model"])) for text in methods or DEFAULT]
+    choices = [choice for _, chosen in asked for choice in chosen]
+    optional = [choice for text, chosen in asked if text == ALL for choice in chosen]
     if (peer := options.pop("against")) is not None:
         choices = _beside_peers(choices, options["model"], peer)
-    return decode(*choices, kind="bench", optional=asked.get(ALL, ()), **options)
+    return decode(*choices, kind="bench", optional=optional, **options)
 
 
 def _chosen(text: str, model: str | None) -> list[Choice]:

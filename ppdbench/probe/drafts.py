@@ -87,7 +87,7 @@ def run_drafts(
         header["facts"] = {name: dict(decoder.facts) for name, decoder in decoders.items()}
         spare = max(decoder.rows for decoder in decoders.values())
         prober = DraftProber(loaded, Session(loaded.staged, setup.capacity, spare=spare))
-        with RunFolder(out, header, resume=resume, share=share) as folder:
+        with RunFolder(out, header, resume=resume, share=share, digest=work.digest) as folder:
             ours = share.part(items)
             for number, item in enumerate(ours):
                 report(f"probing {item.task.name}", number, len(ours))

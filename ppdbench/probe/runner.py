@@ -130,7 +130,7 @@ def run_probe(
         "compilation": _compile(config, loaded, items, report, begun),
         "heads": fingerprint,
     }
-    with RunFolder(out, header, resume=resume, share=share) as folder:
+    with RunFolder(out, header, resume=resume, share=share, digest=work.digest) as folder:
         _probe_missing(config, items, prober, folder, report)
         samples = folder.gather()
     return ProbeRun(

@@ -413,7 +413,7 @@ def test_a_folder_that_may_not_be_written_is_named(
 def test_resuming_with_other_options_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["probe", *SMALL, "--out", "run"]) == 0
     capsys.readouterr()
-    other = ["--limit", "3", "--seed", "5", "--dtype", "bfloat16"]
+    other = ["--limit", "1", "--seed", "5", "--dtype", "bfloat16"]
     line = complaint(capsys, ["probe", *SMALL, "--out", "run", "--resume", *other])
     assert "config.limit" in line
     assert "config.seed" in line

@@ -398,3 +398,40 @@ def test_where_examples_come_from_is_said_if_nobody_chose(
     assert "as with --data builtin" in capsys.readouterr().err
     assert run(["decode", *few, "--data", "builtin"]) == 0
     assert "--data" not in capsys.readouterr().err
+
+
+def test_resuming_may_raise_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = ["decode", *SMALL, "--limit", "4", "--out", "whole"]
+    assert run(whole) == 0
+    assert run(["decode", *SMALL, "--out", "run"]) == 0  # the first two
+    first = list(samples("run"))
+    assert run(["decode", *SMALL, "--limit", "4", "--out", "run", "--resume"]) == 0
+    assert list(samples("run"))[:2] == first
+    ours, truth = ([s.output_ids for s in samples(folder)] for folder in ("run", "whole"))
+    assert ours == truth
+    header = read_run("run").header
+    assert header["data"] == read_run("whole").header["data"]
+    assert header["config"]["limit"] == 4
+    capsys.readouterr()
+    assert run(["decode", *SMALL, "--out", "run", "--resume"]) == 2
+    assert "config.limit (4 there, 2 here)" in capsys.readouterr().err
+
+
+def test_a_raised_limit_over_other_examples_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("a.jsonl").write_text(rows("one", "two"))
+    (task := Path("task.yaml")).write_text(TASK_FILE.format(stop="[]"))
+    words = ["--model", MODEL, "--task", str(task), "--data", "a.jsonl", "--out", "run"]
+    assert run(["decode", *words, "--limit", "1"]) == 0
+    Path("a.jsonl").write_text(rows("other", "two"))
+    capsys.readouterr()
+    assert run(["decode", *words, "--limit", "2", "--resume"]) == 2
+    assert "data.asked.sha256" in capsys.readouterr().err
+
+
+def rows(*questions: str) -> str:
+    return "".join(
+        json.dumps({"id": str(i), "question": q, "answer": "x"}) + "\n"
+        for i, q in enumerate(questions)
+    )
