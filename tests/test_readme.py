@@ -39,6 +39,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = (ROOT / "ppdbench/builtin/squad/validation.jsonl").read_text("utf-8")
     (tmp_path / "my-data.jsonl").write_text(rows, "utf-8")
     (tmp_path / "corpus.txt").write_text(README, "utf-8")
+    (tmp_path / "unseen.txt").write_text((ROOT / "docs/cpu.md").read_text("utf-8"), "utf-8")
     files = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
     for content in files:
         name = "suite.yaml" if "methods:" in content else "my-task.yaml"
@@ -67,6 +68,13 @@ def test_every_command_of_the_readme_runs(
         assert captured.out.strip() or words[0] == "train", command
         if "json" in words:
             json.loads(captured.out)
+
+
+def test_nothing_is_measured_on_the_text_it_was_trained_on() -> None:
+    trained = [shlex.split(c) for c in COMMANDS if "--held-out" in c]
+    assert len(trained) > 3
+    for words in trained:
+        assert words[words.index("--held-out") + 1] != words[words.index("--text") + 1]
 
 
 def test_every_make_target_of_the_readme_exists() -> None:

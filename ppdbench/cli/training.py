@@ -76,7 +76,7 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
     from ppdbench.training.run import Job
-    from ppdbench.training.text import TextSpec, check_sources
+    from ppdbench.training.text import TextSpec, check_sources, in_both
     from ppdbench.training.trainer import TrainConfig
 
     quiet()
@@ -113,6 +113,11 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
     )
     for source in filter(None, (job.text, job.held_out)):
         check_sources(source)
+    if job.held_out is not None and (same := in_both(job.held_out, job.text)):
+        notice(
+            f"note: {', '.join(same)} is trained on and measured on, so that the result says "
+            "nothing of other text; give --held-out text of its own"
+        )
     return job, take("resume"), take("dry_run")
 
 

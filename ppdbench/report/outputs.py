@@ -7,7 +7,7 @@ it was made, without its model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ppdbench.bench.counterparts import beside
@@ -19,7 +19,8 @@ from ppdbench.probe.ranks import Ranks
 from ppdbench.report import decode_tables, draft_tables, probe_tables, sweep_tables
 from ppdbench.report.export import emit
 from ppdbench.report.page.runs import DECODES, PROBES, SIMILARITY, SWEEPS, Run
-from ppdbench.report.sheet import Sheet
+from ppdbench.report.sheet import Sheet, marked
+from ppdbench.runs.unfinished import unfinished
 from ppdbench.samples import fewest_examples
 
 Header = Mapping[str, Any]
@@ -33,6 +34,10 @@ class Output:
     sheets: list[Sheet]
     long: Sheet
     content: Any
+
+    def marked(self, words: str | None) -> Output:
+        """The same with these words under every table."""
+        return replace(self, sheets=marked(self.sheets, words))
 
     def sheets_for(self, csv: bool) -> list[Sheet]:
         """What is written: programs get one table."""
@@ -50,6 +55,10 @@ def of_run(run: Run) -> Output:
         return of_decoding(header, run.sums)
     if run.kind in SWEEPS:
         return of_sweep(header, run.sums)
+    return _of_probes(run, header, place).marked(run.unfinished)
+
+
+def _of_probes(run: Run, header: Header, place: str) -> Output:
     if run.kind in PROBES:
         return of_matches(header, run.done, run.ranks, run.rates, place)
     if run.kind in SIMILARITY:
@@ -61,10 +70,13 @@ def of_decoding(header: Header, sums: Sequence[Sums]) -> Output:
     """Of `decode` and `bench`."""
     found = summarize(header, sums)
     long = decode_tables.long(found)
+    lacking = unfinished(header, (one.about for one in sums))
     if header["kind"] == "decode":
-        return Output(decode_tables.sheets(found), long, found[0] if len(found) == 1 else found)
+        content = found[0] if len(found) == 1 else found
+        return Output(decode_tables.sheets(found), long, content).marked(lacking)
     together = overall(header, sums)
-    return Output(decode_tables.contest(found, together, beside(header, sums)), long, found)
+    sheets = decode_tables.contest(found, together, beside(header, sums))
+    return Output(sheets, long, found).marked(lacking)
 
 
 def of_sweep(header: Header, sums: Sequence[Sums]) -> Output:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ppdbench.files.clean import Kind, clean
@@ -101,3 +101,8 @@ class Sheet:
     def without(self, column: str) -> Sheet:
         """The same table less one column."""
         return self.only([i for i, name in enumerate(self.header) if name != column])
+
+
+def marked(sheets: Sequence[Sheet], words: str | None) -> list[Sheet]:
+    """The same tables, each with these words below it, if there are any."""
+    return [replace(s, notes=(*s.notes, words)) if words else s for s in sheets]

@@ -16,15 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ppdbench import papers, theory
+from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.probe.ranks import Group, Ranks
 from ppdbench.probe.summary import RANKS_OF_HEAD
 from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.runs.unfinished import unfinished
 from ppdbench.store import StoredRun
 
 DEFAULT_KS = (1, 3, 5)
 # The paper's names of its tasks are shorter than those of the files in tasks/.
 PAPER_TASKS = {"wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
+
+TOO_FEW = (
+    f"Fewer than {LEAST_EXAMPLES} examples: these match rates, and what follows from them, promise "
+    "nothing for others."
+)
 
 Sample = Mapping[str, Any]
 Series = Mapping[str, Sequence[theory.FigurePoint]]
@@ -73,6 +80,7 @@ class Measured:
     n_layers: int
     rows: tuple[TheoryRow, ...]
     failed: int
+    unfinished: str | None = None  # what is missing, in a sentence
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -85,6 +93,10 @@ class Measured:
             notes.append(f"-: {_reason_below_half(self.n_layers)}")
         if self.failed:
             notes.append(f"{self.failed} failed examples are left out.")
+        if any(row.examples < LEAST_EXAMPLES for row in self.rows):
+            notes.append(TOO_FEW)
+        if self.unfinished:
+            notes.append(self.unfinished)
         return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:
@@ -93,6 +105,7 @@ class Measured:
             "run": self.run,
             "n_layers": self.n_layers,
             "failed": self.failed,
+            "unfinished": self.unfinished,
             "rows": [asdict(row) for row in self.rows],
         }
 
@@ -120,7 +133,8 @@ def measure(run: StoredRun, wanted: Wanted, ranks: Ranks | None = None) -> Measu
     if not rows:
         raise DataError(f"{run.path}: no layer before the last was probed")
     used = sum(map(len, ranks.groups.values()))
-    return Measured(str(run.path), n_layers, tuple(rows), len(run.samples) - used)
+    lacking = unfinished(run.header, run.samples)
+    return Measured(str(run.path), n_layers, tuple(rows), len(run.samples) - used, lacking)
 
 
 def _n_layers(run: StoredRun) -> int:

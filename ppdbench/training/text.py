@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,18 @@ def check_sources(spec: TextSpec) -> None:
             _files(source)
         elif spec.offline:
             raise _off_limits(source)
+
+
+def in_both(one: TextSpec, other: TextSpec) -> list[str]:
+    """Text of the first that is in the second too: the same data set, or a file byte for byte."""
+    hub = [s for s in one.sources if s.startswith(HUB) and s in other.sources]
+    ours, theirs = map(_local, (one, other))
+    return hub + [str(file) for file in ours if any(cmp(file, same, False) for same in theirs)]
+
+
+def _local(spec: TextSpec) -> list[Path]:
+    sources = [source for source in spec.sources if not source.startswith(HUB)]
+    return [file for source in sources for file in _files(source)]
 
 
 def documents(spec: TextSpec) -> Iterator[str]:

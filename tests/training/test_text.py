@@ -10,7 +10,7 @@ import pytest
 
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.training.text import Blocks, TextSpec, documents, tokenized
+from ppdbench.training.text import Blocks, TextSpec, documents, in_both, tokenized
 
 TOKENIZER = tokenizer(300, 512)
 
@@ -117,3 +117,14 @@ def test_bad_text_is_refused_in_one_line(tmp_path: Path) -> None:
         Blocks(np.arange(5, dtype=np.uint16), 10, seed=0)
     with pytest.raises(DataError, match="--offline forbids"):
         list(documents(TextSpec(sources=("hub:some/set",), offline=True)))
+
+
+def test_text_that_is_in_both_is_found_by_its_bytes(tmp_path: Path) -> None:
+    for name, content in {"a.txt": "one", "b.txt": "two", "copy.txt": "one"}.items():
+        (tmp_path / name).write_text(content, "utf-8")
+    a, b, copy = (str(tmp_path / name) for name in ("a.txt", "b.txt", "copy.txt"))
+    seen = TextSpec(sources=(a, "hub:x"))
+    assert in_both(TextSpec(sources=(copy, b)), seen) == [copy]
+    assert in_both(TextSpec(sources=("hub:x",)), seen) == ["hub:x"]
+    assert in_both(TextSpec(sources=(b,)), seen) == []
+    assert in_both(TextSpec(sources=(b,)), TextSpec(sources=(str(tmp_path),))) == [b]

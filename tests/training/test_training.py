@@ -164,7 +164,9 @@ def test_trained_heads_are_read_by_probe_and_raise_match_rates_on_their_text(
 ) -> None:
     words = ["--model", "./model", "--text", "text.txt", "--out", "heads", "--steps", "60", *SMALL]
     assert run(["train", "heads", *words, "--loss", "kl", "--held-out", "text.txt"]) == 0
-    assert "perplexity" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "perplexity" in told.out
+    assert "text.txt is trained on and measured on" in told.err
     small = ["--limit", "2", "--max-new-tokens", "8", "--data", "builtin", "--task", "wmt_en_fr"]
     probe = ["probe", "--model", "./model", "--head", "heads", *small, "--format", "json"]
     # These prompts are longer than the tiny model's context allows.

@@ -9,7 +9,7 @@ from ppdbench.bench.stats import FEW, FEW_EXAMPLES
 from ppdbench.report.page.drawing import Drawing, svg
 from ppdbench.report.page.html import Child, Node, h
 from ppdbench.report.page.runs import Run
-from ppdbench.report.sheet import Sheet
+from ppdbench.report.sheet import Sheet, marked
 
 # Words beside a mark that differs in shape too, so that colour says nothing alone.
 MARKS = {"good": "✓", "bad": "✗", "warn": "!", "plain": "·"}
@@ -123,9 +123,15 @@ def by_run(runs: Sequence[Run], show: Callable[[Run], Shown]) -> Shown:
     return drawings, body
 
 
-def few(run: Run) -> Node | None:
-    """What a reader has to know of intervals over few examples."""
-    return h("p", FEW, class_="note") if run.fewest_examples < FEW_EXAMPLES else None
+def few(run: Run) -> list[Node]:
+    """What a reader has to know of intervals over few examples, and of a run that is not done."""
+    words = FEW if run.fewest_examples < FEW_EXAMPLES else ""
+    return paragraphs(words, run.unfinished or "", class_="note")
+
+
+def numbers(run: Run, sheets: Sequence[Sheet]) -> Node:
+    """All tables of a run, out of the way."""
+    return folded("All numbers", map(table, marked(sheets, run.unfinished)))
 
 
 def paragraphs(*words: str, class_: str | None = None) -> list[Node]:

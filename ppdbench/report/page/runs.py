@@ -17,6 +17,7 @@ from ppdbench.probe.buckets import stored_buckets
 from ppdbench.probe.closeness import Similarity, similarities
 from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import Rate, match_rates
+from ppdbench.runs.unfinished import unfinished
 from ppdbench.samples import fewest_examples
 from ppdbench.store import StoredRun, read_header, read_once, read_whole
 
@@ -77,6 +78,11 @@ class Run:
     def fewest_examples(self) -> int:
         """Examples of the task that has the fewest; intervals are only as good as that."""
         return fewest_examples(self.samples)
+
+    @cached_property
+    def unfinished(self) -> str | None:
+        """What is missing, in a sentence."""
+        return unfinished(self.header, self.samples)
 
     @cached_property
     def processes(self) -> str:

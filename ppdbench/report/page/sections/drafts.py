@@ -9,7 +9,7 @@ from ppdbench.report import draft_tables
 from ppdbench.report.page.charts.curves import Curve, Value, curves
 from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.html import h
-from ppdbench.report.page.parts import Section, Shown, by_run, few, folded, gallery, table
+from ppdbench.report.page.parts import Section, Shown, by_run, few, gallery, numbers
 from ppdbench.report.page.runs import DRAFTS, Run, of_kind
 
 WORDS = (
@@ -29,7 +29,7 @@ def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
 def _of_run(run: Run) -> Shown:
     own = _drawn(run, run.accuracies)
     sheets = draft_tables.sheets(run.header, run.accuracies, run.fewest_examples)
-    return own, [few(run), gallery(own), folded("All numbers", map(table, sheets))]
+    return own, [*few(run), gallery(own), numbers(run, sheets)]
 
 
 def _drawn(run: Run, rows: Sequence[Accuracy]) -> list[Drawing]:

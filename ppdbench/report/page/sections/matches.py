@@ -11,7 +11,7 @@ from ppdbench.report.page.charts.curves import Curve, Value, curves
 from ppdbench.report.page.charts.heatmap import Cell, heatmap
 from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.html import h
-from ppdbench.report.page.parts import Section, Shown, by_run, few, folded, gallery, table
+from ppdbench.report.page.parts import Section, Shown, by_run, few, gallery, numbers
 from ppdbench.report.page.runs import PROBES, Run, of_kind
 from ppdbench.report.sheet import Sheet
 
@@ -34,11 +34,11 @@ def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
 def _of_run(run: Run, heading: str) -> Shown:
     lines, maps = _curves(run), _maps(run)
     return [*lines, *maps], [
-        few(run),
+        *few(run),
         gallery(lines),
         h(heading, "Match rate in % by position in the output"),
         gallery(maps),
-        folded("All numbers", map(table, _sheets(run))),
+        numbers(run, _sheets(run)),
     ]
 
 

@@ -16,10 +16,9 @@ from ppdbench.report.page.parts import (
     Shown,
     by_run,
     few,
-    folded,
     gallery,
+    numbers,
     paragraphs,
-    table,
 )
 from ppdbench.report.page.runs import DECODES, Run, of_kind
 
@@ -53,7 +52,7 @@ def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
 def _of_run(run: Run) -> Shown:
     own = _drawings(run)
     sheets = decode_tables.contest(run.summaries, run.overall)
-    return own, [few(run), gallery(own), folded("All numbers", map(table, sheets))]
+    return own, [*few(run), gallery(own), numbers(run, sheets)]
 
 
 def _drawings(run: Run) -> list[Drawing]:

@@ -34,7 +34,7 @@ def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
         drawings += own
         body += [
             h("h3", run.name) if len(sweeps) > 1 else None,
-            few(run),
+            *few(run),
             gallery(own),
             folded("All numbers", map(table, sweep_tables.sheets(found))),
         ]

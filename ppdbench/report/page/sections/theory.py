@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.bench.pipelined import geometric
 from ppdbench.report import pipeline_tables, theory_tables
 from ppdbench.report.page.charts.histogram import histogram
@@ -80,6 +81,8 @@ def _promise(row: theory_tables.TheoryRow, n_layers: int) -> Promise:
 
 
 def _best(rows: Sequence[theory_tables.TheoryRow]) -> str:
+    if rows[0].examples < LEAST_EXAMPLES:
+        return theory_tables.TOO_FEW
     best = max(rows, key=lambda row: row.speedup or 0)
     return (
         f"At most {best.speedup:.2f}×: exit after layer {best.layer}, k = {best.k}, "
