@@ -35,6 +35,7 @@ setup: $(READY)
 # torch goes first and alone: where a CPU build is at hand pip takes it, and nothing that
 # is installed afterwards replaces it by one with several GB of CUDA libraries.
 $(READY): pyproject.toml constraints.txt
+	@echo "installing into $(VENV): torch is large, this may take minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt torch
 	$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
@@ -45,13 +46,8 @@ DEMO_BENCH := bench --offline --task gsm8k --task squad --limit 8 --max-new-toke
     --method prompt-lookup --method lookahead --method early-exit
 
 demo: $(READY)
-	rm -rf $(DEMO)
-	$(BIN)/ppdbench probe --offline --task gsm8k --task squad --limit 8 --max-new-tokens 64 \
-	    --head reference --show-example 0 --plot $(DEMO)/match-rates.png --out $(DEMO)/probe
-	$(BIN)/ppdbench theory --run $(DEMO)/probe -k 3
-	$(BIN)/ppdbench $(DEMO_BENCH) --out $(DEMO)/bench --export $(DEMO)/bench.md
-	$(BIN)/ppdbench report $(DEMO)/probe $(DEMO)/bench --out $(DEMO)/report.html
-	@echo "written: $(DEMO)/"
+	@rm -rf $(DEMO)
+	@$(BIN)/python -m benchmarks.demo $(DEMO) $(DEMO_BENCH)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
