@@ -1,4 +1,4 @@
-"""Every command the README shows does what it says, run as it stands."""
+"""Every command that the README and the answers to questions show runs as it stands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readme import BLOCK, rendered
+from ppdbench import papers
 from ppdbench.cli.main import run
 from tests.conftest import ROOT
 from tests.families import stock_model
 
 README = (ROOT / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+FAQ = (ROOT / "docs" / "faq.md").read_text("utf-8")
+
+
+def commands(text: str) -> list[str]:
+    """What a reader is told to type."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+COMMANDS = commands(README)
 SHORT = {
     "probe": ["--max-new-tokens", "8"],
     "decode": ["--max-new-tokens", "8"],
@@ -52,10 +61,9 @@ def test_there_are_commands() -> None:
     assert len([c for c in COMMANDS if c.startswith("ppdbench")]) > 10
 
 
-def test_every_command_of_the_readme_runs(
-    stranger: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command in COMMANDS:
+@pytest.mark.parametrize("text", [README, FAQ], ids=["readme", "faq"])
+def test_every_command_runs(text: str, stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands(text):
         program, *words = shlex.split(command)
         if program == "make":
             continue
@@ -75,6 +83,25 @@ def test_nothing_is_measured_on_the_text_it_was_trained_on() -> None:
     assert len(trained) > 3
     for words in trained:
         assert words[words.index("--held-out") + 1] != words[words.index("--text") + 1]
+
+
+def test_a_dozen_questions_are_answered() -> None:
+    assert FAQ.count("\n## ") >= 12
+    assert len(commands(FAQ)) >= 8
+    for link in re.findall(r"\]\(([a-z-]+\.md)\)", FAQ):
+        assert (ROOT / "docs" / link).is_file()
+
+
+def test_the_lines_that_switch_completion_on_do_so() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert f"_PPDBENCH_COMPLETE={shell}_source ppdbench" in FAQ
+
+
+def test_every_paper_is_named_with_its_link() -> None:
+    works = {work.link for works in papers.BEHIND.values() for work in works}
+    assert {link for link in works if f"]({link})" not in README} == set()
+    for work in papers.TABLED.values():
+        assert f"[{work.title}]({work.link})" in " ".join(README.split())
 
 
 def test_every_make_target_of_the_readme_exists() -> None:
