@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench import theory
 from ppdbench.cli.common import notice, numbers, reading_notes
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import format_option, salvaging
 from ppdbench.errors import ConfigError
-from ppdbench.report import theory_tables
-from ppdbench.report.export import emit
-from ppdbench.report.sheet import Sheet
+
+if TYPE_CHECKING:
+    from ppdbench import theory
+    from ppdbench.report.sheet import Sheet
 
 DEFAULT_TOKENS = 128
 NUMBERS = ("layers", "exit_after", "k", "p")  # what the formulas cannot do without
@@ -69,6 +69,8 @@ def command(figures: bool, plot: str | None, form: str, **options: Any) -> None:
     ppdbench theory --run results/my-probe --plot tradeoff.png
     ppdbench theory --run results/my-probe --figures --format csv
     """
+    from ppdbench.report.export import emit
+
     _check_combination(options, figures)
     if options["k"] is not None:
         options["k"] = numbers("-k", options["k"])
@@ -106,6 +108,9 @@ def _check_combination(options: dict[str, Any], figures: bool) -> None:
 
 
 def _from_numbers(answer: Answer, options: dict[str, Any]) -> None:
+    from ppdbench import theory
+    from ppdbench.report import theory_tables
+
     layers, exit_after, ks, p = (options[name] for name in NUMBERS)
     if len(ks) > 1:
         raise ConfigError("--k: one value with --p, since every k has a match rate of its own")
@@ -124,6 +129,7 @@ def _from_numbers(answer: Answer, options: dict[str, Any]) -> None:
 
 
 def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -> None:
+    from ppdbench.report import theory_tables
     from ppdbench.store import read_whole
 
     run = read_whole(options["run"])
@@ -138,6 +144,8 @@ def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -
 
 
 def _add_figures(answer: Answer, form: str) -> None:
+    from ppdbench.report import theory_tables
+
     series = {"paper": theory_tables.paper_points(), **answer.series}
     answer.series = series
     # A number typed in has no task and no head to be listed under; it is drawn all the same.
@@ -155,7 +163,7 @@ def _check_plot(path: str) -> None:
 
 
 def _draw(answer: Answer, path: str) -> None:
-    from ppdbench.report import plots
+    from ppdbench.report import plots, theory_tables
 
     names = {"measured": answer.measured}
     series = {names.get(name, name): points for name, points in answer.series.items()}

@@ -11,6 +11,8 @@ from ppdbench.report.evidence import claim_cells, notes_on, sized, speedup_cells
 from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
+PER_STEP = "per step: tokens that one pass of the whole model commits; each of greedy's commits 1."
+ACCEPTED = "accepted: the share of drafted tokens that were kept."
 
 
 def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
@@ -113,7 +115,7 @@ def _side_by_side(summaries: Sequence[Summary]) -> Sheet:
         f"{first['task']}: {sized(summaries)}, {where(first)}",
         ("method", "tokens/s", "per step", "output", "speedup", "95%"),
         rows,
-        notes=tuple(notes_on(summaries)),
+        notes=(PER_STEP, *notes_on(summaries)),
         digits={"tokens/s": 1, "per step": 2},
         spare=("per step", "tokens/s"),
     )
@@ -156,6 +158,8 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
         notes=(
             "Steps alone; the first token belongs to the prefill. Peak memory of the process: "
             f"{peak / 2**20:.0f} MiB.",
+            PER_STEP,
+            *(() if first["method"] == "greedy" else (ACCEPTED,)),
         ),
         digits={"prefill ms": 2, "ms/token": 3, "tokens/s": 1, "per step": 2, "accepted": 1},
         percent=frozenset({"accepted"}),
