@@ -330,6 +330,7 @@ def _with_late(stored: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
         **stored,
         "methods": joined(stored["methods"], asked["methods"]),
         "facts": joined(stored["facts"], asked["facts"]),
+        "used": joined(stored.get("used") or {}, asked.get("used") or {}),
         "not_run": {label: why for label, why in not_run.items() if label not in late},
         **(
             {"memory": {**memory[0], "methods": joined(memory[0]["methods"], memory[1]["methods"])}}

@@ -26,7 +26,7 @@ from ppdbench.scoring import NEEDS_EXECUTION, parts
 from ppdbench.shares import ALONE, Share
 from ppdbench.store import RunFolder, begun_header, check_target
 from ppdbench.strategies import method
-from ppdbench.strategies.base import Method, Setup, Strategy, settings, split_name
+from ppdbench.strategies.base import Exiting, Method, Setup, Strategy, settings, split_name
 from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity
 
 
@@ -224,7 +224,7 @@ def about(
     prepared: Sequence[tuple[str, tuple[Method, Strategy], Contestant | str]],
 ) -> dict[str, Any]:
     """What the header says of each method, and of those that could not run."""
-    methods, facts, not_run = {}, {}, {}
+    methods, facts, not_run, used = {}, {}, {}, {}
     for label, (chosen, strategy), entry in prepared:
         methods[label] = about = {
             "name": chosen.name,
@@ -238,7 +238,9 @@ def about(
         about |= {"exact": entry.exact, "loaded": dict(entry.decoder.loaded)}
         if entry.decoder.facts:
             facts[label] = dict(entry.decoder.facts)
-    return {"methods": methods, "not_run": not_run, "facts": facts}
+        if entry.decoder.used:
+            used[label] = dict(entry.decoder.used)
+    return {"methods": methods, "not_run": not_run, "facts": facts, "used": used}
 
 
 def prepare(
@@ -260,9 +262,18 @@ def prepare(
                 f"{label} keeps tokens by a rule of its own, in place of the sampled one; leave "
                 f"that or --target {target.kind} out"
             )
+        decoder.used = {**exits_used(strategy, setup.target.staged.n_layers), **decoder.used}
         return Contestant(label, chosen, decoder)
 
     return _or_why_not(ready, alone=alone)
+
+
+def exits_used(strategy: Strategy, n_layers: int) -> dict[str, str]:
+    """The layer that a strategy exits after, in a model of so many."""
+    if not isinstance(strategy, Exiting):
+        return {}
+    at = f"{strategy.exit_in(n_layers)} of {n_layers}"
+    return {name: at for name in ("exit_layer", "exit_after") if hasattr(strategy, name)}
 
 
 def begin(entry: Contestant | str, *, alone: bool) -> Contestant | str:

@@ -72,6 +72,7 @@ def _summary(
         "method": method["name"],
         "label": label,
         "options": method["options"],
+        "used": (header.get("used") or {}).get(label, {}),
         "exact": method["exact"],
         "task": task,
         "n_examples": len(group),

@@ -130,7 +130,7 @@ class Sweep:
         Before passes are compiled, to learn which are wanted; and after, as it will decode.
         `begun` is what it says of compiled passes already.
         """
-        told: dict[str, Any] = {"methods": {}, "not_run": {}, "facts": {}}
+        told: dict[str, Any] = {"methods": {}, "not_run": {}, "facts": {}, "used": {}}
         for label in self.built:
             entry = self._prepare(label)
             if isinstance(entry, Contestant):

@@ -168,9 +168,15 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
 
 
 def _options(summary: Summary) -> str:
-    """The method's options, as they would be typed."""
-    pairs = ", ".join(f"{name}={value}" for name, value in summary["options"].items())
+    """The method's options: what was typed, or what it chose itself."""
+    told = as_used(summary["options"], summary["used"])
+    pairs = ", ".join(f"{name}={value}" for name, value in told.items())
     return f" ({pairs})" if pairs else ""
+
+
+def as_used(options: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:
+    """Options as they took effect; those that are empty say nothing."""
+    return {n: used.get(n, value) for n, value in options.items() if n in used or value != ""}
 
 
 def _identity(summaries: Sequence[Summary]) -> Sheet:

@@ -656,6 +656,8 @@ class _WithMethods(Header, frozen=True, kw_only=True):
     """The methods by label, in their order."""
     facts: dict[str, dict[str, Any]]
     """What was found out about each method when it was made ready."""
+    used: dict[str, dict[str, str]] | None = None
+    """What options came to that leave the choice to the method, in words."""
 
 
 class DecodeHeader(_WithMethods, frozen=True, kw_only=True):

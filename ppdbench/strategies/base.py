@@ -79,7 +79,8 @@ class Decoder:
 
     `rows` is the most query rows that a pass after the prefill has. `trees` says that passes
     branch, which only greedy verification can follow. `loaded` says what else was read, with
-    fingerprints, and `facts` what was found out about it, both for the header of the run.
+    fingerprints, and `facts` what was found out about it, both for the header of the run. `used`
+    says what options came to that leave the choice to the method, in words.
     `units` processes of `threads` threads each decode together (0: as many as the run has);
     `compiles` says that those besides this one can run compiled passes, too.
     `acceptance`, where there is one, keeps tokens that greedy decoding would not give. A
@@ -91,6 +92,7 @@ class Decoder:
     trees: bool = False
     loaded: Mapping[str, str] = MappingProxyType({})
     facts: Mapping[str, Any] = MappingProxyType({})
+    used: Mapping[str, str] = MappingProxyType({})
     units: int = 1
     threads: int = 0
     compiles: bool = True

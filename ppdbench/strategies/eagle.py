@@ -66,7 +66,9 @@ class Eagle:
         reads = tuple(map(int, self.reads.split("+"))) if self.reads else ()
         network, fingerprint = load_network(self.addon, setup.target, reads)
         grower = self._grower(network, setup)
-        return Drafter(network, grower, setup.capacity, {"addon": fingerprint, **grower.loaded})
+        drafter = Drafter(network, grower, setup.capacity, {"addon": fingerprint, **grower.loaded})
+        drafter.used = {"addon": self.addon or "reference"}
+        return drafter
 
     def _grower(self, network: DraftNetwork, setup: Setup) -> Grower:
         from ppdbench.decoding import branching

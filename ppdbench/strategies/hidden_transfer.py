@@ -41,13 +41,15 @@ class HiddenTransfer:
     def prepare(self, setup: Setup) -> Transferring:
         """Load the matrices and the tree that their guesses fill."""
         from ppdbench.engine.hidden_transfer import load_transfer
-        from ppdbench.trees.choice import check_top, choose, fingerprint
+        from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
         transfer, folder, hash_ = load_transfer(self.addon, setup.target)
         tree = choose(self.tree, folder, len(transfer), setup.capacity)
         check_top("hidden-transfer", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": hash_, "tree": fingerprint(tree)}
-        return Transferring(transfer, tree, loaded, masked=self.masked)
+        transferring = Transferring(transfer, tree, loaded, masked=self.masked)
+        transferring.used = used_parts(self.addon, self.tree, folder)
+        return transferring
 
 
 class Transferring(Proposer):

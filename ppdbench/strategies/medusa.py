@@ -48,14 +48,16 @@ class Medusa:
     def prepare(self, setup: Setup) -> Guessing:
         """Load the heads and the tree that they fill."""
         from ppdbench.engine.medusa import load_medusa
-        from ppdbench.trees.choice import check_top, choose, fingerprint
+        from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
         medusa = load_medusa(self.addon, setup.target)
         tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)
         check_top("medusa", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}
         facts = {**medusa.facts, "nodes": [1 + len(tree)], "rows": [1 + len(tree)]}
-        return Guessing(medusa.heads, tree, loaded, self.typical, facts)
+        guessing = Guessing(medusa.heads, tree, loaded, self.typical, facts)
+        guessing.used = used_parts(self.addon, self.tree, medusa.folder)
+        return guessing
 
 
 class Guessing(Proposer):

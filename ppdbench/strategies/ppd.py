@@ -78,6 +78,7 @@ class PredictivePipelined:
             patience_s=self.patience,
         )
         form = FORMS[self.form](plan)
+        form.used = {"head": self.head or "the model's own"}
         form.loaded = {"head": fingerprint} if fingerprint else {}
         return form
 

@@ -44,13 +44,15 @@ class PromptTokens:
     def prepare(self, setup: Setup) -> Prompted:
         """Load the prompt tokens and the tree that they fill."""
         from ppdbench.engine.prompt_tokens import load_prompts
-        from ppdbench.trees.choice import check_top, choose_dynamic, fingerprint
+        from ppdbench.trees.choice import check_top, choose_dynamic, fingerprint, used_parts
 
         prompts = load_prompts(self.addon, setup.target)
         tree = choose_dynamic(self.tree, prompts.folder, prompts.chain.prompts, setup.capacity)
         check_top("prompt-tokens", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": prompts.fingerprint, "tree": fingerprint(tree)}
-        return Prompted(prompts, tree, setup.target.staged, loaded)
+        prompted = Prompted(prompts, tree, setup.target.staged, loaded)
+        prompted.used = used_parts(self.addon, self.tree, prompts.folder)
+        return prompted
 
 
 class Prompted(Proposer):

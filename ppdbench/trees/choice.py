@@ -29,6 +29,12 @@ def choose(asked: str, folder: Path, depth: int, capacity: int) -> Tree:
     return grow(general(depth), min(SIZE, capacity))
 
 
+def used_parts(addon: str, tree: str, folder: Path) -> dict[str, str]:
+    """Which add-on and which tree a method takes where it was left to choose, in words."""
+    beside = FILE if (folder / FILE).is_file() else "a general one"
+    return {"addon": addon or "reference", "tree": tree or beside}
+
+
 def choose_dynamic(asked: str, folder: Path, reach: int, capacity: int) -> DynamicTree:
     """The same for prompt tokens that guess `reach` tokens ahead, with a tree for each state.
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ppdbench.report.decode_tables import as_used
 from ppdbench.report.page.comparison import recorded
 from ppdbench.report.page.html import Child, Node, h
 from ppdbench.report.page.parts import Section, facts, folded
@@ -29,7 +30,7 @@ def _card(run: Run) -> Node:
         h("pre", h("code", command), tabindex=0, aria_label="command line") if command else None,
         facts([(name, value) for name, value in _facts(run) if value]),
         *(h("p", note, class_="note") for note in _notes(run)),
-        _methods(header.get("methods") or {}),
+        _methods(header.get("methods") or {}, header.get("used") or {}),
         folded("Environment and configuration", facts(_flat(header, ("environment", "config")))),
         class_="card",
     )
@@ -115,10 +116,14 @@ def _code(text: Any) -> Node | None:
     return h("code", str(text)) if text else None
 
 
-def _methods(methods: Mapping[str, Any]) -> Node | None:
-    options = [
-        (label, ", ".join(f"{k}={v}" for k, v in (about.get("options") or {}).items()) or "none")
+def _methods(methods: Mapping[str, Any], used: Mapping[str, Any]) -> Node | None:
+    told = {
+        label: as_used(about.get("options") or {}, used.get(label, {}))
         for label, about in methods.items()
+    }
+    options = [
+        (label, ", ".join(f"{name}={value}" for name, value in of.items()) or "none")
+        for label, of in told.items()
     ]
     return folded("Options of the methods", facts(options)) if options else None
 
