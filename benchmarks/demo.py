@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppdbench.errors import PpdbenchError
 from ppdbench.probe.summary import TOTAL
 from ppdbench.report import theory_tables
 from ppdbench.report.outputs import of_run
@@ -122,9 +123,10 @@ def known(probe: Run) -> Sheet:
 
 
 def faster(bench: Run) -> Sheet:
-    """The comparison over all tasks."""
-    (sheet,) = [s for s in of_run(bench).sheets if s.title.startswith("all tasks")]
-    return sheet.without("per step")
+    """The comparison over all tasks, or over the one that a run came to before it was stopped."""
+    sheets = of_run(bench).sheets
+    together = next((s for s in sheets if s.title.startswith("all tasks")), sheets[0])
+    return together.without("per step")
 
 
 def exactness(bench: Run) -> Iterator[str]:
@@ -168,8 +170,12 @@ def main(arguments: Sequence[str]) -> int:
             print(f"demo: ppdbench {' '.join(step.words)} ended with exit code {code}")
             return code
     print()
-    probe, bench = read_runs([folder / "probe", folder / "bench"])
-    shown(probe, bench, folder / "report.html")
+    try:
+        probe, bench = read_runs([folder / "probe", folder / "bench"])
+        shown(probe, bench, folder / "report.html")
+    except PpdbenchError as error:  # stopped before there was anything to show
+        print(f"demo: {error}")
+        return error.exit_code
     return 0
 
 

@@ -40,10 +40,24 @@ def test_a_busy_machine_gets_one_thread_and_less_to_do(tmp_path: Path) -> None:
 def test_a_step_that_takes_too_long_is_stopped_and_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("theory", "--layers", "40", "--exit-after", "30", "--k", "3", "--p", "0.8")
-    endless = Step("", 0, (*words, "--simulate", "1000000"), "theory")
-    assert carry_out(endless, tmp_path, 1.0) == demo.INTERRUPTED
+    words = ("probe", "--offline", "--out", str(tmp_path / "run"))  # torch alone takes longer
+    assert carry_out(Step("", 0, words, "probe"), tmp_path, 0.3) == demo.INTERRUPTED
     assert "stopped after" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_comparison_stopped_in_its_first_task_is_shown_as_far_as_it_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = ROOT / "results/readme/bench"
+    (tmp_path / "run.json").write_bytes((stored / "run.json").read_bytes())
+    first = (stored / "samples.jsonl").read_text("utf-8").splitlines(keepends=True)[:6]
+    (tmp_path / "samples.jsonl").write_text("".join(first), "utf-8")
+    probe, bench = read_runs([ROOT / "results/readme/probe", tmp_path])
+    shown(probe, bench, Path("report.html"))
+    out = capsys.readouterr().out
+    assert "gsm8k: 1 example" in out
+    assert "Unfinished" in out
 
 
 def test_how_busy_a_machine_is_is_a_share() -> None:
