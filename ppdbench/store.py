@@ -275,6 +275,11 @@ class RunFolder:
         head = head_of(record)
         self.done.add(head, self._own.place(head, line), record)
 
+    def amend(self, **parts: Any) -> None:
+        """Write into the header what was decided on the way, for who goes on with the run."""
+        with door(self.path):
+            self._write_header({**read_header(self.path), **parts})
+
     def meet(self) -> None:
         """Wait until all ranks have come as far, and take in what they have stored."""
         if self.share.launch is not None:

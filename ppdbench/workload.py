@@ -11,6 +11,7 @@ from typing import Any
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.errors import ConfigError
 from ppdbench.runs.records import Sample
+from ppdbench.scoring import unscored
 from ppdbench.shares import ALONE, Share
 from ppdbench.tasks import (
     Example,
@@ -121,8 +122,15 @@ class Workload:
             "metrics": list(task.metrics),
             "examples": len(examples),
             "sha256": self._digest(task, examples),
+            **self._unscored(task, examples),
             **self._file(task),
         }
+
+    @staticmethod
+    def _unscored(task: Task, examples: Sequence[Example]) -> dict[str, list[str]]:
+        """Examples that will be decoded and have no score, told before anything is decoded."""
+        found = [e.id for e in examples if unscored(task.metrics, e.references)]
+        return {"unscored": found} if found else {}
 
     def _file(self, task: Task) -> dict[str, str]:
         if self.config.data == "hub":

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from benchmarks.attack.base import PATIENCE_S, Said
@@ -19,9 +20,7 @@ class Forked:
     """One command in a process of its own; what it says goes into files in `place`."""
 
     def __init__(self, words: Sequence[str], place: Path, patience_s: float = PATIENCE_S) -> None:
-        # Threads do not survive a fork: nothing here may have used torch before.
-        import ppdbench.cli.main  # noqa: F401  (the children have it then)
-
+        _import_all()
         place.mkdir(parents=True, exist_ok=True)
         self.words, self.patience_s = list(words), patience_s
         self.out, self.err = place / "stdout", place / "stderr"
@@ -54,6 +53,18 @@ class Forked:
             self.kill()
             raise TimeoutError(f"no end after {self.patience_s:.0f} s: {' '.join(self.words)}")
         return Said(self.process.exitcode, self.out.read_text("utf-8"), self.err.read_text("utf-8"))
+
+
+@cache
+def _import_all() -> None:
+    """What children would import, each anew. Nothing is run: threads do not survive a fork."""
+    import ppdbench.bench.sweep
+    import ppdbench.cli.main
+    import ppdbench.probe.runner
+    import ppdbench.report.outputs
+    import ppdbench.report.page.document
+    import ppdbench.tables
+    import ppdbench.training.trainer  # noqa: F401
 
 
 def forked(words: Sequence[str], place: Path, patience_s: float = PATIENCE_S) -> Said:

@@ -95,6 +95,7 @@ def _summary(
         "memory": _memory(header, label),
         "processes": _processes(done),
         "quality": _quality(header, task, done) if scores and done else None,
+        **_unscored(done),
     }
 
 
@@ -155,6 +156,12 @@ def _quality(
     if metrics:
         found |= score_samples(metrics, [one.about for one in group])
     return {metric: found[metric] for metric in asked if metric in found} or None
+
+
+def _unscored(group: Sequence[Sums]) -> dict[str, int]:
+    """How many outputs had a reference that cannot be scored, where there are some."""
+    lacking = sum(None in (one.about.get("scores") or {}).values() for one in group)
+    return {"unscored": lacking} if lacking else {}
 
 
 def _passed(group: Sequence[Sums]) -> dict[str, float]:

@@ -36,7 +36,7 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
 from ppdbench.header import run_header
 from ppdbench.shares import ALONE, Share
-from ppdbench.store import RunFolder, begun_header, check_target
+from ppdbench.store import RunFolder, begun_header, check_target, read_header
 from ppdbench.strategies.base import Decoder, Exiting, Method, Setup, Strategy
 from ppdbench.workload import Finished, Item, Report, Workload, capacity
 
@@ -173,13 +173,27 @@ class Sweep:
         for number, (step, items) in enumerate(zip(self.steps, self._of_rung, strict=True)):
             if number:
                 folder.meet()
-                speeds = _speeds(going, self._of_rung[number - 1], folder)
-                going = better(going, speeds, step.cells)
+                going = self._next(number, going, step.cells, folder)
             ours = folder.share.part(items)
             heats = self._heats([n for n in going if any(is_left(i, n, folder) for i in ours)])
             for turn, heat in enumerate(heats, 1):
                 where = f"rung {number + 1}/{len(self.steps)}, cells {turn}/{len(heats)}"
                 self._heat(heat, items, folder, _prefixed(report, where))
+
+    def _next(self, number: int, going: Sequence[str], cells: int, folder: RunFolder) -> list[str]:
+        """The cells that get to a rung, as the run folder says where that was decided before.
+
+        Times of failures that are tried again, or of another machine, would decide otherwise.
+        """
+        told = read_header(folder.path)["rungs"]
+        decided = told[number].get("going")
+        if decided is not None:
+            return [label for label in going if label in decided]
+        found = better(going, _speeds(going, self._of_rung[number - 1], folder), cells)
+        if not folder.share.follows:
+            told[number]["going"] = found
+            folder.amend(rungs=told)
+        return found
 
     def _prepare(self, label: str) -> Contestant | str:
         return prepare(label, *self.built[label], self.setup, self.config.target, alone=False)

@@ -254,6 +254,12 @@ def closing_notes(run: Finished, asked: str | None) -> None:
     for task, source in run.header["data"].items():
         if "in_place_of" in source:
             notice(f"note: {task}: {source['file']}, as there is no split {source['in_place_of']}")
+        if lacking := source.get("unscored"):
+            named = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
+            notice(
+                f"note: {task}: no score for {len(lacking)} examples, whose reference holds no "
+                f"answer to compare with: {named}"
+            )
     if run.torn:
         notice("note: a last line of samples was incomplete; that example was done again")
     if run.cut:

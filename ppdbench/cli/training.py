@@ -93,6 +93,9 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
         "max_documents": take("max_documents"),
         "offline": options["offline"],
     }
+    out = Path(options["out"])
+    if options["resume"] and not out.is_dir():
+        raise ConfigError(f"{out} holds no training run, so nothing to resume; drop --resume")
     held_out = take("held_out")
     names: list[str] = ["batch_size", "micro_batch", "sequence", "schedule", "warmup_ratio"]
     names += ["weight_decay", "beta2", "clip", "seed", "precision", "compile"]

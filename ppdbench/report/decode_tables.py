@@ -196,7 +196,12 @@ def quality(summaries: Sequence[Summary]) -> Sheet:
         for s in summaries
         for metric, value in (s["quality"] or {}).items()
     )
-    return Sheet("Quality", ("task", "method", "metric", "value"), rows)
+    lacking = {(s["task"], s["unscored"]) for s in summaries if s.get("unscored")}
+    notes = [
+        f"{task}: {n} outputs had no score, as their reference holds none to compare with"
+        for task, n in sorted(lacking)
+    ]
+    return Sheet("Quality", ("task", "method", "metric", "value"), rows, notes=tuple(notes))
 
 
 def long(summaries: Sequence[Summary]) -> Sheet:

@@ -468,6 +468,8 @@ class Source(Record, frozen=True, kw_only=True):
     """The data set on the hub."""
     in_place_of: str | None = None
     """The split that the file stands in for."""
+    unscored: Sequence[str] | None = None
+    """Examples whose reference cannot be scored; they are decoded and have no score."""
     tests_sha256: str | None = None
     """Hash of the programs' tests."""
 
@@ -477,12 +479,17 @@ class Method(Record, frozen=True, kw_only=True):
 
     name: Name
     """Its key in `list methods`."""
-    exact: bool | None = None
-    """Whether its outputs must be greedy's, with these options."""
     options: dict[str, Plain]
     """All options with their values."""
     loaded: dict[str, str]
     """What it loaded, with hashes."""
+
+
+class DecodingMethod(Method, frozen=True, kw_only=True):
+    """A method as it decoded."""
+
+    exact: bool
+    """Whether its outputs must be greedy's, with these options."""
 
 
 class Compilation(Record, frozen=True, kw_only=True):
@@ -520,6 +527,8 @@ class Rung(Record, frozen=True, kw_only=True):
     """Cells that get here."""
     examples: Count
     """Examples that they decode, those of earlier rungs included."""
+    going: Sequence[str] | None = None
+    """The cells that got here, once that is decided; whoever goes on with the run keeps to it."""
 
 
 class Cpu(Record, frozen=True, kw_only=True):
@@ -652,8 +661,6 @@ class Header(Record, frozen=True, kw_only=True):
 class _WithMethods(Header, frozen=True, kw_only=True):
     """Runs of methods."""
 
-    methods: dict[str, Method]
-    """The methods by label, in their order."""
     facts: dict[str, dict[str, Any]]
     """What was found out about each method when it was made ready."""
     used: dict[str, dict[str, str]] | None = None
@@ -665,6 +672,8 @@ class DecodeHeader(_WithMethods, frozen=True, kw_only=True):
 
     config: DecodeSettings
     """What it was told."""
+    methods: dict[str, DecodingMethod]
+    """The methods by label, in their order."""
     not_run: dict[str, str]
     """Methods that could not run, and why."""
     left_out: dict[str, str] | None = None
@@ -682,12 +691,19 @@ class SweepHeader(_WithMethods, frozen=True, kw_only=True):
 
     config: SweepSettings
     """What it was told."""
+    methods: dict[str, DecodingMethod]
+    """The cells by label, in their order."""
     not_run: dict[str, str]
     """Cells that could not run, and why."""
     rungs: Sequence[Rung]
     """The stages."""
     compilation: Compilation | None = None
     """Compiled passes."""
+
+    def __post_init__(self) -> None:
+        for label, cell in self.methods.items():
+            if lacking := self.config.space.axes.keys() - cell.options.keys():
+                raise ValueError(f"methods[{label}].options lacks {', '.join(sorted(lacking))}")
 
 
 class ProbeHeader(Header, frozen=True, kw_only=True):
@@ -706,6 +722,8 @@ class DraftsHeader(_WithMethods, frozen=True, kw_only=True):
 
     config: DraftsSettings
     """What it was told."""
+    methods: dict[str, Method]
+    """The methods by label, in their order."""
 
 
 class Kind(Struct, frozen=True):

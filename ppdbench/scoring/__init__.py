@@ -18,6 +18,7 @@ metrics load with the first score, and none of them is torch. Each metric also e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ppdbench.errors import DataError, UnknownName
@@ -45,7 +46,19 @@ def score(
             f"give one set for each prediction"
         )
     pairs = enumerate(zip(predictions, references, strict=True))
+    for reference in chain(*references):
+        for name in names:
+            measures.check_reference(name, reference)
     return _together(names, [parts(names, *pair, which=f"example {i}") for i, pair in pairs])
+
+
+def unscored(metric_names: Iterable[str], references: Sequence[str]) -> list[str]:
+    """The metrics that find nothing to compare with in any of an example's references."""
+    return [
+        name
+        for name in metric_names
+        if references and not any(measures.can_score(name, one) for one in references)
+    ]
 
 
 def score_samples(
@@ -84,7 +97,8 @@ def _stored(names: Sequence[str], sample: Mapping[str, Any]) -> Mapping[str, Any
 def _together(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if not found:
         raise DataError("nothing to score: there are no predictions")
-    return {name: measures.together(name, [of[name] for of in found]) for name in names}
+    kept = {name: [of[name] for of in found if of[name] is not None] for name in names}
+    return {name: measures.together(name, kept[name]) for name in names if kept[name]}
 
 
 def _check(prediction: str, references: Sequence[str], which: str) -> None:

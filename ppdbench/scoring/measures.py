@@ -8,7 +8,6 @@ so that reading a run again scores nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from functools import cache, lru_cache
 from statistics import fmean
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from typing import Any
 from ppdbench.errors import DataError
 from ppdbench.scoring import text
 
-Part = float | list[int]
+Part = float | list[int] | None  # none where no reference can be scored
 
 ROUGES = ("rouge1", "rouge2", "rougeL")
 CORPUS = {"bleu": "BLEU", "chrf": "CHRF"}  # and sacrebleu's class
@@ -32,11 +31,17 @@ def part(name: str, prediction: str, references: Sequence[str]) -> Part:
         counts = _corpus(name)._extract_corpus_statistics([prediction], [[r] for r in references])
         return [int(count) for count in counts[0]]
     measure = BEST[name]
-    return max(float(measure(prediction, reference)) for reference in references)
+    usable = [reference for reference in references if can_score(name, reference)]
+    return max((float(measure(prediction, reference)) for reference in usable), default=None)
+
+
+def can_score(name: str, reference: str) -> bool:
+    """Whether a metric finds in a reference what it compares with."""
+    return name != "gsm8k_accuracy" or text.marked_number(reference) is not None
 
 
 def together(name: str, parts: Sequence[Any]) -> float:
-    """The metric over all examples: a mean, or what the counts of all give."""
+    """The metric over all examples that have a score: a mean, or what the counts of all give."""
     if name in CORPUS:
         return float(_corpus(name)._aggregate_and_compute(parts).score)
     return fmean(parts)
@@ -82,14 +87,13 @@ def _same_number(prediction: str, reference: str) -> bool:
     answer = text.marked_number(prediction)
     if answer is None:
         answer = text.last_number(prediction)
-    return answer == _expected_number(reference)
+    return answer == text.marked_number(reference)
 
 
-def _expected_number(reference: str) -> Decimal:
-    number = text.marked_number(reference)
-    if number is None:
+def check_reference(name: str, reference: str) -> None:
+    """Refuse a reference that the metric cannot score."""
+    if not can_score(name, reference):
         raise DataError(f"no number after '####' in the GSM8K reference {reference[-60:]!r}")
-    return number
 
 
 # Metrics of one prediction and one reference, of which the best counts.

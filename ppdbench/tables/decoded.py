@@ -48,7 +48,7 @@ def quality(summary: Mapping[str, Any], metric: str) -> float | None:
     ]
     if summary["synthetic"] or not done:
         return None
-    return score_samples([metric], done)[metric]
+    return score_samples([metric], done).get(metric)
 
 
 def facts(summary: Mapping[str, Any]) -> Mapping[str, Any]:

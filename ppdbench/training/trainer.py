@@ -265,7 +265,8 @@ class Trainer:
             raise ConfigError(
                 f"{self.out} already holds a training run; use --resume or another --out"
             )
-        if resume:
+        # One that was killed while it read its text has nothing to go on from, and begins.
+        if resume and (there or self._checkpoints()):
             return self._load()
         if self.accelerator.is_main_process:
             try:

@@ -325,6 +325,25 @@ def test_a_model_that_answers_right_scores_full_marks(
     assert again["quality"]["rouge1"] == pytest.approx(1.0)
 
 
+def test_a_reference_without_an_answer_is_named_and_its_example_has_no_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("1", "#### 4"), ("2", "so it is four"), ("3", "#### 5")]
+    data = tmp_path / "gsm8k.jsonl"
+    data.write_text(
+        "".join(json.dumps({"question": f"{n}?", "answer": answer}) + "\n" for n, answer in rows)
+    )
+    asked = ["decode", "--model", model_folder(tmp_path / "model"), "--method", "greedy"]
+    asked += ["--task", "gsm8k", "--data", str(data), "--max-new-tokens", "4", "--out", "run"]
+    assert run([*asked, "--format", "table"]) == 0
+    said = capsys.readouterr()
+    assert "gsm8k: no score for 1 examples, whose reference holds no answer" in said.err
+    assert "gsm8k: 1 outputs had no score" in " ".join(said.out.split())
+    assert [s["scores"]["gsm8k_accuracy"] is None for s in samples("run")] == [False, True, False]
+    assert json.loads(Path("run/run.json").read_text())["data"]["gsm8k"]["unscored"] == ["1"]
+    assert run([*asked, "--resume"]) == 0
+
+
 # Formats
 
 

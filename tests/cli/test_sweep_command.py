@@ -23,6 +23,7 @@ from ppdbench.decoding.loop import Decoded
 from ppdbench.engine import loading
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnitError
+from ppdbench.samples import sample_key, to_line
 from ppdbench.store import RunFolder, read_run
 from ppdbench.strategies import METHODS
 from ppdbench.strategies.base import Method, Proposer, Setup
@@ -432,3 +433,21 @@ def test_other_runs_are_no_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
     write(Path("bench"), header(GRID, 4, kind="bench"), cells(SPEEDS))
     assert run(["sweep", "--show", "bench"]) == 2
     assert "a run of `ppdbench bench` is no sweep" in capsys.readouterr().err
+
+
+def test_cells_that_were_chosen_stay_chosen_whatever_times_say_later() -> None:
+    swept(*LOOKUP, "--search", "halving", out="whole")
+    folder = Path("whole")
+    chosen = json.loads((folder / "run.json").read_bytes())["rungs"][1]["going"]
+    lines = (folder / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    told = [json.loads(line) for line in lines]
+    for one in told:
+        del one["checksum"]
+        slow = 1e4 if one["method"] in chosen else 1.0
+        one["step_ms"] = [slow * ms for ms in one["step_ms"]]
+    before = {sample_key(one) for one in told}
+    assert {one["method"] for one in told} > set(chosen)
+    (folder / "samples.jsonl").write_bytes(b"".join(map(to_line, told[:-1])))
+    swept(*LOOKUP, "--search", "halving", "--resume", out="whole")
+    again = (folder / "samples.jsonl").read_bytes().splitlines()
+    assert {sample_key(json.loads(line)) for line in again} == before
