@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -264,7 +265,9 @@ def _said(name: str, words: Sequence[str], place: Path, hurt: Callable[[Path], N
     said = forked(filled, place, PATIENCE_S)
     page = place / "page.html"
     out = page.read_text("utf-8") if page.exists() else said.out
-    return Said(said.code, out.replace(str(place), ""), said.err.replace(str(place), ""))
+    # What a page offers for download are the files as they lie.
+    out = re.sub(r"base64,[^\"]*", "", out.replace(str(place), ""))
+    return Said(said.code, out, said.err.replace(str(place), ""))
 
 
 def attempt(name: str, file: str, damage: Damage, words: list[str], seed: int, place: Path) -> Any:

@@ -311,3 +311,27 @@ def test_tokens_of_another_text_are_never_left_with_a_stamp(
         with pytest.raises(ZeroDivisionError):  # killed before the stamp is there
             tokenized(specs[1], words, 300, path)
     assert (np.array(tokenized(specs[0], words, 300, path)) == first).all()
+
+
+def test_a_run_that_was_killed_before_it_had_a_header_begins(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [*LAYERSKIP, "--steps", "2", "--out", "early"]
+
+    def killed(self: Trainer, facts: Any) -> None:
+        raise KeyboardInterrupt  # as far as the folder goes, what a kill leaves
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_write_state", killed)
+        assert run(command) == 130
+    assert not (home / "early" / "training.json").exists()
+    assert (home / "early" / "tokens.json").exists()
+    taken = steps_run(monkeypatch)
+    assert run([*command, "--resume"]) == 0
+    assert taken == [0, 1]
+
+
+def test_where_no_training_began_there_is_nothing_to_resume(home: Path, capsys: Capture) -> None:
+    assert run([*LAYERSKIP, "--steps", "2", "--out", "never", "--resume"]) == 2
+    assert "never holds no training run, so nothing to resume" in capsys.readouterr().err
+    assert not (home / "never").exists()
