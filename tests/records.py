@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ppdbench.runs.records import KINDS, DecodedSample, FailedSample
+from ppdbench.runs.records import KINDS, DecodedSample, FailedSample, Method
 from ppdbench.samples import to_line
 
 MODEL = {"name": "m", "revision": None, "dtype": "auto", "device": "auto"}
@@ -128,10 +128,16 @@ def header(kind: str, /, **parts: Any) -> dict[str, Any]:
         "config": _known(config, config_form),
         "model": {**LOADED, **parts.get("model", {})},
         "data": {task: {**SOURCE, **about} for task, about in parts.get("data", {}).items()},
-        "methods": {n: {**METHOD, **about} for n, about in parts.get("methods", {}).items()},
+        "methods": {n: _method(kind, about) for n, about in parts.get("methods", {}).items()},
         "environment": environment,
     }
     return _known(made, form)
+
+
+def _method(kind: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    if kind in ("drafts", "similarity"):
+        return _known({**METHOD, **about}, Method)
+    return {**METHOD, "exact": True, **about}
 
 
 def sample(kind: str, /, **parts: Any) -> dict[str, Any]:
