@@ -143,6 +143,7 @@ def test_the_headline_of_a_page_claims_nothing_of_few_examples(tmp_path: Path) -
     tiles = text.partition('class="tiles"')[2].partition("</ul>")[0]
     assert "too few examples" in tiles
     assert "the fastest" not in tiles
+    assert "Nothing is faster" not in text
 
 
 def test_noise_is_the_widest_of_all_and_as_wide_below_1_as_above() -> None:

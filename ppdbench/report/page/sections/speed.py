@@ -132,6 +132,8 @@ def _words(summary: Summary, value: float | None) -> str:
 
 def described(given: Sequence[Speedup]) -> str:
     """The same in a sentence."""
+    if all(s.value is None for s in given):
+        return "No speedup can be told."
     claimed = [s for s in given if s.claimed and s.value is not None]
     faster = [_named(s) for s in claimed if s.value and s.value > 1]
     slower = [_named(s) for s in claimed if s.value and s.value <= 1]
