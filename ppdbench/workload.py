@@ -32,6 +32,8 @@ def silent(text: str, done: int, total: int | None) -> None:
     """Report nothing."""
 
 
+MOST_TOKENS = 1 << 20  # of an output; longer than any model's context
+
 # Of English text; for reckoning memory, where a factor of two matters little.
 CHARACTERS_PER_TOKEN = 4
 
@@ -60,6 +62,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {value}: use 1 or more")
+        if self.max_new_tokens is not None and self.max_new_tokens > MOST_TOKENS:
+            raise ConfigError(f"--max-new-tokens {self.max_new_tokens}: use {MOST_TOKENS} or less")
         if self.shots < 0:
             raise ConfigError(f"--shots {self.shots}: use 0 or more")
 

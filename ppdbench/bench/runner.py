@@ -77,6 +77,9 @@ def labels(choices: Sequence[Choice]) -> list[str]:
     return [choice.name if names.count(choice.name) == 1 else str(choice) for choice in choices]
 
 
+MOST_WARMUP = 1000  # untimed runs before the first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig(RunConfig):
     """What a decoding run is told."""
@@ -91,8 +94,8 @@ class DecodeConfig(RunConfig):
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
-        if self.warmup < 0:
-            raise ConfigError(f"--warmup {self.warmup}: use 0 or more")
+        if not 0 <= self.warmup <= MOST_WARMUP:
+            raise ConfigError(f"--warmup {self.warmup}: use 0 or more, up to {MOST_WARMUP}")
         check_choices(self.methods)
         check_mode(self.compile)
         if self.strict and self.compile == "on":

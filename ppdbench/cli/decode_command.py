@@ -145,7 +145,8 @@ def _decode(
         _pin(choices, share)
     exports, answers, show = (options.pop(name) for name in ("exports", "answers", "show"))
     check_exports(exports)
-    (target,) = chosen_targets([options.pop("target") or "greedy"], options)
+    asked_target = options.pop("target")
+    (target,) = chosen_targets(["greedy" if asked_target is None else asked_target], options)
     data = chosen_data(options.pop("data"), asked)
     tasks = options.pop("tasks") or ("gsm8k",)
     if answers is not None:

@@ -162,7 +162,8 @@ def _run(
     quiet()
     share = our_share(options, out, resume)
     set_threads(options["threads"], share.on_machine)
-    (target,) = chosen_targets([options.pop("target") or "greedy"], options)
+    kind = options.pop("target")
+    (target,) = chosen_targets(["greedy" if kind is None else kind], options)
     data = chosen_data(options.pop("data"), options["model"])
     config = SweepConfig(
         model=model_spec(options),

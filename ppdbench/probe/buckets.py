@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isqrt
 from typing import Any
 
 from ppdbench.errors import PpdbenchError
@@ -11,7 +12,8 @@ from ppdbench.tasks import Task, load_task
 
 def divisors(n: int) -> list[int]:
     """The divisors of `n`, smallest first."""
-    return [d for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
 
 
 def default_bucket(length: int, task: Task | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from ppdbench.errors import ConfigError
 
 def check_path(path: str | Path, suffixes: Iterable[str], what: str) -> Path:
     """Refuse a file that could not be written, or whose suffix says nothing to `what`."""
+    if not str(path):
+        raise ConfigError(f"the name of a {what} file is empty (--plot, --export, --out)")
     path = Path(path)
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{path}: no {what} format has this suffix; use {', '.join(suffixes)}")
@@ -24,6 +26,9 @@ def check_writable(path: str | Path) -> Path:
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a directory")
     there = next(parent for parent in path.absolute().parents if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"cannot write {path}: {there} is not a writable folder")
-    return path
+    try:
+        # Rights alone do not tell: root has them where nothing can be made.
+        with tempfile.TemporaryFile(dir=there):
+            return path
+    except OSError:
+        raise ConfigError(f"cannot write {path}: {there} is not a writable folder") from None
