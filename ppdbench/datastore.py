@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,7 @@ from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.whole import replacing, write_whole
 from ppdbench.training.text import TextSpec, tokenized
-
-if TYPE_CHECKING:
-    from ppdbench.workload import Report, silent
+from ppdbench.workload import Report, silent
 
 FORMAT, VERSION = "ppdbench-datastore", 1
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"

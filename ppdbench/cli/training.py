@@ -111,7 +111,7 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
         held_out=TextSpec(sources=held_out, **text) if held_out else None,
         config=config,
         epochs=None if steps is not None else epochs or 3,
-        out=Path(take("out")),
+        out=_folder(take("out")),
         held_out_tokens=take("held_out_tokens"),
     )
     for source in filter(None, (job.text, job.held_out)):
@@ -122,6 +122,17 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
             "nothing of other text; give --held-out text of its own"
         )
     return job, take("resume"), take("dry_run")
+
+
+def _folder(out: str) -> Path:
+    from ppdbench.errors import ConfigError
+
+    path = Path(out)
+    if not out.strip():
+        raise ConfigError("--out is empty; give a folder")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"--out {out} is a file; give a folder")
+    return path
 
 
 def print_plan(training: Training) -> int:

@@ -11,7 +11,7 @@ from ppdbench.errors import ConfigError
 
 def check_path(path: str | Path, suffixes: Iterable[str], what: str) -> Path:
     """Refuse a file that could not be written, or whose suffix says nothing to `what`."""
-    if not str(path):
+    if str(path) in ("", "."):
         raise ConfigError(f"the name of a {what} file is empty (--plot, --export, --out)")
     path = Path(path)
     if path.suffix.lower() not in suffixes:

@@ -44,6 +44,9 @@ TOKEN_WEIGHT = 0.1  # of the loss on tokens beside that on features
 DISTANCES = 5  # measured afterwards, and the passes of version 3 unless told
 
 
+MOST = 1 << 20  # of anything that is counted below
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EaglePlan:
     """What is trained, and how.
@@ -70,8 +73,9 @@ class EaglePlan:
             )
         for name, lowest in {"passes": 1, "draft_vocab": 0, "rank": 0, "ffn": 0}.items():
             value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: use {lowest} or more")
+            if value is not None and not lowest <= value <= MOST:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} {value}: use {lowest} or more, up to {MOST}")
         if self.version == 1 and (self.draft_vocab or self.rank):
             raise ConfigError("--draft-vocab and --rank: version 1 reads through the model's head")
         if self.draft_vocab and self.rank:

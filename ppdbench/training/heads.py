@@ -27,6 +27,8 @@ from ppdbench.workload import Report, silent
 LOSSES = ("ce", "kl")
 
 
+MOST_RANK = 1 << 16  # wider than any model's head
+
 # Where heads are trained unless layers are named: shares of all layers.
 SPREAD = (0.25, 0.5, 0.75)
 
@@ -42,6 +44,8 @@ class TrainableHead(nn.Module):
     def __init__(self, own: Tensor, rank: int | None) -> None:
         super().__init__()
         self.rank = rank
+        if rank is not None and rank > MOST_RANK:
+            raise ConfigError(f"--rank {rank}: use {MOST_RANK} or less")
         if rank is None:
             self.weight = nn.Parameter(own.detach().clone().float())
         elif rank:

@@ -92,11 +92,13 @@ def _of_source(source: str, spec: TextSpec) -> Iterator[str]:
 
 
 def _files(source: str) -> list[Path]:
+    if not source.strip():
+        raise DataError("--text or --held-out is empty; give a file, a folder or hub:ID")
     path = Path(source).expanduser()
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise DataError(f"text {source or repr(source)} is neither a file nor a folder")
+        raise DataError(f"text {source} is neither a file nor a folder")
     files = sorted(p for p in path.iterdir() if p.suffix in (".txt", ".jsonl"))
     if not files:
         raise DataError(f"{path} holds no .txt or .jsonl file")
@@ -225,6 +227,7 @@ def _stamped(stamp: Path) -> Any:
 
 
 def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: type) -> None:
+    made = not path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial, partial.open("wb") as out:
@@ -234,6 +237,10 @@ def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: type) -> Non
                 raise DataError(f"the text holds no words: {', '.join(spec.sources)}")
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
+    except DataError:
+        if made:
+            path.parent.rmdir()
+        raise
 
 
 def _token_rows(texts: Iterable[str], tokenizer: Any) -> Iterator[Sequence[int]]:

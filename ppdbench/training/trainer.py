@@ -73,8 +73,10 @@ class TrainConfig:
             raise ConfigError(f"precision={self.precision!r}; use {', '.join(PRECISIONS)}")
         if not 0 <= self.warmup_ratio <= 1:
             raise ConfigError(f"warmup_ratio={self.warmup_ratio}; use 0..1")
-        if not self.learning_rate > 0:
+        if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"learning_rate={self.learning_rate}; use a value above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"weight_decay={self.weight_decay}; use 0 or more")
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip={self.clip}; use a value above 0, or leave it out")
         if not 0 <= self.beta2 < 1:
