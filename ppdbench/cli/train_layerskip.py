@@ -60,12 +60,15 @@ def command(preset: str | None, shape: str | None, save_dtype: str, **options: A
     ppdbench train layerskip --model ./my-model --text ./corpus.txt --out ./skipping --steps 100
     ppdbench train layerskip --shape layers=8,hidden=256,vocab=4096 --text ./corpus --out ./new
     """
+    from ppdbench.errors import ConfigError
     from ppdbench.training import run
 
     dtype = run.saved_dtype(save_dtype)
     fit = options["rotation"] is None
     recipe, rate = _recipe(preset, scratch=shape is not None, options=options)
     tasks, data, limit = (options.pop(name) for name in ("tasks", "data", "limit"))
+    if not tasks and (limit is not None or data != "hub"):
+        raise ConfigError("--data and --limit are for what is scored afterwards; add --task")
     job, resume, dry = job_of(options, learning_rate=rate)
     scoring = _Scoring(job.out, tasks, data, limit, options["device"]) if tasks else None
     if scoring is not None:
@@ -76,7 +79,6 @@ def command(preset: str | None, shape: str | None, save_dtype: str, **options: A
         stand_in_note(asked)
     else:
         from ppdbench.engine.shapes import parse
-        from ppdbench.errors import ConfigError
 
         if options["model"]:
             raise ConfigError("--shape trains from scratch, --model goes on; give one of them")
@@ -153,7 +155,8 @@ def _recipe(preset: str | None, *, scratch: bool, options: dict[str, Any]) -> tu
     from ppdbench.errors import UnknownName
     from ppdbench.training.recipe import PRESETS
 
-    name = preset or ("scratch-1.5b" if scratch else "continual-7b")
+    usual = "scratch-1.5b" if scratch else "continual-7b"
+    name = usual if preset is None else preset
     if name not in PRESETS:
         raise UnknownName("preset", name, PRESETS)
     changes = {

@@ -52,7 +52,7 @@ def check_config(folder: Path) -> None:
     path = folder / "config.json"
     try:
         content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model {folder} does not load: {path.name} is not valid JSON") from error
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise ConfigError(f"model {folder} does not load: {path.name} names no model_type")

@@ -46,6 +46,9 @@ from ppdbench.workload import Report, silent
 LOSSES = ("kl", "reverse-kl", "ce")
 
 
+MOST = 256  # prompt tokens, and rows of each
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPlan:
     """What is trained, and against what.
@@ -71,6 +74,9 @@ class PromptPlan:
         for name, known in (("aggregation", AGGREGATIONS), ("loss", LOSSES)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"--{name} {getattr(self, name)!r}: use {', '.join(known)}")
+        for name in ("prompts", "epts", "prefix"):
+            if getattr(self, name) > MOST:
+                raise ConfigError(f"--{name} {getattr(self, name)}: use {MOST} or less")
         for name, least in (("exits", 1), ("rank", 0), ("insertions", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name} {getattr(self, name)}: use {least} or more")
