@@ -179,8 +179,8 @@ def _html(text: str) -> str:
 
 
 def _json(text: str) -> str:
-    """Escapes for what is not seen; such characters stand only within strings."""
-    return _UNSEEN.sub(_json_escape, text)
+    """Escapes for what is not seen or is a command; such characters stand only within strings."""
+    return _UNSEEN.sub(_json_escape, text).replace("##[", "##\\u005b")
 
 
 def _json_escape(match: re.Match[str]) -> str:

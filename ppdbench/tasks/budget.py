@@ -16,7 +16,7 @@ from jinja2.runtime import Undefined
 
 MAX_CHARS = 4_000_000  # of one text; far above any model's context, far below a machine's memory
 MAX_LOOPS = 100_000  # what all range() calls of one rendering may count to together
-MAX_SOURCE = 200_000  # characters of a template
+MAX_SOURCE = 60_000  # characters of a template
 MAX_BITS = 256  # of a whole number that is computed
 MAX_DEPTH = 50  # of lists within lists
 # A budget's units: one for each character that is looked at or made, more for other things.

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from benchmarks.attack.templates import GROWING, REACHING, SLOW, TELLING
 from ppdbench.errors import ConfigError
 from ppdbench.tasks import Template
 
@@ -106,6 +107,29 @@ def test_runaway_templates_end_quickly(source):
     start = time.perf_counter()
     refused(source)
     assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("name", [*GROWING, *SLOW])
+def test_what_would_grow_or_take_long_is_refused_soon(name):
+    start = time.process_time()
+    refused({**GROWING, **SLOW}[name])
+    assert time.process_time() - start < 10  # 1 s at most where nothing else runs
+
+
+@pytest.mark.parametrize("source", {**TELLING, **REACHING}.values())
+def test_no_template_tells_an_address_or_reaches_out(source):
+    try:
+        assert " at 0x" not in Template("t", source).render(VALUES)
+    except ConfigError as error:
+        assert " at 0x" not in str(error)
+
+
+def test_ten_thousand_prompts_take_no_time_to_speak_of():
+    template = Template("t", "{{ text | trim }}\n### Question: {{ more }}\n### Answer:")
+    start = time.process_time()
+    for _ in range(1000):
+        template.render(VALUES)
+    assert time.process_time() - start < 1  # 0.04 s where nothing else runs
 
 
 @pytest.mark.parametrize(
