@@ -25,7 +25,7 @@ SPEAKERS = {
     "print": {"sandbox/inside.py"},
     "Console": set(),
     "sys.stdout.write": {"report/export.py"},  # emit
-    "sys.stderr.write": set(),
+    "sys.stderr.write": {"runs/description.py"},  # a developer's tool, of its own docs
 }
 # Calls that write a file, and who may make them other than to a path that `replacing` gave.
 WRITERS = {
@@ -34,6 +34,7 @@ WRITERS = {
     "writers.py": "a register that is locked while it is written",
     "store.py": "samples, which are appended",
     "training/trainer.py": "a log, which is appended",
+    "runs/description.py": "a page of our own docs",
     "cli/check_command.py": "a job's page, which several programs append to",
 }
 
