@@ -24,6 +24,7 @@ from ppdbench.tasks import (
     load_task,
     stands_in,
 )
+from ppdbench.tasks.spec import MOST_TOKENS
 
 Report = Callable[[str, int, "int | None"], None]
 
@@ -31,8 +32,6 @@ Report = Callable[[str, int, "int | None"], None]
 def silent(text: str, done: int, total: int | None) -> None:
     """Report nothing."""
 
-
-MOST_TOKENS = 1 << 20  # of an output; longer than any model's context
 
 # Of English text; for reckoning memory, where a factor of two matters little.
 CHARACTERS_PER_TOKEN = 4

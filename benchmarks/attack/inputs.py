@@ -431,7 +431,7 @@ def complaint(bad: Bad, said: Said) -> str | None:
             f"{len(lines)} lines of errors, {len(said.out)} characters of output: {said.err[:300]}"
         )
     (line,) = lines
-    if not line.startswith("ppdbench: ") or "unexpected " in line or "Traceback" in line:
+    if not line.startswith("ppdbench: ") or "--debug shows" in line or "Traceback" in line:
         return f"no answer for people: {line[:300]}"
     if len(line) > LONGEST_LINE:
         return f"a line of {len(line)} characters: {line[:200]}"
@@ -477,6 +477,7 @@ def _child(words: Sequence[str], work: Path, place: Path) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
         for name, number in (("out", 1), ("err", 2)):
             os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8") for n in (1, 2))
         code = run(list(words))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -25,6 +25,8 @@ METRICS = (
     "topv2_exact_match",
 )
 
+MOST_TOKENS = 1 << 20  # of an output; longer than any model's context
+
 # What `code` names the columns of.
 CODE_PARTS = ("prompt", "test", "entry_point")
 
@@ -221,6 +223,8 @@ def _check(task: Task, keys: Keys) -> None:
     for name in ("version", "max_new_tokens", "bucket"):
         if getattr(task, name) < 1:
             raise keys.error(f"{name} must be 1 or more, not {getattr(task, name)}")
+    if task.max_new_tokens > MOST_TOKENS:
+        raise keys.error(f"max_new_tokens must be {MOST_TOKENS} or less")
     if task.max_new_tokens % task.bucket:
         raise keys.error(
             f"bucket {task.bucket} does not divide max_new_tokens {task.max_new_tokens}"

@@ -26,7 +26,10 @@ def test_there_are_hundreds_and_the_short_form_has_a_few_of_all() -> None:
         (Said(0, "", "ppdbench: --limit 0: use 1 or more\n"), "exit code 0"),
         (Said(2, "x", "ppdbench: --limit 0: use 1 or more\n"), "1 characters of output"),
         (Said(2, "", "note: a\nppdbench: --limit 0\n"), "2 lines"),
-        (Said(2, "", "ppdbench: unexpected KeyError: --limit\n"), "no answer for people"),
+        (
+            Said(2, "", "ppdbench: unexpected KeyError: --limit; --debug shows\n"),
+            "no answer for people",
+        ),
         (Said(2, "", f"ppdbench: --limit {'0' * 900}\n"), "characters"),
         (Said(2, "", "ppdbench: something is wrong\n"), "does not name"),
     ],
