@@ -5,7 +5,7 @@ The baseline runs twice: what it gains over itself is the noise of this machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -39,6 +39,13 @@ class Contestant:
     label: str
     method: Method
     decoder: Decoder
+    exits: Mapping[str, str] = field(default_factory=dict)
+    """The layers that it exits after, where its options leave the choice to it."""
+
+    @property
+    def used(self) -> dict[str, str]:
+        """What stands for options that leave the choice to the method."""
+        return {**self.exits, **self.decoder.used}
 
     @property
     def exact(self) -> bool:

@@ -241,8 +241,8 @@ def about(
         about |= {"exact": entry.exact, "loaded": dict(entry.decoder.loaded)}
         if entry.decoder.facts:
             facts[label] = dict(entry.decoder.facts)
-        if entry.decoder.used:
-            used[label] = dict(entry.decoder.used)
+        if entry.used:
+            used[label] = entry.used
     return {"methods": methods, "not_run": not_run, "facts": facts, "used": used}
 
 
@@ -265,8 +265,9 @@ def prepare(
                 f"{label} keeps tokens by a rule of its own, in place of the sampled one; leave "
                 f"that or --target {target.kind} out"
             )
-        decoder.used = {**exits_used(strategy, setup.target.staged.n_layers), **decoder.used}
-        return Contestant(label, chosen, decoder)
+        return Contestant(
+            label, chosen, decoder, exits_used(strategy, setup.target.staged.n_layers)
+        )
 
     return _or_why_not(ready, alone=alone)
 
