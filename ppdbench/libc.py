@@ -12,6 +12,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_SECCOMP = 22
+PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
 
@@ -63,3 +64,8 @@ def drop_capabilities() -> None:
 def die_with_parent() -> None:
     """Be killed when the process that started this one ends, however it ends."""
     prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def adopt_orphans() -> None:
+    """Be the parent of whatever processes below this one lose theirs."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -29,6 +29,18 @@ def real_rows() -> Path:
 
 
 @pytest.fixture(scope="session")
+def sandboxed() -> None:
+    """Generated programs, where this machine can hold them."""
+    from ppdbench.errors import ConfigError
+    from ppdbench.sandbox.outside import check_held
+
+    try:
+        check_held()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
 def stories() -> Path:
     """A small real model, where it is at hand."""
     folder = SHARED / "models" / "stories260K"

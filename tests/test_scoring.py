@@ -216,6 +216,7 @@ def test_a_metric_class_and_score_say_the_same(name: str, tmp_path: Path) -> Non
     assert found == scoring.score(list(found), pairs["predictions"], pairs["references"])
 
 
+@pytest.mark.usefixtures("sandboxed")
 def test_pass_at_1_runs_programs_where_that_is_allowed_and_only_there(tmp_path: Path) -> None:
     from ppdbench.scoring.metrics import HumanEval
 

@@ -12,22 +12,27 @@ from functools import lru_cache
 from typing import Any
 
 from ppdbench.errors import ConfigError
-from ppdbench.sandbox import execute
+from ppdbench.sandbox.outside import check_held, execute
 from ppdbench.scoring import NEEDS_EXECUTION
 from ppdbench.tasks.code import CodeTest, code_test
 from ppdbench.workload import Item, Workload
+
+# The value of allow_code_execution that lets programs run where not everything is held.
+UNPROTECTED = "unprotected"
 
 
 class CodeRuns:
     """The tests of all examples that have some, and the sandbox that decides them."""
 
-    def __init__(self, tests: Mapping[tuple[str, str], CodeTest]) -> None:
-        self._tests = tests
+    def __init__(
+        self, tests: Mapping[tuple[str, str], CodeTest], *, unprotected: bool = False
+    ) -> None:
+        self._tests, self._unprotected = tests, unprotected
         # Methods that are exact give one program: it runs once for all of them.
         self._execute = lru_cache(maxsize=64)(execute)
 
     @classmethod
-    def read(cls, work: Workload) -> CodeRuns:
+    def read(cls, work: Workload, *, unprotected: bool = False) -> CodeRuns:
         """The tests of a run's examples, whose hash goes with what is known of their source."""
         tests: dict[tuple[str, str], CodeTest] = {}
         for task, examples in work.examples:
@@ -42,14 +47,18 @@ class CodeRuns:
                 "--allow-code-execution: no task of this run has code to run; use --task humaneval "
                 "or leave the option out"
             )
-        return cls(tests)
+        if not unprotected:
+            check_held()
+        return cls(tests, unprotected=unprotected)
 
     def facts(self, item: Item, sample: Mapping[str, Any]) -> dict[str, Any]:
         """How the program of a sample ended; nothing for texts that are no programs."""
         test = self._tests.get((item.task.name, item.example.id))
         if test is None or sample["verdict"] == "failed":
             return {}
-        found = self._execute(test.program(sample["text"]))
+        found = self._execute(
+            test.program(sample["text"]), test.exam, unprotected=self._unprotected
+        )
         return {
             "passed": found.passed,
             "execution": found.outcome,
@@ -62,5 +71,6 @@ def _digest(tests: Mapping[tuple[str, str], CodeTest]) -> str:
     """Same hash, same tests."""
     digest = hashlib.sha256()
     for (task, example_id), test in tests.items():
-        digest.update(f"\0{task}\0{example_id}\0{test.program('')}".encode())
+        whole = test.program("") + test.exam.source
+        digest.update(f"\0{task}\0{example_id}\0{whole}".encode())
     return digest.hexdigest()[:16]

@@ -12,7 +12,7 @@ from ppdbench.bench.bandwidth import measure_bandwidth
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
 from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome, limits_of
 from ppdbench.bench.environment import forget_peak_memory, peak_memory_bytes
-from ppdbench.bench.execution import CodeRuns
+from ppdbench.bench.execution import UNPROTECTED, CodeRuns
 from ppdbench.bench.memory import own_bytes
 from ppdbench.conversation import with_later_turns
 from ppdbench.decoding.limits import visible_text
@@ -90,12 +90,16 @@ class DecodeConfig(RunConfig):
     warmup: int = 2
     compile: str = "auto"
     profile: bool = False
-    allow_code_execution: bool = False
+    allow_code_execution: bool | str = False  # or UNPROTECTED
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if not 0 <= self.warmup <= MOST_WARMUP:
             raise ConfigError(f"--warmup {self.warmup}: use 0 or more, up to {MOST_WARMUP}")
+        if self.allow_code_execution not in (False, True, UNPROTECTED):
+            raise ConfigError(
+                f"--allow-code-execution {self.allow_code_execution}: use {UNPROTECTED}"
+            )
         check_choices(self.methods)
         check_mode(self.compile)
         if self.strict and self.compile == "on":
@@ -124,7 +128,8 @@ def run_decode(
     work = Workload.read(config)
     # No quality is asked of random weights.
     scored = config.allow_code_execution and not config.model.is_synthetic
-    code = CodeRuns.read(work) if scored else None
+    unprotected = config.allow_code_execution == UNPROTECTED
+    code = CodeRuns.read(work, unprotected=unprotected) if scored else None
     loaded = load(config.model, context=work.context())
     items = with_later_turns(work.encode(loaded), loaded)
     setup = Setup(loaded, capacity(items), config.seed)

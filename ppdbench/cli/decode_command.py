@@ -254,3 +254,9 @@ def _execution_note(run: Finished) -> None:
     held = {tuple(s["protection"]) for s in run.samples if "protection" in s}
     for layers in sorted(held):
         notice(f"note: generated code ran within {', '.join(layers)}")
+    unjudged = sum(sample.get("execution") == "not judged" for sample in run.samples)
+    if unjudged:
+        notice(
+            f"note: {unjudged} programs could not be judged and count as failed: their tests "
+            "exchange with them what is no plain data"
+        )

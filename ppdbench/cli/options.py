@@ -142,11 +142,25 @@ speed_options = stack(
     ),
 )
 
+SANDBOXED, UNPROTECTED = "sandboxed", "unprotected"
+
+
+def _how_code_runs(
+    context: click.Context, parameter: click.Parameter, given: str | None
+) -> bool | str:
+    return given if given == UNPROTECTED else given is not None
+
+
 quality_options = stack(
     click.option(
         "--allow-code-execution",
-        is_flag=True,
-        help="Run generated programs, in a sandbox, for HumanEval's pass@1.",
+        is_flag=False,
+        flag_value=SANDBOXED,
+        type=click.Choice([SANDBOXED, UNPROTECTED]),
+        callback=_how_code_runs,
+        metavar="[unprotected]",
+        help="Run generated programs, in a sandbox, for HumanEval's pass@1; =unprotected also "
+        "where this machine cannot hold them.",
     ),
     click.option(
         "--answers", metavar="FILE", help="Write MT-Bench answers in FastChat's format (.jsonl)."

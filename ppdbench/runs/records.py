@@ -372,8 +372,8 @@ class DecodeSettings(Settings, frozen=True, kw_only=True):
     """`auto`, `on` or `off`."""
     profile: bool
     """Whether the parts of steps were timed."""
-    allow_code_execution: bool
-    """Whether generated programs may run."""
+    allow_code_execution: bool | Literal["unprotected"]
+    """Whether generated programs may run, also where not everything can be held."""
 
 
 class GridSpace(Record, frozen=True, kw_only=True):

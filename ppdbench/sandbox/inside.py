@@ -1,8 +1,10 @@
-"""The process in which a program runs: it locks itself in, runs it, and says how it went.
+"""The processes of the sandbox: one locks itself in and works, one keeps it.
 
-`python -m ppdbench.sandbox.inside REPORT` reads a job from standard input: a line of JSON and a
-line with a secret. A verdict of `passed` must show the secret, which is read only when the
-program has come to its end, so that leaving early, in whatever way, is no success.
+`python -m ppdbench.sandbox.inside ROLE REPORT INLET OUTLET` reads its job, JSON, from standard
+input. The program and its tests each have such a pair, and the two wires between them. To
+REPORT goes which layers are in force, then the verdict if the tests run here, and at last, from
+the keeper, how much processor time it took: none of it is said by a process that runs the
+program.
 """
 
 from __future__ import annotations
@@ -10,71 +12,95 @@ from __future__ import annotations
 import json
 import os
 import resource
-import site
+import signal
 import sys
-import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ppdbench import libc
-from ppdbench.sandbox import audit, landlock, namespaces, seccomp
+from ppdbench.sandbox import audit, candidate, examiner, landlock, namespaces, places, seccomp
+from ppdbench.sandbox.exam import Exam
+from ppdbench.sandbox.held import unheld
+from ppdbench.sandbox.wire import Wire
 
-LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-DEVICES = ("/dev/null", "/dev/urandom")
+Steps = dict[str, Callable[[], None]]
 
 
 def main() -> None:
     """One job from start to end."""
-    report = int(sys.argv[1])
-    job = _take_over(0)
-    asked = json.loads(_line(job))
-    _say(report, {"protection": confine(Path.cwd(), asked["limits"], asked["layers"])})
-    verdict = run(asked["program"])
-    if verdict["outcome"] == "passed":
-        verdict["secret"] = _line(job)
-    _say(report, verdict)
+    role = sys.argv[1]
+    report, inlet, outlet = map(int, sys.argv[2:])
+    job = json.loads(_taken(0))
+    _put_aside(0)
+    with suppress(OSError):
+        libc.die_with_parent()
+        libc.adopt_orphans()
+    held = confine(Path.cwd(), job, lambda worker: _keep(worker, report))
+    missing = [] if job["unprotected"] else unheld(held)
+    _say(report, {"protection": held, "unheld": missing})
+    if missing:
+        os._exit(0)
+    wire = Wire(inlet, outlet)
+    if role == "program":
+        os.close(report)  # what is said from here on is the program's word
+        candidate.attend(job["program"], wire)
+    else:
+        _say(report, examiner.examine(Exam(**job["exam"]), wire))
     os._exit(0)  # no more of the program: no handlers at exit, no threads to wait for
 
 
-def _take_over(standard_input: int) -> int:
-    """The pipe under another number; who reads standard input from now on gets nothing."""
-    pipe, nothing = os.dup(standard_input), os.open(os.devnull, os.O_RDONLY)
+def _taken(standard_input: int) -> bytes:
+    """All of it."""
+    read = bytearray()
+    while data := os.read(standard_input, 1 << 16):
+        read += data
+    return bytes(read)
+
+
+def _put_aside(standard_input: int) -> None:
+    """Who reads standard input from now on gets nothing."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, standard_input)
     os.close(nothing)
-    return pipe
-
-
-def _line(pipe: int) -> str:
-    """Up to the next newline, byte by byte: what comes after it is for later."""
-    read = bytearray()
-    while (byte := os.read(pipe, 1)) not in (b"", b"\n"):
-        read += byte
-    return read.decode()
 
 
 def _say(report: int, what: dict[str, Any]) -> None:
     os.write(report, json.dumps(what).encode() + b"\n")
 
 
-def confine(folder: Path, limits: dict[str, int], layers: list[str]) -> list[str]:
-    """Put on every layer of `layers` that this system has; the names of those in force."""
-    python = _where_python_lies()
-    readable = [*python, *map(Path, (*LIBRARIES, *DEVICES))]
+def confine(folder: Path, job: dict[str, Any], keep: Callable[[int], NoReturn]) -> list[str]:
+    """Put on every layer of the job that this system has; the names of those in force.
+
+    Goes on in a new process; the one that came here keeps it.
+    """
+    limits, wanted = job["limits"], job["layers"]
+    python, readable = places.python(), places.readable()
     writable = [folder, Path(os.devnull)]
     sys.path[:] = [entry for entry in sys.path if any(map(Path(entry).is_relative_to, python))]
-    steps: dict[str, Callable[[], None]] = {
-        "namespaces": lambda: namespaces.enter(folder, limits["folder_bytes"]),
+    apart: Steps = {
+        "namespaces": namespaces.enter,
+        "own root": lambda: namespaces.new_root(readable, folder, limits["folder_bytes"]),
+    }
+    closed: Steps = {
         "limits": lambda: _limit(limits),
         "landlock": lambda: landlock.restrict(readable, writable),
         "seccomp": seccomp.restrict,
         # Last: it refuses what the others need.
         "audit hook": lambda: audit.restrict(readable, writable),
     }
+    held = [*job["held"], *_put_on(apart, wanted)]
+    worker = os.fork()
+    if worker:
+        keep(worker)
     with suppress(OSError):
         libc.die_with_parent()
-    return [name for name, put_on in steps.items() if name in layers and _works(put_on)]
+    return held + _put_on(closed, wanted)
+
+
+def _put_on(steps: Steps, wanted: Sequence[str]) -> list[str]:
+    return [name for name, step in steps.items() if name in wanted and _works(step)]
 
 
 def _works(put_on: Callable[[], None]) -> bool:
@@ -85,14 +111,23 @@ def _works(put_on: Callable[[], None]) -> bool:
     return True
 
 
-def _where_python_lies() -> list[Path]:
-    """The standard library and installed packages, not what a checkout adds to the path."""
-    libraries = sysconfig.get_config_var("LIBDIR")
-    return [
-        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")),
-        *map(Path, site.getsitepackages()),
-        *([Path(libraries)] if libraries else []),
-    ]
+def _keep(worker: int, report: int) -> NoReturn:
+    """Wait for the end, let nothing go on after it, and say what it took."""
+    _, _, used = os.wait4(worker, 0)
+    _end_orphans()
+    with suppress(OSError):
+        _say(report, {"cpu_s": used.ru_utime + used.ru_stime})
+    os._exit(0)
+
+
+def _end_orphans() -> None:
+    """Whatever the worker left behind: its processes fall to this one."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    with suppress(OSError):  # none is left, or there is no way to see them
+        while left := children.read_text().split():
+            for child in map(int, left):
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(-1, 0)
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -110,18 +145,6 @@ def _limit(limits: dict[str, int]) -> None:
         resource.setrlimit(what, (bound, bound))
     with suppress(OSError):
         libc.drop_capabilities()
-
-
-def run(program: str) -> dict[str, Any]:
-    """Run it to its end, and what it ended with."""
-    try:
-        # As HumanEval's own harness does it: no __name__, nothing but builtins.
-        exec(compile(program, "<program>", "exec"), {})
-    except MemoryError:
-        return {"outcome": "out of memory"}
-    except BaseException as error:  # SystemExit, too, is no way to the end
-        return {"outcome": "failed", "raised": type(error).__name__}
-    return {"outcome": "passed"}
 
 
 if __name__ == "__main__":

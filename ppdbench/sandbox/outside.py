@@ -1,48 +1,40 @@
-"""Starting a program in the sandbox, watching it from outside, ending it whatever it does."""
+"""Starting a program and its tests in the sandbox, watching both from outside, ending both."""
 
 from __future__ import annotations
 
-import json
+import functools
 import os
-import secrets
 import selectors
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ppdbench.errors import ConfigError
-from ppdbench.resources import PACKAGE
+from ppdbench.sandbox.exam import Exam
+from ppdbench.sandbox.room import Limits, Room, Walls
 
 Outcome = Literal[
-    "passed", "failed", "timed out", "out of memory", "too much output", "ended early"
+    "passed",
+    "failed",
+    "timed out",
+    "out of memory",
+    "too much output",
+    "ended early",
+    "not judged",
 ]
-LAYERS = ("namespaces", "limits", "landlock", "seccomp", "audit hook")
-MOST_REPORTED = 1 << 14
+LAYERS = ("bubblewrap", "namespaces", "own root", "limits", "landlock", "seccomp", "audit hook")
 START_S = 60.0  # enough for an interpreter on a machine that has much else to do
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a program may use; a test of HumanEval needs a hundredth of it."""
-
-    cpu_s: int = 5  # decides on a loaded machine as on an idle one, which wall time would not
-    wall_s: float = 20.0
-    memory_bytes: int = 1 << 30  # of address space
-    file_bytes: int = 1 << 20
-    folder_bytes: int = 16 << 20
-    open_files: int = 32
-    output_bytes: int = 1 << 20
+LAST_WORD_S = 2.0
+LOOK_S = 0.05
+NO_EXAM = Exam()
+DEFAULT = Limits()
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a program ended, what it raised, and which layers held it."""
+    """How a program ended or its tests went, what was raised, and which layers held it."""
 
     outcome: Outcome
     protection: tuple[str, ...]
@@ -50,152 +42,129 @@ class Execution:
 
     @property
     def passed(self) -> bool:
-        """Whether it came to its end without an error."""
+        """Whether its tests ran to their end without an error."""
         return self.outcome == "passed"
 
 
-DEFAULT = Limits()
+def execute(
+    program: str,
+    exam: Exam = NO_EXAM,
+    limits: Limits = DEFAULT,
+    *,
+    layers: Sequence[str] = LAYERS,
+    unprotected: bool = False,
+) -> Execution:
+    """Run Python source where it can do no harm, and its tests where it cannot reach them.
+
+    `passed` is the word of the process that runs the tests; without tests it is the program's
+    own, that it came to its end. Where no layer holds a harm nothing runs, unless `unprotected`.
+    """
+    walls = Walls(limits, tuple(layers), unprotected)
+    with _rooms(program, exam, walls) as (candidate, tests):
+        stopped = _watch(candidate, tests, limits)
+        return _judged(candidate, tests, stopped, limits)
 
 
-def execute(program: str, limits: Limits = DEFAULT, *, layers: Sequence[str] = LAYERS) -> Execution:
-    """Run Python source where it can do no harm; `passed` where it ran to its end."""
-    secret = secrets.token_hex(16)
-    task = {"program": program, "limits": asdict(limits), "layers": list(layers)}
-    job = f"{json.dumps(task)}\n{secret}\n".encode()
-    with TemporaryDirectory(prefix="ppdbench-", ignore_cleanup_errors=True) as folder:
-        process, report = _start(folder)
-        try:
-            with suppress(BrokenPipeError):
-                process.stdin.write(job)  # type: ignore[union-attr]
-                process.stdin.close()  # type: ignore[union-attr]
-            watched = _watch(process, report, limits)
-        finally:
-            cpu_s = _end(process)
-            os.close(report)
-    return _judged(watched, secret, cpu_s >= 0.9 * limits.cpu_s)
+@functools.cache
+def check_held() -> None:
+    """ConfigError where this system cannot hold a program; it is asked once."""
+    execute("")
 
 
-def _start(folder: str) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, in a session and group of its own, and the pipe of its verdict."""
-    report, inner = os.pipe()
+@contextmanager
+def _rooms(program: str, exam: Exam, walls: Walls) -> Iterator[tuple[Room, Room]]:
+    """The process of the program and that of its tests; both are gone afterwards."""
+    asked, answered = os.pipe(), os.pipe()
+    started = list[Room]()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-s", "-B", "-m", "ppdbench.sandbox.inside", str(inner)],
-            cwd=folder,
-            env=_environment(folder),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            pass_fds=(inner,),
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(report)
-        raise
+        try:
+            started.append(Room("program", {"program": program}, (asked[0], answered[1]), walls))
+            started.append(Room("tests", {"exam": exam._asdict()}, (answered[0], asked[1]), walls))
+        finally:
+            for end in (*asked, *answered):
+                os.close(end)
+        yield started[0], started[1]
     finally:
-        os.close(inner)
-    return process, report
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """Nothing of ours but what the interpreter may need to start; sets in the same order."""
-    needed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return needed | {
-        "PYTHONPATH": str(PACKAGE.parent),
-        "PYTHONHASHSEED": "0",
-        "HOME": folder,
-        "TMPDIR": folder,
-        "LANG": "C.UTF-8",
-        "OPENBLAS_NUM_THREADS": "1",  # numpy would start threads, which it may not
-    }
+        for room in started:
+            room.end()
 
 
 @dataclass(slots=True)
-class _Watched:
+class _Watch:
+    """What is known while both rooms are at work."""
+
+    candidate: Room
+    tests: Room
     limits: Limits
-    report: bytearray
-    output: bytearray
     deadline: float
     began: bool = False
-    stopped: Outcome | None = None  # why it was not let go on
+    leaving: bool = False  # there is a verdict, that the program has gone
 
-    @property
-    def reported(self) -> bool:
-        return self.report.count(b"\n") >= 2
+    def over(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        verdict = self.tests.told("outcome").get("outcome")
+        if verdict != "ended early":
+            return bool(verdict or self.tests.told("cpu_s"))
+        if not self.leaving:  # its keeper says in a moment what it died of
+            self.leaving, self.deadline = True, time.monotonic() + LAST_WORD_S
+        return bool(self.candidate.told("cpu_s")) or time.monotonic() >= self.deadline
 
-    def judge(self) -> None:
-        """Start the program's own clock when its sandbox is closed; stop it at a limit."""
-        now = time.monotonic()
-        if not self.began and b"\n" in self.report:
-            self.began, self.deadline = True, now + self.limits.wall_s
-        if now >= self.deadline:
-            self.stopped = "timed out"
-        elif len(self.output) > self.limits.output_bytes or len(self.report) > MOST_REPORTED:
-            self.stopped = "too much output"
+    def stopped(self) -> Outcome | None:
+        """The limit that is reached. The program's own clock starts when both rooms are closed."""
+        if not self.began and self.candidate.began and self.tests.began:
+            self.began, self.deadline = True, time.monotonic() + self.limits.wall_s
+        if self.candidate.overfull() or self.tests.overfull():
+            return "too much output"
+        return "timed out" if time.monotonic() >= self.deadline else None
 
 
-def _watch(process: subprocess.Popen[bytes], report: int, limits: Limits) -> _Watched:
-    """Read what comes until the verdict, the end of both pipes, or a limit."""
-    assert process.stdout is not None
-    watched = _Watched(limits, bytearray(), bytearray(), time.monotonic() + START_S)
+def _watch(candidate: Room, tests: Room, limits: Limits) -> Outcome | None:
+    """Read what comes until there is a verdict, both have ended, or a limit is reached."""
+    watch = _Watch(candidate, tests, limits, time.monotonic() + START_S)
     with selectors.DefaultSelector() as pipes:
-        pipes.register(report, selectors.EVENT_READ, watched.report)
-        pipes.register(process.stdout, selectors.EVENT_READ, watched.output)
-        while pipes.get_map() and not watched.reported and watched.stopped is None:
-            for key, _ in pipes.select(max(0.0, watched.deadline - time.monotonic())):
+        for room in (candidate, tests):
+            assert room.process.stdout is not None
+            pipes.register(room.report, selectors.EVENT_READ, room.said)
+            pipes.register(room.process.stdout, selectors.EVENT_READ, room.output)
+        while pipes.get_map():
+            left = watch.deadline - time.monotonic()
+            for key, _ in pipes.select(max(0.0, min(LOOK_S, left))):
                 data = os.read(key.fd, 1 << 14)
                 key.data.extend(data)
                 if not data:
                     pipes.unregister(key.fileobj)
-            watched.judge()
-    return watched
+            if watch.over():
+                return None
+            if stopped := watch.stopped():
+                return stopped
+    return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> float:
-    """Kill the whole group, wait, and the processor time that it took together."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-    return used.ru_utime + used.ru_stime
-
-
-def _judged(watched: _Watched, secret: str, used_up: bool) -> Execution:
-    first, _, rest = bytes(watched.report).partition(b"\n")
-    began = _parsed(first)
-    if "protection" not in began:
-        said = bytes(watched.output).decode("utf-8", "replace").strip().splitlines()
-        raise ConfigError(
-            f"the sandbox for generated code does not start here ({said[-1] if said else 'no word'}"
-            "); leave --allow-code-execution out"
-        )
-    held = tuple(began["protection"])
-    if watched.stopped is not None:
-        return Execution(watched.stopped, held)
-    # From here on the program may have had its hands in what is read.
-    verdict = _parsed(rest.partition(b"\n")[0])
-    match verdict.get("outcome"):
-        case "passed" if verdict.get("secret") == secret:
-            return Execution("passed", held)
-        case "failed":
-            return Execution("failed", held, _name(verdict.get("raised")))
-        case "out of memory":
-            return Execution("out of memory", held)
-    return Execution("timed out" if used_up else "ended early", held)
+def _judged(candidate: Room, tests: Room, stopped: Outcome | None, limits: Limits) -> Execution:
+    rooms = (candidate, tests)
+    for unheld in (room.told("unheld").get("unheld") for room in rooms):
+        if unheld:
+            raise ConfigError(
+                f"generated programs are not run: nothing here holds {'; '.join(unheld)}; install "
+                "bubblewrap, use a newer Linux, or take the risk with "
+                "--allow-code-execution=unprotected"
+            )
+    for room in rooms:
+        if not room.began:
+            raise ConfigError(
+                f"the sandbox for generated code does not start here ({room.last_line()}); "
+                "leave --allow-code-execution out"
+            )
+    if stopped is not None:
+        return Execution(stopped, candidate.held)
+    verdict = tests.told("outcome")
+    outcome = verdict.get("outcome", "ended early")
+    assert outcome in get_args(Outcome)
+    if outcome == "ended early" and max(candidate.cpu_s, tests.cpu_s) >= 0.9 * limits.cpu_s:
+        outcome = "timed out"
+    return Execution(outcome, candidate.held, _name(verdict.get("raised")))
 
 
 def _name(raised: object) -> str | None:
     """What may be stored and shown: a plain name."""
     return raised[:80] if isinstance(raised, str) and raised.isidentifier() else None
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -106,10 +106,11 @@ class HumanEval(TextMetric):
             raise ConfigError(
                 "HumanEval runs generated code; pass allow_code_execution=True to allow that"
             )
-        from ppdbench.sandbox import execute
+        from ppdbench.sandbox.exam import Exam
+        from ppdbench.sandbox.outside import execute
 
         passed = [
-            all(execute(f"{program}\n{test}").passed for test in tests)
+            all(execute(program, Exam(test)).passed for test in tests)
             for program, tests in zip(predictions, references, strict=True)
         ]
         return {"humaneval_pass1": sum(passed) / len(passed)}

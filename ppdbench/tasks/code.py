@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ppdbench.errors import DataError
+from ppdbench.sandbox.exam import Exam
 from ppdbench.tasks.columns import text_at
 from ppdbench.tasks.examples import Example
 from ppdbench.tasks.spec import Task
@@ -19,8 +20,14 @@ class CodeTest:
     entry_point: str
 
     def program(self, completion: str) -> str:
-        """The program that HumanEval's own harness makes of a completion."""
-        return f"{self.prompt}{completion}\n{self.test}\ncheck({self.entry_point})"
+        """What HumanEval's own harness runs of a completion, up to its tests."""
+        return f"{self.prompt}{completion}\n"
+
+    @property
+    def exam(self) -> Exam:
+        """What the harness runs behind the program."""
+        source = f"{self.test}\ncheck({self.entry_point})"
+        return Exam(source, given=self.prompt, entry_point=self.entry_point)
 
 
 def code_test(task: Task, example: Example) -> CodeTest:

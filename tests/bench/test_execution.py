@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from ppdbench.bench.sums import add_up
 from ppdbench.cli.main import run
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.sandbox import Execution
+from ppdbench.sandbox import outside
+from ppdbench.sandbox.outside import Execution
 from ppdbench.store import read_run
 from ppdbench.tasks import load_rows, load_task
 from ppdbench.tasks.code import code_test
 from ppdbench.tasks.examples import Example, build_examples
 from ppdbench.workload import Item, RunConfig, Workload
 from tests.cli.test_decode_command import model_folder
+
+pytestmark = pytest.mark.usefixtures("sandboxed")
 
 # What is generated goes on in the comment: the program is right whatever that says, unless it
 # begins a new line.
@@ -76,7 +80,8 @@ def examples(data_name: str | Path) -> list[tuple[Any, Example]]:
 def test_the_program_is_the_one_of_the_reference_harness() -> None:
     (task, example), *_ = examples("builtin")
     row = example.row
-    assert code_test(task, example).program("    return 1\n") == (
+    test = code_test(task, example)
+    assert test.program("    return 1\n") + test.exam.source == (
         f"{row['prompt']}    return 1\n\n{row['test']}\ncheck({row['entry_point']})"
     )
 
@@ -84,15 +89,15 @@ def test_the_program_is_the_one_of_the_reference_harness() -> None:
 def test_solutions_of_the_builtin_examples_pass_and_nothing_else_does() -> None:
     for task, example in examples("builtin")[::3]:
         test = code_test(task, example)
-        assert execution.execute(test.program(example.references[0])).passed
-        assert not execution.execute(test.program("    return None\n")).passed
+        assert execution.execute(test.program(example.references[0]), test.exam).passed
+        assert not execution.execute(test.program("    return None\n"), test.exam).passed
 
 
 def test_solutions_of_humaneval_itself_pass(real_rows: Path) -> None:
     for task, example in examples(real_rows)[::20]:
         test = code_test(task, example)
-        assert execution.execute(test.program(example.references[0])).passed, example.id
-        assert not execution.execute(test.program("    pass\n")).passed, example.id
+        assert execution.execute(test.program(example.references[0]), test.exam).passed, example.id
+        assert not execution.execute(test.program("    pass\n"), test.exam).passed, example.id
 
 
 def test_a_cut_prompt_and_worked_examples_do_not_change_the_program() -> None:
@@ -133,7 +138,7 @@ def test_methods_with_the_same_text_share_one_execution(
 ) -> None:
     ran = []
 
-    def counted(program: str) -> Execution:
+    def counted(program: str, *_: Any, **__: Any) -> Execution:
         ran.append(program)
         return Execution("passed", ("limits",))
 
@@ -213,6 +218,47 @@ def test_pass_at_1_is_stored_and_reading_it_again_runs_nothing(
     assert json.loads(capsys.readouterr().out)["quality"] == quality
 
 
+def test_what_cannot_be_held_is_refused_before_the_model_is_read(
+    asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = functools.partial(outside.execute, layers=("limits",))
+    monkeypatch.setattr(outside, "execute", bare)
+    monkeypatch.setattr(execution, "execute", bare)
+    with monkeypatch.context() as early:
+        early.setattr("ppdbench.bench.runner.load", pytest.fail)
+        outside.check_held.cache_clear()
+        assert run([*asked, ALLOWED]) == 2
+    outside.check_held.cache_clear()
+    said = capsys.readouterr().err
+    assert "generated programs are not run" in said
+    assert "--allow-code-execution=unprotected" in said
+    assert run([*asked, f"{ALLOWED}=unprotected"]) == 0
+    stored = read_run("run")
+    assert stored.header["config"]["allow_code_execution"] == "unprotected"
+    assert [s["passed"] for s in stored.samples] == [True, False, True]
+    assert {tuple(s["protection"]) for s in stored.samples} == {("limits",)}
+    assert "generated code ran within limits" in capsys.readouterr().err
+
+
+def test_the_option_is_a_flag_or_takes_one_value(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*asked[:1], ALLOWED, *asked[1:]]) == 0  # with another option behind it
+    assert read_run("run").header["config"]["allow_code_execution"] is True
+    assert run([*asked, f"{ALLOWED}=yes"]) == 2
+    assert "'yes' is not one of 'sandboxed', 'unprotected'" in capsys.readouterr().err
+
+
+def test_programs_that_cannot_be_judged_are_counted(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = "def check(candidate):\n    candidate(object())\n"
+    data(Path("d.jsonl"), rows(RIGHT, RIGHT, test=test))
+    assert run([*asked, ALLOWED]) == 0
+    assert [s["execution"] for s in read_run("run").samples] == ["not judged"] * 2
+    assert "2 programs could not be judged and count as failed" in capsys.readouterr().err
+
+
 def test_without_the_option_nothing_runs_and_a_note_says_so(
     asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +295,7 @@ def test_other_tests_are_another_run(asked: list[str], capsys: pytest.CaptureFix
     assert run([*asked, ALLOWED]) == 0
     data(Path("d.jsonl"), rows(RIGHT, WRONG, RIGHT, test=TEST + "    assert True\n"))
     assert run([*asked, ALLOWED, "--resume"]) == 2
-    assert "data.humaneval.tests_sha256 differs" in capsys.readouterr().err
+    assert "cannot resume: data.humaneval.tests_sha256 (" in capsys.readouterr().err
 
 
 def test_random_weights_run_nothing(
