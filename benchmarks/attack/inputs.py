@@ -261,7 +261,9 @@ def others() -> Iterator[Bad]:
     ):
         for command in ("decode", "bench"):
             words = (command, *COMMANDS[command][:-4], "--out", "run")
-            yield Bad((*words, "--method", f"{method}:{option}={value}"), (option, value, method))
+            tail = value.rpartition("/")[2]
+            named_by = tuple(filter(None, (option, tail, method)))
+            yield Bad((*words, "--method", f"{method}:{option}={value}"), named_by)
 
 
 def options_of(command: str) -> dict[str, Any]:
