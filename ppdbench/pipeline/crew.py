@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from queue import Empty, Queue
+from typing import Any, TypeVar
 
 import torch
 import torch.multiprocessing
@@ -24,7 +27,9 @@ from ppdbench.pipeline.plan import Compiled, Plan, device_of
 from ppdbench.pipeline.process import Maker, Unit, can_copy
 from ppdbench.pipeline.ranks import RankUnit
 
+T = TypeVar("T")
 Wires = tuple[Channel, Channel]
+LOOK_S = 0.2  # between looks at units that are waited for
 _KEYS = itertools.count()
 
 
@@ -135,9 +140,32 @@ class Crew:
             if isinstance(link, SharedLink):
                 wires.append(link.open(0, device, unit.watch))
                 continue
-            groups = groups or link.groups(0, device)
+            groups = groups or self._watched(partial(link.groups, 0, device))
             wires.append(link.within(groups, 0, device))
         return wires
+
+    def _watched(self, call: Callable[[], T]) -> T:
+        """What a call gives that waits for all units; one that dies meanwhile ends the wait."""
+        if self._direct:  # a GPU is chosen by thread
+            return call()
+        answer: Queue[T | BaseException] = Queue()
+
+        def made() -> None:
+            try:
+                answer.put(call())
+            except BaseException as error:
+                answer.put(error)
+
+        # Nobody can end that wait itself: where a unit is gone it lasts until its own patience.
+        threading.Thread(target=made, daemon=True).start()
+        while True:
+            with suppress(Empty):
+                found = answer.get(timeout=LOOK_S)
+                if isinstance(found, BaseException):
+                    raise found
+                return found
+            for unit in self._units:
+                unit.watch(0.0)
 
     @contextmanager
     def output(self, tasks: Sequence[Any]) -> Iterator[list[tuple[Wires, Callable[[], Any]]]]:
