@@ -115,7 +115,7 @@ def _hurt(run: Path, copy: Path) -> None:
     shutil.copytree(run, copy)
     header = json.loads((copy / "run.json").read_bytes())
     header.pop("checksum", None)
-    header["model"]["name"] = header["model"]["dtype"] = HOSTILE
+    header["model"]["name"] = HOSTILE
     header["command"] = ["ppdbench", HOSTILE, LONG]
     header["not_run"] = {HOSTILE: HOSTILE}
     header["environment"]["cpu"]["model"] = HOSTILE
