@@ -70,5 +70,5 @@ def test_it_is_told_at_once(words: list[str], said: str, capsys: Capture) -> Non
 
 @pytest.mark.parametrize("value", [10**9, 0, -1, "many", 2.0, True])
 def test_numbers_that_no_model_has_are_refused(value: object) -> None:
-    with pytest.raises(ConfigError, match="num_hidden_layers is .* from 1 to 1000"):
+    with pytest.raises(ConfigError, match=r"num_hidden_layers is .* from 1 to 1000"):
         check_sizes({"num_hidden_layers": value}, "config.json")
