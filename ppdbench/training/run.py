@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from ppdbench.engine.addons import open_addon
 from ppdbench.engine.footprint import on_meta
@@ -29,7 +30,7 @@ from ppdbench.engine.prompt_tokens import METHOD as PROMPT_TOKENS
 from ppdbench.engine.shapes import SPECIALS, Shape
 from ppdbench.engine.synthetic import configuration, wrapped
 from ppdbench.engine.vocabulary import vocabulary_hash
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.training.eagle import EagleObjective, EaglePlan, commonest
 from ppdbench.training.evaluate import Quality
 from ppdbench.training.heads import HeadsObjective, some_exits
@@ -94,6 +95,8 @@ class Training:
         self, objective: Objective, model: Any, tokenizer: Any, job: Job, facts: dict[str, Any]
     ) -> None:
         self.objective, self.model, self.tokenizer, self.job = objective, model, tokenizer, job
+        check_numbers(model, "the model")  # before anything is written
+        check_numbers(objective, "what training begins with")
         self.processes = _processes(next(model.parameters()).device)
         self.ids = ids = self._tokenized(job.text, TOKENS)
         self.blocks = Blocks(ids, job.config.sequence + 1, job.config.seed)
@@ -236,6 +239,19 @@ def check_plain(spec: ModelSpec) -> None:
             f"--device-map {spec.device_map}: training runs on one device per process; leave it "
             "out, or start one process per device with torchrun"
         )
+
+
+def check_numbers(module: nn.Module, what: str) -> None:
+    """Refuse weights with NaN or infinities: every loss on them would be none."""
+    for name, weights in module.named_parameters():
+        if not weights.numel():
+            continue
+        low, high = torch.aminmax(weights.detach())
+        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            raise NumericalError(
+                f"{what} holds NaN or infinite weights, the first in {name}, so nothing can be "
+                "trained; its file may be damaged, fetch or save it again"
+            )
 
 
 # Makes what is trained beside a model, or around it, from the model and whether to compile it.

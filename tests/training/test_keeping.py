@@ -25,6 +25,7 @@ from ppdbench.training import layerskip
 from ppdbench.training.text import TextSpec, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
 from tests.conftest import ROOT
+from tests.families import stock_model
 from tests.training.test_training import LAYERSKIP, log
 
 Capture = pytest.CaptureFixture[str]
@@ -116,6 +117,34 @@ def test_weights_that_are_no_numbers_are_not_kept(
     assert "a weight is no number any more at step 7" in capsys.readouterr().err
     assert not (home / "end" / "model.safetensors").exists()
     assert [path.name for path in (home / "end" / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+@pytest.mark.parametrize("kind", ["heads", "medusa", "layerskip"])
+def test_a_model_with_nan_leaves_no_folder(home: Path, kind: str, capsys: Capture) -> None:
+    model = stock_model("llama-mha-tied", vocab_size=300)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
+    model.save_pretrained(home / "model")
+    words = ["train", kind, "--model", "model", "--text", "text.txt", "--out", "none"]
+    assert run([*words, "--steps", "2", "--batch-size", "2", "--sequence", "16"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "NaN" in line]
+    assert line.startswith("ppdbench: the model holds NaN or infinite weights, the first in model")
+    assert "layers.1.mlp.up_proj.weight" in line
+    assert not (home / "none").exists()
+
+
+def test_a_run_that_turns_nan_before_its_first_checkpoint_begins_anew(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [*LAYERSKIP, "--steps", "3", "--out", "early"]
+    with monkeypatch.context() as patched:
+        patched.setattr(layerskip.LayerSkipObjective, "forward", poisoned(no_loss, 1))
+        assert run(command) == 2
+    assert "last good checkpoint: none yet" in capsys.readouterr().err
+    assert (home / "early" / "training.json").exists()
+    taken = steps_run(monkeypatch)
+    assert run([*command, "--resume", "--learning-rate", "5e-4"]) == 0
+    assert taken == [0, 1, 2]
 
 
 def test_a_sound_run_keeps_its_rate(home: Path, capsys: Capture) -> None:
