@@ -6,6 +6,7 @@ PpdbenchError
 ├── DataError             a data set, a prompt or a run folder that cannot be used
 ├── UnsupportedModel      a model family, shape or file this package does not run
 ├── NumericalError        NaN or infinity where a number was needed
+├── ExactnessError        the engine does not compute what the stock model does
 ├── DraftError            a strategy proposed what no pass could verify
 ├── UnitError             a process that computes a part of the model died, hung or failed
 └── Interrupted           stopped from outside, with everything finished so far kept
@@ -50,6 +51,12 @@ class UnsupportedModel(PpdbenchError):
 
 class NumericalError(PpdbenchError):
     """NaN or infinity where a number was needed."""
+
+
+class ExactnessError(PpdbenchError):
+    """The engine does not compute what the stock model does: no number of this run would hold."""
+
+    exit_code = 1
 
 
 class DraftError(PpdbenchError):

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,12 +17,21 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Forked:
-    """One command in a process of its own; what it says goes into files in `place`."""
+    """One command in a process of its own; what it says goes into files in `place`.
 
-    def __init__(self, words: Sequence[str], place: Path, patience_s: float = PATIENCE_S) -> None:
+    `before` is called in that process first, for what is to be changed in the package.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        place: Path,
+        patience_s: float = PATIENCE_S,
+        before: Callable[[], None] | None = None,
+    ) -> None:
         _import_all()
         place.mkdir(parents=True, exist_ok=True)
-        self.words, self.patience_s = list(words), patience_s
+        self.words, self.patience_s, self.before = list(words), patience_s, before
         self.out, self.err = place / "stdout", place / "stderr"
         self.process = FORK.Process(target=self._main)
         self.process.start()
@@ -34,6 +43,8 @@ class Forked:
         code = 99
         with self.out.open("w") as sys.stdout, self.err.open("w") as sys.stderr:
             try:
+                if self.before is not None:
+                    self.before()
                 code = run(self.words)
             finally:
                 sys.stdout.flush()

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ppdbench.bench.closure import closes
 from ppdbench.bench.stats import Ratio, ratio_of_timed
 from ppdbench.bench.sums import Sums
 
 LEAST_EXAMPLES = 5
-Reason = Literal["mismatch", "not measured", "not timed", "too few examples"]
+Reason = Literal["mismatch", "not measured", "not timed", "times do not add up", "too few examples"]
 TOO_FEW: Reason = "too few examples"
 WHY_TOO_FEW = f"{TOO_FEW.capitalize()}: fewer than {LEAST_EXAMPLES} give times, and no speedup."
 
@@ -90,6 +91,11 @@ def _doubt(timed: Sequence[Timed]) -> Reason | None:
     questions = {t.both[0].question for t in timed if t.counts}
     if not questions:
         return "not timed"
+    by_method: dict[str, list[Sums]] = {}
+    for one in (one for t in timed for one in t.both):
+        by_method.setdefault(one.method, []).append(one)
+    if not all(map(closes, by_method.values())):
+        return "times do not add up"
     return TOO_FEW if len(questions) < LEAST_EXAMPLES else None
 
 

@@ -5,24 +5,41 @@ The baseline runs twice: what it gains over itself is the noise of this machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ppdbench.bench.clock import Clock
-from ppdbench.bench.environment import usable_cores
+from ppdbench.bench.environment import (
+    forget_peak_memory,
+    peak_memory_bytes,
+    usable_cores,
+)
 from ppdbench.bench.profile import Meter
 from ppdbench.conversation import continued
-from ppdbench.decoding.identity import Judgement, judge
+from ppdbench.decoding.held import FIRST, Seen, check_end_tokens, check_ends, check_greedy, hold
+from ppdbench.decoding.identity import (
+    Evidence,
+    Judgement,
+    as_run,
+    as_verified,
+    first_difference,
+    judge,
+    one_by_one,
+)
 from ppdbench.decoding.limits import Limits, visible_text
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.session import Session
+from ppdbench.engine.truth import StockTruth
+from ppdbench.engine.watch import Watch
 from ppdbench.errors import NumericalError, PpdbenchError, UnitError
 from ppdbench.pipeline.cores import confined, share_out
 from ppdbench.strategies.base import Decoder, Method, Setup
@@ -64,6 +81,27 @@ class Outcome:
     error: str | None = None
     by_threads: dict[int, Decoded] = field(default_factory=dict)
     """Greedy decoding with fewer or more threads, beside methods that spread over units."""
+    peak_memory_bytes: int = 0
+
+
+class Wall:
+    """How long one output took, seen from outside: what its parts must add up to."""
+
+    def __init__(self, clock: Clock, session: Session) -> None:
+        self._clock, self._session = clock, session
+        session.prompt_ms = 0.0  # of an engine that is not ours nothing is seen
+        clock.synchronize()
+        self._began = perf_counter()
+        self.ms = 0.0
+
+    def end(self) -> None:
+        """The output is there."""
+        self._clock.synchronize()
+        self.ms = 1e3 * (perf_counter() - self._began)
+
+    def over(self, decoded: Decoded) -> Decoded:
+        """The output with what was seen from outside."""
+        return replace(decoded, wall_ms=self.ms, prompt_ms=self._session.prompt_ms)
 
 
 class Contest:
@@ -91,6 +129,11 @@ class Contest:
         self._fixed: dict[int, Session] = {}
         self.meter = Meter(loaded.staged, self._clock()) if profile else None
         self._answered: tuple[Item, Decoded] | None = None
+        # What the stock model says; it is there only while somebody asks.
+        self._truth: StockTruth | None = None
+        self._noise = 0.0
+        self._eos_ids = loaded.eos_ids
+        self._watches: dict[str, Watch] | None = None
         if strict:
             for n in {c.decoder.rows for c in contestants}:
                 self._fixed[n] = Session(loaded.staged, setup.capacity, spare=n, fixed_rows=n)
@@ -99,6 +142,45 @@ class Contest:
         """Untimed runs, so that no method pays for what is done only once."""
         for _ in range(times):
             self.run(item, turn=0)
+
+    def hold(self, item: Item) -> None:
+        """Run one example untimed and refuse to go on if it is not what the stock model gives.
+
+        A method whose output is a mismatch already is judged by that, and the others go on.
+        Sampled tokens are not the likeliest, so that only logits are compared.
+        """
+        self._watches = {}
+        try:
+            outcomes = self.run(item, turn=0)
+            watches = self._watches
+        finally:
+            self._watches = None
+        exact = {BASELINE[0]} | {c.label for c in self.contestants if c.exact}
+        seen = [
+            Seen(label, decoded, watch, self.target.greedy and label in exact)
+            for label, watch in watches.items()
+            if label in outcomes
+            and outcomes[label].verdict != "mismatch"
+            and (decoded := outcomes[label].decoded) is not None
+        ]
+        self._eos_ids = self._stock().eos_ids
+        check_end_tokens(self.loaded.eos_ids, self._eos_ids)
+        self._noise = hold(self._stock(), item.ids, seen)
+        self._truth = None
+
+    def _check(self, item: Item, outputs: Mapping[str, Decoded]) -> None:
+        """Refuse outputs that do not end where they should, and a baseline that drafts."""
+        limits = limits_of(item, self.loaded)
+        for label, decoded in outputs.items():
+            check_ends(label, decoded, limits, self._eos_ids)
+        for label in BASELINE:
+            check_greedy(outputs[label])
+
+    def _stock(self) -> StockTruth:
+        """The stock model, loaded for whoever asks first."""
+        if self._truth is None:
+            self._truth = StockTruth.load(self.loaded.spec)
+        return self._truth
 
     def run(
         self, item: Item, *, turn: int, contestants: Sequence[Contestant] | None = None
@@ -123,9 +205,12 @@ class Contest:
                 greedy[entry] = self._greedy(item, entry, self.session)
             else:
                 attempts[entry] = self._attempt(item, by_label[entry])
+        peak = peak_memory_bytes(self.loaded.staged.device)
         outcomes = {label: Outcome("identical", greedy[label]) for label in BASELINE}
         fast = greedy[BASELINE[0]]
         self._answered = item, fast
+        made = {label: ours for label, ours in attempts.items() if isinstance(ours, Decoded)}
+        self._check(item, {**{label: greedy[label] for label in BASELINE}, **made})
         by_threads = {self._threads: fast, **{n: greedy[n] for n in others}}
         for label, ours in attempts.items():
             contestant = by_label[label]
@@ -133,7 +218,12 @@ class Contest:
             outcomes[label] = replace(
                 self._outcome(item, contestant, ours, fast),
                 by_threads={n: by_threads[n] for n in wanted},
+                peak_memory_bytes=peak,
             )
+        if self._truth is not None and self._watches is None:
+            # What judging took is no part of decoding.
+            self._truth = None
+            forget_peak_memory(self.loaded.staged.device)
         return outcomes
 
     def ready(self, item: Item) -> Item:
@@ -157,10 +247,12 @@ class Contest:
         prompt, limits, clock = list(item.ids), limits_of(item, self.loaded), self._clock()
         try:
             if self.meter is None or decoder.foreign or decoder.units > 1:
-                return decoder.decode(session, prompt, limits, clock, chooser)
-            with self.meter.over(decoder):
+                with self._watched(contestant.label, session) as wall:
+                    decoded = decoder.decode(session, prompt, limits, clock, chooser)
+                return wall.over(decoded)
+            with self.meter.over(decoder), self._watched(contestant.label, session) as wall:
                 decoded = decoder.decode(session, prompt, limits, clock, chooser)
-            return replace(decoded, profile=self.meter.profile(decoded))
+            return replace(wall.over(decoded), profile=self.meter.profile(decoded))
         except UnitError:
             raise  # what is to decode the other examples is gone
         except PpdbenchError as error:
@@ -173,7 +265,9 @@ class Contest:
         chooser = self._chooser(item, label)
         limits = limits_of(item, self.loaded)
         try:
-            return autoregressive(session, item.ids, limits, self._clock(), chooser)
+            with self._watched(label, session) as wall:
+                decoded = autoregressive(session, item.ids, limits, self._clock(), chooser)
+            return wall.over(decoded)
         except NumericalError as error:
             raise NumericalError(f"example {item.example.id}: {error}") from error
 
@@ -190,24 +284,49 @@ class Contest:
         # As many threads as its units have sum in the same order; others may round otherwise.
         with confined((), decoder.threads or self._threads):
             reference = self._greedy(item, BASELINE[0], session) if fixed else fast
-        judgement = judge(
-            ours,
-            reference,
-            item.ids,
-            self.session,
-            rounding=not fixed or ours.trees,
-            replay=partial(self._made_again, decoder),
+        if not contestant.exact:
+            position = first_difference(ours.output_ids, reference.output_ids)
+            if position is None:
+                return Outcome("identical", ours, reference)
+            return Outcome("inexact", ours, reference, Judgement("mismatch", position))
+        evidence = Evidence(
+            one_row=partial(
+                one_by_one, session if fixed else self.session, list(item.ids), reference
+            ),
+            as_run=partial(self._made_again, item, contestant, ours),
+            truth=self._stock,
+            noise=self._noise,
         )
-        if judgement.verdict != "identical" and not contestant.exact:
-            return Outcome("inexact", ours, reference, judgement)
+        rounding = not fixed or ours.trees
+        judgement = judge(ours, reference, item.ids, evidence, rounding=rounding)
         return Outcome(judgement.verdict, ours, reference, judgement)
 
     def _made_again(
-        self, decoder: Decoder, session: Session, prompt: list[int], ours: Decoded, position: int
-    ) -> Tensor:
-        """The logits that chose a token, with the threads that the decoder had."""
-        with confined((), decoder.threads or self._threads):
-            return decoder.replay(session, prompt, ours, position)
+        self, item: Item, contestant: Contestant, ours: Decoded, position: int
+    ) -> Tensor | None:
+        """The logits that chose a token, from the same passes made once more.
+
+        Where another process made them, from passes of the same shapes in this one.
+        """
+        session, decoder, prompt = self._session(contestant), contestant.decoder, list(item.ids)
+        if decoder.units > 1:
+            with confined((), decoder.threads or self._threads):
+                return as_verified(session, prompt, ours, position)
+        chooser, limits = self._chooser(item, contestant.label), limits_of(item, self.loaded)
+        run = partial(decoder.decode, session, prompt, limits, self._clock(), chooser)
+        return as_run(run, session, ours, position)
+
+    @contextmanager
+    def _watched(self, label: str, session: Session) -> Iterator[Wall]:
+        """Time one output from outside, and let who wants to know see its logits."""
+        if self._watches is not None:
+            session.watch = self._watches[label] = Watch(range(FIRST))
+        wall = Wall(self._clock(), session)
+        try:
+            yield wall
+        finally:
+            wall.end()
+            session.watch = None
 
     def _session(self, contestant: Contestant) -> Session:
         return self._fixed[contestant.decoder.rows] if self.strict else self.session

@@ -11,7 +11,7 @@ from typing import Any
 from ppdbench.bench.bandwidth import measure_bandwidth
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
 from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome, limits_of
-from ppdbench.bench.environment import forget_peak_memory, peak_memory_bytes
+from ppdbench.bench.environment import forget_peak_memory
 from ppdbench.bench.execution import UNPROTECTED, CodeRuns
 from ppdbench.bench.memory import own_bytes
 from ppdbench.conversation import with_later_turns
@@ -214,7 +214,9 @@ def decode_missing(
     missing = [item for item in items if left(item, contest.contestants, folder)]
     report("warming up", len(items) - len(missing), len(items))
     for item in missing[:1]:
-        contest.warm_up(contest.ready(item), warmup)
+        ready = contest.ready(item)
+        contest.warm_up(ready, warmup - 1)
+        contest.hold(ready)
     for number, item in enumerate(map(contest.ready, missing)):
         lacking = left(item, contest.contestants, folder)
         with Watch() as watch:
@@ -345,7 +347,7 @@ def sample_of(
         "prompt_ids": item.ids,
         "references": list(item.example.references),
         **({"turn": item.turn, "turns": len(item.example.turns)} if item.task.turns else {}),
-        "peak_memory_bytes": peak_memory_bytes(loaded.staged.device),
+        "peak_memory_bytes": outcome.peak_memory_bytes,
     }
     if outcome.decoded is None:
         return {**sample, "output_ids": [], "error": outcome.error}
@@ -366,6 +368,10 @@ def sample_of(
         "baseline_step_ms": [_rounded(ms) for ms in theirs.step_ms],
         "baseline_again_ms": _rounded(sum(floor.step_ms)),
         "baseline_again_steps": len(floor.step_ms),
+        "wall_ms": _rounded(ours.wall_ms),
+        "prompt_ms": _rounded(ours.prompt_ms),
+        "baseline_wall_ms": _rounded(theirs.wall_ms),
+        "baseline_prompt_ms": _rounded(theirs.prompt_ms),
     }
     scored = [metric for metric in item.task.metrics if metric not in NEEDS_EXECUTION]
     if scored and not loaded.spec.is_synthetic:
@@ -398,6 +404,7 @@ def sample_of(
             "margin": outcome.judgement.margin,
             "discrepancy": outcome.judgement.discrepancy,
             "baseline_ids": list(outcome.reference.output_ids),
+            **({"judged": outcome.judgement.judged} if outcome.judgement.judged else {}),
         }
     return sample
 

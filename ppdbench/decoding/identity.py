@@ -1,31 +1,37 @@
 """Whether an output is exactly what greedy decoding gives, and if not, whether rounding did it.
 
-A pass over several rows may round differently from a pass over one. Where two outputs part,
-both kinds of pass are made once more over the same tokens, and what they differ by is
-measured: only a choice closer than that may be a tie.
+A pass over several rows may round differently from a pass over one, and then two tokens that
+are as good as equally likely may change places. That is a tie, and it takes more than our own
+word: the stock model, in a wider type and without any code of ours, must find the two tokens
+the likeliest and closer together than its own rounding goes, and both of our passes, made once
+more, must choose as they did and lie within the same bound of it. All else is a mismatch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.decoding.passes import run_pass
+from ppdbench.decoding.rounding import Bound
+from ppdbench.engine.watch import Watch
 
 if TYPE_CHECKING:
     from ppdbench.decoding.loop import Decoded
     from ppdbench.engine.session import Session
+    from ppdbench.engine.truth import StockTruth
 
 Verdict = Literal["identical", "tie", "mismatch"]
 
-# The logits [vocab] that chose an output position, from passes shaped as they were.
-Replay = Callable[["Session", list[int], "Decoded", int], Tensor]
+# The logits [vocab] that chose an output position when the passes were made once more, or None
+# where the same passes chose otherwise.
+Again = Callable[[int], "Tensor | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +39,15 @@ class Judgement:
     """A verdict and, where outputs differ, what it rests on.
 
     `position` is the first output token that differs, `margin` by how much greedy decoding
-    preferred its token there, `discrepancy` by how much the two kinds of pass move any two
-    logits apart on that prefix.
+    preferred its token there to the other, `discrepancy` by how much more or less than that the
+    method's passes did. `judged` holds what the stock model says, as runs store it.
     """
 
     verdict: Verdict
     position: int | None = None
     margin: float | None = None
     discrepancy: float | None = None
+    judged: dict[str, Any] = field(default_factory=dict)
 
 
 def first_difference(ours: Sequence[int], greedy: Sequence[int]) -> int | None:
@@ -51,42 +58,124 @@ def first_difference(ours: Sequence[int], greedy: Sequence[int]) -> int | None:
     return None if len(ours) == len(greedy) else min(len(ours), len(greedy))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """How to find out why two outputs differ; asked only where they do.
+
+    `one_row` gives the logits that chose greedy's token at a position, `as_run` those that chose
+    the method's. `noise` is what is known already of the stock model's rounding.
+    """
+
+    one_row: Again
+    as_run: Again
+    truth: Callable[[], StockTruth]
+    noise: float = 0.0
+
+
 def judge(
     ours: Decoded,
     greedy: Decoded,
     prompt_ids: list[int],
-    session: Session,
+    evidence: Evidence,
     *,
-    rounding: bool,
-    replay: Replay | None = None,
+    rounding: bool = True,
 ) -> Judgement:
     """Token ids against token ids, up to and including EOS, both capped alike.
 
     `rounding` says whether the two could differ by it at all: not where every pass of both
-    had the same shape. `replay` repeats the passes of `ours`, where they were not the session's.
+    had the same shape.
     """
     position = first_difference(ours.output_ids, greedy.output_ids)
     if position is None:
         return Judgement("identical")
     if position == min(len(ours.output_ids), len(greedy.output_ids)):
         return Judgement("mismatch", position)
-    single = _one_by_one(session, prompt_ids, ours.output_ids[:position])
-    several = (replay or as_verified)(session, prompt_ids, ours, position)
-    theirs, own = greedy.output_ids[position], ours.output_ids[position]
-    margin = float(single[theirs] - single[own])
-    moved = several - single
-    discrepancy = float(moved.max() - moved.min())
-    verdict: Verdict = "tie" if rounding and abs(margin) <= discrepancy else "mismatch"
-    return Judgement(verdict, position, margin, discrepancy)
+    pair = greedy.output_ids[position], ours.output_ids[position]
+    single, several = evidence.one_row(position), evidence.as_run(position)
+    if single is None or several is None:
+        judged: dict[str, Any] = {"why": "passes made once more chose otherwise"}
+        margin = None if single is None else _gap(single, pair)
+        return Judgement("mismatch", position, margin, judged=judged)
+    margin, own = _gap(single, pair), _gap(several, pair)
+    prefix = [*prompt_ids, *greedy.output_ids[:position]]
+    measured = evidence.truth().measure(prefix, len(prefix) - 1)
+    stock = measured.logits[0].double()
+    bound = Bound.of(
+        evidence.truth().dtype,
+        max(evidence.noise, float(measured.noise.max())),
+        float(stock[list(pair)].abs().max()),
+        float(stock.max() - stock.min()),
+    )
+    judged = {
+        "by": f"stock {str(measured.logits.dtype).removeprefix('torch.')}",
+        "bound": bound.value,
+        "origin": bound.origin(),
+        "margins": {"stock": _gap(stock, pair), "one_row": margin, "as_run": own},
+    }
+    why = _against(stock, single, several, pair, bound.value)
+    if why is None and not rounding:
+        why = "every pass had the same shape, so nothing rounds otherwise"
+    verdict: Verdict = "tie" if why is None else "mismatch"
+    judged |= {} if why is None else {"why": why}
+    return Judgement(verdict, position, margin, abs(own - margin), judged)
+
+
+def _against(
+    stock: Tensor, single: Tensor, several: Tensor, pair: tuple[int, int], bound: float
+) -> str | None:
+    """What speaks against a tie, if anything does."""
+    margin = _gap(stock, pair)
+    if abs(margin) > bound:
+        return "the stock model prefers one of the two by more than rounding"
+    if float(stock.max() - stock[list(pair)].min()) > bound:
+        return "the stock model prefers another token to both by more than rounding"
+    if abs(_gap(single, pair) - margin) > bound:
+        return "our pass of one row is further from the stock model than rounding"
+    if abs(_gap(several, pair) - margin) > bound:
+        return "the method's pass is further from the stock model than rounding"
+    return None
+
+
+def _gap(logits: Tensor, pair: tuple[int, int]) -> float:
+    """By how much the first of two tokens is preferred."""
+    return float(logits[pair[0]].double() - logits[pair[1]].double())
+
+
+def reproduced(logits: Tensor | None, token: int) -> Tensor | None:
+    """Logits [vocab] that chose `token`; None where they choose another one."""
+    if logits is None or float(logits[token]) < float(logits.max()):
+        return None
+    return logits
 
 
 @torch.inference_mode()
-def _one_by_one(session: Session, prompt_ids: list[int], output: Sequence[int]) -> Tensor:
-    """The logits [vocab] after `output`, one row per pass."""
+def one_by_one(
+    session: Session, prompt_ids: list[int], greedy: Decoded, position: int
+) -> Tensor | None:
+    """The logits [vocab] that chose greedy's token at `position`, one row per pass."""
     logits = _prefill(session, prompt_ids)
-    for token in output:
+    for token in greedy.output_ids[:position]:
         logits = session.advance(session.ids([token]))
-    return logits[0, 0].float()
+    return reproduced(logits[0, 0].float(), greedy.output_ids[position])
+
+
+def as_run(
+    run: Callable[[], Decoded], session: Session, ours: Decoded, position: int
+) -> Tensor | None:
+    """The logits [vocab] that chose output `position` when `run` decodes all of it once more.
+
+    Its passes are then those that there were, whatever a method drafted and how. None where it
+    gives another output, or its logits were made where `session` does not see them.
+    """
+    session.watch = watch = Watch((position,))
+    try:
+        again = run()
+    finally:
+        session.watch = None
+    wanted = ours.output_ids[: position + 1]
+    if again.output_ids[: position + 1] != wanted:
+        return None
+    return reproduced(watch.logits.get(position), wanted[-1])
 
 
 @torch.inference_mode()

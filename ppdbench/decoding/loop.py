@@ -19,6 +19,7 @@ from ppdbench.decoding.limits import Finish, Limits
 from ppdbench.decoding.passes import run_pass
 from ppdbench.decoding.sampling import GREEDY, Chooser
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
+from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import Tap
 from ppdbench.errors import NumericalError
@@ -50,7 +51,8 @@ class Decoded:
     `rows` holds the query rows of each pass, and `trees` says whether any draft branched;
     `inserted` says of each pass after how many layers how many of its rows joined it;
     `exits` how many layers each token ran through, where a method leaves some out. `parts`
-    are the lengths that the prompt was run in, where it was not run as a whole. `profile` says
+    are the lengths that the prompt was run in, where it was not run as a whole. `wall_ms` is how
+    long all of it took and `prompt_ms` the prompt at least, seen from outside; `profile` says
     where the steps spent their time, where that was asked for.
     """
 
@@ -67,6 +69,8 @@ class Decoded:
     exits: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
     pipelined: Pipelined | None = None
+    wall_ms: float = 0.0
+    prompt_ms: float = 0.0
     profile: Mapping[str, float] | None = None
 
 
@@ -134,6 +138,7 @@ def autoregressive(
     token = chooser.choose_last(reading)
     output = [int(token)]
     after = clock.now()
+    watched(session, 0, reading)
     prefill_ms, step_ms = 1e3 * (after - before), []
     session.tokens.append(output[-1])
     # Collected, not read: whether there was NaN is asked once, at the end.
@@ -144,6 +149,7 @@ def autoregressive(
         token = chooser.choose_last(reading)
         output.append(int(token))
         step_ms.append(1e3 * (clock.now() - before))
+        watched(session, len(output) - 1, reading)
         session.tokens.append(output[-1])
         peaks[len(output)] = reading.peaks
     _refuse_nan(session, peaks)
@@ -210,6 +216,13 @@ def speculative(
     )
 
 
+def watched(session: Session, position: int, reading: Reading, path: Sequence[int] = (0,)) -> None:
+    """Tell who watches which rows of a pass chose the tokens from output `position` on."""
+    if session.watch is not None:
+        for place, row in enumerate(path, start=position):
+            session.watch.note(place, reading.logits[0, row], session.model.n_layers)
+
+
 def commit(output: list[int], new: Sequence[int], limits: Limits) -> int:
     """Append tokens one by one, as greedy decoding would, until a limit; how many it took."""
     for count, token in enumerate(new, start=1):
@@ -234,6 +247,7 @@ class Verifier:
         """Run the prompt; the first token of the output."""
         reading = self.session.read(self.session.run_prompt(tap=self._tap(self.prompt_taps)))
         self.peaks[1] = reading.peaks
+        watched(self.session, 0, reading)
         return int(self.chooser.choose_last(reading))
 
     def verify(self, draft: Draft, position: int) -> Verified:
@@ -251,7 +265,9 @@ class Verifier:
             outcome = self.acceptance(draft, reading.logits[0], predictions)
         else:
             outcome = accept_greedy(draft, predictions)
-        session.cache.keep(start, [0, *(1 + node for node in outcome.path)])
+        kept = [0, *(1 + node for node in outcome.path)]
+        watched(session, position - 1, reading, kept)
+        session.cache.keep(start, kept)
         return Verified(draft, outcome, predictions, rows, tapped)
 
     def _tap(self, into: dict[int, Tensor]) -> Tap | None:

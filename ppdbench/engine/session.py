@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.nn.functional import pad
 from ppdbench.engine.masks import Joined, Step
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.staged import StagedModel, Tap
+from ppdbench.engine.watch import Watch
 
 
 class Session:
@@ -20,7 +22,9 @@ class Session:
     `tokens` are all known tokens. The cache holds a prefix of them: after `prefill` all,
     during decoding all but the newest. `fixed_rows` makes every pass after the prefill one of
     that many query rows over one key length; callers still hand in and get only theirs.
-    `layers` are those that this process runs, all of them unless told.
+    `layers` are those that this process runs, all of them unless told. Loops tell `watch`, where
+    there is one, which logits chose the tokens of the output. `prompt_ms` is how long
+    the pass over the prompt took at least, whatever anybody's clock says.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class Session:
             capacity, layers=layers, spare=spare, fixed_rows=fixed_rows
         )
         self.tokens: list[int] = []
+        self.watch: Watch | None = None
+        self.prompt_ms = 0.0
 
     @property
     def cached(self) -> int:
@@ -49,6 +55,7 @@ class Session:
         """Start over with a prompt; nothing is computed yet."""
         self.tokens = list(prompt_ids)
         self.cache.truncate(0)
+        self.prompt_ms = 0.0
 
     def ids(self, tokens: Sequence[int]) -> Tensor:
         """Tokens on the device: [1, n]."""
@@ -116,8 +123,11 @@ class Session:
 
     def run_prompt(self, *, tap: Tap | None = None) -> Tensor:
         """Run the prompt; hidden states [1, 1, hidden] after its last token."""
+        began = perf_counter()
         step = self.steps.prefill(len(self.tokens))
-        return self.forward(self.ids(self.tokens), step, tap=tap)[:, -1:]
+        hidden = self.forward(self.ids(self.tokens), step, tap=tap)[:, -1:]
+        self.prompt_ms = 1e3 * (perf_counter() - began)
+        return hidden
 
     def prefill(self, *, tap: Tap | None = None) -> Tensor:
         """Run the prompt; logits [1, 1, vocab] after its last token."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ppdbench.bench.clock import Clock
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.loading import Loaded, ModelSpec, laid_out, load_stock, token_ids
+from ppdbench.engine.watch import Watch
 from ppdbench.engine.weights import is_plain
 
 
@@ -64,15 +65,22 @@ class StockModel:
 
     @torch.inference_mode()
     def generate(
-        self, prompt: Sequence[int], limits: Limits, clock: Clock, **options: Any
+        self,
+        prompt: Sequence[int],
+        limits: Limits,
+        clock: Clock,
+        watch: Watch | None = None,
+        **options: Any,
     ) -> list[Handed]:
         """One call of `generate()`, pass by pass; the first pass is the prefill."""
+        if watch is not None:
+            options |= {"output_logits": True, "return_dict_in_generate": True}
         ids = torch.tensor([list(prompt)], device=self.model.device)
         clock.synchronize()
         with self._rows() as rows:
             start = clock.now()
             streamer = _Times(clock)
-            self.model.generate(
+            made = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=limits.max_new_tokens,
@@ -81,6 +89,9 @@ class StockModel:
                 streamer=streamer,
                 **options,
             )
+        if watch is not None:
+            for position, logits in enumerate(made.logits):
+                watch.note(position, logits[0], self.n_layers)
         return [
             Handed(tokens, at - start, n)
             for (tokens, at), n in zip(streamer.handed, rows, strict=True)
@@ -101,38 +112,6 @@ class StockModel:
             yield seen
         finally:
             hook.remove()
-
-    @torch.inference_mode()
-    def replay(self, prompt: Sequence[int], output: Sequence[int], passes: Sequence[Passed]) -> Any:
-        """Logits [row, vocab] of the last pass, all made again over a fresh cache.
-
-        That is the last of `passes`, or the prompt's if there are none.
-        """
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self.model.config)
-        logits = self._pass(list(prompt), cache)
-        done = 1  # output tokens that are known; the prefill chose the first
-        for step in passes:
-            kept = list(output[done - 1 : done + step.accepted])
-            logits = self._pass(kept + [self.pad_id] * (step.rows - len(kept)), cache)
-            if (rejected := step.rows - 1 - step.accepted) > 0:
-                cache.crop(-rejected)
-            done += 1 + step.accepted
-        return logits
-
-    def _pass(self, tokens: list[int], cache: Any) -> Tensor:
-        ids = torch.tensor([tokens], device=self.model.device)
-        logits: Tensor = self.model(ids, past_key_values=cache, use_cache=True).logits
-        return logits[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A pass after the prefill: its query rows, and how many of its drafts were kept."""
-
-    rows: int
-    accepted: int
 
 
 class _Times:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ppdbench.decoding.loop import watched
 from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
@@ -182,7 +183,7 @@ class Upper:
 
     def __init__(self, session: Session, exit_after: int, chooser: Chooser) -> None:
         self.session, self.exit_after, self.chooser = session, exit_after, chooser
-        self.rows = 0
+        self.rows = self.chosen = 0
 
     def prompt(self, hidden: Tensor, *, whole: bool) -> Tensor:
         """The next rows of the prompt: [1, n, hidden] after the last layer."""
@@ -198,6 +199,8 @@ class Upper:
     def choose(self, hidden: Tensor) -> tuple[int, float]:
         """The token after the last row of `hidden`, and the largest logit: NaN if any is."""
         reading = self.session.read(hidden[:, -1:])
+        watched(self.session, self.chosen, reading)
+        self.chosen += 1
         return int(self.chooser.choose_last(reading)), float(reading.peaks)
 
     def _run(self, hidden: Tensor, step: Step) -> Tensor:

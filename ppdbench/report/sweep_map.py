@@ -23,6 +23,7 @@ MARKS = {
     "failed": "!",
     "not run": "!",
     "not timed": "·",
+    "times do not add up": "≠",
     "not measured": "·",
     "too few examples": "·",
 }
@@ -32,6 +33,7 @@ WORDS = {
     "failed": "failed",
     "not run": "not run",
     "not timed": "no time",
+    "times do not add up": "bad sum",
     "not measured": "no time",
     "too few examples": "too few",
 }

@@ -166,6 +166,45 @@ class Profile(Record, frozen=True, kw_only=True):
     """Weights and cache rows that verifying passes read."""
 
 
+class RoundingOrigin(Record, frozen=True, kw_only=True):
+    """Where the bound on rounding comes from."""
+
+    stock_noise: Figure
+    """How far the stock model's own passes of one row and of many lie from its wider type."""
+    slack: Figure
+    """How many times that two logits may part."""
+    written: Figure
+    """What writing two such logits in the run's type may cost."""
+    at_most: Figure | None = None
+    """What is never exceeded, where that decided: a share of the logits' spread in float32."""
+
+
+class Margins(Record, frozen=True, kw_only=True):
+    """By how much greedy decoding's token is preferred to the method's, in logits."""
+
+    stock: Figure
+    """By the stock model in a wider type, without code of ours."""
+    one_row: Figure
+    """By our passes of one row."""
+    as_run: Figure
+    """By the method's passes, made once more."""
+
+
+class Judged(Record, frozen=True, kw_only=True):
+    """What a tie rests on, or why a difference is none."""
+
+    by: Name | None = None
+    """The judge: `stock` and the type that it computed in."""
+    bound: Figure | None = None
+    """The largest difference of two logits that rounding explains."""
+    origin: RoundingOrigin | None = None
+    """Where the bound comes from."""
+    margins: Margins | None = None
+    """How the two tokens stand in each of the three."""
+    why: str | None = None
+    """What speaks against a tie."""
+
+
 class DecodedSample(Asked, frozen=True, kw_only=True):
     """An example that a method has decoded, timed beside the baseline."""
 
@@ -204,6 +243,14 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     """All of greedy decoding's steps when it was run once more: what it gains is noise."""
     baseline_again_steps: Count | None = None
     """How many steps those were."""
+    wall_ms: Milliseconds | None = None
+    """All of it, seen from outside: what prefill and steps must add up to."""
+    prompt_ms: Milliseconds | None = None
+    """The pass over the prompt at least, seen from outside; 0 where nobody sees it."""
+    baseline_wall_ms: Milliseconds | None = None
+    """The same of greedy decoding as a whole."""
+    baseline_prompt_ms: Milliseconds | None = None
+    """The same of greedy decoding's pass over the prompt."""
     load: Load | None = None
     """What else the machine did meanwhile, in decoding with one process."""
     scores: dict[str, Figure | Sequence[Figure] | None] | None = None
@@ -225,7 +272,9 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     margin: Figure | None = None
     """By how much greedy decoding preferred its own token there, in logits."""
     discrepancy: Figure | None = None
-    """How far passes of several rows and of one moved two logits apart there."""
+    """How far passes of several rows and of one moved the two tokens apart there, in logits."""
+    judged: Judged | None = None
+    """What the stock model says of the difference."""
     baseline_ids: Sequence[TokenId] | None = None
     """Greedy's output, where this one differs."""
     passed: bool | None = None

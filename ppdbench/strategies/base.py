@@ -113,14 +113,6 @@ class Decoder:
         """Tokens of one prompt, step by step."""
         raise NotImplementedError
 
-    def replay(
-        self, session: Session, prompt_ids: list[int], decoded: Decoded, position: int
-    ) -> Tensor:
-        """The logits [vocab] that chose output `position`, from passes shaped as they were."""
-        from ppdbench.decoding.identity import as_verified
-
-        return as_verified(session, prompt_ids, decoded, position)
-
     def close(self) -> None:
         """The run is over: end what was started for it."""
 

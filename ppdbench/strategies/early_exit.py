@@ -128,6 +128,7 @@ class Exits(Decoder):
         token = chooser.choose(exits[-1].logits)
         output = [int(token)]
         prefill_ms, step_ms = 1e3 * (clock.now() - before), []
+        _watched(session, 0, exits[-1])
         session.tokens.append(output[-1])
         peaks = [exits[-1].logits.amax()]
         while (finish := limits.finish(output)) is None:
@@ -136,6 +137,7 @@ class Exits(Decoder):
             token = chooser.choose(exits[-1].logits)
             output.append(int(token))
             step_ms.append(1e3 * (clock.now() - before))
+            _watched(session, len(output) - 1, exits[-1])
             session.tokens.append(output[-1])
             peaks.append(exits[-1].logits.amax())
         depths = tuple(e.depth for e in exits)
@@ -263,6 +265,12 @@ class ConfidentDescent(Descent):
 
         best = torch.softmax(logits[0].float(), -1).topk(2).values.tolist()
         return float(best[0] - best[1] if self.options.measure == "softmax" else best[0])
+
+
+def _watched(session: Session, position: int, exit: Exit) -> None:
+    """Tell who watches what output `position` was read out of."""
+    if session.watch is not None:
+        session.watch.note(position, exit.logits[0], exit.depth)
 
 
 def _cosine(before: Tensor, after: Tensor) -> float:

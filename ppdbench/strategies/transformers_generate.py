@@ -18,8 +18,6 @@ from ppdbench.strategies.base import Decoder, Setup, option, strategy
 from ppdbench.strategies.early_exit import exit_layer_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ppdbench.bench.clock import Clock
     from ppdbench.decoding.limits import Limits
     from ppdbench.decoding.loop import Decoded
@@ -164,26 +162,9 @@ class Peer(Decoder):
         """One call of `generate()`."""
         if self.assistant is not None:
             self.assistant.draft_constantly(self.draft_length)
-        return _decoded(self.stock.generate(prompt_ids, limits, clock, **self.options), limits)
-
-    def replay(
-        self, session: Session, prompt_ids: list[int], decoded: Decoded, position: int
-    ) -> Tensor:
-        """Passes of the stock model, in the shapes that they had."""
-        from ppdbench.engine.stock import Passed
-
-        # The prompt's pass chose the first token; assisted ones have drafts in it, which are lost.
-        passes, done = [], 1
-        for rows, accepted in zip(decoded.rows, decoded.accepted, strict=True):
-            if position < done:
-                break
-            passes.append(Passed(max(rows, 1 + accepted), accepted))
-            if position <= done + accepted:
-                break
-            done += 1 + accepted
-        logits = self.stock.replay(prompt_ids, decoded.output_ids, passes)
-        row: Tensor = logits[position - done].float()
-        return row
+        watch = session.watch
+        handed = self.stock.generate(prompt_ids, limits, clock, watch, **self.options)
+        return _decoded(handed, limits)
 
 
 def _decoded(handed: Sequence[Handed], limits: Limits) -> Decoded:

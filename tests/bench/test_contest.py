@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from ppdbench.bench import contest
 from ppdbench.bench.contest import Contest, Contestant
-from ppdbench.decoding import identity
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import Target
@@ -31,7 +30,6 @@ class OnUnits(Decoder):
 
     def __init__(self, wrong: int) -> None:
         self.wrong = wrong
-        self.replayed: list[int] = []
 
     def decode(
         self, session: Session, prompt_ids: list[int], limits: Limits, *more: Any
@@ -40,10 +38,6 @@ class OnUnits(Decoder):
         ids = list(decoded.output_ids)
         ids[self.wrong] = (ids[self.wrong] + 1) % 300
         return dataclasses.replace(decoded, output_ids=tuple(ids))
-
-    def replay(self, *arguments: Any) -> Tensor:
-        self.replayed.append(torch.get_num_threads())
-        return super().replay(*arguments)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +55,15 @@ def item(loaded: Loaded) -> Item:
 def test_what_rounds_otherwise_on_other_threads_is_measured(
     loaded: Loaded, item: Item, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    single: list[int] = []
-    real = identity._one_by_one
+    threads: dict[str, list[int]] = {}
+    for name in ("one_by_one", "as_verified"):
+        real = getattr(contest, name)
 
-    def one_by_one(*arguments: Any) -> Tensor:
-        single.append(torch.get_num_threads())
-        return real(*arguments)
+        def counted(*arguments: Any, real: Any = real, name: str = name) -> Any:
+            threads.setdefault(name, []).append(torch.get_num_threads())
+            return real(*arguments)
 
-    monkeypatch.setattr(identity, "_one_by_one", one_by_one)
+        monkeypatch.setattr(contest, name, counted)
     decoder = OnUnits(wrong)
     with confined((), WHOLE):
         setup = Setup(loaded, len(item.ids) + item.max_new_tokens)
@@ -77,7 +72,7 @@ def test_what_rounds_otherwise_on_other_threads_is_measured(
     assert outcome.verdict == "mismatch"
     assert outcome.judgement is not None
     assert outcome.judgement.position == wrong
-    assert (single, decoder.replayed) == ([WHOLE], [UNIT])
+    assert threads == {"one_by_one": [WHOLE], "as_verified": [UNIT]}
 
 
 def test_a_strict_reference_has_the_threads_of_the_units(

@@ -8,11 +8,10 @@ import functools
 import pytest
 import torch
 
-from ppdbench.decoding.identity import Judgement, judge
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
+from tests.decoding.judging import judged, truth
 from tests.decoding.matrix import CAPACITY, Case, Oracle, decode, reference
 from tests.families import FAMILIES, stock_model
 from tests.helpers import plain, tokens
@@ -28,10 +27,6 @@ def half(name: str, dtype: torch.dtype) -> StagedModel:
     return StagedModel(stock_model(name).to(dtype))
 
 
-def judged(model: StagedModel, case: Case, ours: Decoded, greedy: Decoded) -> Judgement:
-    return judge(ours, greedy, case.prompt, Session(model, CAPACITY, spare=16), rounding=True)
-
-
 @halves
 @every_family
 def test_drafts_verified_in_half_precision_are_identical_or_measured_ties(
@@ -41,7 +36,9 @@ def test_drafts_verified_in_half_precision_are_identical_or_measured_ties(
     for case in CASES:
         greedy = reference(case, model)
         for oracle in (Oracle(model, 4), Oracle(model, 4, 2), Oracle(model, 3, 2, tree=True)):
-            found = judged(model, case, decode(oracle, case, model), greedy)
+            ours = decode(oracle, case, model)
+            stock = truth(name, dtype)
+            found = judged(model, stock, case.prompt, ours, greedy, oracle, case.limits)
             assert found.verdict in ("identical", "tie"), (case.name, found)
 
 
@@ -68,7 +65,7 @@ def test_a_wrong_token_is_no_tie_in_half_precision(name: str, dtype: torch.dtype
         worst = int(session.prefill()[0, 0].argmin())
     ids = [*greedy.output_ids[:5], worst, *greedy.output_ids[6:]]
     wrong = dataclasses.replace(ours, output_ids=tuple(ids))
-    found = judged(model, case, wrong, greedy)
+    found = judged(model, truth(name, dtype), case.prompt, wrong, greedy)
     assert (found.verdict, found.position) == ("mismatch", 5)
 
 

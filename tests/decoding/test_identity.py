@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -9,14 +10,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.decoding import identity
-from ppdbench.decoding.identity import Judgement, first_difference, judge
+from ppdbench.decoding.identity import (
+    Evidence,
+    Judgement,
+    as_run,
+    as_verified,
+    first_difference,
+    judge,
+    one_by_one,
+)
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded
+from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from tests.decoding.matrix import CAPACITY, Case, Oracle, decode, reference
+from ppdbench.engine.truth import StockTruth
+from tests.decoding.judging import judged, truth
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, Oracle, decode, reference
 from tests.families import stock_model
 from tests.helpers import staged, tokens
 
@@ -61,16 +72,19 @@ def with_ids(decoded: Decoded, *changes: tuple[int, int]) -> Decoded:
     return dataclasses.replace(decoded, output_ids=tuple(ids))
 
 
-def judged(model: StagedModel, ours: Decoded, greedy: Decoded, rounding: bool = True) -> Judgement:
-    return judge(ours, greedy, PROMPT, Session(model, CAPACITY), rounding=rounding)
+def found(ours: Decoded, greedy: Decoded, name: str = "llama") -> Judgement:
+    return judged(staged(name), truth(name), PROMPT, ours, greedy)
 
 
-def test_equal_outputs_are_identical_without_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_outputs_are_identical_without_another_pass() -> None:
     model = staged("llama")
     ours, greedy = decode(Oracle(model, 3), CASE, model), reference(CASE, model)
-    monkeypatch.setattr(identity, "_one_by_one", None)
-    monkeypatch.setattr(identity, "as_verified", None)
-    assert judged(model, ours, greedy) == Judgement("identical")
+
+    def never(*_: object) -> None:
+        raise AssertionError("asked for")
+
+    evidence = Evidence(one_row=never, as_run=never, truth=never)  # type: ignore[arg-type]
+    assert judge(ours, greedy, PROMPT, evidence) == Judgement("identical")
 
 
 def test_a_wrong_token_is_a_mismatch_with_its_position_and_margin() -> None:
@@ -79,93 +93,149 @@ def test_a_wrong_token_is_a_mismatch_with_its_position_and_margin() -> None:
     ours = decode(Oracle(model, 3), CASE, model)
     for position in range(1, 12):
         wrong = with_ids(ours, (position, (greedy.output_ids[position] + 1) % 96))
-        found = judged(model, wrong, greedy)
-        assert (found.verdict, found.position) == ("mismatch", position)
-        assert found.margin is not None
-        assert found.discrepancy is not None
-        assert found.margin > 1e3 * found.discrepancy
+        judgement = found(wrong, greedy)
+        assert (judgement.verdict, judgement.position) == ("mismatch", position)
+        assert judgement.margin is not None
+        assert judgement.discrepancy is not None
+        assert judgement.margin > 1e3 * judgement.discrepancy
 
 
 def test_a_missing_token_or_a_wrong_first_one_is_a_mismatch_whatever_the_logits() -> None:
-    model = staged("llama")
-    greedy = reference(CASE, model)
+    greedy = reference(CASE, staged("llama"))
     for ids in (greedy.output_ids[:-1], (*greedy.output_ids, 7), (3, *greedy.output_ids[1:])):
         ours = dataclasses.replace(greedy, output_ids=ids)
-        assert judged(model, ours, greedy).verdict == "mismatch"
+        assert found(ours, greedy).verdict == "mismatch"
 
 
-def twins(gap: float) -> tuple[StagedModel, int, int]:
-    """A model whose fourth output token, a, is preferred to another, b, by `gap` alone."""
-    stock = stock_model("llama")
-    a = reference(CASE, staged("llama")).output_ids[3]
-    b = (a + 1) % 96
-    head = stock.get_output_embeddings().weight.data
-    head[b] = head[a] * (1 - gap)
-    stock.model.embed_tokens.weight.data[b] = stock.model.embed_tokens.weight.data[a]
-    return StagedModel(stock), a, b
+# Two tokens that are as good as equally likely
 
 
-def swapped(gap: float) -> tuple[StagedModel, Decoded, Decoded, int]:
-    """Greedy's output, and one that takes the other twin where greedy took the first."""
-    model, a, b = twins(gap)
-    greedy = reference(CASE, model)
-    position = next(i for i, t in enumerate(greedy.output_ids) if i and t in (a, b))
-    other = b if greedy.output_ids[position] == a else a
-    ours = with_ids(decode(Oracle(model, 3), CASE, model), (position, other))
-    return model, ours, greedy, position
+class Twins:
+    """A model that prefers its fourth output token, a, to another one, b, by a gap alone."""
+
+    def __init__(self, gap: float) -> None:
+        stock = stock_model("llama")
+        self.a = reference(CASE, staged("llama")).output_ids[3]
+        self.b = (self.a + 1) % 96
+        head = stock.get_output_embeddings().weight.data
+        head[self.b] = head[self.a] * (1 - gap)
+        stock.model.embed_tokens.weight.data[self.b] = stock.model.embed_tokens.weight.data[self.a]
+        self.truth = StockTruth(copy.deepcopy(stock))
+        self.model = StagedModel(stock)
+        self.greedy = reference(CASE, self.model)
+        ids = self.greedy.output_ids
+        self.position = next(i for i, token in enumerate(ids) if i and token in (self.a, self.b))
+        self.token = ids[self.position]
+        self.other = self.b if self.token == self.a else self.a
+        self.ours = with_ids(self.greedy, (self.position, self.other))
+
+    def logits(self, **moved: float) -> Tensor:
+        """Those of our pass of one row, with some of the two moved: `token` and `other`."""
+        session = Session(self.model, CAPACITY)
+        found = one_by_one(session, PROMPT, self.greedy, self.position)
+        assert found is not None
+        found = found.clone()
+        for name, by in moved.items():
+            found[getattr(self, name)] += by
+        return found
+
+    def judge(
+        self, one_row: Tensor | None, as_run: Tensor | None, rounding: bool = True
+    ) -> Judgement:
+        """The verdict on these logits of our passes."""
+        evidence = Evidence(
+            one_row=lambda _: one_row, as_run=lambda _: as_run, truth=lambda: self.truth
+        )
+        return judge(self.ours, self.greedy, PROMPT, evidence, rounding=rounding)
 
 
-def test_a_choice_closer_than_rounding_is_a_tie_and_its_figures_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, ours, greedy, position = swapped(1e-7)
-    found = judged(model, ours, greedy)
-    assert found.position == position
-    assert found.margin is not None
-    assert found.discrepancy is not None
-    assert found.verdict == ("tie" if abs(found.margin) <= found.discrepancy else "mismatch")
-    # What the two kinds of pass differ by decides, and nothing else.
-    for moved, verdict in ((2.0 * found.margin, "tie"), (0.5 * found.margin, "mismatch")):
-
-        def several(
-            session: Session, prompt: list[int], ours: Decoded, at: int, moved: float = moved
-        ) -> Tensor:
-            logits = identity._one_by_one(session, prompt, ours.output_ids[:at]).clone()
-            logits[0] += moved
-            return logits
-
-        monkeypatch.setattr(identity, "as_verified", several)
-        assert judged(model, ours, greedy).verdict == (verdict if found.margin else "tie")
+def test_what_rounding_explains_is_a_tie_and_all_that_it_rests_on_is_kept() -> None:
+    twins = Twins(1e-7)
+    judgement = twins.judge(twins.logits(), twins.logits(other=2e-6))
+    assert (judgement.verdict, judgement.position) == ("tie", twins.position)
+    assert judgement.discrepancy == pytest.approx(2e-6, rel=0.5)
+    judged = judgement.judged
+    assert judged["by"] == "stock float64"
+    assert set(judged["margins"]) == {"stock", "one_row", "as_run"}
+    assert all(abs(margin) <= judged["bound"] < 1e-3 for margin in judged["margins"].values())
+    origin = judged["origin"]
+    assert judged["bound"] == pytest.approx(
+        origin["slack"] * origin["stock_noise"] + origin["written"]
+    )
+    assert "why" not in judged
 
 
-def test_a_first_token_that_a_prompt_in_parts_moved_is_judged_by_that() -> None:
-    model = staged("llama")
-    greedy = reference(CASE, model)
-    parts = (4, len(PROMPT) - 4)
-    first = (greedy.output_ids[0] + 1) % 96
-    ours = dataclasses.replace(greedy, output_ids=(first, *greedy.output_ids[1:]), parts=parts)
-    found = judged(model, ours, greedy)
-    session = Session(model, CAPACITY)
-    with torch.inference_mode():
-        session.reset(PROMPT)
-        whole = session.prefill()[0, 0]
-        session.reset(PROMPT)
-        session.forward(session.ids(PROMPT[:4]))
-        moved = session.logits(session.forward(session.ids(PROMPT[4:])))[0, -1] - whole
-    assert found.discrepancy == float(moved.max() - moved.min())
-    assert found.margin == float(whole[greedy.output_ids[0]] - whole[first])
-    assert found.verdict == "mismatch"
+def test_a_gap_that_the_stock_model_sees_is_a_mismatch_however_our_passes_choose() -> None:
+    twins = Twins(1e-3)
+    # Both of our passes claim that the two are equally likely.
+    margin = float(twins.logits()[twins.token] - twins.logits()[twins.other])
+    near = twins.logits(token=-margin)
+    judgement = twins.judge(near, near)
+    assert judgement.verdict == "mismatch"
+    assert "prefers one of the two" in judgement.judged["why"]
+
+
+@pytest.mark.parametrize("wrong", ["one_row", "as_run"])
+def test_a_pass_of_ours_that_is_off_by_more_than_rounding_is_a_mismatch(wrong: str) -> None:
+    twins = Twins(1e-7)
+    sound = {"one_row": twins.logits(), "as_run": twins.logits(other=2e-6)}
+    assert twins.judge(**sound).verdict == "tie"
+    by = {"token": 0.1} if wrong == "one_row" else {"other": 0.1}
+    judgement = twins.judge(**{**sound, wrong: twins.logits(**by)})
+    assert judgement.verdict == "mismatch"
+    assert "further from the stock model" in judgement.judged["why"]
+
+
+def test_two_tokens_that_are_close_but_not_the_likeliest_are_no_tie() -> None:
+    twins = Twins(1e-7)
+    ids = twins.greedy.output_ids
+    place = next(i for i, token in enumerate(ids) if i and token not in (twins.a, twins.b))
+    ours, greedy = (
+        with_ids(twins.greedy, (place, twins.a)),
+        with_ids(twins.greedy, (place, twins.b)),
+    )
+    logits = one_by_one(Session(twins.model, CAPACITY), PROMPT, twins.greedy, place)
+    assert logits is not None
+    evidence = Evidence(
+        one_row=lambda _: logits, as_run=lambda _: logits, truth=lambda: twins.truth
+    )
+    judgement = judge(ours, greedy, PROMPT, evidence)
+    assert judgement.verdict == "mismatch"
+    assert "prefers another token to both" in judgement.judged["why"]
+
+
+def test_passes_that_choose_otherwise_when_made_again_are_a_mismatch() -> None:
+    twins = Twins(1e-7)
+    judgement = twins.judge(twins.logits(), None)
+    assert judgement.verdict == "mismatch"
+    assert "chose otherwise" in judgement.judged["why"]
+    assert twins.judge(None, twins.logits()).verdict == "mismatch"
 
 
 def test_where_every_pass_had_one_shape_nothing_is_a_tie() -> None:
-    model, ours, greedy, _ = swapped(0.0)
-    assert judged(model, ours, greedy).verdict == "tie"
-    assert judged(model, ours, greedy, rounding=False).verdict == "mismatch"
+    twins = Twins(0.0)
+    assert twins.judge(twins.logits(), twins.logits()).verdict == "tie"
+    assert twins.judge(twins.logits(), twins.logits(), rounding=False).verdict == "mismatch"
 
 
-def test_a_clear_preference_is_no_tie() -> None:
-    model, ours, greedy, _ = swapped(1e-3)
-    assert judged(model, ours, greedy).verdict == "mismatch"
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_runner_up_planted_anywhere_is_never_a_tie(dtype: torch.dtype) -> None:
+    """Rounding flips a token only where the same passes, made again, choose it again."""
+    model = StagedModel(stock_model("llama").to(dtype))
+    oracle = Oracle(model, 3)
+    ours, greedy = decode(oracle, CASE, model), reference(CASE, model)
+    same = first_difference(ours.output_ids, greedy.output_ids) or len(ours.output_ids)
+    assert same > 5
+    ids = [*PROMPT, *greedy.output_ids]
+    logits = truth("llama", dtype).measure(ids[:-1], len(PROMPT) - 1).logits
+    for position in range(1, same):
+        best = logits[position].topk(2).indices.tolist()
+        second = best[1] if best[0] == greedy.output_ids[position] else best[0]
+        planted = with_ids(ours, (position, second))
+        judgement = judged(
+            model, truth("llama", dtype), PROMPT, planted, greedy, oracle, CASE.limits
+        )
+        assert (judgement.verdict, judgement.position) == ("mismatch", position)
 
 
 @pytest.mark.parametrize("wrong_from", [0, 1, 3])
@@ -191,14 +261,22 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
     monkeypatch.setattr(oracle, "start", lambda *_: None)
     seen.clear()
     ours = decode(oracle, CASE, model)
-    as_verified = dict(seen)
+    by_several = dict(seen)
     seen.clear()
     reference(CASE, model)
-    one_by_one = dict(seen)
+    by_one = dict(seen)
     monkeypatch.setattr(Session, "read", real)
+
+    def run(session: Session) -> Decoded:
+        return oracle.decode(session, list(PROMPT), CASE.limits, CLOCK, GREEDY)
+
     for position in range(12):
-        session = Session(model, CAPACITY)
-        single = identity._one_by_one(session, PROMPT, ours.output_ids[:position])
-        several = identity.as_verified(session, PROMPT, ours, position)
-        assert torch.equal(single, one_by_one[position].float())
-        assert torch.equal(several, as_verified[position].float())
+        session = Session(model, CAPACITY, spare=oracle.rows)
+        single = one_by_one(session, PROMPT, ours, position)
+        several = as_verified(session, PROMPT, ours, position)
+        again = as_run(lambda session=session: run(session), session, ours, position)  # type: ignore[misc]
+        assert single is not None
+        assert again is not None
+        assert torch.equal(single, by_one[position].float())
+        assert torch.equal(several, by_several[position].float())
+        assert torch.equal(again, by_several[position].float())

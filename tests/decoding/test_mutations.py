@@ -11,11 +11,10 @@ import torch
 
 from ppdbench.decoding import loop, verify
 from ppdbench.decoding.draft import Draft
-from ppdbench.decoding.identity import judge
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step, StepMaker
-from ppdbench.engine.session import Session
+from tests.decoding.judging import judged, truth
 from tests.decoding.matrix import CAPACITY, Oracle, cases, decode, known, reference
 from tests.helpers import staged
 
@@ -148,8 +147,7 @@ def verdicts(tree: bool, name: str, plant: Patch | None) -> set[str]:
             except (ValueError, RuntimeError, IndexError):  # ran out of rows or positions
                 found.add("error")
                 continue
-        session = Session(model, CAPACITY, spare=oracle.rows)
-        found.add(judge(ours, greedy, case.prompt, session, rounding=True).verdict)
+        found.add(judged(model, truth(name), case.prompt, ours, greedy).verdict)
     return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 
 from ppdbench.bench.clock import Clock
-from ppdbench.decoding.identity import judge
+from ppdbench.decoding.identity import as_run, one_by_one
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import GREEDY
@@ -121,15 +122,28 @@ def test_one_new_token_takes_no_step(setup: Setup, name: str) -> None:
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_wrong_token_is_a_mismatch_by_passes_made_again(setup: Setup, name: str) -> None:
-    theirs, ours, session = both(setup, name, tokens(13), Limits(20))
+    theirs, _, session = both(setup, name, tokens(13), Limits(20))
     ids = list(theirs.output_ids)
     ids[11] = (ids[11] + 1) % 300
     wrong = dataclasses.replace(theirs, output_ids=tuple(ids))
-    found = judge(wrong, ours, tokens(13), session, rounding=True, replay=peer(setup, name).replay)
-    assert (found.verdict, found.position) == ("mismatch", 11)
-    assert found.discrepancy is not None
-    assert found.margin is not None
-    assert found.discrepancy < 1e-4 < found.margin
+    run = partial(peer(setup, name).decode, session, tokens(13), Limits(20), CLOCK, GREEDY)
+    assert as_run(run, session, wrong, 11) is None
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_logits_that_chose_a_peers_token_are_those_of_its_own_passes(
+    setup: Setup, name: str
+) -> None:
+    """Drafts in the pass over the prompt included: position 0 is no exception."""
+    theirs, ours, session = both(setup, name, tokens(13), Limits(20))
+    run = partial(peer(setup, name).decode, session, tokens(13), Limits(20), CLOCK, GREEDY)
+    for position in (0, 1, 7, 19):
+        logits = as_run(run, session, theirs, position)
+        assert logits is not None
+        assert int(logits.argmax()) == theirs.output_ids[position]
+        near = one_by_one(session, tokens(13), ours, position)
+        assert near is not None
+        assert float((logits - near).abs().max()) < 1e-4
 
 
 def test_the_stock_model_is_loaded_once_and_reads_our_weights_where_they_are_plain(

@@ -1,0 +1,559 @@
+"""Bugs planted in the package, which is then run as a command and has to find out itself.
+
+Nothing clean is beside it: the mutated engine makes the baseline, decodes and judges. Survived
+means that a bug which changes outputs ends with exit code 1, and one that changes times withholds
+the speedup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.attack.base import Attempt, Kind
+from benchmarks.attack.forks import Forked
+
+Plant = Callable[[], None]
+
+OUTPUTS = (
+    *("bench", "--offline", "--threads", "1", "--dtype", "float32", "--task", "gsm8k"),
+    *("--method", "layerskip", "--method", "prompt-lookup", "--method", "medusa"),
+    *("--method", "jacobi", "--limit", "2", "--max-new-tokens", "24", "--warmup", "1"),
+    *("--compile", "off", "--format", "json"),
+)
+ENDS = (
+    *("bench", "--offline", "--threads", "1", "--task", "topv2", "--method", "layerskip"),
+    *("--limit", "4", "--max-new-tokens", "48", "--warmup", "1", "--compile", "off"),
+    *("--format", "json"),
+)
+TIMES = (
+    *("bench", "--offline", "--threads", "1", "--task", "gsm8k", "--method", "layerskip"),
+    *("--limit", "6", "--max-new-tokens", "16", "--warmup", "1", "--compile", "off"),
+    *("--format", "json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A bug: what is changed, and whether it changes outputs or only times."""
+
+    plant: Plant
+    words: Sequence[str] = OUTPUTS
+    changes_outputs: bool = True
+
+
+MUTANTS: list[Mutant] = []
+
+
+def outputs(plant: Plant) -> Plant:
+    """Register a bug that changes outputs."""
+    MUTANTS.append(Mutant(plant))
+    return plant
+
+
+def times(plant: Plant) -> Plant:
+    """Register a bug that changes times alone."""
+    MUTANTS.append(Mutant(plant, TIMES, changes_outputs=False))
+    return plant
+
+
+def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+# Positions
+
+
+@outputs
+def chains_stand_one_place_too_far() -> None:
+    from ppdbench.engine.masks import StepMaker
+
+    def made(real: Any) -> Any:
+        def chain(self: Any, start: int, n_query: int) -> Any:
+            step = real(self, start, n_query)
+            if n_query > 1:
+                step.positions, step.contiguous = step.positions + 1, False
+            return step
+
+        return chain
+
+    _wrap(StepMaker, "chain", made)
+
+
+@outputs
+def single_rows_stand_one_place_too_far() -> None:
+    """On both sides, so that outputs are identical."""
+    from ppdbench.engine.masks import StepMaker
+
+    def made(real: Any) -> Any:
+        def chain(self: Any, start: int, n_query: int) -> Any:
+            step = real(self, start, n_query)
+            step.positions, step.contiguous = step.positions + 1, False
+            return step
+
+        return chain
+
+    _wrap(StepMaker, "chain", made)
+
+
+@outputs
+def nodes_of_trees_stand_one_place_too_deep() -> None:
+    from ppdbench.engine.masks import StepMaker
+
+    def made(real: Any) -> Any:
+        def tree(self: Any, start: int, *more: Any) -> Any:
+            step = real(self, start, *more)
+            # A copy: steps share what they are made of. The newest token stays where it is.
+            step.positions = torch.where(step.positions > start, step.positions + 1, start)
+            return step
+
+        return tree
+
+    import torch
+
+    _wrap(StepMaker, "tree", made)
+
+
+@outputs
+def prompts_begin_at_position_one() -> None:
+    from ppdbench.engine.masks import StepMaker
+
+    def made(real: Any) -> Any:
+        def prefill(self: Any, n_query: int) -> Any:
+            step = real(self, n_query)
+            step.positions, step.contiguous = step.positions + 1, False
+            return step
+
+        return prefill
+
+    _wrap(StepMaker, "prefill", made)
+
+
+# Attention and masks
+
+
+def _attend(change: Callable[..., dict[str, Any]]) -> None:
+    from ppdbench.engine import attention
+
+    real = attention.attend
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+        given = {"query": query, "key": key, "value": value, "attention_mask": mask, **more}
+        given |= change(module, **given)
+        names = ("query", "key", "value", "attention_mask")
+        return real(module, *(given.pop(name) for name in names), **given)
+
+    attention.attend = attend  # type: ignore[assignment]
+
+
+@outputs
+def masked_attention_is_scaled_by_two_percent() -> None:
+    _attend(
+        lambda _, query, attention_mask, **__: (
+            {} if attention_mask is None else {"query": query * 1.02}
+        )
+    )
+
+
+@outputs
+def all_attention_is_scaled_by_two_percent() -> None:
+    _attend(lambda _, query, **__: {"query": query * 1.02})
+
+
+@outputs
+def heads_read_the_keys_of_another_group() -> None:
+    _attend(lambda _, key, value, **__: {"key": key.flip(1), "value": value.flip(1)})
+
+
+@outputs
+def values_of_the_newest_row_are_forgotten() -> None:
+    def change(_: Any, query: Any, value: Any, **__: Any) -> dict[str, Any]:
+        if query.shape[2] < 2:
+            return {}
+        value = value.clone()
+        value[:, :, -1] = 0
+        return {"value": value}
+
+    _attend(change)
+
+
+@outputs
+def a_chain_sees_one_row_ahead() -> None:
+    from ppdbench.engine.masks import StepMaker
+
+    def made(real: Any) -> Any:
+        def below(self: Any, start: int, n: int) -> Any:
+            seen = real(self, start, n).clone()
+            for row in range(n - 1):
+                seen[:, row, start + row + 1] = True
+            return seen
+
+        return below
+
+    _wrap(StepMaker, "_triangle", made)
+
+
+@outputs
+def nodes_see_their_siblings() -> None:
+    from ppdbench.engine.masks import StepMaker
+
+    def made(real: Any) -> Any:
+        def tree(self: Any, start: int, *more: Any) -> Any:
+            step = real(self, start, *more)
+            visible = step.visible.clone()
+            n = step.n_query
+            visible[:, :, start:] = visible.new_ones(n, n).tril()
+            return replace(step, visible=visible)
+
+        return tree
+
+    _wrap(StepMaker, "tree", made)
+
+
+@outputs
+def the_first_key_is_never_seen_by_chains() -> None:
+    from ppdbench.engine.masks import StepMaker
+
+    def made(real: Any) -> Any:
+        def below(self: Any, start: int, n: int) -> Any:
+            seen = real(self, start, n).clone()
+            seen[:, :, 0] = False
+            return seen
+
+        return below
+
+    _wrap(StepMaker, "_triangle", made)
+
+
+# The cache
+
+
+@outputs
+def the_first_rows_of_a_tree_are_kept() -> None:
+    from ppdbench.engine.cache import KVCache
+
+    def made(real: Any) -> Any:
+        def keep(self: Any, base: int, rows: Sequence[int], *more: Any) -> None:
+            real(self, base, list(range(len(rows))), *more)
+
+        return keep
+
+    _wrap(KVCache, "keep", made)
+
+
+@outputs
+def one_row_too_few_is_kept() -> None:
+    from ppdbench.engine.cache import KVCache
+
+    def made(real: Any) -> Any:
+        def keep(self: Any, base: int, rows: Sequence[int], *more: Any) -> None:
+            real(self, base, rows, *more)
+            if len(rows) > 1:
+                self._move(base, base + len(rows) - 1, self.layers)
+
+        return keep
+
+    _wrap(KVCache, "keep", made)
+
+
+@outputs
+def keys_are_written_into_the_row_before() -> None:
+    from ppdbench.engine.cache import KVCache
+
+    def made(real: Any) -> Any:
+        def update(self: Any, key: Any, value: Any, layer: int, *more: Any, **named: Any) -> Any:
+            found = real(self, key, value, layer, *more, **named)
+            step = self._step
+            if step.n_query > 1 and step.start > 0:
+                self._keys[layer][:, :, step.start - 1] = key[:, :, 0]
+            return found
+
+        return update
+
+    _wrap(KVCache, "update", made)
+
+
+# Layers, norms, the head
+
+
+@outputs
+def the_last_layer_is_left_out() -> None:
+    from ppdbench.engine.staged import StagedModel
+
+    def made(real: Any) -> Any:
+        def run(self: Any, hidden: Any, start: int, stop: int, *more: Any, **named: Any) -> Any:
+            return real(self, hidden, start, min(stop, self.n_layers - 1), *more, **named)
+
+        return run
+
+    _wrap(StagedModel, "run", made)
+
+
+@outputs
+def a_layer_of_wide_passes_runs_twice() -> None:
+    from ppdbench.engine.adapters import Adapter
+
+    def made(real: Any) -> Any:
+        def call_layer(self: Any, index: int, hidden: Any, *more: Any) -> Any:
+            out = real(self, index, hidden, *more)
+            return real(self, index, out, *more) if index == 3 and hidden.shape[1] > 1 else out
+
+        return call_layer
+
+    _wrap(Adapter, "call_layer", made)
+
+
+@outputs
+def the_final_norm_is_forgotten() -> None:
+    from ppdbench.engine.adapters import Adapter
+
+    Adapter.norm = lambda self, hidden: hidden  # type: ignore[method-assign]
+
+
+@outputs
+def the_tail_of_packed_products_is_lost() -> None:
+    from ppdbench.engine.packing import PackedLinear
+
+    def made(real: Any) -> Any:
+        def forward(self: Any, x: Any) -> Any:
+            out = real(self, x).clone()
+            out[..., -1] = 0
+            return out
+
+        return forward
+
+    _wrap(PackedLinear, "forward", made)
+
+
+@outputs
+def one_logit_too_high() -> None:
+    from ppdbench.engine.adapters import Adapter
+
+    def made(real: Any) -> Any:
+        def cap(self: Any, logits: Any) -> Any:
+            logits = real(self, logits).clone()
+            logits[..., 300] += 3
+            return logits
+
+        return cap
+
+    _wrap(Adapter, "cap", made)
+
+
+# Verification, choice and ends
+
+
+@outputs
+def the_first_wrong_draft_is_accepted() -> None:
+    from ppdbench.decoding import loop, verify
+
+    real = verify.accept_greedy
+
+    def accept(draft: Any, predictions: Sequence[int]) -> verify.Outcome:
+        outcome = real(draft, predictions)
+        kept = min(len(outcome.path) + 1, len(draft.tokens))
+        return verify.Outcome(tuple(range(kept)), predictions[kept])
+
+    loop.accept_greedy = accept  # type: ignore[attr-defined]
+
+
+@outputs
+def everything_is_accepted() -> None:
+    from ppdbench.decoding import loop, verify
+
+    def accept(draft: Any, predictions: Sequence[int]) -> verify.Outcome:
+        n = 0 if draft.parents is not None else len(draft.tokens)
+        return verify.Outcome(tuple(range(n)), predictions[n])
+
+    loop.accept_greedy = accept  # type: ignore[attr-defined]
+
+
+@outputs
+def the_bonus_token_is_dropped() -> None:
+    from ppdbench.decoding import loop
+
+    real = loop.commit
+    loop.commit = lambda output, new, limits: real(output, new[:-1] or new, limits)
+
+
+@outputs
+def the_second_likeliest_token_is_chosen() -> None:
+    from ppdbench.engine import reading
+
+    def second(logits: Any) -> Any:
+        return logits.topk(2, dim=-1).indices[..., 1]
+
+    reading.most_likely = second
+
+
+@outputs
+def no_end_token_is_known() -> None:
+    """Both sides go on behind the end."""
+    import dataclasses
+
+    from ppdbench.bench import runner
+
+    real = vars(runner)["load"]
+
+    def load(*given: Any, **more: Any) -> Any:
+        return dataclasses.replace(real(*given, **more), eos_ids=frozenset())
+
+    runner.load = load  # type: ignore[attr-defined]
+
+
+def drafts_go_on_behind_the_end() -> None:
+    from ppdbench.decoding import loop
+
+    def commit(output: list[int], new: Sequence[int], limits: Any) -> int:
+        output += new
+        return len(new)
+
+    loop.commit = commit
+
+
+MUTANTS.append(Mutant(drafts_go_on_behind_the_end, ENDS))
+
+
+@outputs
+def outputs_end_one_token_early() -> None:
+    from ppdbench.decoding.limits import Limits
+
+    def made(real: Any) -> Any:
+        def finish(self: Any, output: Sequence[int]) -> Any:
+            return "length" if len(output) >= self.max_new_tokens - 1 else real(self, output)
+
+        return finish
+
+    _wrap(Limits, "finish", made)
+
+
+@outputs
+def a_method_is_compared_with_itself() -> None:
+    from ppdbench.bench.contest import Contest
+
+    def made(real: Any) -> Any:
+        def greedy(self: Any, item: Any, label: str, session: Any) -> Any:
+            ours = self._attempt(item, self.contestants[0])
+            return real(self, item, label, session) if isinstance(ours, str) else ours
+
+        return greedy
+
+    _wrap(Contest, "_greedy", made)
+
+
+# Times
+
+
+class _Frozen:
+    """A clock that stands still for as long as somebody holds it."""
+
+    held_s = 0.0
+
+
+def _unseen(owner: Any, name: str) -> None:
+    """Take what `owner.name` needs out of every clock's time."""
+    from time import perf_counter
+
+    from ppdbench.bench.clock import Clock
+
+    def made(real: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            began = perf_counter()
+            try:
+                return real(*given, **named)
+            finally:
+                _Frozen.held_s += perf_counter() - began
+
+        return call
+
+    _wrap(owner, name, made)
+    _wrap(Clock, "now", lambda real: lambda self: real(self) - _Frozen.held_s)
+
+
+@times
+def drafting_is_not_timed() -> None:
+    from ppdbench.strategies.layerskip import SelfSpeculation
+
+    _unseen(SelfSpeculation, "propose")
+
+
+@times
+def verification_is_not_timed() -> None:
+    from ppdbench.decoding.loop import Verifier
+
+    _unseen(Verifier, "verify")
+
+
+@times
+def the_prefill_is_counted_into_the_first_step() -> None:
+    from ppdbench.decoding import loop
+    from ppdbench.strategies.base import Proposer
+
+    def shifted(real: Any) -> Any:
+        def decode(*given: Any, **named: Any) -> Any:
+            found = real(*given, **named)
+            moved = found.prefill_ms
+            steps = (found.step_ms[0] + moved, *found.step_ms[1:])
+            return replace(found, prefill_ms=0.0, step_ms=steps)
+
+        return decode
+
+    from ppdbench.bench import contest
+
+    contest.autoregressive = shifted(loop.autoregressive)  # type: ignore[attr-defined]
+    _wrap(Proposer, "decode", shifted)
+
+
+@times
+def steps_of_the_method_are_halved() -> None:
+    from ppdbench.strategies.base import Proposer
+
+    def made(real: Any) -> Any:
+        def decode(*given: Any, **named: Any) -> Any:
+            found = real(*given, **named)
+            return replace(found, step_ms=tuple(ms / 2 for ms in found.step_ms))
+
+        return decode
+
+    _wrap(Proposer, "decode", made)
+
+
+@times
+def steps_of_the_baseline_count_twice() -> None:
+    from ppdbench.bench import contest
+
+    def made(real: Any) -> Any:
+        def greedy(*given: Any, **named: Any) -> Any:
+            found = real(*given, **named)
+            return replace(found, step_ms=tuple(2 * ms for ms in found.step_ms))
+
+        return greedy
+
+    _wrap(contest, "autoregressive", made)
+
+
+def _attempts(short: bool) -> Iterator[Attempt]:
+
+    chosen = MUTANTS[::6] if short else MUTANTS
+    for mutant in chosen:
+        yield Attempt(mutant.plant.__name__, partial(_try, mutant))
+
+
+def _try(mutant: Mutant, place: Path) -> str | None:
+    said = Forked([*mutant.words, "--out", str(place / "run")], place, before=mutant.plant).wait()
+    if mutant.changes_outputs:
+        return None if said.code == 1 else f"exit code {said.code}: {said.last[:200]}"
+    if said.code == 1:
+        return None
+    if said.code != 0:
+        return f"exit code {said.code}: {said.last[:200]}"
+    rows = json.loads(said.out)
+    claimed = [row["speedup"] for row in rows if row["speedup"] is not None]
+    return f"speedups {claimed} were printed" if claimed else None
+
+
+KIND = Kind("planted bugs", _attempts)

@@ -1,0 +1,173 @@
+"""The stock model as a judge: what transformers itself computes over the same tokens.
+
+Loaded anew from where the model came from, so that nothing of ours is in it: not our attention,
+our cache, our masks or our packed weights. It answers twice: what the logits are in a wider type
+than the run's, and how far its own passes of one row and of many rows, in the run's type, lie
+from that. The second is what rounding may do to any engine on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.engine.loading import ModelSpec, laid_out, load_stock, token_ids
+from ppdbench.engine.weights import is_plain
+
+WIDER = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+# Logits far below the best choose no token; only the best so many are compared.
+CONTENDERS = 64
+# The positions before the one in question over which the stock model's own rounding is measured.
+REACH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the stock model says of some positions of a sequence.
+
+    `logits` [position, vocab] are in the wider type. `noise` [position] is how far the stock
+    model's own passes in the run's type lie from them, as `distance` measures it.
+    """
+
+    logits: Tensor
+    noise: Tensor
+    eos_ids: frozenset[int] = frozenset()
+
+
+class StockTruth:
+    """A model as transformers loads it, for questions about single positions."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval()
+        self.eos_ids, _ = token_ids(model)
+        self.dtype: torch.dtype = model.get_output_embeddings().weight.dtype
+        self.wider = WIDER.get(self.dtype, self.dtype) if _can_be_widened(model) else self.dtype
+        self.n_layers = int(model.config.num_hidden_layers)
+
+    @classmethod
+    def load(cls, spec: ModelSpec) -> StockTruth:
+        """The model that `spec` names, as any user would load it."""
+        return cls(laid_out(spec, load_stock(spec)[0]))
+
+    @torch.inference_mode()
+    def measure(
+        self, ids: Sequence[int], first: int, *, reach: int = REACH, depth: int | None = None
+    ) -> Measured:
+        """Logits from token `first` on, and how far this model's own passes lie from them.
+
+        Passes in the run's type: one over everything, and over the last `reach` tokens one of
+        as many rows and some of one row. `depth` ends the model after that many layers.
+        """
+        with self._cut(depth):
+            return self._measure(ids, first, reach)
+
+    def _measure(self, ids: Sequence[int], first: int, reach: int) -> Measured:
+        cache = self._cache()
+        with widened(self.model, self.wider):
+            truth = self._run(ids, keep=len(ids) - first)
+        noise = distance(self._run(ids, keep=len(ids) - first, cache=cache), truth)
+        reach = min(reach, len(ids) - max(1, first))
+        if reach > 0:
+            last = ids[-reach:]
+            for rows in (reach, 1):
+                cache.crop(-reach)
+                parts = [last[at : at + rows] for at in range(0, reach, rows)]
+                again = torch.cat([self._run(part, keep=rows, cache=cache) for part in parts])
+                noise[-reach:] = torch.maximum(noise[-reach:], distance(again, truth[-reach:]))
+        return Measured(truth, noise, self.eos_ids)
+
+    def _cache(self) -> Any:
+        """A cache of transformers that forgets nothing, so that it can be cut anywhere."""
+        from transformers import DynamicCache
+
+        return DynamicCache()
+
+    def _run(self, ids: Sequence[int], keep: int, cache: Any = None) -> Tensor:
+        """Logits of the last `keep` rows of one pass."""
+        tensor = torch.tensor([list(ids)], device=self.model.device)
+        given = {} if cache is None else {"past_key_values": cache}
+        found: Tensor = self.model(
+            tensor, use_cache=cache is not None, logits_to_keep=keep, **given
+        ).logits[0]
+        return found
+
+    @contextmanager
+    def _cut(self, depth: int | None) -> Iterator[None]:
+        """The model with its first `depth` layers only, as transformers itself drafts with."""
+        config = self.model.config
+        config.num_hidden_layers = depth or self.n_layers
+        try:
+            yield
+        finally:
+            config.num_hidden_layers = self.n_layers
+
+
+def distance(logits: Tensor, truth: Tensor) -> Tensor:
+    """How far logits [position, vocab] lie from the truth, by position.
+
+    The root mean square over the likeliest tokens, less what all of these share: adding the same
+    to all logits changes nothing.
+    """
+    best = truth.topk(min(CONTENDERS, truth.shape[-1]), dim=-1).indices
+    off = logits.to(truth).gather(-1, best) - truth.gather(-1, best)
+    return (off - off.mean(-1, keepdim=True)).square().mean(-1).sqrt().double()
+
+
+@contextmanager
+def widened(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Let `model` compute in a wider type; one module at a time holds its weights in it."""
+    narrow: dict[nn.Module, dict[str, Tensor]] = {}
+
+    def widen(module: nn.Module, _: Any) -> None:
+        held = {
+            name: tensor
+            for name, tensor in (*module._parameters.items(), *module._buffers.items())
+            if tensor is not None and tensor.is_floating_point() and tensor.dtype != dtype
+        }
+        if held and module not in narrow:
+            narrow[module] = held
+            for name, tensor in held.items():
+                wide = tensor.to(dtype)
+                _put(module, name, wide if name in module._buffers else nn.Parameter(wide, False))
+
+    def restore(module: nn.Module, *_: Any) -> None:
+        for name, tensor in narrow.pop(module, {}).items():
+            _put(module, name, tensor)
+
+    hooks = [
+        handle
+        for module in model.modules()
+        if module._parameters or module._buffers
+        for handle in (
+            module.register_forward_pre_hook(widen),
+            module.register_forward_hook(restore, always_call=True),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in list(narrow):
+            restore(module)
+
+
+def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    if name in module._buffers:
+        module._buffers[name] = tensor
+    else:
+        module._parameters[name] = tensor  # type: ignore[assignment]
+
+
+def _can_be_widened(model: nn.Module) -> bool:
+    """Whether all weights are plain numbers in memory; quantised ones compute as they are."""
+    return all(is_plain(p) and not p.is_meta for p in model.parameters())

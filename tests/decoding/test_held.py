@@ -1,0 +1,127 @@
+"""The engine held against the stock model: what both sides share is judged, too."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from ppdbench.decoding.held import Seen, check_ends, check_greedy, hold
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import Decoded, autoregressive
+from ppdbench.decoding.sampling import GREEDY
+from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.watch import Watch
+from ppdbench.errors import ExactnessError
+from ppdbench.strategies.early_exit import EarlyExit, Exits
+from tests.decoding.judging import truth
+from tests.decoding.matrix import CAPACITY, CLOCK, Oracle
+from tests.families import FAMILIES, stock_model
+from tests.helpers import staged, tokens
+
+PROMPT = tokens(11, 3)
+LIMITS = Limits(14)
+
+
+def watched(model: StagedModel, tree: bool | None = None) -> Seen:
+    """Greedy decoding, or an oracle's chains or trees, with the logits that chose each token."""
+    session = Session(model, CAPACITY, spare=16)
+    oracle = None if tree is None else Oracle(model, 3, 2, tree)
+    if oracle is not None:
+        oracle.start(*[type("Start", (), {"tokens": [*PROMPT, 0]})()] * 2)  # type: ignore[arg-type]
+    session.watch = watch = Watch(range(32))
+    if oracle is None:
+        decoded = autoregressive(session, PROMPT, LIMITS, CLOCK)
+    else:
+        decoded = oracle.decode(session, PROMPT, LIMITS, CLOCK, GREEDY)
+    return Seen("odd", decoded, watch, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_holds(name: str, dtype: torch.dtype) -> None:
+    model = staged(name) if dtype == torch.float32 else StagedModel(stock_model(name).to(dtype))
+    noise = hold(truth(name, dtype), PROMPT, [watched(model), watched(model, False)])
+    assert 0 < noise < (1e-4 if dtype == torch.float32 else 0.5)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_each_token_is_watched_once_in_the_pass_that_chose_it(tree: bool) -> None:
+    seen = watched(staged("llama"), tree)
+    assert sorted(seen.watch.logits) == list(range(14))
+    for position, logits in seen.watch.logits.items():
+        assert int(logits.argmax()) == seen.decoded.output_ids[position]
+
+
+def test_a_bug_that_both_sides_share_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Adapter.norm
+    monkeypatch.setattr(Adapter, "norm", lambda self, hidden: 1.001 * real(self, hidden))
+    model = staged("llama")
+    with pytest.raises(ExactnessError, match=r"passes of odd are not the model's.* 0\.00"):
+        hold(truth("llama"), PROMPT, [watched(model)])
+
+
+def test_a_token_that_is_not_the_likeliest_is_found_where_no_logits_were_seen() -> None:
+    seen = watched(staged("llama"))
+    hold(truth("llama"), PROMPT, [dataclasses.replace(seen, watch=Watch(()))])
+    ids = list(seen.decoded.output_ids)
+    ids[5] = (ids[5] + 1) % 96
+    wrong = dataclasses.replace(seen.decoded, output_ids=tuple(ids))
+    with pytest.raises(ExactnessError, match="position 5 transformers prefers another token"):
+        hold(truth("llama"), PROMPT, [dataclasses.replace(seen, decoded=wrong, watch=Watch(()))])
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.98])
+def test_early_exits_are_held_at_their_own_depth(
+    confidence: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = staged("llama")
+    options = EarlyExit(exit_layer=2, confidence=confidence)
+
+    def seen() -> Seen:
+        session = Session(model, CAPACITY)
+        session.watch = watch = Watch(range(32))
+        decoded = Exits(options, 2).decode(session, PROMPT, LIMITS, CLOCK, GREEDY)
+        return Seen("early-exit", decoded, watch, False)
+
+    depths = set(seen().watch.depths.values())
+    assert depths == {2} if not confidence else len(depths) > 1
+    hold(truth("llama"), PROMPT, [seen()])
+    real = Adapter.norm
+    monkeypatch.setattr(Adapter, "norm", lambda self, hidden: 1.001 * real(self, hidden))
+    with pytest.raises(ExactnessError, match="early-exit"):
+        hold(truth("llama"), PROMPT, [seen()])
+
+
+ENDED = Decoded((5, 6, 2), (0, 0), (0, 0), 1.0, (1.0, 1.0), "eos", rows=(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "limit", "why"),
+    [
+        ({"output_ids": (5, 2, 6), "finish": "length"}, 3, "goes on after the end token"),
+        ({"output_ids": (5, 2, 2)}, 3, "goes on after the end token at position 1"),
+        ({"finish": "length"}, 3, "ended by 'length' with token 2"),
+        ({"output_ids": (5, 6, 7)}, 3, "ended by 'eos' with token 7"),
+        ({}, 2, "has 3 tokens, 2 were asked for"),
+        ({"output_ids": (5, 6, 7), "finish": "length"}, 4, "ended after 3 of 4 tokens"),
+    ],
+)
+def test_an_output_that_ends_in_the_wrong_place_is_refused(
+    changed: dict[str, object], limit: int, why: str
+) -> None:
+    check_ends("odd", ENDED, Limits(3), frozenset({2}))
+    with pytest.raises(ExactnessError, match=why):
+        check_ends("odd", dataclasses.replace(ENDED, **changed), Limits(limit), frozenset({2}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"rows": (1, 3)}, {"accepted": (0, 1)}, {"step_ms": (1.0,)}], ids=str
+)
+def test_a_baseline_that_drafts_is_refused(changed: dict[str, object]) -> None:
+    check_greedy(ENDED)
+    with pytest.raises(ExactnessError, match="not greedy decoding"):
+        check_greedy(dataclasses.replace(ENDED, **changed))  # type: ignore[arg-type]
