@@ -13,12 +13,19 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.attack import inputs, kills, programs, records, text
+from benchmarks.attack import inputs, kills, mutants, programs, records, text
 from benchmarks.attack.base import Kind, Tally, attack
 from ppdbench.report.terminal import people
 
 # Each kind lies in a module of its own beside this one.
-KINDS: Sequence[Kind] = (inputs.KIND, kills.KIND, programs.KIND, records.KIND, text.KIND)
+KINDS: Sequence[Kind] = (
+    inputs.KIND,
+    kills.KIND,
+    mutants.KIND,
+    programs.KIND,
+    records.KIND,
+    text.KIND,
+)
 
 
 def main() -> int:

@@ -540,10 +540,10 @@ def _attempts(short: bool) -> Iterator[Attempt]:
 
     chosen = MUTANTS[::6] if short else MUTANTS
     for mutant in chosen:
-        yield Attempt(mutant.plant.__name__, partial(_try, mutant))
+        yield Attempt(mutant.plant.__name__, partial(survived, mutant))
 
 
-def _try(mutant: Mutant, place: Path) -> str | None:
+def survived(mutant: Mutant, place: Path) -> str | None:
     said = Forked([*mutant.words, "--out", str(place / "run")], place, before=mutant.plant).wait()
     if mutant.changes_outputs:
         return None if said.code == 1 else f"exit code {said.code}: {said.last[:200]}"

@@ -74,12 +74,13 @@ def test_a_token_that_is_not_the_likeliest_is_found_where_no_logits_were_seen() 
         hold(truth("llama"), PROMPT, [dataclasses.replace(seen, decoded=wrong, watch=Watch(()))])
 
 
-@pytest.mark.parametrize("confidence", [0.0, 0.98])
+@pytest.mark.parametrize("confidence", [0.0, 0.5])
 def test_early_exits_are_held_at_their_own_depth(
     confidence: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = staged("llama")
-    options = EarlyExit(exit_layer=2, confidence=confidence)
+    # Of consecutive states the cosine differs from token to token.
+    options = EarlyExit(exit_layer=2, confidence=confidence, measure="state")
 
     def seen() -> Seen:
         session = Session(model, CAPACITY)
