@@ -270,7 +270,7 @@ def test_any_of_several_equal_devices_may_continue_a_run(tmp_path: Path) -> None
     folder = stored(tmp_path / "run", [0])
     with RunFolder(folder, on("cuda:3"), resume=True) as store:
         assert len(store.done) == 1
-    with pytest.raises(ConfigError, match=r"model\.device differs"):
+    with pytest.raises(ConfigError, match=r'model\.device \("cuda" there, "cpu" here\) differs'):
         RunFolder(folder, on("cpu"), resume=True)
 
 

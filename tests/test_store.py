@@ -16,6 +16,7 @@ import pytest
 
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.runs.records import TIMES
 from ppdbench.store import SCHEMA_VERSION, RunFolder, StoredRun, read_run, sample_key
 from tests import records
 
@@ -24,17 +25,6 @@ HEADER: dict[str, Any] = records.header(
     config={"limit": 3, "tasks": ("squad",)},
     data={"squad": {"sha256": "cd"}},
 )
-TIMING = {
-    "elapsed_ms",
-    "prefill_ms",
-    "step_ms",
-    "baseline_prefill_ms",
-    "baseline_step_ms",
-    "baseline_again_ms",
-    "load",
-    "draft_ms",
-    "peak_memory_bytes",
-}
 MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
 SMALL = ["--model", MODEL, "--data", "builtin", "--max-new-tokens", "8"]
 PROBE = ["probe", *SMALL, "--limit", "12"]
@@ -310,7 +300,7 @@ def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
 def facts(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     """All that a run says apart from how long it took; refuses samples that are there twice."""
     samples = read_run(folder).samples
-    by_key = {sample_key(s): {k: v for k, v in s.items() if k not in TIMING} for s in samples}
+    by_key = {sample_key(s): {k: v for k, v in s.items() if k not in TIMES} for s in samples}
     assert len(by_key) == (folder / "samples.jsonl").read_bytes().count(b"\n")
     return by_key
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.attack.base import Attempt, Kind, spread
 from benchmarks.attack.forks import Forked, forked
+from ppdbench.runs.records import TIMES
 from ppdbench.store import read_run
 
 LONG, SHORT = 60, 3
@@ -32,9 +33,6 @@ RUNS: dict[str, list[str]] = {
 }
 RUNS["sweep"] += ["--grid", "draft_length=2,4"]
 RUNS["train"] += ["--batch-size", "4", "--sequence", "32", "--layers", "2", "--text", "TEXT"]
-# What two runs of the same thing differ in.
-TIMES = {"elapsed_ms", "prefill_ms", "step_ms", "draft_ms", "peak_memory_bytes", "processes"}
-TIMES |= {"baseline_prefill_ms", "baseline_step_ms", "baseline_again_ms", "load"}
 
 
 @cache
@@ -65,7 +63,7 @@ def content(name: str, run: Path) -> Any:
 
 
 def _lasting(sample: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sample.items() if name not in TIMES}
+    return {name: value for name, value in sample.items() if name not in {*TIMES, "processes"}}
 
 
 def attempt(name: str, seed: int, place: Path) -> str | None:

@@ -399,12 +399,16 @@ def sample_of(
         }
     if outcome.judgement is not None and outcome.judgement.position is not None:
         assert outcome.reference is not None
+        found = outcome.judgement
+        known = {
+            "margin": found.margin,
+            "discrepancy": found.discrepancy,
+            "judged": found.judged or None,
+        }
         sample |= {
-            "first_difference": outcome.judgement.position,
-            "margin": outcome.judgement.margin,
-            "discrepancy": outcome.judgement.discrepancy,
+            "first_difference": found.position,
             "baseline_ids": list(outcome.reference.output_ids),
-            **({"judged": outcome.judgement.judged} if outcome.judgement.judged else {}),
+            **{name: value for name, value in known.items() if value is not None},
         }
     return sample
 

@@ -31,6 +31,17 @@ Verdict = Literal["identical", "tie", "mismatch", "inexact", "sampled"]
 ByLayer = dict[Annotated[str, Meta(pattern="^[0-9]+$")], Sequence[Count]]
 
 
+# The fields of samples that two runs of the same thing differ in.
+TIMES = frozenset(
+    {
+        *("elapsed_ms", "prefill_ms", "step_ms", "draft_ms", "wall_ms", "prompt_ms"),
+        *("baseline_prefill_ms", "baseline_step_ms", "baseline_again_ms"),
+        *("baseline_wall_ms", "baseline_prompt_ms", "communication_ms", "greedy_by_threads"),
+        *("events", "profile", "peak_memory_bytes", "load"),
+    }
+)
+
+
 class _Checked(ABCMeta, type(Struct)):  # type: ignore[misc]
     """Lets a record be a mapping."""
 

@@ -18,6 +18,7 @@ from ppdbench.engine import artefacts
 from ppdbench.errors import DataError
 from ppdbench.shares import Share
 from ppdbench.store import begun_header, read_run
+from tests import records
 from tests.compiling import uncompiled
 
 MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
@@ -103,7 +104,8 @@ FOLLOWER = Share(index=1, count=2, launch="one")
 
 
 def test_ranks_wait_for_what_the_first_decided(tmp_path: Path) -> None:
-    told = {"schema_version": store.SCHEMA_VERSION, "compilation": {"rows": [1]}}
+    compiled = {"mode": "on", "rows": [1], "eager_rows": [], "seconds": 1.0}
+    told = records.header("decode", compilation=compiled)
     later = threading.Timer(0.3, (tmp_path / "run.json").write_text, (json.dumps(told),))
     later.start()
     header = begun_header(tmp_path, FOLLOWER)

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from ppdbench.cli.main import run
+from ppdbench.runs.records import TIMES
 from ppdbench.samples import sample_key, sample_paths
 from ppdbench.store import RunFolder, read_run
 from tests.processes import ranks, slowed, wait_for
@@ -31,10 +32,6 @@ PROBE = ["probe", *COMMON, "--target", "greedy", "--target", "top-p", "--format"
 BENCH = ["bench", *COMMON, "--method", "greedy", "--method", "prompt-lookup", "--warmup", "0"]
 SWEEP = ["sweep", *COMMON, "--method", "prompt-lookup", "--grid", "max_draft=1,2,3,4"]
 SWEEP += ["--search", "halving", "--warmup", "0"]
-TIMES = {
-    *("elapsed_ms", "prefill_ms", "step_ms", "draft_ms", "peak_memory_bytes", "processes"),
-    *("baseline_prefill_ms", "baseline_step_ms", "baseline_again_ms", "load"),
-}
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 
 
@@ -54,7 +51,9 @@ def facts(folder: str | Path) -> list[dict[str, Any]]:
     """All that a run says apart from how long it took; refuses samples that are there twice."""
     stored = read_run(folder).samples
     assert lines_in(folder) == len({sample_key(sample) for sample in stored})
-    return [{k: v for k, v in sample.items() if k not in TIMES} for sample in stored]
+    return [
+        {k: v for k, v in sample.items() if k not in {*TIMES, "processes"}} for sample in stored
+    ]
 
 
 Whole = Callable[[list[str]], tuple[str, list[dict[str, Any]]]]

@@ -23,6 +23,7 @@ from ppdbench.decoding.loop import Decoded
 from ppdbench.engine import loading
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnitError
+from ppdbench.runs.records import TIMES
 from ppdbench.samples import sample_key, to_line
 from ppdbench.store import RunFolder, read_run
 from ppdbench.strategies import METHODS
@@ -34,8 +35,6 @@ MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300,agree=0.9"
 SMALL = ["--model", MODEL, "--data", "builtin", "--limit", "4", "--max-new-tokens", "6"]
 SMALL += ["--warmup", "0", "--threads", "1"]
 LOOKUP = ["--method", "prompt-lookup", "--grid", "max_draft=2,4", "--grid", "longest_suffix=1,2,3"]
-TIMES = ("prefill_ms", "step_ms", "draft_ms", "peak_memory_bytes")
-TIMES += ("baseline_prefill_ms", "baseline_step_ms", "baseline_again_ms", "load")
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,8 @@ from ppdbench.store import RunFolder, read_run
 from tests import records
 
 RESULTS = Path(__file__).parents[2] / "results"
-STORED = sorted(path.parent for path in RESULTS.glob("**/run.json"))
+COMMITTED = ("pipelined", "readme", "tables")
+STORED = sorted(path.parent for name in COMMITTED for path in (RESULTS / name).glob("**/run.json"))
 DECODED = records.sample(
     "decode",
     example_id="7",
