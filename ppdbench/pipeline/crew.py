@@ -20,6 +20,7 @@ from ppdbench.engine.loading import ModelSpec
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import UnitError
 from ppdbench.pipeline import ranks
+from ppdbench.pipeline.alarm import drop_alarm, set_alarm
 from ppdbench.pipeline.channel import Channel, GroupLink, Layout, Link, SharedLink
 from ppdbench.pipeline.cores import Cores
 from ppdbench.pipeline.direct import own_gpus
@@ -81,6 +82,7 @@ class Crew:
         self.weight_bytes: list[int] = [facts["weight_bytes"] for facts in self._start()]
 
     def _start(self) -> list[dict[str, Any]]:
+        set_alarm(self._look)
         try:
             with tempfile.TemporaryDirectory() as folder:
                 return self._meet(str(Path(folder) / "meeting"))
@@ -198,13 +200,24 @@ class Crew:
             for unit in self._units:
                 unit.watch(0.0)
 
+    def _look(self) -> None:
+        """End what this process does if one of the units was killed meanwhile."""
+        killed = next(filter(None, (unit.killed() for unit in self._units)), None)
+        if killed is not None:
+            self._kill()
+            raise UnitError(killed)
+
     def _kill(self) -> None:
-        for unit in self._units:
+        for unit in self._let_go():
             unit.kill()
-        self._units = []
 
     def close(self) -> None:
         """End the units, kindly."""
-        for unit in self._units:
+        for unit in self._let_go():
             unit.stop()
-        self._units = []
+
+    def _let_go(self) -> list[Unit | RankUnit]:
+        """The units, whose end is no news from now on."""
+        drop_alarm(self._look)
+        units, self._units = self._units, []
+        return units

@@ -98,6 +98,11 @@ class Unit:
         if waited_s > self.patience_s:
             raise UnitError(silent(self.name, self.patience_s))
 
+    def killed(self) -> str | None:
+        """What to say if a signal has ended it; one that fails by itself reports why."""
+        code = None if self._process.is_alive() else self._process.exitcode
+        return self._how_it_ended() if code is not None and code < 0 else None
+
     def stop(self) -> None:
         """End it, kindly first."""
         with contextlib.suppress(OSError, ValueError):
@@ -163,6 +168,8 @@ def _main(make: Maker, order: Any, line: Connection, parent: int) -> None:
     # An interrupt reaches every process of the terminal; the one that started us decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A copy's first thread remembers helpers for matrix products that were not copied with it,
     # and would wait for them; a new one gets its own.
     work = threading.Thread(target=_serve, args=(make, order, line, parent))

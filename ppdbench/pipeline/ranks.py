@@ -126,6 +126,10 @@ class RankUnit:
     def watch(self, waited_s: float) -> None:
         """torchrun watches it, and ends everything if it dies."""
 
+    def killed(self) -> str | None:
+        """The same: it is no child of this process."""
+        return None
+
     def stop(self) -> None:
         """Let it forget its weights."""
         self._tell("stop")

@@ -339,10 +339,10 @@ def test_a_unit_that_dies_or_hangs_ends_the_output_within_its_patience(
     model = loaded(MODELS[0]).staged
     decode(ready, case, model)
     (unit,) = set(children()) - before
-    unit.send_signal(kind)
     began = time.monotonic()
     words = "was killed by SIGKILL|does not answer" if kind == signal.SIGKILL else "answer"
     with pytest.raises(UnitError, match=words):
+        unit.send_signal(kind)
         for _ in range(50):
             decode(ready, case, model)
     assert time.monotonic() - began < 12
@@ -351,6 +351,28 @@ def test_a_unit_that_dies_or_hangs_ends_the_output_within_its_patience(
     assert_exact(ready, case, model)
     ready.close()
     assert set(children()) <= before
+
+
+def test_a_unit_that_is_killed_while_this_process_does_something_else_ends_that() -> None:
+    before = set(children())
+    ready = prepared(MODELS[0], form="split", k=1)
+    (unit,) = set(children()) - before
+    began = time.monotonic()
+    with pytest.raises(UnitError, match="unit B was killed by SIGKILL"):
+        unit.kill()
+        time.sleep(60)  # as a long baseline does
+    assert time.monotonic() - began < 20
+    # The next output starts a new unit, whose death at the end is no news.
+    assert_exact(ready, Case("short", tokens(9, 0, 300), Limits(3)), loaded(MODELS[0]).staged)
+    ready.close()
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+    assert set(children()) <= before
+
+
+def test_children_that_are_no_units_may_die() -> None:
+    ready = prepared(MODELS[0], form="split", k=1)
+    subprocess.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    ready.close()
 
 
 def test_what_a_unit_reports_while_others_are_waited_for_is_not_lost() -> None:
