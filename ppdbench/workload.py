@@ -33,6 +33,23 @@ def silent(text: str, done: int, total: int | None) -> None:
     """Report nothing."""
 
 
+# Called with a line for people, before the work that it is about.
+Warn = Callable[[str], None]
+
+
+def unheard(text: str) -> None:
+    """Warn nobody."""
+
+
+def without_score(task: str, examples: Sequence[str]) -> str:
+    """What is said of examples whose reference cannot be scored."""
+    named = ", ".join(examples[:5]) + (", ..." if len(examples) > 5 else "")
+    return (
+        f"{task}: no score for {len(examples)} examples, whose reference holds no answer to "
+        f"compare with: {named}"
+    )
+
+
 # Of English text; for reckoning memory, where a factor of two matters little.
 CHARACTERS_PER_TOKEN = 4
 
@@ -96,7 +113,7 @@ class Workload:
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, config: RunConfig) -> Workload:
+    def read(cls, config: RunConfig, warn: Warn = unheard) -> Workload:
         """Read and render all examples, so that bad input is told before weights load."""
         work, tasks = cls(config), dict[str, Task]()
         for name in config.tasks:  # all files before anything that may lie on the network
@@ -108,6 +125,8 @@ class Workload:
             tasks[task.name] = task
         for task in tasks.values():
             work._read_task(task)
+            if lacking := work.sources[task.name].get("unscored"):
+                warn(without_score(task.name, lacking))
         return work
 
     def _read_task(self, task: Task) -> None:

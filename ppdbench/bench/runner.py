@@ -27,7 +27,16 @@ from ppdbench.shares import ALONE, Share
 from ppdbench.store import RunFolder, begun_header, check_target
 from ppdbench.strategies import method
 from ppdbench.strategies.base import Exiting, Method, Setup, Strategy, settings, split_name
-from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity
+from ppdbench.workload import (
+    Finished,
+    Item,
+    Report,
+    RunConfig,
+    Warn,
+    Workload,
+    capacity,
+    unheard,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +126,7 @@ def run_decode(
     report: Report,
     share: Share = ALONE,
     optional: Sequence[Choice] = (),
+    warn: Warn = unheard,
 ) -> Finished:
     """Decode every example of this process's share that the run folder does not hold yet.
 
@@ -125,7 +135,7 @@ def run_decode(
     names = labels(config.methods)
     built = built_for(config.model, config.methods)
     check_target(out, resume=resume, share=share)
-    work = Workload.read(config)
+    work = Workload.read(config, warn)
     # No quality is asked of random weights.
     scored = config.allow_code_execution and not config.model.is_synthetic
     unprotected = config.allow_code_execution == UNPROTECTED

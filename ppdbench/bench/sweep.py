@@ -38,7 +38,7 @@ from ppdbench.header import run_header
 from ppdbench.shares import ALONE, Share
 from ppdbench.store import RunFolder, begun_header, check_target, read_header
 from ppdbench.strategies.base import Decoder, Exiting, Method, Setup, Strategy
-from ppdbench.workload import Finished, Item, Report, Workload, capacity
+from ppdbench.workload import Finished, Item, Report, Warn, Workload, capacity, unheard
 
 AT_ONCE = 8
 
@@ -64,7 +64,13 @@ def choices(space: Space) -> tuple[Choice, ...]:
 
 
 def run_sweep(
-    config: SweepConfig, out: Path, *, resume: bool, report: Report, share: Share = ALONE
+    config: SweepConfig,
+    out: Path,
+    *,
+    resume: bool,
+    report: Report,
+    share: Share = ALONE,
+    warn: Warn = unheard,
 ) -> Finished:
     """Decode what the run folder does not hold yet, rung by rung."""
     built = config.space.build()
@@ -77,7 +83,7 @@ def run_sweep(
             "for each other; leave --shard out, or use torchrun or --search grid"
         )
     _check_depths(built, config.model)
-    work = Workload.read(config)
+    work = Workload.read(config, warn)
     per_task = [len(examples) for _, examples in work.examples]
     steps = rungs(config.search, len(built), per_task)
     loaded = load(config.model, context=work.context())

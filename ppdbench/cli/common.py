@@ -247,19 +247,25 @@ def compilation_note(run: Finished) -> None:
         notice(f"note: passes ran eagerly: {about['why']}")
 
 
+def warn(text: str) -> None:
+    """Say what is wrong with a run before it begins; of several processes the first says it."""
+    from ppdbench.shares import Share
+
+    if not Share.launched().follows:
+        notice(f"warning: {text}")
+
+
 def closing_notes(run: Finished, asked: str | None) -> None:
     """What a user should know of a finished run, and where it lies; `asked` is --model."""
+    from ppdbench.workload import without_score
+
     stand_in_note(asked)
     _data_note(run.header["config"]["data"])
     for task, source in run.header["data"].items():
         if "in_place_of" in source:
             notice(f"note: {task}: {source['file']}, as there is no split {source['in_place_of']}")
         if lacking := source.get("unscored"):
-            named = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
-            notice(
-                f"note: {task}: no score for {len(lacking)} examples, whose reference holds no "
-                f"answer to compare with: {named}"
-            )
+            notice(f"note: {without_score(task, lacking)}")
     if run.torn:
         notice("note: a last line of samples was incomplete; that example was done again")
     if run.cut:

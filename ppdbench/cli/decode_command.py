@@ -22,6 +22,7 @@ from ppdbench.cli.common import (
     run_folder,
     show_examples,
     told_elsewhere,
+    warn,
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
@@ -164,6 +165,7 @@ def _decode(
             report=report,
             share=share,
             optional=optional,
+            warn=warn,
         )
     if told_elsewhere(run):
         return 0

@@ -23,6 +23,7 @@ from ppdbench.cli.common import (
     run_folder,
     say,
     told_elsewhere,
+    warn,
 )
 from ppdbench.cli.decode_command import verdict
 from ppdbench.cli.help import Command
@@ -177,7 +178,7 @@ def _run(
     )
     folder = run_folder(out, resume, "sweep", method, "+".join(config.tasks), config.model.name)
     with progress() as report:
-        return run_sweep(config, folder, resume=resume, report=report, share=share)
+        return run_sweep(config, folder, resume=resume, report=report, share=share, warn=warn)
 
 
 def _result(

@@ -22,6 +22,7 @@ from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.session import Session
 from ppdbench.engine.synthetic import tokenizer
+from ppdbench.errors import DataError
 from ppdbench.store import read_run
 from ppdbench.strategies import METHODS
 from ppdbench.strategies.base import Decoder, Method, Setup
@@ -338,10 +339,34 @@ def test_a_reference_without_an_answer_is_named_and_its_example_has_no_score(
     assert run([*asked, "--format", "table"]) == 0
     said = capsys.readouterr()
     assert "gsm8k: no score for 1 examples, whose reference holds no answer" in said.err
+    assert "note: gsm8k: no score for 1 examples" in said.err
     assert "gsm8k: 1 outputs had no score" in " ".join(said.out.split())
     assert [s["scores"]["gsm8k_accuracy"] is None for s in samples("run")] == [False, True, False]
     assert json.loads(Path("run/run.json").read_text())["data"]["gsm8k"]["unscored"] == ["1"]
     assert run([*asked, "--resume"]) == 0
+
+
+@pytest.mark.parametrize("command", [["decode"], ["sweep", "--grid", "window=2,4"]])
+def test_a_reference_without_an_answer_is_told_before_anything_is_decoded(
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise DataError("decoding begins")
+
+    monkeypatch.setattr("ppdbench.bench.runner.load", refused)
+    monkeypatch.setattr("ppdbench.bench.sweep.load", refused)
+    data = tmp_path / "gsm8k.jsonl"
+    rows = [{"question": "1?", "answer": "#### 4"}, {"question": "2?", "answer": "four"}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = [*command, "--method", "jacobi", "--model", model_folder(tmp_path / "model")]
+    assert run([*asked, "--task", "gsm8k", "--data", str(data), "--out", "run"]) == 2
+    assert [line for line in capsys.readouterr().err.splitlines() if "gsm8k" in line] == [
+        "warning: gsm8k: no score for 1 examples, whose reference holds no answer to compare with: "
+        "1"
+    ]
 
 
 # Formats
