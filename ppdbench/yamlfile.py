@@ -138,6 +138,10 @@ class Keys:
             raise self._wrong(key, "a list", value)
         return value
 
+    def anything(self, key: str) -> Any:
+        """A value of any kind, as it stands there; who wants to know what it is asks again."""
+        return self._content[key]
+
     def columns(
         self, key: str, default: _Required | None = REQUIRED, none_allowed: bool = True
     ) -> tuple[str | None, ...]:

@@ -13,6 +13,7 @@ from ppdbench.check.figures import Figure, Outputs, Part, rate
 from ppdbench.check.snapshot import MethodFacts, Snapshot, TaskData, snapshot
 from ppdbench.errors import DataError
 from ppdbench.jsonfile import read_versioned, write_versioned
+from ppdbench.runs.validation import CHECKSUM, Unsound, check_seal, seal_of
 from ppdbench.store import SCHEMA_VERSION, read_whole
 from ppdbench.yamlfile import Keys, kind
 
@@ -22,10 +23,15 @@ VERSION = 1
 
 def read_baseline(path: Path) -> Snapshot:
     """The baseline in a file, or what another run's folder amounts to."""
+    return open_baseline(path)[0]
+
+
+def open_baseline(path: Path) -> tuple[Snapshot, bool]:
+    """The same, and whether checksums say that nothing in it was changed."""
     if path.is_dir():
         run = read_whole(path)
         refuse_unsound(path, run.samples, run.header)
-        return snapshot(run)
+        return snapshot(run), not run.unsealed
     missing = "`ppdbench check RUN --baseline FILE --update` writes one"
     keys = read_versioned(path, "baseline", missing, FORMAT, VERSION)
     written = keys.number("schema_version")
@@ -34,7 +40,18 @@ def read_baseline(path: Path) -> Snapshot:
             f"{path} was made from a run of schema version {written}, this ppdbench reads "
             f"{SCHEMA_VERSION}; write it again with --update"
         )
-    return _read(keys)
+    found = _read(keys)
+    return found, _check_seal(keys)
+
+
+def _check_seal(keys: Keys) -> bool:
+    """Whether there is a checksum; one that does not fit is refused."""
+    content = {name: keys.anything(name) for name in keys.names()}
+    try:
+        check_seal(content)
+    except Unsound as error:
+        raise keys.error(str(error)) from error
+    return CHECKSUM in content
 
 
 def write_baseline(path: Path, run_path: Path) -> Snapshot:
@@ -44,7 +61,9 @@ def write_baseline(path: Path, run_path: Path) -> Snapshot:
     made = snapshot(run)
     figures = tuple(figure for figure in made.figures if rate(figure.parts) is not None)
     made = replace(made, figures=figures)
-    write_versioned(path, FORMAT, VERSION, as_json(made))
+    content = as_json(made)
+    seal = seal_of({"format": FORMAT, "version": VERSION, **content})
+    write_versioned(path, FORMAT, VERSION, {**content, CHECKSUM: seal})
     return made
 
 
@@ -83,6 +102,7 @@ def _read(keys: Keys) -> Snapshot:
         figures=tuple(map(_figure, keys.sections("figures", "figure"))),
         peak_memory_bytes=keys.number("peak_memory_bytes"),
     )
+    keys.optional_text(CHECKSUM, None)
     keys.refuse_the_rest()
     _refuse_unequal_lengths(keys, found)
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppdbench.check.baseline import read_baseline
+from ppdbench.check.baseline import open_baseline
 from ppdbench.check.checks import Checks
 from ppdbench.check.comparable import machine_differences, refuse_unlike
 from ppdbench.check.judge import Check
@@ -27,6 +27,8 @@ class Comparison:
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
     unfinished: tuple[str, ...]
+    unsealed: tuple[str, ...] = ()
+    """The run and the baseline, where damage to them need not show for want of checksums."""
 
     @property
     def failed(self) -> list[Check]:
@@ -49,7 +51,7 @@ class Comparison:
 
 def compare_paths(run_path: Path, baseline_path: Path, thresholds: Thresholds) -> Comparison:
     """Compare a run folder with a baseline file, or with another run folder."""
-    baseline = read_baseline(baseline_path)
+    baseline, sealed = open_baseline(baseline_path)
     thresholds.refuse_misfits(baseline.kind, baseline.subjects)
     run = read_whole(run_path)
     now = snapshot(run, baseline.settings.get("ks"))
@@ -65,6 +67,7 @@ def compare_paths(run_path: Path, baseline_path: Path, thresholds: Thresholds) -
         checks,
         (*_notes(now, baseline), *made.notes),
         tuple(_unfinished(run)),
+        (*[str(run_path)] * bool(run.unsealed), *[str(baseline_path)] * (not sealed)),
     )
 
 

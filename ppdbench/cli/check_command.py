@@ -114,6 +114,11 @@ def _write(
 
 def _notices(found: Comparison) -> None:
     """Why the exit code is not 0, and what to do if all is well nevertheless."""
+    for path in found.unsealed:
+        notice(
+            f"note: {path} has no checksums, as earlier versions wrote none; damage that leaves "
+            "it readable would not show"
+        )
     if found.unfinished:
         notice(f"ppdbench: {len(found.unfinished)} failed to run; the first: {found.unfinished[0]}")
     if found.failed:

@@ -11,6 +11,7 @@ import pytest
 from ppdbench.check.baseline import read_baseline, write_baseline
 from ppdbench.check.comparison import compare_paths
 from ppdbench.check.thresholds import Thresholds, read_thresholds
+from ppdbench.cli.main import run as command
 from ppdbench.errors import ConfigError, DataError
 from tests.check.made import bench_run, drafting, failed, probe_run
 from tests.conftest import ROOT
@@ -39,8 +40,37 @@ def test_a_change_of_one_figure_is_a_change_of_one_line(tmp_path: Path) -> None:
         write_baseline(tmp_path / f"{name}.json", bench_run(tmp_path / name, *changes))
         files.append((tmp_path / f"{name}.json").read_text("utf-8").splitlines())
     differing = [pair for pair in zip(*files, strict=True) if pair[0] != pair[1]]
-    assert len(differing) == 1
+    assert len(differing) == 2
     assert "accepted_per_proposed" in differing[0][0]
+    assert "checksum" in differing[1][0]
+
+
+def test_a_changed_baseline_is_refused_and_one_without_a_checksum_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = bench_run(tmp_path / "run"), tmp_path / "baseline.json"
+    write_baseline(file, run)
+    content = json.loads(file.read_text("utf-8"))
+    asked = ["check", str(run), "--baseline", str(file)]
+    assert command(asked) == 0
+    assert str(file) not in capsys.readouterr().err
+    content["peak_memory_bytes"] += 1
+    file.write_text(json.dumps(content), "utf-8")
+    assert command(asked) == 2
+    assert f"baseline {file}: its checksum does not fit" in capsys.readouterr().err
+    del content["checksum"]
+    file.write_text(json.dumps(content), "utf-8")
+    assert command(asked) == 0
+    assert f"note: {file} has no checksums" in capsys.readouterr().err
+    # A run folder of an earlier version, on either side.
+    lines = (run / "samples.jsonl").read_text("utf-8").splitlines()
+    plain = [{**json.loads(line)} for line in lines]
+    for one in plain:
+        one.pop("checksum", None)
+    text = "".join(json.dumps(one) + "\n" for one in plain)
+    (run / "samples.jsonl").write_text(text, "utf-8")
+    assert command(["check", str(run), "--baseline", str(run)]) == 0
+    assert capsys.readouterr().err.count(f"note: {run} has no checksums") == 2
 
 
 def test_no_prompt_and_no_text_goes_into_it(tmp_path: Path) -> None:
