@@ -56,6 +56,11 @@ class Header:
                 raise ValueError(f"{name} is {value!r}")
         if self.token_bytes not in (2, 4):
             raise ValueError(f"token_bytes is {self.token_bytes}")
+        for name in ("tokenizer", "sample"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is {getattr(self, name)!r:.40}")
+        if not isinstance(self.sources, list) or not all(isinstance(s, str) for s in self.sources):
+            raise ValueError(f"sources is {self.sources!r:.40}")
         if self.eos is not None and type(self.eos) is not int:
             raise ValueError(f"eos is {self.eos!r}")
 
@@ -154,7 +159,7 @@ def _header(folder: Path) -> Header:
             f"{folder} holds no datastore: {HEADER} cannot be read; give a folder that "
             "`ppdbench datastore` wrote"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON; build the datastore again") from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise ConfigError(f"{path} does not describe a datastore")

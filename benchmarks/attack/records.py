@@ -135,7 +135,7 @@ def swapped(path: Path, draw: random.Random) -> None:
 
 def _replace_line(path: Path, draw: random.Random, line: bytes) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
-    if path.name == HEADER:
+    if path.suffix == ".json":
         lines = [line]
     else:
         lines[draw.randrange(len(lines))] = line
@@ -190,8 +190,8 @@ BYTES += (folder_instead, gone, deep, no_object, twice, swapped)
 
 
 def change_value(how: Change, path: Path, draw: random.Random) -> None:
-    """Some value of the header, or of a line, is changed; the checksum stays."""
-    if path.name == HEADER:
+    """Some value of a file, or of a line, is changed; the checksum stays."""
+    if path.suffix == ".json":
         content = json.loads(path.read_bytes())
         where, key = draw.choice(list(_places(content)))
         how(where, key, draw)

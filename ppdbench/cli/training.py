@@ -178,6 +178,7 @@ def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> 
     from ppdbench.report.plots import save as save_picture
     from ppdbench.report.plots import training_curves
     from ppdbench.report.training_tables import quality_sheet
+    from ppdbench.training.record import read_log
     from ppdbench.training.trainer import LOG
 
     out = training.job.out
@@ -189,13 +190,15 @@ def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> 
         quality = training.quality(report)
     if not training.is_main:
         return 0
-    lines = [json.loads(line) for line in (out / LOG).read_text("utf-8").splitlines()]
-    save_picture(training_curves(lines), out / "loss.png")
+    lines = read_log(out / LOG)
+    if lines:
+        save_picture(training_curves(lines), out / "loss.png")
     if quality:
         measured = [asdict(one) for one in quality]
         write_whole(out / "quality.json", json.dumps(measured, indent=2) + "\n")
         emit([quality_sheet(quality)], None, "table")
         _say_what_was_left(training)
-    notice(f"picture: {out / 'loss.png'}")
+    if lines:
+        notice(f"picture: {out / 'loss.png'}")
     notice(f"written: {out}")
     return 0

@@ -27,7 +27,9 @@ from ppdbench.engine.loading import REFERENCE, Loaded, tensor_fingerprint, weigh
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError
 from ppdbench.files.whole import replacing, write_whole
+from ppdbench.jsonfile import read_json
 from ppdbench.resources import reference_model
+from ppdbench.yamlfile import Keys, kind
 
 FORMAT, VERSION = "ppdbench-addon", 1
 KEYS = (
@@ -175,7 +177,7 @@ def read_header(folder: Path, method: str, layout: Layout) -> dict[str, Any]:
             f"{folder} holds no trained {method}: {layout.header} is missing; give a folder that "
             f"`ppdbench train {method}` wrote"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ConfigError(f"{path} does not describe trained {method}")
@@ -208,13 +210,22 @@ def _check_model(folder: Path, header: Mapping[str, Any], loaded: Loaded, layout
 
 def _training(path: Path) -> dict[str, Any] | None:
     """What a training run was told, less where its files lay; None where that was not kept."""
-    try:
-        record = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    if not path.is_file():
         return None
-    config = record.get("config", {})
-    facts = {name: config.get(name) for name in ("steps", "batch_size", "sequence")}
-    return {**facts, "tokens": record.get("tokens"), "start": record.get("start")}
+    content = read_json(path, "record of a training", "training writes one")
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must be an object, not {kind(content)}")
+    keys = Keys(content, str(path))
+    config = keys.section("config") if "config" in content else Keys({}, str(path))
+    return {
+        **{name: _count(config, name) for name in ("steps", "batch_size", "sequence")},
+        "tokens": _count(keys, "tokens"),
+        "start": keys.optional_text("start", None),
+    }
+
+
+def _count(keys: Keys, name: str) -> int | None:
+    return keys.number(name) if name in keys.names() else None
 
 
 def save_addon(

@@ -222,7 +222,7 @@ def _stamped(stamp: Path) -> Any:
     """What the tokens beside this file were made of, if it says so."""
     try:
         return json.loads(stamp.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError
 from ppdbench.files.whole import write_whole
+from ppdbench.training.record import read_log, read_state
 from ppdbench.training.text import Blocks
 from ppdbench.workload import Report
 
@@ -279,10 +280,7 @@ class Trainer:
         return 0
 
     def _load(self) -> int:
-        try:
-            stored = json.loads((self.out / STATE).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.out} holds no training run, so nothing to resume") from error
+        stored = read_state(self.out / STATE)
         # What ended it would end it again.
         spared = MENDING if stored.get(BROKEN) else ()
         differing = sorted(
@@ -292,8 +290,8 @@ class Trainer:
         )
         if differing:
             raise ConfigError(
-                f"cannot resume: {', '.join(differing)} differs from the stored run; repeat its "
-                "options or choose another --out"
+                f"cannot resume: {', '.join(differing)} differs from the stored run in "
+                f"{self.out / STATE}; repeat its options or choose another --out"
             )
         newest = max(self._checkpoints(), default=0)
         if newest:
@@ -309,8 +307,7 @@ class Trainer:
         """Forget logged steps that the checkpoint has not seen; they are run again."""
         path = self.out / LOG
         if path.exists():
-            whole = [line for line in path.read_text("utf-8").splitlines() if line.endswith("}")]
-            kept = [line for line in whole if json.loads(line)["step"] < step]
+            kept = [json.dumps(line) for line in read_log(path) if line["step"] < step]
             write_whole(path, "".join(f"{line}\n" for line in kept))
 
     def _folder(self, step: int) -> Path:
