@@ -13,13 +13,14 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.attack import inputs, kills, mutants, programs, records, text
+from benchmarks.attack import inputs, kept, kills, mutants, programs, records, text
 from benchmarks.attack.base import Kind, Tally, attack
 from ppdbench.report.terminal import people
 
 # Each kind lies in a module of its own beside this one.
 KINDS: Sequence[Kind] = (
     inputs.KIND,
+    kept.KIND,
     kills.KIND,
     mutants.KIND,
     programs.KIND,
