@@ -8,7 +8,7 @@ the same way, and then outputs are identical and still not the model's: only thi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -119,6 +119,30 @@ def _refusal(label: str, position: int, off: float, noise: float) -> ExactnessEr
         f"{off:.2g} from what transformers computes, whose own rounding is {noise:.2g}; nothing "
         "this run would measure holds"
     )
+
+
+def hold_ranks(
+    truth: StockTruth, prompt: list[int], output: Sequence[int], ranks: Mapping[int, Sequence[int]]
+) -> None:
+    """Refuse ranks of `output` after some layers that the stock model's logits there rule out.
+
+    Of all layers the first, the middle and the last are compared.
+    """
+    output, layers = output[:FIRST], sorted(ranks)
+    for depth in {layers[0], layers[len(layers) // 2], layers[-1]}:
+        found = truth.measure([*prompt, *output[:-1]], len(prompt) - 1, depth=depth)
+        noise = float(found.noise.max())
+        for position, (token, logits) in enumerate(zip(output, found.logits, strict=True)):
+            own = float(logits[token])
+            bound = Bound.of(truth.dtype, noise, abs(own), _spread(logits)).value
+            fewest = int((logits > own + bound).sum())
+            most = int((logits >= own - bound).sum()) - 1
+            if not fewest <= ranks[depth][position] <= most:
+                raise ExactnessError(
+                    f"the probe is not the model's: after {depth} layers the token at output "
+                    f"position {position} has rank {ranks[depth][position]}, by transformers' "
+                    f"logits {fewest} to {most}; nothing this run would measure holds"
+                )
 
 
 def check_end_tokens(ours: frozenset[int], stock: frozenset[int]) -> None:

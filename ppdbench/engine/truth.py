@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.loading import ModelSpec, laid_out, load_stock, token_ids
 from ppdbench.engine.weights import is_plain
+from ppdbench.errors import ConfigError
 
 WIDER = {
     torch.float32: torch.float64,
@@ -55,8 +56,17 @@ class StockTruth:
 
     @classmethod
     def load(cls, spec: ModelSpec) -> StockTruth:
-        """The model that `spec` names, as any user would load it."""
-        return cls(laid_out(spec, load_stock(spec)[0]))
+        """The model that `spec` names, as any user would load it.
+
+        Where there is no room for it beside ours, what does not fit is read from its files.
+        """
+        try:
+            return cls(laid_out(spec, load_stock(spec)[0]))
+        except ConfigError as error:
+            spread = replace(spec, device_map="auto") if can_be_spread(spec) else None
+            if spread is None:
+                raise ConfigError(f"beside ours the stock model is to judge it: {error}") from error
+            return cls(load_stock(spread)[0])
 
     @torch.inference_mode()
     def measure(
@@ -102,13 +112,34 @@ class StockTruth:
 
     @contextmanager
     def _cut(self, depth: int | None) -> Iterator[None]:
-        """The model with its first `depth` layers only, as transformers itself drafts with."""
-        config = self.model.config
-        config.num_hidden_layers = depth or self.n_layers
+        """The model with its first `depth` layers only."""
+        if depth is None or depth == self.n_layers:
+            yield
+            return
+        owner, name = _layers(self.model, self.n_layers)
+        layers = getattr(owner, name)
+        setattr(owner, name, layers[:depth])
         try:
             yield
         finally:
-            config.num_hidden_layers = self.n_layers
+            setattr(owner, name, layers)
+
+
+def _layers(model: nn.Module, n_layers: int) -> tuple[nn.Module, str]:
+    """Which module holds the layers, and under which name."""
+    lists = (
+        (path.count("."), path)
+        for path, part in model.named_modules()
+        if isinstance(part, nn.ModuleList) and len(part) == n_layers
+    )
+    _, path = min(lists)
+    above, _, name = path.rpartition(".")
+    return model.get_submodule(above), name
+
+
+def can_be_spread(spec: ModelSpec) -> bool:
+    """Whether a part of the model may stay in its files."""
+    return spec.device_map is None and spec.quantize is None and not spec.is_synthetic
 
 
 def distance(logits: Tensor, truth: Tensor) -> Tensor:

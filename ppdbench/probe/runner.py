@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
+from ppdbench.decoding.held import hold_ranks
 from ppdbench.decoding.sampling import Target, generator_for
 from ppdbench.engine.heads import ExitHead, check_heads, load_heads
 from ppdbench.engine.loading import Loaded, load
+from ppdbench.engine.truth import StockTruth
 from ppdbench.errors import ConfigError
 from ppdbench.header import run_header
 from ppdbench.probe.buckets import default_bucket, divisors
@@ -204,6 +206,7 @@ def _probe_missing(
     total = len(items) * len(config.targets)
     done = total - sum(map(len, left.values()))
     report("probing", done, total)
+    held = False
     for target, missing in left.items():
         for batch in _batches(missing, config.batch_size):
             results = prober.probe(
@@ -214,12 +217,21 @@ def _probe_missing(
                 stop_at=prober.loaded.eos_ids if config.stop_at_eos else frozenset(),
                 names=[item.example.id for item in batch],
             )
+            if not held:
+                _hold(prober.loaded, batch[0], results[0])
+                held = True
             for item, result in zip(batch, results, strict=True):
                 # Only an unbatched greedy probe is, pass for pass, the reference itself.
                 exact = target.greedy and config.batch_size == 1
                 folder.append(_sample(item, target, result, exact, item is shown))
             done += len(batch)
             report(f"probing {batch[0].task.name}", done, total)
+
+
+def _hold(loaded: Loaded, item: Item, result: Probed) -> None:
+    """Refuse to go on where the first example's ranks are not those of the stock model."""
+    truth = StockTruth.load(loaded.spec)
+    hold_ranks(truth, item.ids, result.output_ids, result.ranks)
 
 
 def _key(item: Item, target: Target) -> tuple[Any, ...]:

@@ -479,3 +479,23 @@ def test_show_prints_prompt_and_output_of_each_task(capsys: pytest.CaptureFixtur
     out = printed(capsys, "--task", "gsm8k", "--task", "squad", "--show", "1")
     assert out.count("  prompt, ") == 2
     assert out.count("  output, 8 tokens") == 2
+
+
+@pytest.mark.parametrize("batch", ["1", "2"])
+def test_ranks_that_the_stock_model_rules_out_end_the_run_before_anything_is_stored(
+    batch: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ppdbench.engine.adapters import Adapter
+
+    real = Adapter.cap
+
+    def one_too_high(self: Adapter, logits: Any) -> Any:
+        logits = real(self, logits).clone()
+        logits[..., 7] += 100.0
+        return logits
+
+    monkeypatch.setattr(Adapter, "cap", one_too_high)
+    assert run(["probe", *SMALL, "--batch-size", batch, "--out", "run"]) == 1
+    said = capsys.readouterr().err
+    assert "the probe is not the model's" in said
+    assert not Path("run/samples.jsonl").read_bytes()

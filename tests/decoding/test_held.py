@@ -7,15 +7,24 @@ import dataclasses
 import pytest
 import torch
 
-from ppdbench.decoding.held import Seen, check_ends, check_greedy, hold
+from ppdbench.decoding.held import (
+    Seen,
+    check_end_tokens,
+    check_ends,
+    check_greedy,
+    hold,
+    hold_ranks,
+)
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive
-from ppdbench.decoding.sampling import GREEDY
+from ppdbench.decoding.sampling import GREEDY, Target
 from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.watch import Watch
 from ppdbench.errors import ExactnessError
+from ppdbench.probe.match import Prober
 from ppdbench.strategies.early_exit import EarlyExit, Exits
 from tests.decoding.judging import truth
 from tests.decoding.matrix import CAPACITY, CLOCK, Oracle
@@ -97,6 +106,27 @@ def test_early_exits_are_held_at_their_own_depth(
         hold(truth("llama"), PROMPT, [seen()])
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_ranks_of_a_probe_are_held_layer_by_layer(
+    name: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded batches too; a rank that is off by a few is found where it is no rounding."""
+    model = staged(name)
+    loaded = Loaded(ModelSpec(), model, None, frozenset(), 0, "")
+    prompts = [PROMPT, tokens(7, 5)][:batch]
+    found = Prober(loaded, (1, 2, 3, 4), CAPACITY).probe(
+        prompts, 10, Target(), [torch.Generator()] * batch
+    )
+    for prompt, result in zip(prompts, found, strict=True):
+        hold_ranks(truth(name), prompt, result.output_ids, result.ranks)
+        for layer in (1, 3, 4):
+            ranks = {n: list(each) for n, each in result.ranks.items()}
+            ranks[layer][6] += 2
+            with pytest.raises(ExactnessError, match=f"after {layer} layers .* position 6"):
+                hold_ranks(truth(name), prompt, result.output_ids, ranks)
+
+
 ENDED = Decoded((5, 6, 2), (0, 0), (0, 0), 1.0, (1.0, 1.0), "eos", rows=(1, 1))
 
 
@@ -126,3 +156,9 @@ def test_a_baseline_that_drafts_is_refused(changed: dict[str, object]) -> None:
     check_greedy(ENDED)
     with pytest.raises(ExactnessError, match="not greedy decoding"):
         check_greedy(dataclasses.replace(ENDED, **changed))  # type: ignore[arg-type]
+
+
+def test_other_end_tokens_than_the_models_are_refused() -> None:
+    check_end_tokens(frozenset({2}), frozenset({2}))
+    with pytest.raises(ExactnessError, match=r"end at tokens \[\], but the model declares \[2\]"):
+        check_end_tokens(frozenset(), frozenset({2}))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from ppdbench.engine import truth
+from ppdbench.engine.loading import ModelSpec
 from ppdbench.engine.truth import StockTruth, distance, widened
+from ppdbench.errors import ConfigError
 from tests.families import FAMILIES, stock_model
-from tests.helpers import WINDOWED, tokens
+from tests.helpers import WINDOWED, staged, tokens
 
 IDS = tokens(21, 5)
 
@@ -50,16 +57,26 @@ def test_noise_is_that_of_passes_of_one_row_and_of_many(name: str) -> None:
     assert float((measured.logits - plain(name, torch.float32)).abs().max()) < 1e-4
 
 
-def test_a_cut_model_gives_what_its_first_layers_lead_to() -> None:
-    stock = stock_model("llama")
-    cut = stock_model("llama")
-    cut.model.layers = cut.model.layers[:2]
-    cut.config.num_hidden_layers = 2
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cut_model_gives_what_its_first_layers_lead_to(name: str) -> None:
+    """By what its layers hand on, read out with its own norm and head."""
+    stock = stock_model(name)
+    body, head = stock.base_model, stock.get_output_embeddings()
+    seen: list[torch.Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     found = StockTruth(stock).measure(IDS, 0, depth=2).logits
+    hook.remove()
     with torch.inference_mode():
-        wanted = cut(torch.tensor([IDS])).logits[0]
-    assert float((found - wanted).abs().max()) < 1e-4
-    assert stock.config.num_hidden_layers == 4
+        states = body(torch.tensor([IDS]), output_hidden_states=True).hidden_states
+        whole = stock(torch.tensor([IDS])).logits[0]
+    ours = staged(name)
+    with torch.inference_mode():
+        cut = ours.adapter.readout(ours.adapter.norm(states[2]))[0]
+    assert seen[0].dtype == torch.float64
+    assert float((found - cut).abs().max()) < 1e-4
+    assert float((found - whole).abs().max()) > 1e-2
+    with torch.inference_mode():
+        assert torch.equal(stock(torch.tensor([IDS])).logits[0], whole)
 
 
 def test_distance_leaves_out_what_all_logits_share() -> None:
@@ -78,3 +95,30 @@ def test_a_pass_that_fails_leaves_the_weights_as_they_were() -> None:
     with pytest.raises(IndexError), widened(stock, torch.float32), torch.inference_mode():
         stock(torch.tensor([[1000]]))
     assert {p.dtype for p in stock.parameters()} == {torch.bfloat16}
+
+
+def test_without_room_for_a_second_copy_weights_are_read_from_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    real = truth.load_stock
+
+    def refusing(spec: ModelSpec) -> Any:
+        asked.append(spec.device_map)
+        if spec.device_map is None:
+            raise ConfigError("no room")
+        return real(dataclasses.replace(spec, device_map=None))
+
+    monkeypatch.setattr(truth, "load_stock", refusing)
+    found = StockTruth.load(ModelSpec(name="reference", offline=True, device="cpu"))
+    assert asked == [None, "auto"]
+    assert found.measure(IDS, 0).logits.shape[0] == len(IDS)
+    with pytest.raises(ConfigError, match="the stock model is to judge it: no room"):
+        StockTruth.load(ModelSpec(name="synthetic:layers=2,hidden=32,heads=2,vocab=300"))
+
+
+def test_a_model_whose_weights_are_away_judges_in_its_own_type() -> None:
+    stock = stock_model("llama").to(torch.bfloat16)
+    assert StockTruth(stock).wider == torch.float32
+    stock.model.layers[1].mlp.up_proj.to("meta")
+    assert StockTruth(stock).wider == torch.bfloat16
