@@ -101,7 +101,8 @@ class Wall:
 
     def over(self, decoded: Decoded) -> Decoded:
         """The output with what was seen from outside."""
-        return replace(decoded, wall_ms=self.ms, prompt_ms=self._session.prompt_ms)
+        wall_ms = self.ms - decoded.aside_ms
+        return replace(decoded, wall_ms=wall_ms, prompt_ms=self._session.prompt_ms)
 
 
 class Contest:

@@ -138,7 +138,9 @@ def pipelined(
         if (finish := limits.finish(output)) is not None:
             break
         words = lower.next_candidates(ahead, token, newest, number + 1)
+    closing = clock.now()
     accounts = lower.end(), upper.end()
+    aside_ms = 1e3 * (clock.now() - closing)
     _refuse_nan(session, peaks)
     none = (0,) * (len(output) - 1)
     return Decoded(
@@ -152,6 +154,7 @@ def pipelined(
         trees=lower.branches,
         parts=tuple(map(len, parts)),
         pipelined=_record(matches, accounts, began),
+        aside_ms=aside_ms,
     )
 
 

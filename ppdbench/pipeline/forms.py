@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from ppdbench.bench.clock import Clock
 from ppdbench.decoding.limits import Limits
@@ -82,11 +83,16 @@ class Form(Decoder):
         chooser: Chooser,
     ) -> Decoded:
         """One output."""
+        began = clock.now()
         with (
             confined(self._cores[0], self.threads),
             self._halves(session, prompt_ids, chooser) as (lower, upper),
         ):
-            return pipelined(lower, upper, prompt_ids, limits, clock)
+            ready = clock.now()
+            decoded = pipelined(lower, upper, prompt_ids, limits, clock)
+            done = clock.now()
+        around_ms = 1e3 * (ready - began + clock.now() - done)
+        return replace(decoded, aside_ms=decoded.aside_ms + around_ms)
 
     def close(self) -> None:
         """End the other units."""

@@ -255,7 +255,7 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     baseline_again_steps: Count | None = None
     """How many steps those were."""
     wall_ms: Milliseconds | None = None
-    """All of it, seen from outside: what prefill and steps must add up to."""
+    """All of it up to the last token, seen from outside: what prefill and steps must add up to."""
     prompt_ms: Milliseconds | None = None
     """The pass over the prompt at least, seen from outside; 0 where nobody sees it."""
     baseline_wall_ms: Milliseconds | None = None
