@@ -52,9 +52,10 @@ class Decoded:
     `inserted` says of each pass after how many layers how many of its rows joined it;
     `exits` how many layers each token ran through, where a method leaves some out. `parts`
     are the lengths that the prompt was run in, where it was not run as a whole. `wall_ms` is how
-    long all of it took and `prompt_ms` the prompt at least, seen from outside;
-    `aside_ms` is what came before the prompt and after the last token where several units work:
-    making them ready, and collecting what they noted. `profile` says where the steps spent their time, where that was asked for.
+    long all of it took and `prompt_ms` the prompt at least, seen from outside; `aside_ms` is what
+    came before the prompt and after the last token where several units work: making them ready,
+    and collecting what they noted. `profile` says where the steps spent their time, where that
+    was asked for.
     """
 
     output_ids: tuple[int, ...]
