@@ -45,7 +45,8 @@ def training(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
             f"Trained in the paper: {theirs['trainable']}, on {theirs['dataset']}. Here: a change "
             f"of rank {facts['rank']} of the model's own head for each of the layers {layers[0]} "
             f"to {layers[-1]}, on {facts['tokens']:,} tokens.",
-            "`ppdbench train heads` takes the paper's settings unless told otherwise.",
+            "`ppdbench train heads` takes the paper's settings unless told otherwise, but for "
+            "ranks and layers: `--whole --layers all` are the paper's.",
         ),
     )
 
