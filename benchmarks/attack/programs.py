@@ -35,6 +35,7 @@ from ppdbench.sandbox.exam import Exam
 from ppdbench.sandbox.outside import execute
 from ppdbench.sandbox.room import Limits
 
+SETTLED_S = 0.1  # a signal that was sent has arrived by then
 LIMITS = Limits(cpu_s=1, wall_s=2.0)
 PATIENCE_S = 40.0  # also on a machine that has much else to do
 ENDING_S = 2.0
@@ -211,6 +212,7 @@ class Scene:
             found = execute(
                 self._aimed(source, decoy), self.exam(), LIMITS, layers=layers, unprotected=True
             )
+            time.sleep(SETTLED_S)
             return Found(
                 found.outcome,
                 found.protection,

@@ -92,7 +92,8 @@ AS = USERS[-1]
 def test_what_is_not_held_is_seen(name: str, harm: str) -> None:
     if AS is not None and not may_be(AS):
         pytest.skip("nobody else can run this interpreter")
-    found = escaped(programs()[name], AS, ("limits",))
+    # On a busy machine a signal may arrive after somebody looked.
+    found = next(filter(None, (escaped(programs()[name], AS, ("limits",)) for _ in range(3))), None)
     assert found is not None
     assert re.match(harm, found)
 
