@@ -133,7 +133,6 @@ class Contest:
         # What the stock model says; it is there only while somebody asks.
         self._truth: StockTruth | None = None
         self._noise = 0.0
-        self._eos_ids = loaded.eos_ids
         self._watches: dict[str, Watch] | None = None
         if strict:
             for n in {c.decoder.rows for c in contestants}:
@@ -164,8 +163,7 @@ class Contest:
             and outcomes[label].verdict != "mismatch"
             and (decoded := outcomes[label].decoded) is not None
         ]
-        self._eos_ids = self._stock().eos_ids
-        check_end_tokens(self.loaded.eos_ids, self._eos_ids)
+        check_end_tokens(self.loaded.eos_ids, self._stock().eos_ids)
         self._noise = hold(self._stock(), item.ids, seen)
         self._truth = None
 
@@ -173,7 +171,7 @@ class Contest:
         """Refuse outputs that do not end where they should, and a baseline that drafts."""
         limits = limits_of(item, self.loaded)
         for label, decoded in outputs.items():
-            check_ends(label, decoded, limits, self._eos_ids)
+            check_ends(label, decoded, limits, self.loaded.eos_ids)
         for label in BASELINE:
             check_greedy(outputs[label])
 

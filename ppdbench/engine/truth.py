@@ -41,7 +41,6 @@ class Measured:
 
     logits: Tensor
     noise: Tensor
-    eos_ids: frozenset[int] = frozenset()
 
 
 class StockTruth:
@@ -93,7 +92,7 @@ class StockTruth:
                 parts = [last[at : at + rows] for at in range(0, reach, rows)]
                 again = torch.cat([self._run(part, keep=rows, cache=cache) for part in parts])
                 noise[-reach:] = torch.maximum(noise[-reach:], distance(again, truth[-reach:]))
-        return Measured(truth, noise, self.eos_ids)
+        return Measured(truth, noise)
 
     def _cache(self) -> Any:
         """A cache of transformers that forgets nothing, so that it can be cut anywhere."""
