@@ -37,6 +37,14 @@ TIMES = (
 )
 
 
+GUESSES = (
+    *("probe", "--offline", "--threads", "1", "--task", "gsm8k", "--limit", "1"),
+    *("--max-new-tokens", "16", "--method", "hidden-transfer", "--format", "json", "--what"),
+)
+DRAFTS = (*GUESSES, "drafts", "--method", "prompt-tokens", "--method", "medusa")
+SIMILARITY = (*GUESSES, "similarity")
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A bug: what is changed, and whether it changes outputs or only times."""
@@ -52,6 +60,18 @@ MUTANTS: list[Mutant] = []
 def outputs(plant: Plant) -> Plant:
     """Register a bug that changes outputs."""
     MUTANTS.append(Mutant(plant))
+    return plant
+
+
+def drafts(plant: Plant) -> Plant:
+    """Register a bug that changes how often guesses are found right."""
+    MUTANTS.append(Mutant(plant, DRAFTS))
+    return plant
+
+
+def similarity(plant: Plant) -> Plant:
+    """Register a bug that changes how close states are found to lie."""
+    MUTANTS.append(Mutant(plant, SIMILARITY))
     return plant
 
 
@@ -443,6 +463,58 @@ def a_method_is_compared_with_itself() -> None:
         return greedy
 
     _wrap(Contest, "_greedy", made)
+
+
+# What guesses are made of
+
+
+def _behind(change: Callable[[Any], Any]) -> None:
+    """Change the passes over rows that are no tokens."""
+    from ppdbench.engine import hidden_transfer, masks, prompt_tokens
+
+    real = masks.behind
+
+    def behind(*given: Any) -> Any:
+        return change(real(*given))
+
+    vars(hidden_transfer)["behind"] = vars(prompt_tokens)["behind"] = behind
+
+
+@drafts
+def rows_behind_a_text_stand_one_place_too_near() -> None:
+    _behind(lambda step: replace(step, positions=step.positions - 1))
+
+
+@similarity
+def rows_behind_a_text_do_not_see_each_other() -> None:
+    def change(step: Any) -> Any:
+        visible, n = step.visible.clone(), step.n_query
+        visible[:, :, -n:] = visible.new_ones(n, n).tril().triu()
+        return replace(step, visible=visible)
+
+    _behind(change)
+
+
+@similarity
+def states_are_read_one_layer_too_low() -> None:
+    from ppdbench.engine.session import Session
+
+    def made(real: Any) -> Any:
+        def run_prompt(self: Any, *, tap: Any = None) -> Any:
+            seen: dict[int, Any] = {}
+            out = real(self, tap=seen.__setitem__)
+            for layer in seen if tap is not None else ():
+                tap(layer, seen[max(1, layer - 1)])
+            return out
+
+        return run_prompt
+
+    _wrap(Session, "run_prompt", made)
+
+
+@drafts
+def attention_of_every_probe_is_scaled() -> None:
+    _attend(lambda _, query, **__: {"query": query * 1.02})
 
 
 # Times

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.rounding import Bound
-from ppdbench.engine.truth import Measured, StockTruth, distance
+from ppdbench.engine.truth import Line, Measured, StockTruth, distance, gap
 from ppdbench.engine.watch import Watch
 from ppdbench.errors import ExactnessError
 
@@ -146,6 +146,28 @@ def hold_ranks(
                     f"position {position} has rank {ranks[depth][position]}, by transformers' "
                     f"logits {fewest} to {most}; nothing this run would measure holds"
                 )
+
+
+def hold_states(
+    truth: StockTruth, label: str, line: Line, first: int, ours: Mapping[int, Tensor]
+) -> None:
+    """Refuse hidden states of a line's rows from `first` on that are not the stock model's.
+
+    `ours` [row, hidden] are by layers run; a layer that fewer rows have passed holds the first.
+    """
+    found, unit = truth.states(line, first), torch.finfo(truth.dtype).eps / 2
+    for layer, rows in ours.items():
+        off = gap(rows.cpu(), found.true[layer][: len(rows)])
+        noise = found.noise[layer][: len(rows)]
+        worst = int(off.argmax())
+        apart = float(off[worst]) > WORST * float(noise.max()) + unit
+        if apart or float(off.mean()) > MEAN * float(noise.mean()) + unit:
+            raise ExactnessError(
+                f"{label} is not the model's: after {layer} layers the state of row "
+                f"{first + worst} lies {float(off[worst]):.2g} of its length from what "
+                f"transformers computes, whose own rounding is {float(noise.max()):.2g}; nothing "
+                "this run would measure holds"
+            )
 
 
 def check_end_tokens(ours: frozenset[int], stock: frozenset[int]) -> None:

@@ -250,12 +250,27 @@ def chains_behind(prompts: Prompts, places: Tensor, length: int, last: int) -> S
 
 def guesses_behind(prompts: Prompts, session: Session, positions: Sequence[int]) -> Tensor:
     """Logits [position, distance, vocab] of a whole chain behind some places of the cached text."""
+    states, n = states_behind(prompts, session, positions), len(positions)
+    last = session.model.n_layers
+    exits = range(last - prompts.exits + 1, last + 1)
+    read = [prompts.chains(states[layer], n) for layer in exits]
+    return prompts.logits(session.model.adapter, read)[0]
+
+
+def states_behind(
+    prompts: Prompts, session: Session, positions: Sequence[int]
+) -> dict[int, Tensor]:
+    """What all rows behind some places of the cached text come to, by layers run."""
     model, length, n = session.model, session.cached, len(positions)
     places = torch.tensor(positions, device=model.device)
     step = chains_behind(prompts, places, length, session.capacity - 1)
     hidden = model.adapter.place(prompts.words(n), step.positions)
-    exits: list[Tensor] = []
-    session.run(hidden, 0, model.n_layers, step, tap=lambda _, states: exits.append(states))
+    states = {0: hidden}
+    session.run(hidden, 0, model.n_layers, step, tap=states.__setitem__)
     session.cache.truncate(length)
-    read = [prompts.chains(states, n) for states in exits[-prompts.exits :]]
-    return prompts.logits(model.adapter, read)[0]
+    return states
+
+
+def plain(prompts: Prompts) -> Prompts:
+    """The same rows as any model could run them: no prefix, and each sees only its own number."""
+    return replace(prompts, chain=replace(prompts.chain, mask="ensemble", prefix=0), prefix=None)

@@ -8,9 +8,9 @@ from that. The second is what rounding may do to any engine on this machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,34 @@ class Measured:
 
     logits: Tensor
     noise: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Tokens, and behind them rows that are no tokens: each sees all that stand before it.
+
+    `given` [row, hidden] joined after `layers`, none before the row in front of it; `states`
+    [row, hidden] is what came of the rows that were there, by layers run. The first row stands
+    `ahead` places behind the last token, the others follow it.
+    """
+
+    ids: Sequence[int]
+    layers: Sequence[int] = ()
+    given: Sequence[Tensor] = ()
+    states: Mapping[int, Tensor] = field(default_factory=dict)
+    ahead: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What the stock model's layers give for the last rows of a line, by layers run.
+
+    `true` [row, hidden] are in the wider type; `noise` [row] is how far the stock model's own pass
+    in the run's type lies from them, as `gap` measures it.
+    """
+
+    true: Mapping[int, Tensor]
+    noise: Mapping[int, Tensor]
 
 
 class StockTruth:
@@ -93,6 +121,62 @@ class StockTruth:
                 again = torch.cat([self._run(part, keep=rows, cache=cache) for part in parts])
                 noise[-reach:] = torch.maximum(noise[-reach:], distance(again, truth[-reach:]))
         return Measured(truth, noise)
+
+    @torch.inference_mode()
+    def states(self, line: Line, first: int) -> States:
+        """What every layer gives for the rows of a line from `first` on."""
+        with widened(self.model, self.wider):
+            true = self._run_line(line, first)
+        own = self._run_line(line, first)
+        return States(true, {layer: gap(rows, true[layer]) for layer, rows in own.items()})
+
+    def _run_line(self, line: Line, first: int) -> dict[int, Tensor]:
+        """One pass over a line; what is no token takes its row from the layer that it joins at."""
+        length, seen = len(line.ids), dict[int, Tensor]()
+        joining = length + line.ahead - 1
+
+        def put(hidden: Tensor, layer: int) -> Tensor:
+            rows = [row for row, joins in enumerate(line.layers) if joins == layer]
+            if rows:
+                hidden = hidden.clone()
+                for row in rows:
+                    hidden[0, joining + row] = line.given[row].to(hidden)
+            return hidden
+
+        def see(out: Any, layer: int) -> None:
+            hidden = out if isinstance(out, Tensor) else out[0]
+            seen[layer] = torch.cat([hidden[0, first:length], hidden[0, joining:]]).cpu()
+
+        owner, name = _layers(self.model, self.n_layers)
+        hooks = [
+            hook
+            for i, layer in enumerate(getattr(owner, name))
+            for hook in (
+                layer.register_forward_pre_hook(
+                    lambda _, given, i=i: (put(given[0], i), *given[1:])
+                ),
+                layer.register_forward_hook(lambda _, __, out, i=i: see(out, i + 1)),
+            )
+        ]
+        try:
+            self._run_placed(line)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return seen
+
+    def _run_placed(self, line: Line) -> None:
+        """A pass whose rows stand where the line says; rows that join later are any token."""
+        device, length, hole = self.model.device, len(line.ids), line.ahead - 1
+        fill = (line.ids[-1],) * (hole + len(line.layers))
+        tokens = torch.tensor([[*line.ids, *fill]], device=device)
+        given = {}
+        if hole:
+            # Nobody sees what stands in the hole.
+            given["attention_mask"] = torch.ones_like(tokens)
+            given["attention_mask"][:, length : length + hole] = 0
+            given["position_ids"] = torch.arange(tokens.shape[1], device=device)[None]
+        self.model(tokens, use_cache=False, logits_to_keep=1, **given)
 
     def _cache(self) -> Any:
         """A cache of transformers that forgets nothing, so that it can be cut anywhere."""
@@ -150,6 +234,12 @@ def distance(logits: Tensor, truth: Tensor) -> Tensor:
     best = truth.topk(min(CONTENDERS, truth.shape[-1]), dim=-1).indices
     off = logits.to(truth).gather(-1, best) - truth.gather(-1, best)
     return (off - off.mean(-1, keepdim=True)).square().mean(-1).sqrt().double()
+
+
+def gap(rows: Tensor, true: Tensor) -> Tensor:
+    """How far hidden states [row, hidden] lie from the true ones, as a share of their length."""
+    off: Tensor = (rows.to(true) - true).square().sum(-1) / true.square().sum(-1)
+    return off.sqrt().double()
 
 
 @contextmanager

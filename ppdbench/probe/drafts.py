@@ -8,27 +8,39 @@ the number of tokens that score strictly higher.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ppdbench.bench.clock import Clock
 from ppdbench.bench.contest import limits_of
 from ppdbench.bench.runner import Choice, built_for, check_choices, labels
+from ppdbench.decoding.held import (
+    FIRST,
+    Seen,
+    check_end_tokens,
+    check_ends,
+    check_greedy,
+    hold,
+    hold_states,
+)
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.engine.session import Session
+from ppdbench.engine.truth import Line, StockTruth
+from ppdbench.engine.watch import Watch
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.header import run_header
 from ppdbench.probe.match import ranks_of
 from ppdbench.shares import ALONE, Share
 from ppdbench.store import RunFolder, check_target
 from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Decoder, Guesser, Setup
+from ppdbench.strategies.base import Decoder, Guesser, Joining, Setup
 from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
 
 GUESSES_BUDGET = 128 << 20  # bytes of float32 guesses asked for at once
@@ -88,10 +100,13 @@ def run_drafts(
         spare = max(decoder.rows for decoder in decoders.values())
         prober = DraftProber(loaded, Session(loaded.staged, setup.capacity, spare=spare))
         with RunFolder(out, header, resume=resume, share=share, digest=work.digest) as folder:
-            ours = share.part(items)
+            ours, held = share.part(items), False
             for number, item in enumerate(ours):
                 report(f"probing {item.task.name}", number, len(ours))
                 missing = {n: m for n, m in ready.items() if _key(item, n) not in folder.done}
+                if missing and not held:
+                    prober.hold(item, decoders)
+                    held = True
                 for sample in prober.probe(item, missing):
                     folder.append(sample)
             samples = folder.gather()
@@ -117,6 +132,25 @@ class DraftProber:
         self.loaded, self.session = loaded, session
         self.clock = Clock(loaded.staged.device)
 
+    def hold(self, item: Item, decoders: Mapping[str, Decoder]) -> None:
+        """Refuse to go on where an example's passes are not those of the stock model.
+
+        The greedy output and what chose it, the states of the text that guesses are made of,
+        and the rows that some methods put behind it.
+        """
+        truth, limits = StockTruth.load(self.loaded.spec), limits_of(item, self.loaded)
+        self.session.watch = watch = Watch(range(FIRST))
+        try:
+            greedy = autoregressive(self.session, item.ids, limits, self.clock)
+        finally:
+            self.session.watch = None
+        check_end_tokens(self.loaded.eos_ids, truth.eos_ids)
+        check_ends("greedy decoding", greedy, limits, truth.eos_ids)
+        check_greedy(greedy)
+        hold(truth, item.ids, [Seen("greedy decoding", greedy, watch, True)])
+        text = [*item.ids, *greedy.output_ids[:FIRST]]
+        hold_guesses(truth, self.session, text, len(item.ids) - 1, decoders)
+
     def probe(self, item: Item, measures: dict[str, Measure]) -> list[dict[str, Any]]:
         """A sample for each of the methods."""
         if not measures:
@@ -138,6 +172,41 @@ class DraftProber:
             }
             for label, measure in measures.items()
         ]
+
+
+@torch.inference_mode()
+def hold_guesses(
+    truth: StockTruth,
+    session: Session,
+    text: list[int],
+    first: int,
+    decoders: Mapping[str, Decoder],
+) -> None:
+    """Refuse to go on where what guesses are made of is not what the stock model gives.
+
+    The states of a text from row `first` on, and the rows that some methods put behind it.
+    """
+    states: dict[int, Tensor] = {}
+
+    def tap(layer: int, hidden: Tensor) -> None:
+        states[layer] = hidden[0, first:].clone()
+
+    session.reset(text)
+    session.prefill(tap=tap)
+    hold_states(truth, "the pass over a text", Line(text), first, states)
+    for label, decoder in decoders.items():
+        if isinstance(decoder, Joining):
+            behind = f"what {label} puts behind a text"
+            places = _spread(range(first, len(text) - decoder.farthest))
+            for line in decoder.lines(session, text, places):
+                hold_states(truth, behind, line, len(line.ids), line.states)
+
+
+def _spread(places: range) -> list[int]:
+    """The first, the middle and the last of some places, as far as there are so many."""
+    if not places:
+        return []
+    return sorted({places[0], places[len(places) // 2], places[-1]})
 
 
 class Ranks:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
 from ppdbench.strategies.base import Decoder
@@ -49,16 +48,7 @@ class Cosines:
         """Cosines of some of the places by (step, layers run), and so on for the others."""
         true = self.decoder.read(session, text)
         for some in self.decoder.portions(session, text, places):
-            seen: dict[int, Tensor] = {}
-
-            def run(
-                rows: Tensor, first: int, last: int, step: Step, seen: dict[int, Tensor] = seen
-            ) -> Tensor:
-                seen[first] = rows
-                return session.run(rows, first, last, step, tap=seen.__setitem__)
-
-            self.decoder.behind(session, self.decoder.all_steps, true, len(text), some, run)
-            n = len(some)
+            seen, n = self.decoder.passed(session, true, len(text), some), len(some)
             for i, transferred_at in enumerate(self.decoder.all_steps.layers):
                 positions = slice(some[0] + i + 1, some[-1] + i + 2)
                 for layer in range(transferred_at, session.model.n_layers + 1):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.loading import Loaded, ModelSpec
     from ppdbench.engine.session import Session
     from ppdbench.engine.stock import StockModel
+    from ppdbench.engine.truth import Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,17 @@ class Guesser(Protocol):
 
         Distance 1 is the token after the model's own next one.
         """
+        ...
+
+
+@runtime_checkable
+class Joining(Protocol):
+    """A guesser that puts rows of its own behind the tokens of a text, up to `farthest` ahead."""
+
+    farthest: int
+
+    def lines(self, session: Session, text: list[int], places: Sequence[int]) -> Iterator[Line]:
+        """Each of those rows behind some places with all that it sees, for the stock model."""
         ...
 
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from ppdbench.decoding.loop import Opening, Verified
     from ppdbench.engine.hidden_transfer import Run, Transfer
+    from ppdbench.engine.masks import Step
     from ppdbench.engine.session import Session
+    from ppdbench.engine.truth import Line
     from ppdbench.trees.tree import Tree
 
 
@@ -109,6 +111,51 @@ class Transferring(Proposer):
             for some in self.portions(session, prompt_ids, positions)
         ]
         return session.model.logits(cat(found))
+
+    @property
+    def farthest(self) -> int:
+        """How many places ahead the last of the pseudo states stands."""
+        return len(self.all_steps)
+
+    def lines(self, session: Session, text: list[int], places: Sequence[int]) -> Iterator[Line]:
+        """The pseudo states behind some places; where they are masked, each by itself."""
+        from torch import stack
+
+        from ppdbench.engine.truth import Line
+
+        layers = self.all_steps.layers
+        states, last = self.read(session, text), session.model.n_layers
+        lines = [(i,) for i in range(len(layers))] if self.masked else [range(len(layers))]
+        for some in self.portions(session, text, places):
+            seen, n = self.passed(session, states, len(text), some), len(some)
+            for j, place in enumerate(some):
+                for steps in lines:
+                    joined = {
+                        layer: stack(
+                            [seen[layer][0, i * n + j] for i in steps if layers[i] < layer]
+                        )
+                        for layer in range(layers[steps[0]] + 1, last + 1)
+                    }
+                    yield Line(
+                        text[: place + 1],
+                        [layers[i] for i in steps],
+                        [seen[layers[i]][0, i * n + j] for i in steps],
+                        joined,
+                        ahead=1 + steps[0],
+                    )
+
+    def passed(
+        self, session: Session, states: Mapping[int, Tensor], length: int, places: Sequence[int]
+    ) -> dict[int, Tensor]:
+        """All pseudo states behind some places, [1, step * place, hidden] by layers run."""
+        seen: dict[int, Tensor] = {}
+
+        def run(rows: Tensor, first: int, last: int, step: Step) -> Tensor:
+            seen[first] = rows
+            return session.run(rows, first, last, step, tap=seen.__setitem__)
+
+        self.behind(session, self.all_steps, states, length, places, run)
+        return seen
 
     def read(self, session: Session, text: list[int]) -> dict[int, Tensor]:
         """Run a text; its states by layers run."""

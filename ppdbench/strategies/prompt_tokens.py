@@ -9,7 +9,7 @@ every i. The first pass of an output has nothing to verify yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.prompt_tokens import Prompts
     from ppdbench.engine.session import Session
     from ppdbench.engine.staged import StagedModel
+    from ppdbench.engine.truth import Line
     from ppdbench.trees.dynamic import DynamicTree
 
 
@@ -124,8 +125,38 @@ class Prompted(Proposer):
 
         session.reset(prompt_ids)
         session.prefill()
+        parts = self._portions(positions)
+        return cat([guesses_behind(self.prompts, session, part) for part in parts])
+
+    def _portions(self, positions: Sequence[int]) -> list[Sequence[int]]:
+        """As many of the positions at a time as the cache has rows for behind a text."""
         chain = self.prompts.chain
         spare = self.rows - chain.prompts * chain.prefix
         n = max(1, spare // chain.rows(chain.prompts))
-        parts = [positions[first : first + n] for first in range(0, len(positions), n)]
-        return cat([guesses_behind(self.prompts, session, part) for part in parts])
+        return [positions[first : first + n] for first in range(0, len(positions), n)]
+
+    @property
+    def farthest(self) -> int:
+        """How many places ahead the last prompt token stands."""
+        return self.prompts.chain.prompts
+
+    def lines(self, session: Session, text: list[int], places: Sequence[int]) -> Iterator[Line]:
+        """The chains behind some places, of each number of an ensemble by itself.
+
+        Without the prefix and in the plainest mask: others no stock model can be given.
+        """
+        from ppdbench.engine.prompt_tokens import plain, states_behind
+        from ppdbench.engine.truth import Line
+
+        prompts, chain = plain(self.prompts), self.prompts.chain
+        rows = chain.rows(chain.prompts)
+        session.reset(text)
+        session.prefill()
+        for some in self._portions(places):
+            states = states_behind(prompts, session, some)
+            for j, place in enumerate(some):
+                for number in range(chain.epts):
+                    ours = slice(j * rows + number, (j + 1) * rows, chain.epts)
+                    joined = {layer: found[0, ours] for layer, found in states.items()}
+                    given = list(joined.pop(0))
+                    yield Line(text[: place + 1], [0] * len(given), given, joined)

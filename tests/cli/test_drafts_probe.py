@@ -19,6 +19,7 @@ from torch import Tensor
 from ppdbench.cli.main import run
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.probe import drafts
@@ -257,6 +258,20 @@ def test_another_addon_is_not_resumed(capsys: pytest.CaptureFixture[str], tmp_pa
     assert run([*SMALL, *words, "--resume"]) == 2
     said = capsys.readouterr().err
     assert re.search(r"methods\.medusa\.loaded\.tree \(\S+ there, \S+ here\) differs", said)
+
+
+# What is held against the stock model before anything is measured
+
+
+def test_a_bug_that_both_sides_share_ends_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Adapter.norm
+    monkeypatch.setattr(Adapter, "norm", lambda self, hidden: 1.001 * real(self, hidden))
+    assert run([*SMALL, "--method", "seer", "--out", "run"]) == 1
+    said = capsys.readouterr().err
+    assert "the passes of greedy decoding are not the model's" in said
+    assert len(read_run("run").samples) == 0
 
 
 # What is refused

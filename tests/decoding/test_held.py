@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,14 +20,24 @@ from ppdbench.decoding.held import (
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import GREEDY, Target
+from ppdbench.engine import attention, hidden_transfer, prompt_tokens
 from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.hidden_transfer import Transfer
 from ppdbench.engine.loading import Loaded, ModelSpec
+from ppdbench.engine.masks import Step
+from ppdbench.engine.prompt_tokens import Chain, Prompts
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.watch import Watch
 from ppdbench.errors import ExactnessError
+from ppdbench.probe.drafts import hold_guesses
 from ppdbench.probe.match import Prober
+from ppdbench.strategies.base import Decoder
 from ppdbench.strategies.early_exit import EarlyExit, Exits
+from ppdbench.strategies.hidden_transfer import Transferring
+from ppdbench.strategies.prompt_tokens import Prompted
+from ppdbench.trees.dynamic import DynamicTree
+from ppdbench.trees.tree import Tree
 from tests.decoding.judging import truth
 from tests.decoding.matrix import CAPACITY, CLOCK, Oracle
 from tests.families import FAMILIES, stock_model
@@ -162,3 +174,100 @@ def test_other_end_tokens_than_the_models_are_refused() -> None:
     check_end_tokens(frozenset({2}), frozenset({2}))
     with pytest.raises(ExactnessError, match=r"end at tokens \[\], but the model declares \[2\]"):
         check_end_tokens(frozenset(), frozenset({2}))
+
+
+def joining(model: StagedModel) -> dict[str, Decoder]:
+    """Methods that put rows of their own behind a text, in all the forms that these take."""
+    draw, size = torch.Generator().manual_seed(0), model.hidden_size
+    matrices = tuple(torch.randn(size, size, generator=draw) for _ in range(3))
+    transfer = Transfer((1, 2, 2), matrices)
+    chain = Tree(((0,), (0, 0), (0, 0, 0)))
+    found: dict[str, Decoder] = {
+        f"hidden-transfer {masked}": Transferring(transfer, chain, {}, masked=masked)
+        for masked in (False, True)
+    }
+    for epts in (1, 2):
+        rows = torch.randn(3 * epts, size, generator=draw).to(model.dtype)
+        prompts = Prompts(Chain(3, epts), rows)
+        tree = DynamicTree.uniform(chain, 3)
+        found[f"prompt-tokens {epts}"] = Prompted(prompts, tree, model, {})
+    return found
+
+
+def hold_all(name: str, dtype: torch.dtype = torch.float32) -> None:
+    model = StagedModel(stock_model(name).to(dtype))
+    text = [*PROMPT, *tokens(12, 7)]
+    session = Session(model, CAPACITY, spare=24)
+    hold_guesses(truth(name, dtype), session, text, len(PROMPT) - 1, joining(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_guesses_are_made_of_holds_in_every_family(name: str, dtype: torch.dtype) -> None:
+    hold_all(name, dtype)
+
+
+def scaled(monkeypatch: pytest.MonkeyPatch) -> str:
+    real = attention.attend
+
+    def attend(module: object, query: torch.Tensor, *more: object, **named: object) -> object:
+        return real(module, query * 1.02, *more, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention, "attend", attend)
+    return "the pass over a text is not the model's"
+
+
+def one_layer_too_low(monkeypatch: pytest.MonkeyPatch) -> str:
+    def run_prompt(self: Session, *, tap: Any = None) -> torch.Tensor:
+        seen: dict[int, torch.Tensor] = {}
+        out = run(self, tap=seen.__setitem__)
+        for layer in seen if tap is not None else ():
+            tap(layer, seen[max(1, layer - 1)])
+        return out
+
+    run = Session.run_prompt
+    monkeypatch.setattr(Session, "run_prompt", run_prompt)
+    return "the pass over a text is not the model's: after 2 layers"
+
+
+def too_far(monkeypatch: pytest.MonkeyPatch) -> str:
+    for module in (hidden_transfer, prompt_tokens):
+        change_behind(monkeypatch, module, lambda step: {"positions": step.positions + 1})
+    return "what hidden-transfer False puts behind a text is not the model's"
+
+
+def too_far_with_prompts(monkeypatch: pytest.MonkeyPatch) -> str:
+    change_behind(monkeypatch, prompt_tokens, lambda step: {"positions": step.positions + 1})
+    return "what prompt-tokens 1 puts behind a text is not the model's"
+
+
+def alone(monkeypatch: pytest.MonkeyPatch) -> str:
+    def seen(step: Step) -> dict[str, object]:
+        assert step.visible is not None
+        visible, n = step.visible.clone(), step.n_query
+        visible[:, :, -n:] = torch.eye(n, dtype=torch.bool)
+        return {"visible": visible}
+
+    change_behind(monkeypatch, hidden_transfer, seen)
+    return "what hidden-transfer False puts behind a text is not the model's"
+
+
+def change_behind(
+    monkeypatch: pytest.MonkeyPatch, module: Any, change: Callable[[Step], dict[str, object]]
+) -> None:
+    def behind(*given: Any) -> Step:
+        step = real(*given)
+        return dataclasses.replace(step, **change(step))  # type: ignore[arg-type]
+
+    real = module.behind
+    monkeypatch.setattr(module, "behind", behind)
+
+
+@pytest.mark.parametrize("plant", [scaled, one_layer_too_low, too_far, too_far_with_prompts, alone])
+def test_a_bug_in_what_guesses_are_made_of_is_found(
+    plant: Callable[[pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_all("llama")
+    said = plant(monkeypatch)
+    with pytest.raises(ExactnessError, match=said):
+        hold_all("llama")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,13 +16,16 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ppdbench.cli.main import run
+from ppdbench.engine import hidden_transfer, masks
 from ppdbench.engine.addons import save_addon
 from ppdbench.engine.hidden_transfer import Transfer
 from ppdbench.engine.loading import ModelSpec, load_stock
+from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.probe.closeness import similarities
 from ppdbench.probe.similarity import Cosines
+from ppdbench.store import read_run
 from ppdbench.strategies.base import Proposer
 from ppdbench.strategies.hidden_transfer import Transferring
 from ppdbench.trees.tree import Tree
@@ -142,6 +145,27 @@ def test_as_it_is_typed(addon: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(-1 <= row["similarity"] <= 1 and row["n"] == 2 * 7 for row in rows)
     assert run([*words, *asked, "--resume", "--format", "csv"]) == 0
     assert len(list(csv.DictReader(io.StringIO(capsys.readouterr().out)))) == 5
+
+
+def test_pseudo_states_in_the_wrong_place_end_it(
+    addon: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def behind(*given: Any) -> Step:
+        step = real(*given)
+        return replace(step, positions=step.positions - 1)
+
+    real = masks.behind
+    monkeypatch.setattr(hidden_transfer, "behind", behind)
+    words = ["probe", "--what", "similarity", "--model", MODEL, "--data", "builtin"]
+    words += ["--limit", "2", "--max-new-tokens", "8", "--out", str(tmp_path / "run")]
+    assert run([*words, "--method", f"hidden-transfer:addon={addon}"]) == 1
+    said = capsys.readouterr().err
+    assert "puts behind a text is not the model's" in said
+    assert said.count("\n") == 1
+    assert len(read_run(tmp_path / "run").samples) == 0
 
 
 @pytest.mark.parametrize(
