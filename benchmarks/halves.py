@@ -20,17 +20,17 @@ from typing import Any
 import psutil
 import torch
 
-from ppdbench.bench.clock import Clock
-from ppdbench.bench.stats import median
+from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.session import Session
-from ppdbench.pipeline.cores import confine, confined
-from ppdbench.pipeline.log import Log
-from ppdbench.pipeline.units import Lower, Upper
-from ppdbench.strategies.base import Setup
-from ppdbench.strategies.ppd import PredictivePipelined
+from ppdbench.machine.clock import Clock
+from ppdbench.machine.cores import confine, confined
+from ppdbench.methods.ppd.log import Log
+from ppdbench.methods.ppd.strategy import PredictivePipelined
+from ppdbench.methods.ppd.units import Lower, Upper
+from ppdbench.stats import median
 
 AT = 128  # tokens in the middle of a sequence
 PATIENCE_S = 120.0  # one half waits for the other

@@ -30,19 +30,19 @@ import torch
 
 from benchmarks.halves import Halves, added_bytes, measure
 from benchmarks.sharding import at_once
-from ppdbench.bench.bandwidth import measure_bandwidth
-from ppdbench.bench.environment import describe, set_threads
 from ppdbench.bench.pipelined import beside_greedy, gain_efficiency
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
-from ppdbench.bench.stats import median
 from ppdbench.bench.summary import VERDICTS, summarize
 from ppdbench.bench.sums import add_up
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.quiet import quiet
+from ppdbench.machine.bandwidth import measure_bandwidth
+from ppdbench.machine.environment import describe, set_threads
 from ppdbench.report.decode_tables import verdict_text
 from ppdbench.report.export import emit, write
 from ppdbench.report.sheet import Sheet
-from ppdbench.store import StoredRun, read_whole
+from ppdbench.runs.store import StoredRun, read_whole
+from ppdbench.stats import median
 
 RANDOM, REFERENCE = "synthetic:layers=16,hidden=512", "reference"
 DTYPES = ("float32", "bfloat16")

@@ -18,14 +18,15 @@ from typing import Any
 
 import torch
 
-from ppdbench.bench.clock import Clock
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Target, generator_for
 from ppdbench.engine.loading import ModelSpec, load, load_stock
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
-from ppdbench.probe.match import Prober, ranks_of
+from ppdbench.engine.vocabulary import ranks_of
+from ppdbench.machine.clock import Clock
+from ppdbench.probe.match import Prober
 
 GREEDY = Target()
 

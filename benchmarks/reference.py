@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ppdbench.resources import PACKAGE
+from ppdbench.files.resources import PACKAGE
 
 HOME = PACKAGE / "reference"
 MODEL = ("config.json", "generation_config.json", "model.safetensors")
@@ -88,8 +88,8 @@ def addons(work: Path) -> None:
 def texts(file: Path) -> None:
     """All builtin prompts, one document each: text that is ours to ship."""
     from ppdbench.engine.loading import ModelSpec
+    from ppdbench.runs.workload import RunConfig, Workload
     from ppdbench.tasks import task_names
-    from ppdbench.workload import RunConfig, Workload
 
     config = RunConfig(
         model=ModelSpec(name="reference", offline=True), tasks=tuple(task_names()), data="builtin"
@@ -163,14 +163,14 @@ def loops(output: Sequence[int]) -> bool:
 
 def measure(model: str, new_tokens: int = 128) -> None:
     """The share of outputs that loop on every builtin task, and prose continued greedily."""
-    from ppdbench.bench.clock import Clock
     from ppdbench.decoding.limits import Limits
     from ppdbench.decoding.loop import autoregressive
     from ppdbench.engine.loading import ModelSpec, load
     from ppdbench.engine.quiet import quiet
     from ppdbench.engine.session import Session
+    from ppdbench.machine.clock import Clock
+    from ppdbench.runs.workload import RunConfig, Workload, capacity
     from ppdbench.tasks import task_names
-    from ppdbench.workload import RunConfig, Workload, capacity
 
     quiet()
     spec = ModelSpec(name=model, offline=True)

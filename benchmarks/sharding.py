@@ -29,11 +29,11 @@ from typing import Any
 import psutil
 import torch
 
-from ppdbench.bench.stats import median
 from ppdbench.engine.loading import ModelSpec, load
-from ppdbench.engine.pages import enlarge, span
-from ppdbench.samples import parse, sample_paths
-from ppdbench.store import read_header
+from ppdbench.machine.pages import enlarge, span
+from ppdbench.runs.samples import parse, sample_paths
+from ppdbench.runs.store import read_header
+from ppdbench.stats import median
 
 # What a pass reads, and how fast, decides what is left for a second process.
 WAYS = {

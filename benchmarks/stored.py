@@ -21,12 +21,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ppdbench.garbage import no_collection
+from ppdbench.machine.garbage import no_collection
 from ppdbench.report.export import emit
 from ppdbench.report.sheet import Sheet
-from ppdbench.samples import to_line
+from ppdbench.runs.samples import to_line
+from ppdbench.runs.store import HEADER, read_header, read_run
 from ppdbench.scoring import NEEDS_EXECUTION, parts
-from ppdbench.store import HEADER, read_header, read_run
 from ppdbench.tables import TABLES
 from ppdbench.tasks import load_task
 

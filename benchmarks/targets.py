@@ -18,12 +18,9 @@ from typing import Any
 
 import torch
 
-from ppdbench.bench.baseline import bytes_per_token, compare_with_generate, pseudo_prompts
-from ppdbench.bench.clock import Clock
-from ppdbench.bench.environment import forget_peak_memory, set_threads
+from ppdbench.bench.baseline import bytes_per_token, compare_with_generate
 from ppdbench.bench.peers import with_peers
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
-from ppdbench.bench.stats import median
 from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up
 from ppdbench.decoding.limits import Limits
@@ -32,11 +29,15 @@ from ppdbench.decoding.sampling import Target, generator_for
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
+from ppdbench.machine.clock import Clock
+from ppdbench.machine.environment import forget_peak_memory, set_threads
 from ppdbench.probe.match import Prober
 from ppdbench.report.export import emit
 from ppdbench.report.sheet import Sheet
 from ppdbench.runs.records import Sample
-from ppdbench.store import read_run
+from ppdbench.runs.store import read_run
+from ppdbench.stats import median
+from ppdbench.tasks.passages import pseudo_prompts
 
 TINY = "synthetic:layers=1,hidden=64"
 REFERENCE, SMALL, MIDDLE = "reference", "synthetic:llama-20m", "synthetic:llama-100m"

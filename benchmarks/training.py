@@ -22,7 +22,7 @@ import torch
 
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.shapes import parse
-from ppdbench.training.layerskip import LayerSkipObjective
+from ppdbench.methods.layerskip.train import LayerSkipObjective
 from ppdbench.training.recipe import Recipe
 from ppdbench.training.run import new_model
 from ppdbench.training.text import Blocks

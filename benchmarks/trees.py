@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.bench.stats import Ratio
 from ppdbench.probe.accuracy import calibration
 from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets
-from ppdbench.store import read_whole
+from ppdbench.runs.store import read_whole
+from ppdbench.stats import Ratio
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.curve import Plan, curve
 from ppdbench.trees.expected import basis, expected

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from ppdbench.bench.clock import Clock
+from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from ppdbench.strategies.base import Decoder
+from ppdbench.machine.clock import Clock
 
 CLOCK = Clock(torch.device("cpu"))
 CAPACITY = 64
@@ -132,8 +132,8 @@ def exactness_tests(method: str, **options: Any) -> type:
     """A class of tests of a registered method, with these options, for pytest to collect."""
     import pytest
 
-    from ppdbench.strategies import METHODS
-    from ppdbench.strategies.base import Setup
+    from ppdbench.decoding.decoder import Setup
+    from ppdbench.methods import METHODS
 
     settings = {name: str(value) for name, value in options.items()}
 

@@ -254,7 +254,7 @@ def figure_points(
 
 def paper_match_rates(layer: int = 20) -> list[MatchRate]:
     """The paper's match rates after `layer` of Vicuna-13B's 40 layers (Table 2)."""
-    from ppdbench import papers
+    from ppdbench.files import papers
 
     table = papers.read("ppd/2")
     layers = sorted({row["layer"] for row in table["rows"]})

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ppdbench.bench.clock import Clock
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.staged import StagedModel
+from ppdbench.machine.clock import Clock
 from tests.families import FAMILIES, stock_model
 
 VOCAB = 96

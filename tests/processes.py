@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.cli.main import run
-from ppdbench.store import RunFolder
+from ppdbench.runs.store import RunFolder
 
 FORK = multiprocessing.get_context("fork")
 PATIENCE_S = 200.0

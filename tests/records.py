@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ppdbench.runs.records import KINDS, DecodedSample, FailedSample, Method
-from ppdbench.samples import to_line
+from ppdbench.runs.samples import to_line
 
 MODEL = {"name": "m", "revision": None, "dtype": "auto", "device": "auto"}
 MODEL |= {"trust_remote_code": False, "quantize": None, "device_map": None, "max_memory": None}

@@ -12,7 +12,7 @@ import torch
 
 from ppdbench.cli.main import run
 from ppdbench.engine.loading import ModelSpec, load
-from ppdbench.resources import reference_is_there
+from ppdbench.files.resources import reference_is_there
 from tests.pretend import There, gpus
 
 MODEL = ("--model", "synthetic:layers=4,hidden=32,heads=4,vocab=300,context=1024,agree=0.9")

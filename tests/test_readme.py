@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readme import BLOCK, rendered
-from ppdbench import papers
 from ppdbench.cli.main import run
+from ppdbench.files import papers
 from tests.conftest import ROOT
 from tests.families import stock_model
 

@@ -8,12 +8,12 @@ import re
 import pytest
 import torch
 
+from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.heads import load_heads
 from ppdbench.engine.loading import Loaded, ModelSpec, load
-from ppdbench.resources import reference_model
-from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Setup
+from ppdbench.files.resources import reference_model
+from ppdbench.methods import METHODS
 from ppdbench.testing import Case, decode, reference
 
 HOME = reference_model()

@@ -17,10 +17,10 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, DataError, UnknownName
-from ppdbench.search.gaussian import GaussianProcess, expected_improvement
-from ppdbench.search.skip_file import SkipSet, read_skips, save
-from ppdbench.search.skip_score import Score, Scorer, predict
-from ppdbench.search.skip_search import SEARCHES, Tries, find, search_skips
+from ppdbench.methods.draft_verify.gaussian import GaussianProcess, expected_improvement
+from ppdbench.methods.draft_verify.skip_file import SkipSet, read_skips, save
+from ppdbench.methods.draft_verify.skip_score import Score, Scorer, predict
+from ppdbench.methods.draft_verify.skip_search import SEARCHES, Tries, find, search_skips
 from tests.decoding.matrix import free
 from tests.families import FAMILIES
 from tests.helpers import staged, tokens

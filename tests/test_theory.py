@@ -9,7 +9,7 @@ import yaml
 
 from ppdbench import theory
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.resources import folder
+from ppdbench.files.resources import folder
 
 
 def paper(name: str) -> dict[str, Any]:

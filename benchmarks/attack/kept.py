@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.attack.base import Attempt, Kind, Said, spread
 from benchmarks.attack.forks import forked
 from benchmarks.attack.records import DAMAGES, MODEL, Damage
-from ppdbench.resources import reference_model
+from ppdbench.files.resources import reference_model
 
 LONG, SHORT = 520, 16
 PATIENCE_S = 90.0

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.attack.base import Attempt, Kind, spread
 from benchmarks.attack.forks import Forked, forked
 from ppdbench.runs.records import TIMES
-from ppdbench.store import read_run
+from ppdbench.runs.store import read_run
 
 LONG, SHORT = 60, 3
 KILLS = 3  # of one run, then it may end

@@ -530,7 +530,7 @@ def _unseen(owner: Any, name: str) -> None:
     """Take what `owner.name` needs out of every clock's time."""
     from time import perf_counter
 
-    from ppdbench.bench.clock import Clock
+    from ppdbench.machine.clock import Clock
 
     def made(real: Any) -> Any:
         def call(*given: Any, **named: Any) -> Any:
@@ -548,7 +548,7 @@ def _unseen(owner: Any, name: str) -> None:
 
 @times
 def drafting_is_not_timed() -> None:
-    from ppdbench.strategies.layerskip import SelfSpeculation
+    from ppdbench.methods.layerskip.strategy import SelfSpeculation
 
     _unseen(SelfSpeculation, "propose")
 
@@ -563,7 +563,7 @@ def verification_is_not_timed() -> None:
 @times
 def the_prefill_is_counted_into_the_first_step() -> None:
     from ppdbench.decoding import loop
-    from ppdbench.strategies.base import Proposer
+    from ppdbench.decoding.decoder import Proposer
 
     def shifted(real: Any) -> Any:
         def decode(*given: Any, **named: Any) -> Any:
@@ -582,7 +582,7 @@ def the_prefill_is_counted_into_the_first_step() -> None:
 
 @times
 def steps_of_the_method_are_halved() -> None:
-    from ppdbench.strategies.base import Proposer
+    from ppdbench.decoding.decoder import Proposer
 
     def made(real: Any) -> Any:
         def decode(*given: Any, **named: Any) -> Any:

@@ -28,8 +28,9 @@ from typing import Any, NoReturn
 import psutil
 
 from benchmarks.attack.base import REPOSITORY, Attempt, Kind, spread
-from ppdbench import libc, resources
 from ppdbench.errors import ConfigError
+from ppdbench.files import resources
+from ppdbench.machine import libc
 from ppdbench.sandbox import examiner
 from ppdbench.sandbox.exam import Exam
 from ppdbench.sandbox.outside import execute

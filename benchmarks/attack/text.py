@@ -23,7 +23,7 @@ from benchmarks.attack import scan
 from benchmarks.attack.base import Attempt, Kind, Said, spread
 from benchmarks.attack.forks import FORK, forked
 from benchmarks.attack.templates import OF_CHATS, TEMPLATES
-from ppdbench.resources import reference_model
+from ppdbench.files.resources import reference_model
 
 PATIENCE_S = 300.0
 SOON_S, MUCH_BYTES = 30.0, 1_000_000_000  # of a template, on a machine that is busy

@@ -6,8 +6,6 @@ weights, prompts and process, one after the other in alternating order.
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,21 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ppdbench.bench.bandwidth import measure_bandwidth
-from ppdbench.bench.clock import Clock
 from ppdbench.bench.compiling import check_mode, settle
-from ppdbench.bench.stats import median
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.identity import first_difference
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
+from ppdbench.decoding.stock import StockModel
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from ppdbench.engine.stock import StockModel
 from ppdbench.errors import ConfigError
-from ppdbench.resources import builtin_data
-from ppdbench.strategies.base import Decoder, Setup
-from ppdbench.workload import Report
+from ppdbench.machine.bandwidth import measure_bandwidth
+from ppdbench.machine.clock import Clock
+from ppdbench.runs.workload import Report
+from ppdbench.stats import median
 
 Prompts = Sequence[Sequence[int]]
 
@@ -171,43 +168,6 @@ class BaselineReport:
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "bandwidth_utilisation": self.bandwidth_utilisation,
         }
-
-
-def pseudo_prompts(tokenizer: Any, count: int, length: int) -> list[list[int]]:
-    """`count` prompts of exactly `length` tokens, cut from the builtin examples.
-
-    The same for the same tokenizer; each starts at a text of its own.
-    """
-    texts = _builtin_texts()
-    prompts = []
-    for number in range(count):
-        start = number * len(texts) // count
-        ids: list[int] = []
-        for text in itertools.chain(texts[start:], itertools.cycle(texts)):
-            ids += tokenizer(text + "\n", add_special_tokens=not ids)["input_ids"]
-            if len(ids) >= length:
-                break
-        prompts.append(ids[:length])
-    return prompts
-
-
-def _builtin_texts() -> list[str]:
-    """The longest text of every builtin example."""
-    found = []
-    for path in sorted(builtin_data().glob("*/*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            texts = _strings(json.loads(line))
-            found.append(max(texts, key=len))
-    return found
-
-
-def _strings(value: Any) -> list[str]:
-    """All strings in a JSON value, in order."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        return [text for item in value for text in _strings(item)]
-    return [value] if isinstance(value, str) else []
 
 
 def compare_with_generate(

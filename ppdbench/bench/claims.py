@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppdbench.bench.closure import closes
-from ppdbench.bench.stats import Ratio, ratio_of_timed
 from ppdbench.bench.sums import Sums
+from ppdbench.stats import Ratio, ratio_of_timed
 
 LEAST_EXAMPLES = 5
 Reason = Literal["mismatch", "not measured", "not timed", "times do not add up", "too few examples"]

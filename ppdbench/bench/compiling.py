@@ -17,14 +17,14 @@ import psutil
 import torch
 
 from ppdbench.bench.contest import unit_threads
-from ppdbench.bench.environment import cpu_features
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.engine import artefacts
 from ppdbench.engine.compiled import MOST_ROWS
 from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
-from ppdbench.pipeline.cores import confined
-from ppdbench.strategies.base import Decoder, Setup
-from ppdbench.workload import Report
+from ppdbench.machine.cores import confined
+from ppdbench.machine.environment import cpu_features
+from ppdbench.runs.workload import Report
 
 MODES = ("auto", "on", "off")
 

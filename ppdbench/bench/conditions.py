@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.bench.claims import noise_of
-from ppdbench.bench.stats import Ratio, median
 from ppdbench.bench.sums import Sums
+from ppdbench.stats import Ratio, median
 
 OTHERS = 0.2  # of the cores' time
 STOLEN = 0.02

@@ -15,14 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ppdbench.bench.clock import Clock
-from ppdbench.bench.environment import (
-    forget_peak_memory,
-    peak_memory_bytes,
-    usable_cores,
-)
 from ppdbench.bench.profile import Meter
-from ppdbench.conversation import continued
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.held import FIRST, Seen, check_end_tokens, check_ends, check_greedy, hold
 from ppdbench.decoding.identity import (
     Evidence,
@@ -33,7 +27,7 @@ from ppdbench.decoding.identity import (
     judge,
     one_by_one,
 )
-from ppdbench.decoding.limits import Limits, visible_text
+from ppdbench.decoding.limits import visible_text
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine.loading import Loaded
@@ -41,9 +35,16 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.truth import StockTruth
 from ppdbench.engine.watch import Watch
 from ppdbench.errors import NumericalError, PpdbenchError, UnitError
-from ppdbench.pipeline.cores import confined, share_out
-from ppdbench.strategies.base import Decoder, Method, Setup
-from ppdbench.workload import Item
+from ppdbench.machine.clock import Clock
+from ppdbench.machine.cores import confined, share_out
+from ppdbench.machine.environment import (
+    forget_peak_memory,
+    peak_memory_bytes,
+    usable_cores,
+)
+from ppdbench.methods.base import Method
+from ppdbench.runs.conversation import continued
+from ppdbench.runs.workload import Item, limits_of
 
 BASELINE = ("baseline", "baseline again")
 Verdict = Literal["identical", "tie", "mismatch", "inexact", "sampled", "failed"]
@@ -345,8 +346,3 @@ def unit_threads(decoder: Decoder) -> tuple[int, ...]:
     if decoder.units == 1:
         return ()
     return decoder.threads, min(decoder.threads * decoder.units, usable_cores())
-
-
-def limits_of(item: Item, loaded: Loaded) -> Limits:
-    """What ends the output of an example."""
-    return Limits(item.max_new_tokens, loaded.eos_ids, item.task.stop, loaded.tokenizer)

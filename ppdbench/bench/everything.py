@@ -7,7 +7,7 @@ from ppdbench.bench.runner import Choice
 from ppdbench.engine.addons import no_addon
 from ppdbench.engine.loading import REFERENCE
 from ppdbench.errors import ConfigError
-from ppdbench.strategies import METHODS
+from ppdbench.methods import METHODS
 
 
 def every_method(model: str) -> tuple[list[Choice], list[str]]:

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Any
 
 from ppdbench.errors import ConfigError
+from ppdbench.runs.workload import Item, Workload
 from ppdbench.sandbox.outside import check_held, execute
 from ppdbench.scoring import NEEDS_EXECUTION
 from ppdbench.tasks.code import CodeTest, code_test
-from ppdbench.workload import Item, Workload
 
 # The value of allow_code_execution that lets programs run where not everything is held.
 UNPROTECTED = "unprotected"

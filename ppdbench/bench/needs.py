@@ -10,7 +10,7 @@ from typing import Any
 from ppdbench.bench.runner import Choice
 from ppdbench.engine.loading import REFERENCE, ModelSpec, reckon
 from ppdbench.engine.placement import Place, Settled, name_of
-from ppdbench.resources import reference_model
+from ppdbench.files.resources import reference_model
 
 TENSORS = (".safetensors", ".pt", ".bin", ".npy")
 

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from ppdbench.bench.clock import Clock
 from ppdbench.decoding import passes
+from ppdbench.decoding.decoder import Decoder, Proposer
 from ppdbench.decoding.loop import Decoded
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from ppdbench.strategies.base import Decoder, Proposer
+from ppdbench.machine.clock import Clock
 
 T = TypeVar("T")
 

@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ppdbench.bench.bandwidth import measure_bandwidth
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
-from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome, limits_of
-from ppdbench.bench.environment import forget_peak_memory
+from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome
 from ppdbench.bench.execution import UNPROTECTED, CodeRuns
 from ppdbench.bench.memory import own_bytes
-from ppdbench.conversation import with_later_turns
+from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.limits import visible_text
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.errors import ConfigError, PpdbenchError
-from ppdbench.header import run_header
+from ppdbench.machine.bandwidth import measure_bandwidth
+from ppdbench.machine.environment import forget_peak_memory
 from ppdbench.machine.load import Watch
-from ppdbench.samples import Key
-from ppdbench.scoring import NEEDS_EXECUTION, parts
-from ppdbench.shares import ALONE, Share
-from ppdbench.store import RunFolder, begun_header, check_target
-from ppdbench.strategies import method
-from ppdbench.strategies.base import Exiting, Method, Setup, Strategy, settings, split_name
-from ppdbench.workload import (
+from ppdbench.methods import method
+from ppdbench.methods.base import Exiting, Method, Strategy, settings, split_name
+from ppdbench.runs.conversation import with_later_turns
+from ppdbench.runs.header import run_header
+from ppdbench.runs.samples import Key
+from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.store import RunFolder, begun_header, check_target
+from ppdbench.runs.workload import (
     Finished,
     Item,
     Report,
@@ -35,8 +35,10 @@ from ppdbench.workload import (
     Warn,
     Workload,
     capacity,
+    limits_of,
     unheard,
 )
+from ppdbench.scoring import NEEDS_EXECUTION, parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from ppdbench.errors import ConfigError
-from ppdbench.strategies import method
-from ppdbench.strategies.base import Method, Strategy, settings
+from ppdbench.methods import method
+from ppdbench.methods.base import Method, Strategy, settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppdbench.yamlfile import read_yaml
+from ppdbench.files.yaml_file import read_yaml
 
 VERSION = 1
 TEXTS = ("model", "dtype", "data", "split", "target", "against", "compile")

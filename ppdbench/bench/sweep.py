@@ -31,14 +31,15 @@ from ppdbench.bench.runner import (
 )
 from ppdbench.bench.space import Space
 from ppdbench.bench.sums import Sums, add_up
-from ppdbench.conversation import with_later_turns
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.engine.loading import Loaded, ModelSpec, load, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
-from ppdbench.header import run_header
-from ppdbench.shares import ALONE, Share
-from ppdbench.store import RunFolder, begun_header, check_target, read_header
-from ppdbench.strategies.base import Decoder, Exiting, Method, Setup, Strategy
-from ppdbench.workload import Finished, Item, Report, Warn, Workload, capacity, unheard
+from ppdbench.methods.base import Exiting, Method, Strategy
+from ppdbench.runs.conversation import with_later_turns
+from ppdbench.runs.header import run_header
+from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.store import RunFolder, begun_header, check_target, read_header
+from ppdbench.runs.workload import Finished, Item, Report, Warn, Workload, capacity, unheard
 
 AT_ONCE = 8
 

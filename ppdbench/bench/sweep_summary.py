@@ -8,10 +8,10 @@ from typing import Any
 
 from ppdbench.bench.claims import LEAST_EXAMPLES, no_difference
 from ppdbench.bench.halving import expected_samples
-from ppdbench.bench.stats import Ratio, paired_ratio
 from ppdbench.bench.summary import overall
 from ppdbench.bench.sums import Sums
 from ppdbench.errors import DataError
+from ppdbench.stats import Ratio, paired_ratio
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ppdbench.bench import claims
-from ppdbench.bench.stats import Ratio
 from ppdbench.bench.summary import ALL
 from ppdbench.check.comparable import machine_differences
 from ppdbench.check.figures import NOISE, Figure, Outputs
@@ -15,7 +14,8 @@ from ppdbench.check.metrics import IGNORED, Rule
 from ppdbench.check.snapshot import Snapshot
 from ppdbench.check.thresholds import Thresholds
 from ppdbench.errors import DataError
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
+from ppdbench.stats import Ratio
 
 MIB = 1 << 20
 

@@ -14,7 +14,7 @@ from ppdbench.check.judge import Check
 from ppdbench.check.snapshot import Snapshot, snapshot
 from ppdbench.check.thresholds import Thresholds
 from ppdbench.errors import DataError
-from ppdbench.store import StoredRun, read_whole
+from ppdbench.runs.store import StoredRun, read_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppdbench.bench.stats import Change, Ratio, paired_change
 from ppdbench.check.figures import Figure, Part, rate
 from ppdbench.check.metrics import METRICS, Rule
+from ppdbench.stats import Change, Ratio, paired_change
 
 Verdict = Literal["ok", "better", "FAILED"]
 

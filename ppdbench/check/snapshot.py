@@ -17,7 +17,7 @@ from ppdbench.check.figures import (
 )
 from ppdbench.check.metrics import KINDS
 from ppdbench.errors import DataError
-from ppdbench.store import SCHEMA_VERSION, StoredRun
+from ppdbench.runs.store import SCHEMA_VERSION, StoredRun
 
 # What two runs must have been told alike to be compared, beside model, data and methods.
 SETTINGS = ("max_new_tokens", "shots", "seed")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ppdbench.check.metrics import LIMITS, METRICS, Rule
 from ppdbench.errors import ConfigError, UnknownName
-from ppdbench.yamlfile import Keys, read_yaml
+from ppdbench.files.yaml_file import Keys, read_yaml
 
 VERSION = 1
 Rules = Mapping[str, Rule]

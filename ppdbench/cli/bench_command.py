@@ -23,7 +23,7 @@ from ppdbench.cli.options import (
     task_options,
     tasks_option,
 )
-from ppdbench.garbage import import_for_good
+from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice

@@ -60,9 +60,9 @@ def command(
         return _update(Path(run), baseline, form)
     from ppdbench.check.comparison import as_json, compare_paths
     from ppdbench.check.thresholds import Thresholds, read_thresholds
+    from ppdbench.files.paths import check_writable
     from ppdbench.report import check_tables
     from ppdbench.report.export import emit
-    from ppdbench.report.paths import check_writable
 
     for path in (junit, summary):
         if path is not None:
@@ -78,9 +78,9 @@ def command(
 
 def _update(run: Path, baseline: str, form: str) -> int:
     from ppdbench.check.baseline import as_json, write_baseline
+    from ppdbench.files.paths import check_path
     from ppdbench.report.check_tables import stored
     from ppdbench.report.export import emit
-    from ppdbench.report.paths import check_path
 
     path = check_path(baseline, (".json",), "baseline")
     made = write_baseline(path, run)

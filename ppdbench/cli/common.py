@@ -18,9 +18,9 @@ from ppdbench.files.clean import clean
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
-    from ppdbench.shares import Share
-    from ppdbench.store import StoredRun
-    from ppdbench.workload import Finished
+    from ppdbench.runs.shards import Share
+    from ppdbench.runs.store import StoredRun
+    from ppdbench.runs.workload import Finished
 
 
 # Runs that could save less than this by compiled passes are not told so.
@@ -40,7 +40,7 @@ def say(text: str) -> None:
 def chosen_model(name: str | None) -> str:
     """The model asked for, or the embedded one, or what stands in for that."""
     from ppdbench.engine.loading import REFERENCE, STAND_IN
-    from ppdbench.resources import reference_is_there
+    from ppdbench.files.resources import reference_is_there
 
     if name is not None:
         return name
@@ -50,7 +50,7 @@ def chosen_model(name: str | None) -> str:
 def stand_in_note(asked: str | None) -> None:
     """Say so where no model was asked for and another had to stand in; not before errors."""
     from ppdbench.engine.loading import STAND_IN
-    from ppdbench.resources import reference_is_there
+    from ppdbench.files.resources import reference_is_there
 
     if asked is None and not reference_is_there():
         notice(
@@ -122,7 +122,7 @@ def numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...
 def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
     """The folder of a run: the one asked for, or one that says what it is and when."""
     from ppdbench.errors import ConfigError
-    from ppdbench.shares import Share
+    from ppdbench.runs.shards import Share
 
     if out == "":
         raise ConfigError("--out is empty; give a folder or leave it out")
@@ -150,7 +150,7 @@ def our_share(
     use for the processes which torchrun started.
     """
     from ppdbench.errors import ConfigError
-    from ppdbench.shares import Share
+    from ppdbench.runs.shards import Share
 
     shard, salvage = options.pop("shard"), options.pop("salvage")
     share = Share.launched() if launched is None else launched
@@ -169,7 +169,7 @@ def our_share(
 
 def repair(*folders: str) -> None:
     """Drop what is damaged in stored runs, and say how much that was."""
-    from ppdbench.salvage import salvage
+    from ppdbench.runs.salvage import salvage
 
     for folder in filter(os.path.isdir, folders):  # of a file whoever reads it will say more
         dropped = salvage(Path(folder))
@@ -249,7 +249,7 @@ def compilation_note(run: Finished) -> None:
 
 def warn(text: str) -> None:
     """Say what is wrong with a run before it begins; of several processes the first says it."""
-    from ppdbench.shares import Share
+    from ppdbench.runs.shards import Share
 
     if not Share.launched().follows:
         notice(f"warning: {text}")
@@ -257,7 +257,7 @@ def warn(text: str) -> None:
 
 def closing_notes(run: Finished, asked: str | None) -> None:
     """What a user should know of a finished run, and where it lies; `asked` is --model."""
-    from ppdbench.workload import without_score
+    from ppdbench.runs.workload import without_score
 
     stand_in_note(asked)
     _data_note(run.header["config"]["data"])

@@ -21,17 +21,17 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-from ppdbench.resources import PACKAGE, folder
+from ppdbench.files.resources import PACKAGE, folder
 
 Items = list["CompletionItem[str]"]
-METHOD_FILES = PACKAGE / "strategies"
+METHOD_FILES = PACKAGE / "methods"
 MODELS = ("reference", "reference-draft")
 
 
 def known_methods() -> dict[str, list[str]]:
     """Every method that comes with the package, with the names of its options."""
     found: dict[str, list[str]] = {}
-    for path in sorted(METHOD_FILES.glob("*.py")):
+    for path in sorted(METHOD_FILES.rglob("*.py")):
         text = path.read_text("utf-8")
         if "@strategy(" in text:
             found.update(_methods_of(ast.parse(text)))
@@ -104,7 +104,7 @@ def data(ctx: Context, param: Parameter, incomplete: str) -> Items:
 
 def tables(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """The papers' tables; for what stands behind the first, runs."""
-    from ppdbench import papers
+    from ppdbench.files import papers
 
     return [*files(ctx, param, incomplete), *_starting(incomplete, papers.names())]
 

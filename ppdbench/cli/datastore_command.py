@@ -44,10 +44,10 @@ def command(**options: Any) -> int:
     ppdbench datastore --model ./my-model --text ./corpus --out ./store
     ppdbench datastore --text ./questions.jsonl --column question --out ./store --max-documents 1000
     """
-    from ppdbench.datastore import build
     from ppdbench.engine.loading import ModelSpec, check_there, load_words
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
+    from ppdbench.methods.rest.datastore import build
     from ppdbench.training.text import TextSpec, check_sources
 
     quiet()

@@ -37,13 +37,13 @@ from ppdbench.cli.options import (
     tasks_option,
 )
 from ppdbench.cli.progress import progress
-from ppdbench.garbage import import_for_good
+from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
-    from ppdbench.shares import Share
-    from ppdbench.store import StoredRun
-    from ppdbench.workload import Finished
+    from ppdbench.runs.shards import Share
+    from ppdbench.runs.store import StoredRun
+    from ppdbench.runs.workload import Finished
 
 
 @click.command(
@@ -109,8 +109,8 @@ def decode(*choices: Choice, **options: Any) -> int:
     Several processes that torchrun started share the examples; unless a method needs them as its
     compute units, which all but the first then become.
     """
-    from ppdbench.pipeline import ranks
-    from ppdbench.shares import ALONE
+    from ppdbench.methods.ppd import ranks
+    from ppdbench.runs.shards import ALONE
 
     if ranks.world() == 1 or not any(ranks.wanted(c.name, c.options) for c in choices):
         return _decode(*choices, **options)
@@ -130,10 +130,10 @@ def _decode(
     optional: Sequence[Choice] = (),
     **options: Any,
 ) -> int:
-    from ppdbench.bench.environment import set_threads
     from ppdbench.bench.runner import DecodeConfig, run_decode
     from ppdbench.bench.sums import add_up
     from ppdbench.engine.quiet import quiet
+    from ppdbench.machine.environment import set_threads
     from ppdbench.report import outputs
     from ppdbench.report.answers import check_answers
     from ppdbench.report.export import write
@@ -187,7 +187,8 @@ def _decode(
 
 def _pin(choices: Sequence[Choice], share: Share) -> None:
     from ppdbench.errors import ConfigError
-    from ppdbench.pipeline import cores, ranks
+    from ppdbench.machine import cores
+    from ppdbench.methods.ppd import ranks
 
     if (share.on_machine or 1) > 1:
         raise ConfigError("--pin: several processes share this machine's cores; leave it out")

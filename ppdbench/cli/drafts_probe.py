@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ppdbench.probe.drafts import DraftsConfig
-    from ppdbench.shares import Share
-    from ppdbench.workload import Finished
+    from ppdbench.runs.shards import Share
+    from ppdbench.runs.workload import Finished
 
 
 def config_of(
@@ -34,10 +34,10 @@ def config_of(
     share: Share,
 ) -> DraftsConfig:
     """What a probe of methods is told; the machine is made ready for it."""
-    from ppdbench.bench.environment import set_threads
     from ppdbench.bench.runner import Choice
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
+    from ppdbench.machine.environment import set_threads
     from ppdbench.probe.drafts import DraftsConfig
 
     if not methods:

@@ -11,7 +11,7 @@ from ppdbench.cli.common import model_spec, notice, stand_in_note
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import compile_option, format_option, model_options
 from ppdbench.cli.progress import progress
-from ppdbench.garbage import import_for_good
+from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.baseline import BaselineReport
@@ -74,10 +74,10 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
         if options[name] < 1:
             raise click.UsageError(f"--{name.replace('_', '-')} {options[name]}: use 1 or more")
     import_for_good("torch")
-    from ppdbench.bench import environment
     from ppdbench.bench.compiling import check_mode
     from ppdbench.bench.runner import Choice, built_for
     from ppdbench.engine.loading import resolve_device
+    from ppdbench.machine import environment
     from ppdbench.report.export import emit
     from ppdbench.report.memory_tables import memory_sheets
 
@@ -108,7 +108,7 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
         result |= report.to_dict()
         sheets.append(_baseline_sheet(report))
     else:
-        from ppdbench.bench.bandwidth import measure_bandwidth
+        from ppdbench.machine.bandwidth import measure_bandwidth
 
         _say_what_is_unused(ctx, asked)
         speed = measure_bandwidth(device, BANDWIDTH_SECONDS)
@@ -142,8 +142,9 @@ def _needs(spec: ModelSpec, choices: list[Choice], options: dict[str, Any]) -> d
 
 
 def _compare(spec: ModelSpec, options: dict[str, Any]) -> BaselineReport:
-    from ppdbench.bench.baseline import compare_with_generate, pseudo_prompts
+    from ppdbench.bench.baseline import compare_with_generate
     from ppdbench.engine.quiet import quiet
+    from ppdbench.tasks.passages import pseudo_prompts
 
     quiet()
     length = options["prompt_tokens"]

@@ -34,7 +34,7 @@ def command(kind: str, method: str | None, form: str) -> int:
     ppdbench list methods layerskip
     ppdbench list tasks --format json
     """
-    from ppdbench import catalog
+    from ppdbench.cli import catalog
     from ppdbench.errors import ConfigError
     from ppdbench.report.export import emit
     from ppdbench.report.sheet import Sheet
@@ -59,7 +59,7 @@ def command(kind: str, method: str | None, form: str) -> int:
 
 def _one_method(name: str, form: str) -> int:
     """The options of one method, with what they mean."""
-    from ppdbench import catalog
+    from ppdbench.cli import catalog
     from ppdbench.report.export import emit
     from ppdbench.report.sheet import Sheet
 
@@ -75,7 +75,7 @@ def _one_method(name: str, form: str) -> int:
 
 def _notes(kind: str) -> Iterator[str]:
     """What words mean that are not plain, and where things come from."""
-    from ppdbench import papers
+    from ppdbench.files import papers
 
     if kind == "methods":
         yield "exact: outputs are greedy's, token by token. `list methods NAME` explains options."

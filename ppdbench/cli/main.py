@@ -17,7 +17,7 @@ from ppdbench import __version__
 from ppdbench.cli.common import notice
 from ppdbench.errors import PpdbenchError, UnknownName
 from ppdbench.files.clean import clean
-from ppdbench.shares import Share
+from ppdbench.runs.shards import Share
 
 # Imported when named, so that --help does not wait for torch.
 COMMANDS = {

@@ -190,7 +190,7 @@ def salvaging(*names: str) -> Callable[[F], F]:
                 for name in names:
                     given = options[name] or ()
                     repair(*([given] if isinstance(given, str) else given))
-            from ppdbench.garbage import no_collection
+            from ppdbench.machine.garbage import no_collection
 
             with no_collection():
                 return function(*arguments, **options)

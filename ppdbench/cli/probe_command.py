@@ -35,7 +35,7 @@ from ppdbench.cli.options import (
     tasks_option,
 )
 from ppdbench.cli.progress import progress
-from ppdbench.garbage import import_for_good
+from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.probe.runner import ProbeConfig, ProbeRun
@@ -161,8 +161,8 @@ def _probe_matches(
     tasks: tuple[str, ...], form: str, plot: str | None, heatmap: str | None, **options: Any
 ) -> int:
     import_for_good("torch")
-    from ppdbench.bench.environment import set_threads
     from ppdbench.engine.quiet import quiet
+    from ppdbench.machine.environment import set_threads
     from ppdbench.probe import summary
     from ppdbench.probe.ranks import Ranks
     from ppdbench.probe.runner import run_probe

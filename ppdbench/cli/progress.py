@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.cli.common import notice
-from ppdbench.shares import Share
+from ppdbench.runs.shards import Share
 
 if TYPE_CHECKING:
     from rich.progress import Task
 
-    from ppdbench.workload import Report
+    from ppdbench.runs.workload import Report
 
 EVERY_S = 30.0  # between two lines where there is no terminal
 

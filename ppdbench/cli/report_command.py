@@ -44,10 +44,10 @@ def command(
     ppdbench report results/my-bench --format markdown
     """
     from ppdbench.errors import ConfigError
+    from ppdbench.files.paths import check_path
     from ppdbench.files.whole import write_whole
     from ppdbench.report.page.document import page
     from ppdbench.report.page.runs import read_runs
-    from ppdbench.report.paths import check_path
 
     if not runs:
         raise ConfigError("no run given; name the folders of one or more stored runs")

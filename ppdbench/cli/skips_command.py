@@ -14,8 +14,8 @@ from ppdbench.cli.options import data_option, format_option, model_options, task
 from ppdbench.cli.progress import progress
 
 if TYPE_CHECKING:
+    from ppdbench.methods.draft_verify.skip_search import Found
     from ppdbench.report.sheet import Sheet
-    from ppdbench.search.skip_search import Found
 
 
 @click.command(
@@ -49,11 +49,11 @@ def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
     ppdbench skips --task gsm8k --limit 4 --out skip_layers.json
     ppdbench skips --model ./my-model --task xsum --search bayes --budget 400
     """
-    from ppdbench.bench.environment import set_threads
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
+    from ppdbench.machine.environment import set_threads
+    from ppdbench.methods.draft_verify.skip_search import SearchConfig, run_search
     from ppdbench.report.export import emit
-    from ppdbench.search.skip_search import SearchConfig, run_search
 
     quiet()
     set_threads(options["threads"])

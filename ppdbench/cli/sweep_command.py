@@ -37,12 +37,12 @@ from ppdbench.cli.options import (
     tasks_option,
 )
 from ppdbench.cli.progress import progress
-from ppdbench.garbage import import_for_good
+from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.sweep_summary import Swept
-    from ppdbench.store import StoredRun
-    from ppdbench.workload import Finished
+    from ppdbench.runs.store import StoredRun
+    from ppdbench.runs.workload import Finished
 
 SHOWS = {"show", "form", "plot", "exports"}
 
@@ -133,7 +133,7 @@ def _check_asked(ctx: click.Context) -> None:
 
 
 def _stored(folder: str) -> StoredRun:
-    from ppdbench.store import read_whole
+    from ppdbench.runs.store import read_whole
 
     run = read_whole(folder)
     reading_notes([run])
@@ -151,11 +151,11 @@ def _run(
     **options: Any,
 ) -> Finished:
     import_for_good("torch")
-    from ppdbench.bench.environment import set_threads
     from ppdbench.bench.space import Space
     from ppdbench.bench.sweep import SweepConfig, choices, run_sweep
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
+    from ppdbench.machine.environment import set_threads
 
     if method is None:
         raise ConfigError("give --method and --grid, or --show with the folder of a stored sweep")

@@ -15,7 +15,7 @@ from ppdbench.cli.help import Command
 from ppdbench.cli.options import export_option, format_option, model_options, salvaging
 
 if TYPE_CHECKING:
-    from ppdbench.store import StoredRun
+    from ppdbench.runs.store import StoredRun
     from ppdbench.tables.base import Laid, PaperTable
 
 RUNS = "results/tables/runs"
@@ -132,7 +132,7 @@ def _run_missing(table: PaperTable, folder: Path, options: dict[str, Any]) -> No
 
 def _own_heads(model: str | None) -> str | None:
     """Those that travel with the embedded model fit no other."""
-    from ppdbench.resources import reference_is_there
+    from ppdbench.files.resources import reference_is_there
 
     return EMBEDDED if model in (None, EMBEDDED) and reference_is_there() else None
 
@@ -159,7 +159,7 @@ def _depth(options: dict[str, Any]) -> int:
 def _stored(table: PaperTable, runs: Sequence[str], folder: Path) -> list[StoredRun]:
     """The runs given, or those of the recipe that are there, with a word on those that are not."""
     from ppdbench.errors import ConfigError
-    from ppdbench.store import read_whole
+    from ppdbench.runs.store import read_whole
     from ppdbench.tables.steps import missing, stored_runs
 
     if runs and not table.recipe:

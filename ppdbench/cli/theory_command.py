@@ -130,7 +130,7 @@ def _from_numbers(answer: Answer, options: dict[str, Any]) -> None:
 
 def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -> None:
     from ppdbench.report import theory_tables
-    from ppdbench.store import read_whole
+    from ppdbench.runs.store import read_whole
 
     run = read_whole(options["run"])
     reading_notes([run])

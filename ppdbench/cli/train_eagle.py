@@ -64,8 +64,8 @@ def command(save_dtype: str | None, **options: Any) -> int:
     ppdbench train eagle --model ./my-model --text ./corpus.txt --out ./eagle --steps 100
     ppdbench train eagle --text ./corpus.txt --out ./eagle --version 1 --ffn 512 --dry-run
     """
+    from ppdbench.methods.eagle.train import EaglePlan
     from ppdbench.training import run
-    from ppdbench.training.eagle import EaglePlan
 
     dtype = None if save_dtype is None else run.saved_dtype(save_dtype)
     plan = EaglePlan(**{f.name: options.pop(f.name) for f in fields(EaglePlan)})

@@ -46,8 +46,8 @@ def command(layers: str | None, compare: str | None, save_dtype: str | None, **o
     ppdbench train hidden-transfer --text ./corpus.txt --out ./first --compare 2,3,4,5,6
     ppdbench train hidden-transfer --text ./corpus.txt --out ./second --layers 4 --compare 4,5,6
     """
+    from ppdbench.methods.hidden_transfer.train import TransferPlan
     from ppdbench.training import run
-    from ppdbench.training.hidden_transfer import TransferPlan
 
     dtype = None if save_dtype is None else run.saved_dtype(save_dtype)
     plan = TransferPlan(

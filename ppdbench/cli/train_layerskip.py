@@ -111,7 +111,7 @@ class _Scoring:
 
     def check(self) -> None:
         """Read the examples once before the training, after which a wrong name would be late."""
-        from ppdbench.workload import Workload
+        from ppdbench.runs.workload import Workload
 
         Workload.read(self._config(("greedy",)))
 

@@ -58,8 +58,8 @@ def command(
     ppdbench train medusa --model ./my-model --text ./corpus.txt --out ./medusa --steps 100
     ppdbench train medusa --text ./corpus.txt --out ./medusa --heads 4 --rank 32 --dry-run
     """
+    from ppdbench.methods.medusa.train import MedusaPlan
     from ppdbench.training import run
-    from ppdbench.training.medusa import MedusaPlan
 
     dtype = None if save_dtype is None else run.saved_dtype(save_dtype)
     plan = MedusaPlan(heads=heads, layers=layers, after=after, rank=rank, loss=loss, decay=decay)

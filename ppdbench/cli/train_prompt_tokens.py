@@ -74,8 +74,8 @@ def command(start: str | None, save_dtype: str | None, **options: Any) -> int:
     ppdbench train prompt-tokens --text ./corpus.txt --out ./eight --epts 8 --mask decoder
     ppdbench train prompt-tokens --text ./corpus.txt --out ./second --start ./prompts --custom-head
     """
+    from ppdbench.methods.prompt_tokens.train import PromptPlan
     from ppdbench.training import run
-    from ppdbench.training.prompt_tokens import PromptPlan
 
     dtype = None if save_dtype is None else run.saved_dtype(save_dtype)
     plan = PromptPlan(**{field.name: options.pop(field.name) for field in fields(PromptPlan)})

@@ -72,9 +72,9 @@ save_dtype_option = click.option("--save-dtype", help="Type of the saved weights
 
 def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool, bool]:
     """The options that every kind of training shares, taken out of `options`."""
-    from ppdbench.bench.environment import set_threads
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
+    from ppdbench.machine.environment import set_threads
     from ppdbench.training.run import Job
     from ppdbench.training.text import TextSpec, check_sources, in_both
     from ppdbench.training.trainer import TrainConfig

@@ -103,9 +103,9 @@ def build_command(
     ppdbench tree build --calibration ppt.json --latency here.json --plot p.png --out tree.json
     ppdbench tree build --calibration ppt.json --method static --size 32 --out tree.json
     """
+    from ppdbench.files.paths import check_path
     from ppdbench.report import tree_tables
     from ppdbench.report.export import emit
-    from ppdbench.report.paths import check_path
     from ppdbench.trees.build import build
 
     check_path(out, (".json",), "tree")

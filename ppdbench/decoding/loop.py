@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ppdbench.bench.clock import Clock
 from ppdbench.decoding.draft import EMPTY, Draft
 from ppdbench.decoding.limits import Finish, Limits
 from ppdbench.decoding.passes import run_pass
@@ -23,9 +22,10 @@ from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import Tap
 from ppdbench.errors import NumericalError
+from ppdbench.machine.clock import Clock
 
 if TYPE_CHECKING:
-    from ppdbench.strategies.base import Proposer
+    from ppdbench.decoding.decoder import Proposer
 
 
 @dataclass(frozen=True, slots=True)

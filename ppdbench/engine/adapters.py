@@ -17,9 +17,9 @@ from ppdbench.engine.cache import CacheShape, Rows
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, Away, FromDisk, Shelf, at_home
 from ppdbench.engine.packing import PackedLinear, pack, spans, unpack
-from ppdbench.engine.pages import Files, enlarge, trim
 from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
+from ppdbench.machine.pages import Files, enlarge, trim
 from ppdbench.registry import Registry
 
 ADAPTERS: Registry[type[Adapter]] = Registry("model family")

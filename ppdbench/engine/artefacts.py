@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.bench.environment import cpu_model, instruction_sets
+from ppdbench.machine.environment import cpu_model, instruction_sets
 
 # Part of every key: raise it when what is traced changes.
 VERSION = 3

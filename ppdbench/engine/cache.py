@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.masks import Step
-from ppdbench.engine.pages import zeros
+from ppdbench.machine.pages import zeros
 
 
 @dataclass(frozen=True, slots=True)

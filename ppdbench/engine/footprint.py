@@ -18,7 +18,7 @@ from ppdbench.engine import packing
 from ppdbench.engine.adapters import Adapter, adapter_for
 from ppdbench.engine.quantized import SCHEMES
 from ppdbench.errors import ConfigError
-from ppdbench.garbage import import_for_good
+from ppdbench.machine.garbage import import_for_good
 
 GB = 1e9
 # Numbers that a pass holds per row, in widths of the hidden states and of the widest product:

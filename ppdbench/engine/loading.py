@@ -25,7 +25,7 @@ from ppdbench.engine.shapes import PREFIX, Shape, parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.weights import parts
 from ppdbench.errors import ConfigError, PpdbenchError
-from ppdbench.resources import reference_is_there, reference_model
+from ppdbench.files.resources import reference_is_there, reference_model
 
 DTYPES = {
     "float32": torch.float32,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ppdbench.engine.pages import Files, Span, span
 from ppdbench.engine.weights import is_plain, parts
+from ppdbench.machine.pages import Files, Span, span
 
 # A packed product costs about 10 µs however small it is, so small matrices stay as they are:
 # the size in numbers from which packing pays.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppdbench.garbage import import_for_good
+from ppdbench.machine.garbage import import_for_good
 
 
 def quiet() -> None:

@@ -1,1 +1,1 @@
-"""The machine that runs: what it is busy with besides."""
+"""The machine that runs: its clock, cores, memory and speed, and what it is busy with besides."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ppdbench.bench.stats import clustered_wilson
 from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
 from ppdbench.probe.summary import INTERVAL, matches_by_example
+from ppdbench.stats import clustered_wilson
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.record import Output
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ppdbench.bench.stats import deviation, mean
 from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
+from ppdbench.stats import deviation, mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppdbench.bench.clock import Clock
-from ppdbench.bench.contest import limits_of
 from ppdbench.bench.runner import Choice, built_for, check_choices, labels
+from ppdbench.decoding.decoder import Decoder, Guesser, Joining, Setup
 from ppdbench.decoding.held import (
     FIRST,
     Seen,
@@ -33,15 +32,24 @@ from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.truth import Line, StockTruth
+from ppdbench.engine.vocabulary import ranks_of
 from ppdbench.engine.watch import Watch
 from ppdbench.errors import ConfigError, NumericalError
-from ppdbench.header import run_header
-from ppdbench.probe.match import ranks_of
-from ppdbench.shares import ALONE, Share
-from ppdbench.store import RunFolder, check_target
-from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Decoder, Guesser, Joining, Setup
-from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
+from ppdbench.machine.clock import Clock
+from ppdbench.methods import METHODS
+from ppdbench.runs.header import run_header
+from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.store import RunFolder, check_target
+from ppdbench.runs.workload import (
+    Finished,
+    Item,
+    Report,
+    RunConfig,
+    Workload,
+    capacity,
+    cut_tokens,
+    limits_of,
+)
 
 GUESSES_BUDGET = 128 << 20  # bytes of float32 guesses asked for at once
 FARTHEST = 8  # distances that the budget is reckoned with

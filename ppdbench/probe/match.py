@@ -19,6 +19,7 @@ from ppdbench.decoding.sampling import Target
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.session import Batch
+from ppdbench.engine.vocabulary import ranks_of
 from ppdbench.errors import NumericalError
 
 LOGITS_BUDGET = 16 << 20  # bytes of logits computed at once; comparing takes as much again
@@ -233,8 +234,3 @@ class _Kept:
                 if self.prober.predictions:
                     result.predictions[self.last] = list(result.output_ids)
         return results
-
-
-def ranks_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """How many logits [rows, vocab] are strictly larger than that of each row's token."""
-    return (logits > logits.gather(1, tokens[:, None])).sum(-1)

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.held import hold_ranks
 from ppdbench.decoding.sampling import Target, generator_for
 from ppdbench.engine.heads import ExitHead, check_heads, load_heads
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.engine.truth import StockTruth
 from ppdbench.errors import ConfigError
-from ppdbench.header import run_header
 from ppdbench.probe.buckets import default_bucket, divisors
 from ppdbench.probe.match import Probed, Prober
-from ppdbench.shares import ALONE, Share
-from ppdbench.store import RunFolder, begun_header, check_target
-from ppdbench.strategies.base import Decoder, Setup
+from ppdbench.runs.header import run_header
+from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.store import RunFolder, begun_header, check_target
+from ppdbench.runs.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
 from ppdbench.tasks import Task
-from ppdbench.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
 
 MOST_AT_ONCE = 4096  # sequences; more do not fit any machine's memory
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from ppdbench.decoding.decoder import Decoder
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
-from ppdbench.strategies.base import Decoder
-from ppdbench.strategies.hidden_transfer import Transferring
-from ppdbench.workload import Item
+from ppdbench.methods.hidden_transfer.strategy import Transferring
+from ppdbench.runs.workload import Item
 
 DIGITS = 5  # kept of a cosine
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ppdbench.bench.stats import clustered_wilson
 from ppdbench.errors import DataError
 from ppdbench.probe.ranks import Group, Matrix, Ranks, rank_matrix
+from ppdbench.stats import clustered_wilson
 
 TOTAL = "total"
 RANKS_OF_HEAD = {"N": "ranks", "Y": "head_ranks"}  # the model's own head, a trained one

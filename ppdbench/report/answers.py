@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.errors import ConfigError
+from ppdbench.files import paths
 from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
-from ppdbench.report import paths
 from ppdbench.tasks import load_task
 
 Sample = Mapping[str, Any]

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ppdbench.bench.stats import FEW, FEW_EXAMPLES
 from ppdbench.probe.accuracy import Accuracy
 from ppdbench.probe.summary import INTERVAL
 from ppdbench.report.probe_tables import label, with_interval
 from ppdbench.report.sheet import Sheet
+from ppdbench.stats import FEW, FEW_EXAMPLES
 
 if TYPE_CHECKING:
     from ppdbench.probe.closeness import Similarity

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.claims import TOO_FEW, WHY_TOO_FEW, Speedup, no_difference
-from ppdbench.bench.stats import FEW, FEW_EXAMPLES
+from ppdbench.stats import FEW, FEW_EXAMPLES
 
 Summary = Mapping[str, Any]
 PLAIN = (None, "mismatch", "not measured")  # a mismatch and failures stand under output

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ppdbench.files import paths
 from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
-from ppdbench.report import paths
 from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets
 

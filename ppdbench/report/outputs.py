@@ -20,8 +20,8 @@ from ppdbench.report import decode_tables, draft_tables, probe_tables, sweep_tab
 from ppdbench.report.export import emit
 from ppdbench.report.page.runs import DECODES, PROBES, SIMILARITY, SWEEPS, Run
 from ppdbench.report.sheet import Sheet, marked
+from ppdbench.runs.samples import fewest_examples
 from ppdbench.runs.unfinished import unfinished
-from ppdbench.samples import fewest_examples
 
 Header = Mapping[str, Any]
 Samples = Sequence[Mapping[str, Any]]

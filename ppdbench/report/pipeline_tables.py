@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench import papers
 from ppdbench.bench.pipelined import geometric
+from ppdbench.files import papers
 from ppdbench.report.evidence import speedup_cells
 from ppdbench.report.sheet import Sheet
 

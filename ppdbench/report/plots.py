@@ -27,9 +27,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ppdbench.errors import DataError
+from ppdbench.files import paths
 from ppdbench.files.clean import SUBSTITUTE, clean
 from ppdbench.files.whole import write_whole
-from ppdbench.report import paths
 from ppdbench.report.grid import CLASS_NAMES, TokenGrid, rank_class, visible
 from ppdbench.theory import FigurePoint
 

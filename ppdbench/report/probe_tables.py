@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ppdbench.bench.stats import FEW, FEW_EXAMPLES
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, Saturation
 from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.stats import FEW, FEW_EXAMPLES
 
 # The paper reads 40 layers out after these; deeper tables show the same fractions.
 PAPER_DEPTHS = (10 / 40, 20 / 40, 30 / 40, 35 / 40, 37 / 40)

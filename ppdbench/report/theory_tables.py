@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ppdbench import papers, theory
+from ppdbench import theory
 from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files import papers
 from ppdbench.probe.ranks import Group, Ranks
 from ppdbench.probe.summary import RANKS_OF_HEAD
 from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.runs.store import StoredRun
 from ppdbench.runs.unfinished import unfinished
-from ppdbench.store import StoredRun
 
 DEFAULT_KS = (1, 3, 5)
 # The paper's names of its tasks are shorter than those of the files in tasks/.

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree as Branches
 
-from ppdbench.bench.stats import Ratio
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.report.terminal import people
+from ppdbench.stats import Ratio
 from ppdbench.trees.build import Built
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.curve import Plan, Point

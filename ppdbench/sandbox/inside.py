@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ppdbench import libc
+from ppdbench.machine import libc
 from ppdbench.sandbox import audit, candidate, examiner, landlock, namespaces, places, seccomp
 from ppdbench.sandbox.exam import Exam
 from ppdbench.sandbox.held import unheld

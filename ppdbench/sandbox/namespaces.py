@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ppdbench import libc
+from ppdbench.machine import libc
 
 NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 NEW_MOUNTS, NEW_IPC, NEW_HOST_NAME = 0x00020000, 0x08000000, 0x04000000

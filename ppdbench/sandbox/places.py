@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import site
 import sysconfig
 from pathlib import Path
 
 import ppdbench
-from ppdbench import libc
+from ppdbench import machine
+from ppdbench.machine import libc
 
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/urandom")
@@ -39,4 +41,5 @@ def readable() -> list[Path]:
 
 def ours() -> list[Path]:
     """The sandbox itself, for an interpreter that starts where nothing else is seen."""
-    return [Path(ppdbench.__file__), Path(libc.__file__), Path(__file__).parent]
+    parts = map(inspect.getfile, (ppdbench, machine, libc))
+    return [*map(Path, parts), Path(__file__).parent]

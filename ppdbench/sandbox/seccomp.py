@@ -8,7 +8,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-from ppdbench import libc
+from ppdbench.machine import libc
 
 # What each machine calls itself to the kernel, and its numbers of the calls that are refused.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ppdbench import papers
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.papers import Paper as Paper
+from ppdbench.files import papers
+from ppdbench.files.papers import Paper as Paper
 from ppdbench.registry import Registry
 from ppdbench.report.sheet import Sheet
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.recipe import GIVEN, Recipe, Step
 from ppdbench.tables.setting import settings
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up
+from ppdbench.runs.store import StoredRun
 from ppdbench.scoring import score_samples
-from ppdbench.store import StoredRun
 
 TASKS = {"cnn_dm": "cnn_dailymail"}  # what a paper calls otherwise than we do
 KINDS = ("decode", "bench")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import table
 from ppdbench.tables.recipe import Step

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.probe.accuracy import accuracies
 from ppdbench.probe.closeness import similarities
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.recipe import Step
 

@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import Any
 
 from ppdbench.errors import DataError
-from ppdbench.papers import Paper
-from ppdbench.store import StoredRun
+from ppdbench.files.papers import Paper
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.compared import Quantity, Row, blanks, compared

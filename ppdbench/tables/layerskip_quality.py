@@ -12,10 +12,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ppdbench.jsonfile import read_json
-from ppdbench.papers import Paper
-from ppdbench.resources import reference_model
-from ppdbench.store import StoredRun
+from ppdbench.files.json_file import read_json
+from ppdbench.files.papers import Paper
+from ppdbench.files.resources import reference_model
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.compared import Quantity, Row, compared

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ppdbench.errors import ConfigError
-from ppdbench.jsonfile import read_json
-from ppdbench.papers import Paper
+from ppdbench.files.json_file import read_json
+from ppdbench.files.papers import Paper
+from ppdbench.files.resources import reference_model
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.resources import reference_model
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import Laid, table
 
 Stage = Mapping[str, Any]
@@ -173,7 +173,7 @@ def _stages() -> list[tuple[str, Stage]]:
 
 
 def _architectures() -> Sequence[Mapping[str, Any]]:
-    from ppdbench import papers
+    from ppdbench.files import papers
 
     rows: Sequence[Mapping[str, Any]] = papers.read("layerskip/9")["rows"]
     return rows

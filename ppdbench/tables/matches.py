@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.errors import DataError
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import INTERVAL, Rate, match_rates
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.recipe import Step, beside
 
 # The paper's tasks under our names, in its order, with the positions of one bucket.

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ppdbench import papers
-from ppdbench.papers import Paper
+from ppdbench.files import papers
+from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.compared import Quantity, Row, compared
 from ppdbench.tables.matches import HEAD, HEADS, MATCHES, TASKS, compare, n_layers

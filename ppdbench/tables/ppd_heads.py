@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ppdbench.jsonfile import read_json
-from ppdbench.papers import Paper
+from ppdbench.files.json_file import read_json
+from ppdbench.files.papers import Paper
+from ppdbench.files.resources import reference_model
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.resources import reference_model
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import table
 
 TRAINING = "training.json"

@@ -10,9 +10,9 @@ from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up
 from ppdbench.errors import DataError
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.compared import Quantity, Row, compared
 from ppdbench.tables.matches import TASKS as ALL_TASKS

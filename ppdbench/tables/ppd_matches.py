@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import Laid, pair, table
 from ppdbench.tables.matches import (
     BESIDE,

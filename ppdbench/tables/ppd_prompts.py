@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Sheet
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.matches import TASKS
 from ppdbench.tasks import load_task

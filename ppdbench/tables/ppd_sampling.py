@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, match_rates
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import table
 from ppdbench.tables.matches import BUCKETS, TASKS, n_layers, probes
 from ppdbench.tables.recipe import Step, layer_at

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.compared import Quantity, Row, blanks, compared

@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any
 
 from ppdbench.errors import DataError
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.probe.accuracy import accuracies
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.prompt_ppd import COMPARISON

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ppdbench.papers import Paper
-from ppdbench.store import StoredRun
+from ppdbench.files.papers import Paper
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.recipe import Step
 from ppdbench.tables.variants import (

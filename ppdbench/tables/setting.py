@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ppdbench.papers import Paper
-from ppdbench.samples import count_examples, count_turns, in_turns
-from ppdbench.store import StoredRun
+from ppdbench.files.papers import Paper
+from ppdbench.runs.samples import count_examples, count_turns, in_turns
+from ppdbench.runs.store import StoredRun
 
 UNSAID = "not stated"
 # Under these names the papers' files say the same thing.

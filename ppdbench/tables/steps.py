@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppdbench.errors import ConfigError, Interrupted, PpdbenchError
-from ppdbench.jsonfile import read_versioned, write_versioned
-from ppdbench.store import HEADER, StoredRun, read_whole
+from ppdbench.files.json_file import read_versioned, write_versioned
+from ppdbench.runs.store import HEADER, StoredRun, read_whole
 from ppdbench.tables.recipe import GIVEN, Recipe, Step
 
 MARK, FORMAT, VERSION = "step.json", "ppdbench-step", 1

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.errors import DataError
-from ppdbench.papers import Paper
+from ppdbench.files.papers import Paper
 from ppdbench.probe.accuracy import accuracies
 from ppdbench.report.sheet import Cell
-from ppdbench.store import StoredRun
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import Laid
 from ppdbench.tables.compared import Quantity, Row, blanks, compared
 from ppdbench.tables.recipe import Step

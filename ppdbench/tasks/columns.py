@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from ppdbench.errors import DataError
+from ppdbench.files.yaml_file import kind
 from ppdbench.tasks.spec import Columns, Task
-from ppdbench.yamlfile import kind
 
 
 class _Missing:

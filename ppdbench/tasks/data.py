@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ppdbench import resources
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files import resources
 from ppdbench.tasks.columns import decode_cells
 from ppdbench.tasks.readers import READERS, read_rows
 from ppdbench.tasks.spec import Task

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppdbench import resources
 from ppdbench.errors import UnknownName
+from ppdbench.files import resources
+from ppdbench.files.yaml_file import Keys, read_yaml
 from ppdbench.tasks.templates import RESERVED, Template
-from ppdbench.yamlfile import Keys, read_yaml
 
 METRICS = (
     "rouge1",

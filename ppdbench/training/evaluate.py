@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ppdbench.probe.match import ranks_of
+from ppdbench.engine.vocabulary import ranks_of
+from ppdbench.runs.workload import Report, silent
 from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
-from ppdbench.workload import Report, silent
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 

@@ -19,10 +19,10 @@ from torch.nn.functional import linear
 from ppdbench.engine.addons import save_addon
 from ppdbench.engine.heads import LAYOUT, METHOD
 from ppdbench.errors import ConfigError
+from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
-from ppdbench.workload import Report, silent
 
 LOSSES = ("ce", "kl")
 

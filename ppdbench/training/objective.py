@@ -8,8 +8,8 @@ from typing import Any
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import Quality
-from ppdbench.workload import Report, silent
 
 
 class Objective(nn.Module):

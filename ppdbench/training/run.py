@@ -26,24 +26,24 @@ from ppdbench.engine.loading import (
     take_over,
     weight_fingerprint,
 )
-from ppdbench.engine.prompt_tokens import METHOD as PROMPT_TOKENS
 from ppdbench.engine.shapes import SPECIALS, Shape
 from ppdbench.engine.synthetic import configuration, wrapped
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, NumericalError
-from ppdbench.training.eagle import EagleObjective, EaglePlan, commonest
+from ppdbench.methods.eagle.train import EagleObjective, EaglePlan, commonest
+from ppdbench.methods.hidden_transfer.train import TransferObjective, TransferPlan
+from ppdbench.methods.layerskip.train import LayerSkipObjective
+from ppdbench.methods.medusa.train import MedusaObjective, MedusaPlan
+from ppdbench.methods.prompt_tokens.network import METHOD as PROMPT_TOKENS
+from ppdbench.methods.prompt_tokens.train import PromptPlan, PromptsObjective, ordinary_words
+from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import Quality
 from ppdbench.training.heads import HeadsObjective, some_exits
-from ppdbench.training.hidden_transfer import TransferObjective, TransferPlan
-from ppdbench.training.layerskip import LayerSkipObjective
-from ppdbench.training.medusa import MedusaObjective, MedusaPlan
 from ppdbench.training.memory import LOW, Need, Room, check_held, held_by, measure_passes
 from ppdbench.training.objective import Objective
-from ppdbench.training.prompt_tokens import PromptPlan, PromptsObjective, ordinary_words
 from ppdbench.training.recipe import Recipe, fitted
 from ppdbench.training.text import Blocks, TextSpec, documents, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
-from ppdbench.workload import Report, silent
 
 TOKENS, HELD_OUT = "tokens.bin", "held-out.bin"
 

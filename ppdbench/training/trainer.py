@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError
 from ppdbench.files.whole import write_whole
+from ppdbench.runs.workload import Report
 from ppdbench.training.record import read_log, read_state
 from ppdbench.training.text import Blocks
-from ppdbench.workload import Report
 
 SCHEDULES = ("cosine", "constant")
 PRECISIONS = ("no", "bf16", "fp16")

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.errors import ConfigError
-from ppdbench.report.paths import check_path
+from ppdbench.files.paths import check_path
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.curve import Plan, Point, curve, fastest, timed
 from ppdbench.trees.latency import Latency, measure
 
 if TYPE_CHECKING:
     from ppdbench.engine.loading import ModelSpec
-    from ppdbench.workload import Report
+    from ppdbench.runs.workload import Report
 
 SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 LARGEST = 4096
@@ -107,9 +107,9 @@ def _stored(config: BuildConfig) -> Latency | None:
 
 
 def _measured(config: BuildConfig, rows: set[int], report: Report | None) -> Latency:
-    from ppdbench.bench.environment import set_threads
     from ppdbench.engine.loading import load
     from ppdbench.engine.quiet import quiet
+    from ppdbench.machine.environment import set_threads
 
     quiet()
     set_threads(config.threads)

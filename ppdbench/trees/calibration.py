@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppdbench.bench.stats import wilson
 from ppdbench.errors import ConfigError
-from ppdbench.jsonfile import read_versioned, write_versioned
+from ppdbench.files.json_file import read_versioned, write_versioned
+from ppdbench.files.yaml_file import Keys, kind
+from ppdbench.stats import wilson
 from ppdbench.trees.record import Output
-from ppdbench.yamlfile import Keys, kind
 
 FORMAT, VERSION = "ppdbench-calibration", 2
 COUNTS_ALONE = 1  # the version without outputs

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ppdbench.bench.stats import Ratio
 from ppdbench.errors import ConfigError, UnknownName
+from ppdbench.stats import Ratio
 from ppdbench.trees import dynamic, static
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.dynamic import DynamicTree

@@ -30,11 +30,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ppdbench.errors import ConfigError
-from ppdbench.jsonfile import write_versioned
+from ppdbench.files.json_file import write_versioned
+from ppdbench.files.yaml_file import Keys
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.static import expected_tokens, grow, probabilities
 from ppdbench.trees.tree import FORMAT, VERSION, Tree, listed, open_tree, read_paths
-from ppdbench.yamlfile import Keys
 
 Matrix = npt.NDArray[np.float64]
 

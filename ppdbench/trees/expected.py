@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppdbench.bench.stats import Ratio
+from ppdbench.stats import Ratio
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.dynamic import (
     DynamicTree,

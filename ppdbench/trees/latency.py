@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppdbench.bench.stats import median
 from ppdbench.errors import ConfigError
-from ppdbench.jsonfile import read_versioned, write_versioned
-from ppdbench.yamlfile import Keys
+from ppdbench.files.json_file import read_versioned, write_versioned
+from ppdbench.files.yaml_file import Keys
+from ppdbench.stats import median
 
 if TYPE_CHECKING:
-    from ppdbench.bench.clock import Clock
     from ppdbench.engine.loading import Loaded
-    from ppdbench.workload import Report
+    from ppdbench.machine.clock import Clock
+    from ppdbench.runs.workload import Report
 
 FORMAT, VERSION = "ppdbench-latency", 1
 WARMUP = 3  # rounds that do not count
@@ -193,11 +193,11 @@ class _Passes:
     def __init__(self, loaded: Loaded, context: int, most: int, clock: Clock | None) -> None:
         import torch
 
-        from ppdbench.bench.baseline import pseudo_prompts
-        from ppdbench.bench.clock import Clock
         from ppdbench.decoding.loop import Verifier
         from ppdbench.decoding.sampling import GREEDY
         from ppdbench.engine.session import Session
+        from ppdbench.machine.clock import Clock
+        from ppdbench.tasks.passages import pseudo_prompts
 
         self.context, self.chooser = context, GREEDY
         self.clock = clock or Clock(loaded.staged.device)

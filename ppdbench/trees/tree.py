@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppdbench.errors import ConfigError
-from ppdbench.jsonfile import read_versioned, write_versioned
-from ppdbench.yamlfile import Keys, kind
+from ppdbench.files.json_file import read_versioned, write_versioned
+from ppdbench.files.yaml_file import Keys, kind
 
 if TYPE_CHECKING:
     import torch

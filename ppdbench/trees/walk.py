@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ppdbench.bench.stats import Ratio, ratio_of_totals
+from ppdbench.stats import Ratio, ratio_of_totals
 from ppdbench.trees.dynamic import DynamicTree
 from ppdbench.trees.record import Output
 from ppdbench.trees.tree import Node, Tree

@@ -14,15 +14,15 @@ from ppdbench.bench.baseline import (
     bytes_per_token,
     compare,
     compare_with_generate,
-    pseudo_prompts,
     weight_bytes_read,
 )
-from ppdbench.bench.clock import Clock
+from ppdbench.decoding.stock import StockModel
 from ppdbench.engine.loading import ModelSpec, load, load_stock, take_over
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.staged import StagedModel
-from ppdbench.engine.stock import StockModel
 from ppdbench.errors import ConfigError
+from ppdbench.machine.clock import Clock
+from ppdbench.tasks.passages import pseudo_prompts
 from tests.families import WINDOW, stock_model
 
 SPEC = ModelSpec(name="synthetic:layers=2,hidden=32,heads=2,vocab=300,context=64", device="cpu")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ppdbench import store
 from ppdbench.cli.main import run
 from ppdbench.engine import artefacts
 from ppdbench.errors import DataError
-from ppdbench.shares import Share
-from ppdbench.store import begun_header, read_run
+from ppdbench.runs import store
+from ppdbench.runs.shards import Share
+from ppdbench.runs.store import begun_header, read_run
 from tests import records
 from tests.compiling import uncompiled
 

@@ -11,15 +11,15 @@ import torch
 
 from ppdbench.bench import compiling
 from ppdbench.bench.compiling import settle
-from ppdbench.bench.environment import usable_cores
 from ppdbench.cli.main import run
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.engine import artefacts
 from ppdbench.engine.compiled import CompiledLayers
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
-from ppdbench.pipeline.cores import confined
-from ppdbench.strategies.base import Decoder, Setup
+from ppdbench.machine.cores import confined
+from ppdbench.machine.environment import usable_cores
 
 Asked = list[tuple[int | str, ...]]
 MODEL = "synthetic:layers=2,hidden=32,heads=2,vocab=300,context=96"

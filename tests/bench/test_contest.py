@@ -10,14 +10,15 @@ import torch
 
 from ppdbench.bench import contest
 from ppdbench.bench.contest import Contest, Contestant
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
-from ppdbench.pipeline.cores import confined
-from ppdbench.strategies.base import METHODS, Decoder, Setup
-from ppdbench.workload import Item, RunConfig, Workload
+from ppdbench.machine.cores import confined
+from ppdbench.methods.base import METHODS
+from ppdbench.runs.workload import Item, RunConfig, Workload
 
 SPEC = ModelSpec(name="synthetic:layers=2,hidden=32,heads=2,vocab=300", device="cpu")
 UNIT, WHOLE = 1, 3

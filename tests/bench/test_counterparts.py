@@ -10,7 +10,7 @@ import pytest
 from ppdbench.bench.counterparts import beside
 from ppdbench.bench.sums import add_up
 from ppdbench.report.decode_tables import beside_peers
-from ppdbench.store import read_run
+from ppdbench.runs.store import read_run
 from tests.report.page import made
 
 Sample = dict[str, Any]

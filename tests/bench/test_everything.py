@@ -9,8 +9,8 @@ import pytest
 
 from ppdbench.bench.everything import every_method
 from ppdbench.cli.main import run
-from ppdbench.store import read_run
-from ppdbench.strategies import METHODS
+from ppdbench.methods import METHODS
+from ppdbench.runs.store import read_run
 
 MODEL = "synthetic:layers=2,hidden=32,heads=2,vocab=300"
 OURS = {name for name in METHODS.names() if ":" not in name}

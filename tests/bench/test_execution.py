@@ -17,13 +17,13 @@ from ppdbench.bench.sums import add_up
 from ppdbench.cli.main import run
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.runs.store import read_run
+from ppdbench.runs.workload import Item, RunConfig, Workload
 from ppdbench.sandbox import outside
 from ppdbench.sandbox.outside import Execution
-from ppdbench.store import read_run
 from ppdbench.tasks import load_rows, load_task
 from ppdbench.tasks.code import code_test
 from ppdbench.tasks.examples import Example, build_examples
-from ppdbench.workload import Item, RunConfig, Workload
 from tests.cli.test_decode_command import model_folder
 
 pytestmark = pytest.mark.usefixtures("sandboxed")

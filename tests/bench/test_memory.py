@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ppdbench.bench.memory import own_bytes
+from ppdbench.decoding.decoder import Setup
 from ppdbench.engine.loading import ModelSpec, load
-from ppdbench.strategies import method
-from ppdbench.strategies.base import Setup
+from ppdbench.methods import method
 
 TINY = "synthetic:layers=4,hidden=64,heads=2"
 

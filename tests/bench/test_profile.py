@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from ppdbench.bench.clock import Clock
 from ppdbench.bench.profile import Costs, Meter
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.sums import add_up
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded
 from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
+from ppdbench.machine.clock import Clock
+from ppdbench.methods import method
 from ppdbench.report.profile_tables import sheets
-from ppdbench.strategies import method
-from ppdbench.strategies.base import Decoder, Setup
 from tests.helpers import tokens
 
 MODEL = "synthetic:layers=4,hidden=32,heads=2,vocab=300,context=96,agree=0.9"

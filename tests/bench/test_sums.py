@@ -8,7 +8,7 @@ import pytest
 
 from ppdbench.bench.summary import overall, summarize
 from ppdbench.bench.sums import add_up, sums_of
-from ppdbench.store import read_once
+from ppdbench.runs.store import read_once
 from tests.report.page import made
 
 RUNS = Path(__file__).parents[2] / "results" / "tables" / "runs"

@@ -19,9 +19,9 @@ import torch
 from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
+from ppdbench.methods import METHODS
+from ppdbench.methods.base import Method
 from ppdbench.probe.runner import parse_layers
-from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Method
 from tests.families import stock_model
 
 MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
@@ -475,7 +475,7 @@ def test_debug_shows_the_traceback_before_the_line(
 def test_an_error_nobody_foresaw_is_one_line_and_no_failed_check(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ppdbench import catalog
+    from ppdbench.cli import catalog
 
     def fail() -> Any:
         raise ZeroDivisionError("nobody\nforesaw this")

@@ -12,14 +12,15 @@ import pytest
 
 from ppdbench.bench.contest import Contest, Contestant
 from ppdbench.cli.main import run
+from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.loop import Decoded
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
-from ppdbench.store import read_run
-from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Method, Proposer, Setup
-from ppdbench.workload import Item
+from ppdbench.methods import METHODS
+from ppdbench.methods.base import Method
+from ppdbench.runs.store import read_run
+from ppdbench.runs.workload import Item
 
 MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300,agree=0.9"
 SMALL = ["--model", MODEL, "--data", "builtin", "--limit", "2", "--max-new-tokens", "8"]

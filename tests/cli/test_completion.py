@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ppdbench import papers
 from ppdbench.cli.completion import known_methods
-from ppdbench.strategies import METHODS
+from ppdbench.files import papers
+from ppdbench.methods import METHODS
 from ppdbench.tasks import task_names
 
 ASK = (

@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-from ppdbench.bench.clock import Clock
 from ppdbench.cli.main import run
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.session import Session
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import DataError
-from ppdbench.store import read_run
-from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Decoder, Method, Setup
+from ppdbench.machine.clock import Clock
+from ppdbench.methods import METHODS
+from ppdbench.methods.base import Method
+from ppdbench.runs.store import read_run
 from tests.families import greedy_truth, stock_model
 
 MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"

@@ -75,7 +75,7 @@ def test_methods_are_exact_with_layers_on_disk(method: str, folder: Path, tmp_pa
 def test_a_limit_leaves_on_disk_what_is_beyond_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ppdbench.workload.Workload.context", lambda _: 64)
+    monkeypatch.setattr("ppdbench.runs.workload.Workload.context", lambda _: 64)
     need = reckon(ModelSpec(name=str(folder), device="cpu"), 64).need
     limit = need.at_home + need.cache + 3 * need.layers[0]
     words = on(folder, tmp_path / "run", "decode", "--method", "greedy")

@@ -17,14 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppdbench.cli.main import run
+from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
+from ppdbench.methods.base import METHODS, Method, option
 from ppdbench.probe import drafts
-from ppdbench.store import read_run
-from ppdbench.strategies.base import METHODS, Method, Proposer, Setup, option
+from ppdbench.runs.store import read_run
 from ppdbench.testing import CLOCK
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.static import grow

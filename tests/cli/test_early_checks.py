@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ppdbench.bench import bandwidth, runner
+from ppdbench.bench import runner
 from ppdbench.cli.main import run
 from ppdbench.engine.folders import check_sizes
 from ppdbench.errors import ConfigError
+from ppdbench.machine import bandwidth
 from ppdbench.tasks import data
 
 Capture = pytest.CaptureFixture[str]

@@ -21,14 +21,14 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppdbench.bench.bandwidth.measure_bandwidth", lambda *_: 1e10)
+    monkeypatch.setattr("ppdbench.machine.bandwidth.measure_bandwidth", lambda *_: 1e10)
     monkeypatch.setattr("ppdbench.bench.baseline.measure_bandwidth", lambda *_: 1e10)
 
 
 def test_description_bandwidth_and_warnings(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ppdbench.bench.environment.warnings", lambda _: ["too hot; cool it"])
+    monkeypatch.setattr("ppdbench.machine.environment.warnings", lambda _: ["too hot; cool it"])
     assert run(["env", "--format", "json"]) == 0
     out, err = capsys.readouterr()
     value = json.loads(out)

@@ -14,11 +14,11 @@ from typing import Any
 import click
 import pytest
 
-from ppdbench import catalog
+from ppdbench.cli import catalog
 from ppdbench.cli.main import COMMANDS, cli, run
 from ppdbench.engine.adapters import ADAPTERS
-from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Method
+from ppdbench.methods import METHODS
+from ppdbench.methods.base import Method
 from ppdbench.tables import TABLES
 from ppdbench.tasks import load_task, task_names
 

@@ -13,7 +13,7 @@ import pytest
 
 from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
-from ppdbench.store import read_run
+from ppdbench.runs.store import read_run
 from tests.families import stock_model
 
 LAYERS = 3
@@ -451,7 +451,7 @@ def test_cut_prompts_are_counted_though_tasks_share_their_ids(
 def test_without_a_model_the_stand_in_is_named_in_a_note(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ppdbench.resources.reference_is_there", lambda: False)
+    monkeypatch.setattr("ppdbench.files.resources.reference_is_there", lambda: False)
     small = ["--limit", "1", "--max-new-tokens", "2", "--out", "run", "--format", "json"]
     assert run(["probe", *small]) == 0
     captured = capsys.readouterr()

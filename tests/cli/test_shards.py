@@ -20,8 +20,8 @@ import pytest
 
 from ppdbench.cli.main import run
 from ppdbench.runs.records import TIMES
-from ppdbench.samples import sample_key, sample_paths
-from ppdbench.store import RunFolder, read_run
+from ppdbench.runs.samples import sample_key, sample_paths
+from ppdbench.runs.store import RunFolder, read_run
 from tests.processes import ranks, slowed, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ppdbench.cli import main
-from ppdbench.search.skip_file import SkipSet, read_skips
-from ppdbench.strategies.draft_verify import DraftVerify
+from ppdbench.methods.draft_verify.skip_file import SkipSet, read_skips
+from ppdbench.methods.draft_verify.strategy import DraftVerify
 
 MODEL = "synthetic:layers=4,hidden=32,heads=2,vocab=300,agree=0.9"
 SMALL = ["--model", MODEL, "--data", "builtin", "--limit", "2", "--max-new-tokens", "8"]

@@ -17,17 +17,18 @@ import pytest
 
 from ppdbench.bench import sweep
 from ppdbench.cli.main import run
+from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded
 from ppdbench.engine import loading
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnitError
+from ppdbench.methods import METHODS
+from ppdbench.methods.base import Method
 from ppdbench.runs.records import TIMES
-from ppdbench.samples import sample_key, to_line
-from ppdbench.store import RunFolder, read_run
-from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Method, Proposer, Setup
+from ppdbench.runs.samples import sample_key, to_line
+from ppdbench.runs.store import RunFolder, read_run
 from tests.report.test_sweep import GRID, SPEEDS
 from tests.sweeps import cells, header, sample, write
 

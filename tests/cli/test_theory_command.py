@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ppdbench.cli.main import run
-from ppdbench.resources import folder
+from ppdbench.files.resources import folder
 from tests.report import probe_sample, write_run
 
 SETTING = "--layers 40 --exit-after 20 --k 3 --p 0.6837"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.identity import Evidence, Judgement, as_run, as_verified, judge, one_by_one
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded
@@ -14,7 +15,6 @@ from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.truth import StockTruth
-from ppdbench.strategies.base import Decoder
 from tests.decoding.matrix import CAPACITY, CLOCK
 from tests.families import stock_model
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 
+from ppdbench.decoding.decoder import Proposer
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.loop import Opening
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from ppdbench.strategies.base import Proposer
 from ppdbench.testing import CAPACITY as CAPACITY
 from ppdbench.testing import CLOCK as CLOCK
 from ppdbench.testing import Case as Case

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Target
-from ppdbench.engine.hidden_transfer import Transfer
 from ppdbench.engine.loading import Loaded, ModelSpec
+from ppdbench.methods import METHODS
+from ppdbench.methods.hidden_transfer.network import Transfer
+from ppdbench.methods.hidden_transfer.strategy import Transferring
 from ppdbench.probe.match import Prober
-from ppdbench.strategies import METHODS
-from ppdbench.strategies.base import Decoder, Setup
-from ppdbench.strategies.hidden_transfer import Transferring
 from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import CAPACITY, Case, Oracle, assert_exact
 from tests.devices import devices, split

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.held import (
     Seen,
     check_end_tokens,
@@ -20,22 +21,23 @@ from ppdbench.decoding.held import (
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive
 from ppdbench.decoding.sampling import GREEDY, Target
-from ppdbench.engine import attention, hidden_transfer, prompt_tokens
+from ppdbench.engine import attention
 from ppdbench.engine.adapters import Adapter
-from ppdbench.engine.hidden_transfer import Transfer
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.engine.masks import Step
-from ppdbench.engine.prompt_tokens import Chain, Prompts
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.watch import Watch
 from ppdbench.errors import ExactnessError
+from ppdbench.methods.early_exit import EarlyExit, Exits
+from ppdbench.methods.hidden_transfer import network as hidden_transfer
+from ppdbench.methods.hidden_transfer.network import Transfer
+from ppdbench.methods.hidden_transfer.strategy import Transferring
+from ppdbench.methods.prompt_tokens import network as prompt_tokens
+from ppdbench.methods.prompt_tokens.network import Chain, Prompts
+from ppdbench.methods.prompt_tokens.strategy import Prompted
 from ppdbench.probe.drafts import hold_guesses
 from ppdbench.probe.match import Prober
-from ppdbench.strategies.base import Decoder
-from ppdbench.strategies.early_exit import EarlyExit, Exits
-from ppdbench.strategies.hidden_transfer import Transferring
-from ppdbench.strategies.prompt_tokens import Prompted
 from ppdbench.trees.dynamic import DynamicTree
 from ppdbench.trees.tree import Tree
 from tests.decoding.judging import truth

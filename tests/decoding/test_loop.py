@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from ppdbench.bench.clock import Clock
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Decoded, autoregressive, check_finite
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import NumericalError
+from ppdbench.machine.clock import Clock
 from tests.families import greedy_truth, stock_model
 from tests.helpers import VOCAB, ScriptedClock, go, staged, tokens
 

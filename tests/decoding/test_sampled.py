@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.decoding import loop, verify
+from ppdbench.decoding.decoder import Proposer
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Opening, autoregressive
@@ -20,7 +21,6 @@ from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.decoding.verify import Outcome, accept_sampled
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from ppdbench.strategies.base import Proposer
 from tests.decoding.matrix import CLOCK
 from tests.families import stock_model
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from ppdbench.decoding.decoder import Proposer
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.session import Session
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import DraftError
-from ppdbench.strategies.base import Proposer
 from tests.decoding.matrix import Case, Oracle, assert_exact, cases, decode, free, reference
 from tests.families import FAMILIES
 from tests.helpers import VOCAB, staged

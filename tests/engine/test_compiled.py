@@ -19,7 +19,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
 from ppdbench.errors import NumericalError
-from ppdbench.pipeline.cores import confined
+from ppdbench.machine.cores import confined
 from tests.compiling import uncompiled, watched
 from tests.families import stock_model
 from tests.helpers import CAPACITY, assert_near, tokens

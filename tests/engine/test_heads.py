@@ -17,7 +17,7 @@ from ppdbench.engine.heads import ExitHead, load_heads
 from ppdbench.engine.loading import Loaded, ModelSpec, load_stock, take_over
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
-from ppdbench.store import read_run
+from ppdbench.runs.store import read_run
 from tests.families import stock_model
 
 MODEL = "synthetic:layers=4,hidden=32,heads=2,vocab=300"

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from ppdbench.bench.clock import Clock
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine import loading, synthetic
@@ -20,6 +19,7 @@ from ppdbench.engine.loading import ModelSpec, load, resolve_device, weight_fing
 from ppdbench.engine.session import Session
 from ppdbench.engine.shapes import parse
 from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
+from ppdbench.machine.clock import Clock
 from tests.families import greedy_truth, stock_model
 
 CPU = torch.device("cpu")

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from ppdbench.cli import main
+from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.stock import StockModel
 from ppdbench.engine import quantized, weights
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.quantized import SCHEMES, check_scheme, check_stored, keep_types, quantize
 from ppdbench.engine.staged import StagedModel
-from ppdbench.engine.stock import StockModel
 from ppdbench.errors import ConfigError, UnsupportedModel
-from ppdbench.strategies.base import Setup
 from ppdbench.testing import CLOCK, free
 from tests.families import FAMILIES, stock_model
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.bench.clock import Clock
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.loading import Loaded, ModelSpec, load
@@ -19,6 +18,7 @@ from ppdbench.engine.shapes import NAMED, Shape, parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import build, tokenizer
 from ppdbench.errors import ConfigError, UnknownName
+from ppdbench.machine.clock import Clock
 from tests.families import greedy_truth
 
 CPU = torch.device("cpu")

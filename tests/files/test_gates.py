@@ -30,9 +30,9 @@ SPEAKERS = {
 # Calls that write a file, and who may make them other than to a path that `replacing` gave.
 WRITERS = {
     "sandbox/namespaces.py": "files of the kernel",
-    "bench/environment.py": "a mark of the kernel's",
-    "writers.py": "a register that is locked while it is written",
-    "store.py": "samples, which are appended",
+    "machine/environment.py": "a mark of the kernel's",
+    "runs/writers.py": "a register that is locked while it is written",
+    "runs/store.py": "samples, which are appended",
     "training/trainer.py": "a log, which is appended",
     "runs/description.py": "a page of our own docs",
     "cli/check_command.py": "a job's page, which several programs append to",
@@ -87,7 +87,7 @@ def _for_writing(call: ast.Call) -> bool:
 def test_json_in_utf8_is_cleaned() -> None:
     """`ensure_ascii=False` writes what is not seen as it is."""
     allowed = {
-        "samples.py",  # read by this program alone
+        "runs/samples.py",  # read by this program alone
         "report/page/sections/explorer.py",  # its values are cleaned before
     }
     for name, tree in sources():

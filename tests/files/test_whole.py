@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from ppdbench.check.comparison import Comparison
 from ppdbench.check.junit import to_junit
 from ppdbench.errors import PpdbenchError
+from ppdbench.files.json_file import write_versioned
 from ppdbench.files.whole import replacing, write_whole
-from ppdbench.jsonfile import write_versioned
+from ppdbench.methods.draft_verify.skip_file import SkipSet, save
 from ppdbench.report import export, plots
 from ppdbench.report.page.drawing import Drawing
 from ppdbench.report.page.plots import save_all
 from ppdbench.report.sheet import Sheet
-from ppdbench.search.skip_file import SkipSet, save
 from ppdbench.trees.tree import Tree
 
 OLD = b"what was there before"

@@ -15,7 +15,7 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load, load_stock, take_ov
 from ppdbench.errors import NumericalError
 from ppdbench.probe import match
 from ppdbench.probe.match import Prober
-from ppdbench.workload import RunConfig, Workload, capacity
+from ppdbench.runs.workload import RunConfig, Workload, capacity
 from tests.families import FAMILIES, greedy_truth, stock_model
 
 PROMPTS = [[5, 17, 33, 8], [61, 90, 12, 44, 70, 23, 9, 31, 2], [7], [4, 4, 4, 50, 51, 52]]

@@ -16,20 +16,21 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ppdbench.cli.main import run
-from ppdbench.engine import hidden_transfer, masks
+from ppdbench.decoding.decoder import Proposer
+from ppdbench.engine import masks
 from ppdbench.engine.addons import save_addon
-from ppdbench.engine.hidden_transfer import Transfer
 from ppdbench.engine.loading import ModelSpec, load_stock
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.methods.hidden_transfer import network as hidden_transfer
+from ppdbench.methods.hidden_transfer.network import Transfer
+from ppdbench.methods.hidden_transfer.strategy import Transferring
 from ppdbench.probe.closeness import similarities
 from ppdbench.probe.similarity import Cosines
-from ppdbench.store import read_run
-from ppdbench.strategies.base import Proposer
-from ppdbench.strategies.hidden_transfer import Transferring
+from ppdbench.runs.store import read_run
+from ppdbench.runs.workload import Item
 from ppdbench.trees.tree import Tree
-from ppdbench.workload import Item
 from tests.helpers import staged, tokens
 
 LAYERS = (1, 2, 2)

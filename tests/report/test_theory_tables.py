@@ -9,7 +9,7 @@ from ppdbench import theory
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.report import theory_tables
 from ppdbench.report.theory_tables import Measured, TheoryRow, Wanted
-from ppdbench.store import read_run
+from ppdbench.runs.store import read_run
 from tests.report import probe_sample, write_run
 
 BOTH = [probe_sample("a"), probe_sample("b")]

@@ -15,9 +15,9 @@ import pytest
 from ppdbench.errors import DataError
 from ppdbench.runs import description
 from ppdbench.runs.records import KINDS, DecodedSample, ProbedSample, Record, Settings
+from ppdbench.runs.samples import sample_key, to_line
+from ppdbench.runs.store import RunFolder, read_run
 from ppdbench.runs.validation import Unsound, decode, unsealed
-from ppdbench.samples import sample_key, to_line
-from ppdbench.store import RunFolder, read_run
 from tests import records
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ppdbench.cli.main import run
-from ppdbench.resources import reference_model
+from ppdbench.files.resources import reference_model
 from tests.conftest import ROOT
 from tests.tables.stored import about, decoded, sample, table
 

@@ -9,9 +9,9 @@ from typing import Any
 import click
 import pytest
 
-from ppdbench import papers
 from ppdbench.cli.main import cli
 from ppdbench.errors import ConfigError
+from ppdbench.files import papers
 from ppdbench.tables import TABLES
 from ppdbench.tables.base import table
 from ppdbench.tables.recipe import GIVEN, Step, beside, layer_at, layers_at, with_layers

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ppdbench import resources
+from ppdbench.files import resources
 from ppdbench.tasks import build_examples, data_file, load_rows, load_shot_rows, load_task
 from ppdbench.tasks import task_names as names
 

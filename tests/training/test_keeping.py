@@ -21,7 +21,7 @@ from torch import Tensor
 from ppdbench.cli import training as training_cli
 from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
-from ppdbench.training import layerskip
+from ppdbench.methods.layerskip import train as layerskip
 from ppdbench.training.text import TextSpec, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
 from tests.conftest import ROOT

@@ -13,10 +13,10 @@ import torch
 
 from ppdbench.cli.main import run
 from ppdbench.engine.placement import Memory
+from ppdbench.methods.layerskip.train import LayerSkipObjective
 from ppdbench.training import run as runs
 from ppdbench.training.evaluate import MEASURING
 from ppdbench.training.heads import HeadsObjective, some_exits
-from ppdbench.training.layerskip import LayerSkipObjective
 from ppdbench.training.memory import Diary, Ledger, Passes, held_by, kept_diary, measure_passes
 from ppdbench.training.recipe import Recipe
 from ppdbench.training.trainer import Trainer

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ppdbench.errors import ConfigError
-from ppdbench.resources import folder
+from ppdbench.files.resources import folder
 from ppdbench.training.recipe import PRESETS, Recipe, fitted
 
 L = 24

@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
+from ppdbench.methods.layerskip.train import LayerSkipObjective
 from ppdbench.training import layers as training_layers
 from ppdbench.training.heads import HeadsObjective
-from ppdbench.training.layerskip import LayerSkipObjective
 from ppdbench.training.recipe import Recipe
 from ppdbench.training.trainer import TrainConfig
 from tests.families import FAMILIES, stock_model
@@ -316,7 +316,7 @@ def test_a_dry_run_trains_nothing(home: Path, capsys: pytest.CaptureFixture[str]
 def test_a_loss_that_turns_nan_stops_and_keeps_the_last_checkpoint(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ppdbench.training import layerskip
+    from ppdbench.methods.layerskip import train as layerskip
 
     plain = layerskip.LayerSkipObjective.forward
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.probe.drafts import Ranks
-from ppdbench.strategies.base import Decoder
+from ppdbench.runs.workload import Item
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.dynamic import DynamicTree, State, amortized_tokens, search
 from ppdbench.trees.expected import basis, expected, in_states, played
@@ -20,12 +21,11 @@ from ppdbench.trees.record import Output
 from ppdbench.trees.static import expected_tokens, grow
 from ppdbench.trees.tree import Node, Tree
 from ppdbench.trees.walk import walk
-from ppdbench.workload import Item
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, decode
 from tests.helpers import staged, tokens
-from tests.strategies.test_hidden_transfer import transferring
-from tests.strategies.test_medusa import random_heads
-from tests.strategies.test_prompt_tokens import prompted
+from tests.methods.hidden_transfer.test_strategy import transferring
+from tests.methods.medusa.test_strategy import random_heads
+from tests.methods.prompt_tokens.test_strategy import prompted
 from tests.trees.made import drawn, outputs
 
 SMALL = Tree(((0,), (1,), (0, 0)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ppdbench.bench.stats import FEW, FEW_EXAMPLES
 from ppdbench.report.page.drawing import Drawing, svg
 from ppdbench.report.page.html import Child, Node, h
 from ppdbench.report.page.runs import Run
 from ppdbench.report.sheet import Sheet, marked
+from ppdbench.stats import FEW, FEW_EXAMPLES
 
 # Words beside a mark that differs in shape too, so that colour says nothing alone.
 MARKS = {"good": "✓", "bad": "✗", "warn": "!", "plain": "·"}

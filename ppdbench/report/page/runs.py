@@ -17,9 +17,9 @@ from ppdbench.probe.buckets import stored_buckets
 from ppdbench.probe.closeness import Similarity, similarities
 from ppdbench.probe.ranks import Ranks
 from ppdbench.probe.summary import Rate, match_rates
+from ppdbench.runs.samples import fewest_examples
+from ppdbench.runs.store import StoredRun, read_header, read_once, read_whole
 from ppdbench.runs.unfinished import unfinished
-from ppdbench.samples import fewest_examples
-from ppdbench.store import StoredRun, read_header, read_once, read_whole
 
 PROBES = ("probe",)
 DECODES = ("decode", "bench")

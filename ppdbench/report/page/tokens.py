@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppdbench.resources import reference_is_there, reference_model
+from ppdbench.files.resources import reference_is_there, reference_model
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

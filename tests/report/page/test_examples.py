@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ppdbench.files.resources import reference_model
 from ppdbench.report.page import examples as subject
 from ppdbench.report.page.examples import gathered, packed, shortened
 from ppdbench.report.page.runs import read_runs
 from ppdbench.report.page.tokens import texts_of
-from ppdbench.resources import reference_model
 from tests.report.page import made
 
 

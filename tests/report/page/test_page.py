@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ppdbench import papers
+from ppdbench.files import papers
 from ppdbench.report.page.document import page
 from ppdbench.report.page.html import VOID, h
 from ppdbench.report.page.runs import read_runs

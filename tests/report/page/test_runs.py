@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ppdbench import samples
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.report.page.comparison import differences, groups
 from ppdbench.report.page.runs import Run, read_runs
+from ppdbench.runs import samples
 from tests.report.page import made
 
 

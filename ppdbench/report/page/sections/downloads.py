@@ -13,8 +13,8 @@ from ppdbench.report.page.html import Node, h
 from ppdbench.report.page.parts import Section
 from ppdbench.report.page.runs import SIMILARITY, Run
 from ppdbench.report.sheet import Sheet
-from ppdbench.samples import sample_paths
-from ppdbench.store import HEADER
+from ppdbench.runs.samples import sample_paths
+from ppdbench.runs.store import HEADER
 
 ROOM = 1_000_000  # bytes of packed samples in one page, over all runs
 PACKED = "application/gzip"

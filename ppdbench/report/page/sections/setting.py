@@ -11,7 +11,7 @@ from ppdbench.report.page.comparison import recorded
 from ppdbench.report.page.html import Child, Node, h
 from ppdbench.report.page.parts import Section, facts, folded
 from ppdbench.report.page.runs import Run
-from ppdbench.samples import count_examples, count_turns, in_turns
+from ppdbench.runs.samples import count_examples, count_turns, in_turns
 
 
 def section(runs: Sequence[Run]) -> Section:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ppdbench import papers
-from ppdbench.papers import Work
+from ppdbench.files import papers
+from ppdbench.files.papers import Work
 from ppdbench.report.page.html import Child, h
 from ppdbench.report.page.parts import Section, facts
 from ppdbench.report.page.runs import DECODES, PROBES, SWEEPS, Run, of_kind

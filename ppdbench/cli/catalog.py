@@ -1,0 +1,110 @@
+"""What this package holds, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ppdbench.engine.shapes import NAMED, PREFIX
+from ppdbench.files import papers
+from ppdbench.files.resources import reference_is_there
+
+# Model types with an adapter, and what is known under them.
+FAMILIES = {
+    "llama": "Llama 1/2/3, Vicuna, TinyLlama, MobileLLaMA, CodeLlama, SmolLM",
+    "mistral": "Mistral",
+    "qwen2": "Qwen 2 and 2.5",
+    "qwen3": "Qwen 3",
+    "phi3": "Phi-3",
+    "olmo2": "OLMo 2",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 text",
+    "gpt_neox": "GPT-NeoX, Pythia",
+    "gpt2": "GPT-2",
+    "opt": "OPT",
+}
+
+
+def methods() -> list[dict[str, Any]]:
+    """Every decoding strategy with its options."""
+    from ppdbench.methods import METHODS
+
+    return [method(name) for name in METHODS]
+
+
+def method(name: str) -> dict[str, Any]:
+    """One decoding strategy with its options."""
+    from ppdbench.methods import method as named
+
+    found = named(name)
+    return {
+        "name": found.name,
+        "exact": found.exact,
+        "trained": found.trained,
+        "options": [asdict(option) for option in found.options()],
+        "summary": found.summary,
+        "papers": [asdict(work) for work in papers.BEHIND.get(found.name, ())],
+    }
+
+
+def broken_plugins() -> dict[str, str]:
+    """Plugins with strategies that could not be loaded, and why."""
+    from ppdbench.methods import BROKEN_PLUGINS
+
+    return BROKEN_PLUGINS
+
+
+def tasks() -> list[dict[str, Any]]:
+    """Every shipped task."""
+    from ppdbench.tasks import load_task, task_names
+
+    return [
+        {
+            "name": task.name,
+            "version": task.version,
+            "dataset": task.dataset.hub_id,
+            "split": task.dataset.split,
+            "tokens": task.max_new_tokens,
+            "bucket": task.bucket,
+            "metrics": list(task.metrics),
+        }
+        for task in map(load_task, task_names())
+    ]
+
+
+def models() -> list[dict[str, Any]]:
+    """What --model understands: the embedded model, synthetic shapes, families."""
+    there = "shipped with the package" if reference_is_there() else "not in this version"
+    entries = [
+        {"model": "reference", "kind": "embedded", "what": there},
+        {"model": "reference-draft", "kind": "embedded", "what": f"its draft model, {there}"},
+    ]
+    entries += [
+        {
+            "model": f"{PREFIX}{name}",
+            "kind": "random weights",
+            "what": f"{shape.layers} layers, {shape.hidden} wide, vocabulary {shape.vocab}",
+        }
+        for name, shape in NAMED.items()
+    ]
+    entries += [
+        {"model": "hub id or folder", "kind": family, "what": members}
+        for family, members in FAMILIES.items()
+    ]
+    return entries
+
+
+def tables() -> list[dict[str, Any]]:
+    """The papers' tables and figures, and whether `table --run` can measure their like."""
+    from ppdbench.tables import TABLES
+
+    entries: list[dict[str, Any]] = []
+    for name in papers.names():
+        printed = papers.read(name)
+        recipe = TABLES.get(name).recipe if name in TABLES else ()
+        steps = [step.name for step in recipe]
+        entry = {"table": name, "title": printed["title"], "rows": len(printed["rows"])}
+        paper = papers.paper_of(name)
+        entry |= {"recipe": bool(steps), "steps": steps, "paper": paper.title, "link": paper.link}
+        entries.append(entry)
+    return entries

@@ -1,0 +1,167 @@
+"""Decoders: what decodes one prompt after another, and what it is made ready for.
+
+Nothing here loads torch, so that listing methods and their options stays instant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppdbench.decoding.draft import Draft
+    from ppdbench.decoding.limits import Limits
+    from ppdbench.decoding.loop import Decoded, Opening, Verified
+    from ppdbench.decoding.sampling import Chooser
+    from ppdbench.decoding.stock import StockModel
+    from ppdbench.decoding.verify import Acceptance
+    from ppdbench.engine.loading import Loaded, ModelSpec
+    from ppdbench.engine.session import Session
+    from ppdbench.engine.truth import Line
+    from ppdbench.machine.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a strategy is made ready for: the model, the longest sequence, the run's seed."""
+
+    target: Loaded
+    capacity: int
+    seed: int = 0
+    others: dict[ModelSpec, Loaded] = dataclasses.field(default_factory=dict, repr=False)
+    """Further models that strategies asked for, so that several share one."""
+    stocks: dict[str | None, StockModel] = dataclasses.field(default_factory=dict, repr=False)
+    """Models as transformers runs them by name, the target without one."""
+
+    def load(self, spec: ModelSpec) -> Loaded:
+        """Another model than the target, loaded once per run."""
+        from ppdbench.engine.loading import load
+
+        if spec not in self.others:
+            self.others[spec] = load(spec, context=self.capacity)
+        return self.others[spec]
+
+    def stock(self, name: str | None = None) -> StockModel:
+        """The target, or another model, as transformers runs it; loaded once per run."""
+        from ppdbench.decoding.stock import StockModel
+
+        if name not in self.stocks:
+            if name is None:
+                self.stocks[name] = StockModel.beside(self.target)
+            else:
+                spec = dataclasses.replace(self.target.spec, name=name, revision=None)
+                self.stocks[name] = StockModel.load(spec)
+        return self.stocks[name]
+
+    def share_weights(self) -> None:
+        """Let the target as transformers runs it read our weights, where they are plain."""
+        from ppdbench.decoding.stock import share
+
+        if (stock := self.stocks.get(None)) is not None:
+            share(stock.model, self.target.staged.model)
+
+
+class Decoder:
+    """Decodes one prompt after another.
+
+    `rows` is the most query rows that a pass after the prefill has. `trees` says that passes
+    branch, which only greedy verification can follow. `loaded` says what else was read, with
+    fingerprints, and `facts` what was found out about it, both for the header of the run. `used`
+    says what options came to that leave the choice to the method, in words.
+    `units` processes of `threads` threads each decode together (0: as many as the run has);
+    `compiles` says that those besides this one can run compiled passes, too.
+    `acceptance`, where there is one, keeps tokens that greedy decoding would not give. A
+    `foreign` decoder is greedy decoding by an engine that is not ours: it draws no tokens, and
+    `--strict` cannot fix the shapes of its passes.
+    """
+
+    rows: int = 1
+    trees: bool = False
+    loaded: Mapping[str, str] = MappingProxyType({})
+    facts: Mapping[str, Any] = MappingProxyType({})
+    used: Mapping[str, str] = MappingProxyType({})
+    units: int = 1
+    threads: int = 0
+    compiles: bool = True
+    acceptance: Acceptance | None = None
+    foreign: bool = False
+
+    def begin(self) -> None:
+        """The models are as they will run, compiled or not: start what decodes beside this."""
+
+    def decode(
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
+    ) -> Decoded:
+        """Tokens of one prompt, step by step."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The run is over: end what was started for it."""
+
+
+class Proposer(Decoder):
+    """A decoder that only proposes; the loop verifies and commits, so outputs are exact.
+
+    `taps` names the layers, as numbers of layers run, whose outputs it wants to see.
+    """
+
+    taps: tuple[int, ...] = ()
+
+    def start(self, session: Session, opening: Opening) -> None:
+        """A new sequence, its prompt run and its first token chosen: forget all others."""
+
+    def propose(self, session: Session, room: int) -> Draft:
+        """What may follow `session.tokens`; tokens deeper than `room` cannot be committed."""
+        raise NotImplementedError
+
+    def learn(self, session: Session, verified: Verified) -> None:
+        """What became of a draft; `session.tokens` already holds what was committed.
+
+        The draft may be shorter than what was proposed, and empty at the end of an output.
+        """
+
+    def decode(
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
+    ) -> Decoded:
+        """Propose, verify, commit."""
+        from ppdbench.decoding.loop import speculative
+
+        return speculative(session, self, prompt_ids, limits, clock, chooser)
+
+
+@runtime_checkable
+class Guesser(Protocol):
+    """A decoder that says what it would guess at any place of a text, as `probe` asks."""
+
+    def guesses(self, session: Session, prompt_ids: list[int], positions: Sequence[int]) -> Tensor:
+        """Scores [position, distance, vocab] given the text up to each position.
+
+        Distance 1 is the token after the model's own next one.
+        """
+        ...
+
+
+@runtime_checkable
+class Joining(Protocol):
+    """A guesser that puts rows of its own behind the tokens of a text, up to `farthest` ahead."""
+
+    farthest: int
+
+    def lines(self, session: Session, text: list[int], places: Sequence[int]) -> Iterator[Line]:
+        """Each of those rows behind some places with all that it sees, for the stock model."""
+        ...

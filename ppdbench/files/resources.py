@@ -1,0 +1,33 @@
+"""Files that travel with the package: tasks, prompts, builtin examples, papers' numbers.
+
+In a checkout `tasks/`, `prompts/` and `results/papers/` stand at the top level; a wheel
+carries the same files under `ppdbench/_files/`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+CHECKOUT_FOLDERS = {"tasks": "tasks", "prompts": "prompts", "papers": "results/papers"}
+
+
+def folder(kind: str) -> Path:
+    """Where the files of `kind` (tasks, prompts or papers) lie."""
+    installed = PACKAGE / "_files" / kind
+    return installed if installed.is_dir() else PACKAGE.parent / CHECKOUT_FOLDERS[kind]
+
+
+def builtin_data() -> Path:
+    """The folder of examples written for this project, one folder per task."""
+    return PACKAGE / "builtin"
+
+
+def reference_model(part: str = "") -> Path:
+    """Where the embedded reference model lies, or what was trained for it: `draft`, `heads`."""
+    return PACKAGE / "reference" / part
+
+
+def reference_is_there() -> bool:
+    """Whether this copy of the package carries the trained reference model."""
+    return (reference_model() / "config.json").is_file()

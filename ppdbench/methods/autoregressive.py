@@ -1,0 +1,43 @@
+"""Greedy decoding: one token per pass, the reference for every other method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.methods.base import strategy
+
+if TYPE_CHECKING:
+    from ppdbench.decoding.limits import Limits
+    from ppdbench.decoding.loop import Decoded
+    from ppdbench.decoding.sampling import Chooser
+    from ppdbench.engine.session import Session
+    from ppdbench.machine.clock import Clock
+
+
+@strategy("greedy")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greedy:
+    """The most likely token, one pass each."""
+
+    def prepare(self, setup: Setup) -> Autoregressive:
+        """Nothing to make ready."""
+        return Autoregressive()
+
+
+class Autoregressive(Decoder):
+    """One row per pass."""
+
+    def decode(
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
+    ) -> Decoded:
+        """The reference output."""
+        from ppdbench.decoding.loop import autoregressive
+
+        return autoregressive(session, prompt_ids, limits, clock, chooser)

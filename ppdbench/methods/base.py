@@ -1,0 +1,186 @@
+"""What a decoding strategy is, and the registry of all of them.
+
+Strategy files import torch and the engine only when they decode, so that listing methods
+and their options stays instant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from ppdbench.errors import ConfigError, PpdbenchError, UnknownName
+from ppdbench.registry import Registry
+
+T = TypeVar("T")
+C = TypeVar("C", bound=type[Any])
+
+if TYPE_CHECKING:
+    from ppdbench.decoding.decoder import Decoder, Setup
+    from ppdbench.engine.loading import ModelSpec
+
+
+class Strategy(Protocol):
+    """A method's options, the fields of a dataclass; files and weights load in `prepare`."""
+
+    def prepare(self, setup: Setup) -> Decoder:
+        """Ready to decode, once per run."""
+        ...
+
+
+@runtime_checkable
+class Exiting(Protocol):
+    """A strategy that reads an early layer out, so that a model's depth alone may refuse it."""
+
+    def exit_in(self, n_layers: int) -> int:
+        """How many layers run up to the exit in a model of `n_layers`."""
+        ...
+
+
+def option(default: T, help: str, names: str = "") -> T:
+    """A field of a strategy with the line that `list methods` shows.
+
+    `names` says what a text names if it is one of these: a "model", a "file", which may be a
+    folder, or a "tree". That it is there is then seen before anything is loaded.
+    """
+    made: T = dataclasses.field(default=default, metadata={"help": help, "names": names})
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as `list methods` shows it."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A registered strategy."""
+
+    name: str
+    make: type[Any]
+    exact: bool
+    trained: bool
+    summary: str
+
+    def options(self) -> list[Option]:
+        """The options, from the fields of the dataclass."""
+        return [
+            Option(
+                f.name,
+                str(f.type),
+                None if f.default is dataclasses.MISSING else f.default,
+                f.metadata.get("help", ""),
+            )
+            for f in dataclasses.fields(self.make)
+        ]
+
+    def values(self, strategy: Strategy) -> dict[str, Any]:
+        """The options that a strategy of this method has."""
+        return {option.name: getattr(strategy, option.name) for option in self.options()}
+
+    def check_named(self, strategy: Strategy, target: ModelSpec) -> None:
+        """Refuse options that name what is not there."""
+        for field in dataclasses.fields(self.make):
+            kind, value = field.metadata.get("names"), getattr(strategy, field.name)
+            if kind and value and value not in (*NO_FILES, field.default):
+                _check_named(f"{self.name}: {field.name}", kind, str(value), target)
+
+    def _types(self) -> dict[str, Any]:
+        """The types of the options; of the dataclasses alone, as other bases have no options."""
+        made: dict[str, Any] = {}
+        for base in filter(dataclasses.is_dataclass, self.make.__mro__):
+            made = {**inspect.get_annotations(base, eval_str=True), **made}
+        return made
+
+    def build(self, settings: Mapping[str, str]) -> Strategy:
+        """The strategy with `--set` values read as the types its fields declare."""
+        values = {name: self.read(name, text) for name, text in settings.items()}
+        strategy: Strategy = self.make(**values)
+        return strategy
+
+    def read(self, name: str, text: str) -> Any:
+        """A value for the option `name`, as the type that it has."""
+        known = [option.name for option in self.options()]
+        if not known:
+            raise ConfigError(f"method {self.name!r} has no options, so no {name!r}")
+        if name not in known:
+            raise UnknownName(f"option of {self.name}", name, known)
+        return _read(self.name, name, text, self._types()[name])
+
+
+NO_FILES = ("reference", "dynamic", "chain")  # words that stand where a file is named
+
+
+def _check_named(option: str, kind: str, value: str, target: ModelSpec) -> None:
+    if kind == "model":
+        from ppdbench.engine.loading import ModelSpec, check_there
+
+        how = {name: getattr(target, name) for name in ("dtype", "device", "offline")}
+        try:
+            check_there(ModelSpec(name=value, **how))
+        except PpdbenchError as error:
+            method, _, name = option.partition(": ")
+            told = str(error).replace("--model", name)
+            raise ConfigError(f"{method}: {name.replace('_', ' ')}: {told}") from error
+    elif not Path(value).expanduser().exists():
+        raise ConfigError(f"{option}={value}: no such file or folder")
+    elif kind == "tree":
+        from ppdbench.trees.dynamic import load_tree
+
+        load_tree(value)
+
+
+METHODS: Registry[Method] = Registry("method")
+
+
+def strategy(name: str, *, exact: bool = True, trained: bool = False) -> Callable[[C], C]:
+    """Register a dataclass as the method called `name`."""
+
+    def register(cls: C) -> C:
+        summary = (cls.__doc__ or "").strip().splitlines()[0]
+        METHODS.add(name, Method(name, cls, exact, trained, summary))
+        return cls
+
+    return register
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """A method and its options as typed: `layerskip:draft_length=4`, `transformers:greedy`."""
+    name, _, rest = text.partition(":")
+    if any(known.startswith(f"{name}:") for known in METHODS):
+        second, _, rest = rest.partition(":")
+        name = f"{name}:{second}"
+    return name, rest
+
+
+def settings(pairs: tuple[str, ...]) -> dict[str, str]:
+    """`key=value` words to a mapping."""
+    result: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"option {pair!r} of a method: use key=value")
+        if key in result:
+            raise ConfigError(f"option {key} of a method is given twice")
+        result[key] = value
+    return result
+
+
+def _read(method: str, name: str, text: str, kind: Any) -> Any:
+    booleans = {"true": True, "false": False}
+    try:
+        if kind is bool:
+            return booleans[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        wanted = "true or false" if kind is bool else f"a value of type {kind.__name__}"
+        raise ConfigError(f"{method}: {name}={text!r} is not {wanted}") from None

@@ -1,0 +1,276 @@
+"""Training EAGLE's draft network on what the model itself computes, which stays as it is.
+
+Version 1 learns to guess the model's next feature (smooth L1) and, with a tenth of that weight,
+what its head makes of it. Uniform noise on the features read keeps it from trusting them more
+than its own. Version 3 learns tokens alone, but in several passes, each of which reads what the
+one before has guessed: training then meets the errors that drafting will meet ("training-time
+test"). More than one pass is possible with version 1 too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, smooth_l1_loss
+
+from ppdbench.engine.addons import save_addon
+from ppdbench.engine.masks import Step
+from ppdbench.errors import ConfigError
+from ppdbench.methods.eagle.files import METHOD
+from ppdbench.methods.eagle.network import (
+    SETTINGS,
+    VERSIONS,
+    DraftNetwork,
+    Eagle1,
+    Eagle3,
+    configuration,
+    default_settings,
+    feature_layers,
+)
+from ppdbench.runs.workload import Report, silent
+from ppdbench.training.evaluate import DistanceQuality, by_distance
+from ppdbench.training.heads import LOSSES
+from ppdbench.training.layers import TrainedLayers, cross_entropy
+from ppdbench.training.objective import Objective
+
+TOKEN_WEIGHT = 0.1  # of the loss on tokens beside that on features
+DISTANCES = 5  # measured afterwards, and the passes of version 3 unless told
+
+
+MOST = 1 << 20  # of anything that is counted below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EaglePlan:
+    """What is trained, and how.
+
+    `draft_vocab` is the size of a head of its own, 0 the model's head over all its words, which
+    a `rank` above 0 lets change a little. `ffn` is the width of the MLP, 0 the model's. Where
+    `passes` and `noise` are None the papers' are meant: 1 and 0.1 for version 1, else 5 and 0.
+    """
+
+    version: int = 3
+    passes: int | None = None
+    draft_vocab: int = 0
+    rank: int = 0
+    ffn: int = 0
+    loss: str = "kl"
+    decay: float = 0.8
+    noise: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.version not in VERSIONS:
+            known = " or ".join(map(str, VERSIONS))
+            raise ConfigError(
+                f"--version {self.version}: use {known} (2 drafts with what 1 trains)"
+            )
+        for name, lowest in {"passes": 1, "draft_vocab": 0, "rank": 0, "ffn": 0}.items():
+            value = getattr(self, name)
+            if value is not None and not lowest <= value <= MOST:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} {value}: use {lowest} or more, up to {MOST}")
+        if self.version == 1 and (self.draft_vocab or self.rank):
+            raise ConfigError("--draft-vocab and --rank: version 1 reads through the model's head")
+        if self.draft_vocab and self.rank:
+            raise ConfigError(
+                "--draft-vocab trains a whole head, --rank changes the model's; give one of them"
+            )
+        if self.loss not in LOSSES:
+            raise ConfigError(f"--loss {self.loss!r}: use {' or '.join(LOSSES)}")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"--decay {self.decay}: use a value above 0, up to 1")
+        if self.noise is not None and not self.noise >= 0:
+            raise ConfigError(f"--noise {self.noise}: use 0 or more")
+
+    @property
+    def n_passes(self) -> int:
+        """How many passes, the first of them over the model's own features."""
+        return self.passes or (1 if self.version == 1 else DISTANCES)
+
+    @property
+    def half_width(self) -> float:
+        """Of the noise on features."""
+        return (0.1 if self.version == 1 else 0.0) if self.noise is None else self.noise
+
+
+class EagleObjective(Objective):
+    """The losses of all passes, each weighing `decay` times as much as the one before.
+
+    `words` are the ids of the draft vocabulary, rising, if there is one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        plan: EaglePlan,
+        sequence: int,
+        seed: int,
+        *,
+        words: Tensor | None = None,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__()
+        if sequence <= plan.n_passes:
+            raise ConfigError(
+                f"--sequence {sequence} is too short for {plan.n_passes} passes; use "
+                f"{plan.n_passes + 1} or more"
+            )
+        self.plan, self.seed, self.shortest = plan, seed, plan.n_passes + 1
+        # In a list, so that the frozen model is no part of what is trained or saved.
+        frozen = model.requires_grad_(False).eval()
+        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
+        self.network = self._new_network(words)
+        self.network.prepare(sequence)
+
+    def _new_network(self, words: Tensor | None) -> DraftNetwork:
+        target, plan = self._frozen[0].adapter, self.plan
+        settings = default_settings(target)
+        settings["intermediate_size"] = plan.ffn or settings["intermediate_size"]
+        config = configuration(settings, "train eagle")
+        torch.manual_seed(self.seed)
+        if plan.version == 1:
+            return Eagle1(target, config).to(target.device)
+        reads = feature_layers(len(target.layers))
+        if words is None:
+            return Eagle3(target, config, reads, rank=plan.rank).to(target.device)
+        network = Eagle3(target, config, reads, len(words)).to(target.device)
+        start_head(network, words)
+        return network
+
+    def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
+        """`loss` to minimise and each pass's own to watch."""
+        del total
+        found = [self._one(*read) for read in self._passes(blocks[:, :-1], self.plan.n_passes, t)]
+        weighted = [self.plan.decay**p * loss for p, loss in enumerate(found)]
+        named = {f"distance {p}": loss for p, loss in enumerate(found, start=1)}
+        return {"loss": torch.stack(weighted).sum(), **named}
+
+    def _one(self, states: Tensor, features: Tensor, own: Tensor) -> Tensor:
+        """The loss of a pass: its states, the features they guess, the model's own logits."""
+        logits = self.network.logits(states)
+        if self.network.d2t is not None:
+            own = own[..., self.network.all_words()]
+        if self.plan.loss == "ce":
+            tokens = cross_entropy(logits, own.argmax(-1))
+        else:
+            tokens = self._frozen[0].divergence(logits, own)
+        if self.plan.version == 3:
+            return tokens
+        return smooth_l1_loss(states.float(), features.float()) + TOKEN_WEIGHT * tokens
+
+    def _passes(
+        self, inputs: Tensor, passes: int, t: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """What `_one` takes, pass by pass, for inputs [batch, n]; with noise at step `t`."""
+        layers, taps = self._frozen[0], dict[int, Tensor]()
+        with torch.no_grad():
+            own = layers.logits(layers.last(inputs, tap=self.network.tap(taps)))
+        features = self.network.features(taps)
+        read = features[:, :-1] if t is None else self._noisy(features[:, :-1], t)
+        for p, states in enumerate(unrolled(self.network, inputs[:, 1:], read, passes)):
+            yield states, features[:, 1 + p :], own[:, 1 + p :]
+
+    def _noisy(self, features: Tensor, t: int) -> Tensor:
+        """Drawn from the step alone, so that a resumed run has the same."""
+        if not self.plan.half_width:
+            return features
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + t)
+        noise = (2 * torch.rand(features.shape, generator=draw) - 1) * self.plan.half_width
+        return features + noise.to(features)
+
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> list[DistanceQuality]:
+        """How often its guesses are what the model itself finds most likely there.
+
+        What the draft vocabulary lacks counts as no likelier than the least of what it has.
+        """
+
+        def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+            for states, _, own in self._passes(blocks[:, :-1], min(DISTANCES, sequence - 1)):
+                logits = self.network.logits(states).float().flatten(0, 1)
+                yield self.network.spread(logits, float(logits.min())), own.flatten(0, 1)
+
+        return by_distance(guesses, ids, sequence, self._frozen[0].adapter.device, watch=watch)
+
+    def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
+        """Write what the method `eagle` reads, in this type or else the model's."""
+        network, kind = self.network, dtype or self._frozen[0].adapter.dtype
+        tensors = {
+            name: tensor.to(kind) if tensor.is_floating_point() else tensor
+            for name, tensor in network.state_dict().items()
+        }
+        options = {
+            "eagle": self.plan.version,
+            "network": {name: getattr(network.config, name) for name in SETTINGS},
+            "reads": list(network.reads),
+            "draft_vocab": 0 if network.d2t is None else network.n_words,
+            "rank": self.plan.rank,
+            "plan": asdict(self.plan),
+        }
+        save_addon(folder, METHOD, self._frozen[0].model, tokenizer, tensors, options)
+
+
+def commonest(ids: npt.NDArray[Any], size: int, vocab: int) -> Tensor:
+    """The tokens that occur most often in a text, in rising order."""
+    if size > vocab:
+        raise ConfigError(
+            f"--draft-vocab {size}, but this model has {vocab} tokens; use 1..{vocab}, or 0"
+        )
+    counts = torch.from_numpy(np.bincount(ids, minlength=vocab))
+    return counts.sort(descending=True, stable=True).indices[:size].sort().values
+
+
+def start_head(network: Eagle3, words: Tensor) -> None:
+    """Let a head of its own begin with the rows that the model's has for these words."""
+    assert network.d2t is not None
+    assert network.lm_head is not None
+    words = words.to(network.d2t.device)
+    with torch.no_grad():
+        network.d2t.copy_(words - torch.arange(len(words), device=words.device))
+        own = network.target.head.get_parameter("weight")
+        network.lm_head.get_parameter("weight").copy_(own[words])
+
+
+class History:
+    """The keys and values of all passes so far, to be differentiated through."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """All rows of earlier passes, then these."""
+        self.keys.append(key)
+        self.values.append(value)
+        return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
+
+
+def unrolled(
+    network: DraftNetwork, tokens: Tensor, features: Tensor, passes: int
+) -> Iterator[Tensor]:
+    """The states that drafting would come to, for every row [batch, n] at once, pass by pass.
+
+    Pass 0 reads the true features. In pass p each row reads the state that the row before it
+    came to in pass p - 1, and stands for a chain that left the true rows p places earlier: it
+    sees those, and of every pass since then the one row that led to it. Yields the states of
+    the rows from p on; before them there is no such chain.
+    """
+    n, history = tokens.shape[1], History()
+    places = torch.arange(n, device=tokens.device)
+    back = places[:, None] - places[None]  # [query, key]
+    for p in range(passes):
+        visible = torch.cat([back >= p, *(back == p - m for m in range(1, p + 1))], dim=1)
+        step = Step(0, n, (p + 1) * n, places[None], contiguous=True, visible=visible[None])
+        states = network(tokens, features, step, history)
+        yield states[:, p:]
+        features = pad(states[:, :-1], (0, 0, 1, 0))

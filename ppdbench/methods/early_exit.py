@@ -1,0 +1,295 @@
+"""Early exit: read every token out of an early layer and leave the rest of the model alone.
+
+Not exact. With a fixed exit (as in LayerSkip, Elhoushi et al. 2024) the model simply ends
+there: the prompt too runs through no more layers, and the first token is read out like all
+others. With a confidence (CALM, Schuster et al. 2022) each token, the first included, leaves
+at the first layer that is sure of it; the prompt runs through all layers, since any later
+token may look at its keys anywhere. CALM copies a token's last hidden state to the layers it
+did not reach. Here those layers run it when a later token gets there, so that what a layer
+sees is never an approximation: the only thing lost is what a deeper layer would have chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.errors import ConfigError
+from ppdbench.methods.base import option, strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppdbench.decoding.limits import Limits
+    from ppdbench.decoding.loop import Decoded
+    from ppdbench.decoding.sampling import Chooser
+    from ppdbench.engine.masks import Step
+    from ppdbench.engine.session import Session
+    from ppdbench.machine.clock import Clock
+
+MEASURES = ("softmax", "top", "state")
+
+
+def exit_layer_of(method: str, asked: int, default: int, n_layers: int) -> int:
+    """How many layers run up to the exit: `asked`, or `default` where that is 0."""
+    if n_layers < 2:
+        raise ConfigError(f"{method}: this model has {n_layers} layer; exits take 2 or more")
+    if asked >= n_layers:
+        raise ConfigError(
+            f"{method}: exit_layer={asked}, but this model has {n_layers} layers; "
+            f"use 1..{n_layers - 1}"
+        )
+    return asked or max(1, default)
+
+
+def check_exit_options(method: str, exit_layer: int, confidence: float) -> None:
+    """Refuse what no model could run."""
+    if exit_layer < 0:
+        raise ConfigError(
+            f"{method}: exit_layer={exit_layer}; use 1 or more layers, or 0 for the default"
+        )
+    if not 0 <= confidence <= 1:
+        raise ConfigError(f"{method}: confidence={confidence}; use 0 (off) to 1")
+
+
+@strategy("early-exit", exact=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyExit:
+    """Read tokens out of an early layer: the same one for all, or one that is sure enough."""
+
+    exit_layer: int = option(0, "layers run (0: half of them); with confidence the fewest (0: one)")
+    confidence: float = option(
+        0.0, "exit where the measure is above it, 0..1 (0: always at exit_layer)"
+    )
+    measure: str = option(
+        "softmax",
+        "softmax: the likeliest token's probability less the second's; top: the likeliest's; "
+        "state: cosine of the hidden states before and after the layer",
+    )
+
+    def __post_init__(self) -> None:
+        check_exit_options("early-exit", self.exit_layer, self.confidence)
+        if self.measure not in MEASURES:
+            raise ConfigError(
+                f"early-exit: measure={self.measure!r} is not known; use {', '.join(MEASURES)}"
+            )
+
+    def exit_in(self, n_layers: int) -> int:
+        """The exit asked for; half of the layers, or with a confidence the first."""
+        default = 1 if self.confidence else n_layers // 2
+        return exit_layer_of("early-exit", self.exit_layer, default, n_layers)
+
+    def prepare(self, setup: Setup) -> Exits:
+        """Settle the exit; there is nothing to load."""
+        return Exits(self, self.exit_in(setup.target.staged.n_layers))
+
+
+class Exits(Decoder):
+    """One token after another, each through as many layers as it needs.
+
+    A pass takes one row, and more only where rows that a layer has not seen wait for it.
+    """
+
+    def __init__(self, options: EarlyExit, first: int) -> None:
+        self.options = options
+        self.first = first
+
+    def decode(
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
+    ) -> Decoded:
+        """Until a limit; no token is proposed, so none is accepted."""
+        import torch
+
+        with torch.inference_mode():
+            return self._decode(session, prompt_ids, limits, clock, chooser)
+
+    def _decode(
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
+    ) -> Decoded:
+        from ppdbench.decoding.loop import Decoded
+
+        session.reset(prompt_ids)
+        descent = self._descent(session)
+        exits: list[Exit] = []
+        clock.synchronize()
+        before = clock.now()
+        exits.append(descent.prompt())
+        token = chooser.choose(exits[-1].logits)
+        output = [int(token)]
+        prefill_ms, step_ms = 1e3 * (clock.now() - before), []
+        _watched(session, 0, exits[-1])
+        session.tokens.append(output[-1])
+        peaks = [exits[-1].logits.amax()]
+        while (finish := limits.finish(output)) is None:
+            before = clock.now()
+            exits.append(descent.token(token))
+            token = chooser.choose(exits[-1].logits)
+            output.append(int(token))
+            step_ms.append(1e3 * (clock.now() - before))
+            _watched(session, len(output) - 1, exits[-1])
+            session.tokens.append(output[-1])
+            peaks.append(exits[-1].logits.amax())
+        depths = tuple(e.depth for e in exits)
+        _refuse_nan(session, peaks, depths)
+        none, one = (0,) * len(step_ms), (1,) * len(step_ms)
+        return Decoded(
+            tuple(output), none, none, prefill_ms, tuple(step_ms), finish, rows=one, exits=depths
+        )
+
+    def _descent(self, session: Session) -> Descent:
+        if self.options.confidence:
+            return ConfidentDescent(session, self.first, self.options)
+        return Descent(session, self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What was read out after `depth` layers: logits [1, vocab]."""
+
+    depth: int
+    logits: Tensor
+
+
+class Descent:
+    """One sequence through the first layers only; those above never see it."""
+
+    def __init__(self, session: Session, first: int) -> None:
+        self.session = session
+        self.first = first
+
+    def prompt(self) -> Exit:
+        """Run the prompt; what its last token leads to."""
+        hidden = self._enter(*self._prompt(), self.first)
+        return Exit(self.first, self._read(hidden[:, -1:]))
+
+    def token(self, token: Tensor) -> Exit:
+        """Run one more token [1, 1]."""
+        return Exit(self.first, self._read(self._enter(token, self._next(), self.first)))
+
+    def _prompt(self) -> tuple[Tensor, Step]:
+        tokens = self.session.tokens
+        return self.session.ids(tokens), self.session.steps.prefill(len(tokens))
+
+    def _next(self) -> Step:
+        # Layer 0 alone is sure to hold every token so far.
+        return self.session.chain(1, start=self.session.cache.lengths[0])
+
+    def _enter(self, tokens: Tensor, step: Step, layers: int) -> Tensor:
+        """The first `layers` layers over `tokens` [1, n]."""
+        return self.session.run(self.session.embed(tokens, step), 0, layers, step)
+
+    def _read(self, hidden: Tensor) -> Tensor:
+        return self.session.logits(hidden)[:, -1]
+
+
+class ConfidentDescent(Descent):
+    """One sequence, each token through layers until one of them is sure.
+
+    No layer holds more rows than the one below it. `_waiting[j]` keeps what the layers below
+    gave for the rows that layer j has yet to run, [1, n, hidden] in pieces.
+    """
+
+    def __init__(self, session: Session, first: int, options: EarlyExit) -> None:
+        super().__init__(session, first)
+        self.options = options
+        self.n_layers = session.model.n_layers
+        self._waiting: dict[int, list[Tensor]] = {j: [] for j in range(self.n_layers)}
+
+    def prompt(self) -> Exit:
+        tokens, step = self._prompt()
+        below = self.first - 1
+        hidden = self._enter(tokens, step, below)
+        states = [hidden[:, -1:]]
+
+        def tap(_: int, out: Tensor) -> None:
+            states.append(out[:, -1:])
+
+        self.session.run(hidden, below, self.n_layers, step, tap=tap)
+        return self._leave(iter(states))
+
+    def token(self, token: Tensor) -> Exit:
+        hidden = self._enter(token, self._next(), self.first - 1)
+        return self._leave(self._layer_by_layer(hidden))
+
+    def _leave(self, states: Iterator[Tensor]) -> Exit:
+        """The first exit that is sure; `states` [1, 1, hidden] begin one layer before it."""
+        before = next(states)
+        for depth, hidden in enumerate(states, start=self.first):
+            # Hidden states are compared without the head, which then waits for its turn.
+            logits = None if self.options.measure == "state" else self._read(hidden)
+            if depth == self.n_layers or self._sure(before, hidden, logits):
+                return Exit(depth, self._read(hidden) if logits is None else logits)
+            before = hidden
+        raise AssertionError("no state after the last layer")
+
+    def _sure(self, before: Tensor, hidden: Tensor, logits: Tensor | None) -> bool:
+        certainty = _cosine(before, hidden) if logits is None else self._certainty(logits)
+        return certainty > self.options.confidence
+
+    def _layer_by_layer(self, hidden: Tensor) -> Iterator[Tensor]:
+        """The newest row after each layer, computed when asked for."""
+        self._waiting[self.first - 1].append(hidden)
+        yield hidden
+        for layer in range(self.first - 1, self.n_layers):
+            yield self._catch_up(layer)
+
+    def _catch_up(self, layer: int) -> Tensor:
+        """Run all rows that wait for `layer`; the newest of them afterwards, [1, 1, hidden]."""
+        import torch
+
+        session = self.session
+        rows = torch.cat(self._waiting[layer], dim=1)
+        self._waiting[layer].clear()
+        # In a fixed shape a pass takes no more rows than that.
+        for piece in torch.split(rows, session.fixed_rows or rows.shape[1], dim=1):
+            step = session.chain(piece.shape[1], start=session.cache.lengths[layer])
+            out = session.run(piece, layer, layer + 1, step)
+            if layer + 1 < self.n_layers:
+                self._waiting[layer + 1].append(out)
+        return out[:, -1:]
+
+    def _certainty(self, logits: Tensor) -> float:
+        """How far the likeliest token stands out, 0..1."""
+        import torch
+
+        best = torch.softmax(logits[0].float(), -1).topk(2).values.tolist()
+        return float(best[0] - best[1] if self.options.measure == "softmax" else best[0])
+
+
+def _watched(session: Session, position: int, exit: Exit) -> None:
+    """Tell who watches what output `position` was read out of."""
+    if session.watch is not None:
+        session.watch.note(position, exit.logits[0], exit.depth)
+
+
+def _cosine(before: Tensor, after: Tensor) -> float:
+    """The cosine of two hidden states, at most 1 whatever rounding says."""
+    import torch
+
+    a, b = before[0, -1].float(), after[0, -1].float()
+    return min(1.0, float(torch.cosine_similarity(a, b.to(a.device), dim=0)))
+
+
+def _refuse_nan(session: Session, peaks: list[Tensor], depths: tuple[int, ...]) -> None:
+    """As other methods do, naming the layer that the token was read out after."""
+    from ppdbench.decoding.loop import check_finite
+    from ppdbench.errors import NumericalError
+
+    try:
+        for position, (peak, depth) in enumerate(zip(peaks, depths, strict=True), start=1):
+            check_finite(peak[None], depth, [position])
+    except NumericalError:
+        session.cache.wipe()
+        raise

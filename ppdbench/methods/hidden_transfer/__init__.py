@@ -1,0 +1,3 @@
+"""Hidden transfer: later tokens guessed from hidden states in the middle of the model."""
+
+from ppdbench.methods.hidden_transfer import strategy as strategy

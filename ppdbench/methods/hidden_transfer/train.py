@@ -1,0 +1,213 @@
+"""Training hidden transfer: one matrix after another, each against the model's own distribution.
+
+Wu et al. 2024. The frozen model reads the text once. Behind every token q a pseudo state of step i
+is put at position q + i, and its output is held against that of the true token there. `mask` says
+what a pseudo state sees besides the text up to q:
+
+- teacher-forced: the true tokens up to q + i - 1. This is how the paper trains, and a gap, since
+  decoding does not have them yet.
+- chained: the pseudo states of the steps before, already trained, as in decoding.
+- masked: nothing, which is what the paper's ablation asks for (Figure 7).
+
+A matrix starts as the identity. With candidates to compare, the step after the last one is
+trained once after each of several layers (Figures 5 and 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ppdbench.engine.addons import save_addon
+from ppdbench.engine.masks import Step
+from ppdbench.errors import ConfigError
+from ppdbench.methods.hidden_transfer.network import (
+    METHOD,
+    Behind,
+    Transfer,
+    check_layers,
+    transferred,
+)
+from ppdbench.runs.workload import Report, silent
+from ppdbench.training.context import Context, Later
+from ppdbench.training.evaluate import CandidateQuality, DistanceQuality, by_distance
+from ppdbench.training.layers import TrainedLayers
+from ppdbench.training.objective import Objective
+
+LOSSES = ("kl", "reverse-kl")
+TRUE, CHAINED, MASKED = MASKS = ("teacher-forced", "chained", "masked")
+SPACING = (15 / 32, 20 / 32, 25 / 32)  # the paper's layers in a model of 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferPlan:
+    """Where each step transfers, and what it is trained with.
+
+    kl is the divergence of the guess from the model's own distribution, reverse-kl its other
+    direction, which is how the paper writes it.
+    """
+
+    layers: tuple[int, ...] = ()
+    compare: tuple[int, ...] = ()
+    mask: str = TRUE
+    loss: str = "kl"
+
+    def __post_init__(self) -> None:
+        for name, known in (("mask", MASKS), ("loss", LOSSES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"--{name} {getattr(self, name)!r}: use {', '.join(known)}")
+        if len(set(self.compare)) < len(self.compare):
+            raise ConfigError("--compare names a layer twice")
+
+    def settled(self, n_layers: int) -> TransferPlan:
+        """With layers that suit a model of so many, if none were given; refuses others."""
+        layers = self.layers
+        if not layers and not self.compare:
+            layers = tuple(min(n_layers - 1, max(1, round(n_layers * s))) for s in SPACING)
+        plan = replace(self, layers=layers)
+        for steps in plan.jobs:
+            check_layers(steps, n_layers)
+        return plan
+
+    @property
+    def jobs(self) -> list[tuple[int, ...]]:
+        """For each matrix to be trained, the layers of the steps up to its own."""
+        steps = [self.layers[: i + 1] for i in range(len(self.layers))]
+        return steps + [(*self.layers, candidate) for candidate in self.compare]
+
+
+class TransferObjective(Objective):
+    """The loss of one matrix; which one, the step of the training says."""
+
+    varies = True
+
+    def __init__(
+        self, model: Any, plan: TransferPlan, sequence: int, *, compiled: bool = False
+    ) -> None:
+        super().__init__()
+        self.plan, self.jobs = plan, plan.jobs
+        self.deepest = max(map(len, self.jobs))
+        self.shortest = self.deepest + 1
+        if sequence <= self.deepest:
+            raise ConfigError(
+                f"--sequence {sequence} is too short for {self.deepest} steps; use "
+                f"{self.deepest + 1} or more"
+            )
+        # In a list, so that the frozen model is no part of what is trained or saved.
+        frozen = model.requires_grad_(False).eval()
+        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
+        size, device = self.layers.adapter.hidden_size, self.layers.adapter.device
+        self.matrices = nn.ParameterList(torch.eye(size, device=device) for _ in self.jobs)
+
+    @property
+    def layers(self) -> TrainedLayers:
+        """The frozen model."""
+        return self._frozen[0]
+
+    def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
+        """`loss` to minimise, which is that of one job, in equal shares of the steps."""
+        job = t * len(self.jobs) // total
+        guessed, own = self._trained(blocks[:, :-1], job)
+        if self.plan.loss == "reverse-kl":
+            guessed, own = own, guessed
+        loss = self._frozen[0].divergence(guessed, own)
+        return {"loss": loss, self._name(job): loss}
+
+    def _name(self, job: int) -> str:
+        layers = self.jobs[job]
+        after = f", layer {layers[-1]}" if self.plan.compare else ""
+        return f"step {len(layers)}{after}"
+
+    def _transfer(self, job: int) -> Transfer:
+        """The steps up to that of a job; only its own matrix is differentiated."""
+        steps = self.jobs[job]
+        earlier = tuple(matrix.detach() for matrix in self.matrices[: len(steps) - 1])
+        return Transfer(steps, (*earlier, self.matrices[job]))
+
+    def _trained(self, tokens: Tensor, job: int) -> tuple[Tensor, Tensor]:
+        """Logits of the job's guesses, and the model's own: [batch, place, vocab]."""
+        transfer, ahead = self._transfer(job), len(self.jobs[job])
+        places = self._places(tokens, ahead)
+        if self.plan.mask == CHAINED:
+            steps, known = tuple(range(1, 1 + ahead)), 0
+        else:
+            transfer = Transfer(transfer.layers[-1:], transfer.matrices[-1:])
+            steps, known = (ahead,), ahead - 1 if self.plan.mask == TRUE else 0
+        n = tokens.shape[1]
+        states, own = self._guesses(tokens, transfer, Behind(places, steps, n, n - 1, known))
+        return self.layers.logits(states[:, -1]), own[:, ahead:]
+
+    def _places(self, tokens: Tensor, ahead: int) -> Tensor:
+        """All that have a token so far ahead."""
+        return torch.arange(tokens.shape[1] - ahead, device=tokens.device)
+
+    def _guesses(self, tokens: Tensor, transfer: Transfer, where: Behind) -> tuple[Tensor, Tensor]:
+        """Pseudo states [batch, step, place, hidden] in the end, and the model's own logits."""
+        layers, context = self.layers, Context(self.layers.n_layers)
+        states: dict[int, Tensor] = {}
+
+        def tap(layer: int, hidden: Tensor) -> None:
+            if layer in transfer.layers:
+                states[layer] = hidden
+
+        def run(hidden: Tensor, first: int, last: int, step: Step) -> Tensor:
+            for index in range(first, last):
+                hidden = layers.layer(index, hidden, step, cache=Later(context))
+            return hidden
+
+        with torch.no_grad():
+            own = layers.logits(layers.last(tokens, context, tap))
+        return transferred(transfer, states, where, layers.n_layers, run), own
+
+    # What it is worth
+
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> Sequence[DistanceQuality | CandidateQuality]:
+        """Guesses as decoding makes them, by distance; of candidates those of the last step."""
+
+        def measured(job: int) -> list[DistanceQuality]:
+            def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+                return self._decoded(blocks[:, :-1], job)
+
+            return by_distance(guesses, ids, sequence, self.layers.adapter.device, watch=watch)
+
+        if not self.plan.compare:
+            return measured(len(self.jobs) - 1)
+        candidates = range(len(self.plan.layers), len(self.jobs))
+        return [
+            CandidateQuality(**asdict(quality), layer=self.jobs[job][-1])
+            for job in candidates
+            for quality in measured(job)[-1:]
+        ]
+
+    def _decoded(self, tokens: Tensor, job: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """By distance the guesses up to that of a job, and what the model itself says there."""
+        ahead, n = len(self.jobs[job]), tokens.shape[1]
+        places = self._places(tokens, ahead)
+        steps, masked = tuple(range(1, 1 + ahead)), self.plan.mask == MASKED
+        where = Behind(places, steps, n, n - 1, masked=masked)
+        states, own = self._guesses(tokens, self._transfer(job), where)
+        for step in steps:
+            logits = self.layers.logits(states[:, step - 1])
+            yield logits.flatten(0, 1), own[:, step : step + len(places)].flatten(0, 1)
+
+    def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None = None) -> None:
+        """Write what `hidden-transfer` decodes with; each candidate in a folder of its own."""
+        if not self.plan.compare:
+            self._save(len(self.jobs) - 1, folder, tokenizer, dtype)
+        for job in range(len(self.plan.layers), len(self.jobs)):
+            self._save(job, folder / f"layer-{self.jobs[job][-1]}", tokenizer, dtype)
+
+    def _save(self, job: int, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
+        transfer, dtype = self._transfer(job), dtype or self.layers.adapter.dtype
+        tensors = {f"step.{i}": m.to(dtype) for i, m in enumerate(transfer.matrices, start=1)}
+        options = {**asdict(self.plan), "layers": transfer.layers}
+        del options["compare"]
+        save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, options)

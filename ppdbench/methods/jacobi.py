@@ -1,0 +1,61 @@
+"""Jacobi decoding: guess the next tokens, let the model correct all of them at once, repeat.
+
+Santilli et al. 2023. Greedy decoding is read as a system of equations, one per position, and
+solved by fixed-point iteration: what the model predicts after each guessed token is the next
+guess for the place behind it. The window slides with what is committed instead of waiting
+until a whole block has settled. No weights and no memory of the text: what is accepted is
+what the model corrected in time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppdbench.decoding.decoder import Proposer, Setup
+from ppdbench.decoding.draft import Draft
+from ppdbench.errors import ConfigError
+from ppdbench.methods.base import option, strategy
+
+if TYPE_CHECKING:
+    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.engine.session import Session
+
+
+@strategy("jacobi")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jacobi:
+    """Guess the next tokens and correct all of them in every pass."""
+
+    window: int = option(8, "tokens guessed and corrected at once")
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ConfigError(f"jacobi: window={self.window}; use 1 or more")
+
+    def prepare(self, setup: Setup) -> FixedPoint:
+        """Nothing to load."""
+        return FixedPoint(self)
+
+
+class FixedPoint(Proposer):
+    """The current guess for the places behind the newest token."""
+
+    def __init__(self, options: Jacobi) -> None:
+        self.window = options.window
+        self.rows = 1 + options.window
+        self._guess: list[int] = []
+
+    def start(self, session: Session, opening: Opening) -> None:
+        """Begin with the newest tokens again: any guess will do, and these need no draw."""
+        self._guess = list(session.tokens[-self.window :])
+
+    def propose(self, session: Session, room: int) -> Draft:
+        # Places that no prediction has reached yet.
+        missing = self.window - len(self._guess)
+        self._guess += (self._guess or session.tokens)[-1:] * missing
+        return Draft.chain(self._guess[:room])
+
+    def learn(self, session: Session, verified: Verified) -> None:
+        """The predictions behind the committed tokens are the next guess."""
+        self._guess = list(verified.predictions[len(verified.outcome.path) + 1 :])

@@ -1,0 +1,3 @@
+"""LayerSkip: drafts from an early exit, and the training that makes exits readable."""
+
+from ppdbench.methods.layerskip import strategy as strategy

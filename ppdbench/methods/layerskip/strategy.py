@@ -1,0 +1,180 @@
+"""LayerSkip: the model's own first layers draft, its other layers check.
+
+Elhoushi et al. 2024, self-speculative decoding. A draft comes from layers [0, E), read out
+through the shared norm and head. Those layers are the same for drafting and checking, so that
+their cache rows and the hidden states at the exit are kept: checking starts at layer E, and
+nothing is computed twice. Works on any model, but pays on those trained to exit early.
+
+What is reused can be taken away for comparison. `kvq` is all of the above; `kv` still keeps
+one cache for both, but checking runs layers [0, E) again; with `none` the draft moreover has
+a cache of its own, with a prefill of its own, as when two models of equal weights are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppdbench.decoding.decoder import Proposer, Setup
+from ppdbench.decoding.draft import Computed, Draft
+from ppdbench.errors import ConfigError
+from ppdbench.methods.base import option, strategy
+from ppdbench.methods.early_exit import check_exit_options, exit_layer_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.sampling import Chooser
+    from ppdbench.engine.cache import KVCache
+    from ppdbench.engine.masks import StepMaker
+    from ppdbench.engine.session import Session
+
+REUSES = ("kvq", "kv", "none")
+
+
+@strategy("layerskip")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSkip:
+    """Draft with the model's own first layers, check with the others."""
+
+    exit_layer: int = option(0, "layers that draft (0: a quarter of them)")
+    draft_length: int = option(4, "tokens drafted at most; where it starts if adaptive")
+    confidence: float = option(
+        0.0, "draft no further where no token has this probability, 0..1 (0: off)"
+    )
+    adaptive: bool = option(
+        False, "draft one token more after a draft fully accepted, one less after any other"
+    )
+    max_draft: int = option(12, "tokens drafted at most if adaptive")
+    reuse: str = option(
+        "kvq",
+        "kvq: nothing is computed twice; kv: checking runs the drafting layers again; "
+        "none: drafting also has a cache of its own",
+    )
+
+    def __post_init__(self) -> None:
+        check_exit_options("layerskip", self.exit_layer, self.confidence)
+        if self.draft_length < 1:
+            raise ConfigError(f"layerskip: draft_length={self.draft_length}; use 1 or more")
+        if self.adaptive and self.max_draft < self.draft_length:
+            raise ConfigError(
+                f"layerskip: max_draft={self.max_draft} is below draft_length="
+                f"{self.draft_length}; use {self.draft_length} or more"
+            )
+        if self.reuse not in REUSES:
+            raise ConfigError(
+                f"layerskip: reuse={self.reuse!r} is not known; use {', '.join(REUSES)}"
+            )
+
+    def exit_in(self, n_layers: int) -> int:
+        """The exit asked for, or a quarter of the layers."""
+        return exit_layer_of("layerskip", self.exit_layer, n_layers // 4, n_layers)
+
+    def prepare(self, setup: Setup) -> SelfSpeculation:
+        """Settle the exit; make the second cache if there is to be one."""
+        model = setup.target.staged
+        exit_layer = self.exit_in(model.n_layers)
+        if self.reuse != "none":
+            return SelfSpeculation(self, exit_layer)
+        own = model.new_cache(setup.capacity, layers=range(exit_layer))
+        return SelfSpeculation(self, exit_layer, own)
+
+
+class SelfSpeculation(Proposer):
+    """Runs the layers below the exit ahead of the others, token by token."""
+
+    _chooser: Chooser
+
+    def __init__(
+        self, options: LayerSkip, exit_layer: int, own: tuple[KVCache, StepMaker] | None = None
+    ) -> None:
+        self.options = options
+        self.exit_layer = exit_layer
+        self.longest = options.max_draft if options.adaptive else options.draft_length
+        self.rows = 1 + self.longest
+        self._own = own
+        self._length = options.draft_length
+
+    def start(self, session: Session, opening: Opening) -> None:
+        self._chooser = opening.chooser
+        self._length = self.options.draft_length
+        if self._own is not None:
+            self._own[0].truncate(0)
+            self._run(session, session.ids(session.tokens[:-1]))
+
+    def propose(self, session: Session, room: int) -> Draft:
+        import torch
+
+        states = [self._run(session, session.ids(self._unseen(session)))]
+        tokens: list[Tensor] = []
+        drawn: list[Tensor] = []
+        while len(tokens) < min(room, self._length):
+            if len(states) == len(tokens):
+                states.append(self._run(session, tokens[-1]))
+            logits = session.logits(states[-1])[:, -1]
+            if self._unsure(logits):
+                break
+            token, probabilities = self._chooser.draw(logits)
+            tokens.append(token)
+            if probabilities is not None:
+                drawn.append(probabilities)
+        # Only now does the host wait for the tokens, all at once.
+        ids = torch.cat(tokens, dim=1)[0].tolist() if tokens else []
+        return Draft.chain(
+            ids,
+            computed=self._computed(session, states, tokens),
+            probabilities=torch.cat(drawn) if drawn else None,
+        )
+
+    def learn(self, session: Session, verified: Verified) -> None:
+        n = len(verified.draft)
+        if self.options.adaptive and n:
+            longer = len(verified.outcome.path) == n
+            self._length = max(1, min(self.longest, self._length + (1 if longer else -1)))
+
+    def _unseen(self, session: Session) -> list[int]:
+        """The tokens that the drafting layers have yet to run.
+
+        The newest; in a cache of their own the one before as well, after a draft fully accepted.
+        """
+        cache = self._cache(session)
+        cache.truncate(session.cached)
+        return session.tokens[cache.lengths[0] :]
+
+    def _run(self, session: Session, ids: Tensor) -> Tensor:
+        """Layers below the exit over the tokens that follow; the last state [1, 1, hidden]."""
+        n, first = ids.shape[1], self._cache(session).lengths[0]
+        if self._own is None:
+            step = session.chain(n, start=first)
+            return session.run(session.embed(ids, step), 0, self.exit_layer, step)[:, -1:]
+        cache, steps = self._own
+        step = steps.chain(first, n)
+        hidden = session.embed(ids, step)
+        return session.model.run(hidden, 0, self.exit_layer, step, cache)[:, -1:]
+
+    def _cache(self, session: Session) -> KVCache:
+        return session.cache if self._own is None else self._own[0]
+
+    def _unsure(self, logits: Tensor) -> bool:
+        """Whether not even the likeliest token is likely enough.
+
+        Asked before a token is drawn: to drop one for what it turned out to be would skew
+        sampled outputs.
+        """
+        import torch
+
+        confidence = self.options.confidence
+        return confidence > 0 and float(torch.softmax(logits.float(), -1).amax()) < confidence
+
+    def _computed(
+        self, session: Session, states: list[Tensor], tokens: list[Tensor]
+    ) -> Computed | None:
+        """What checking need not do again; the newest draft has to run for that too."""
+        import torch
+
+        if self.options.reuse != "kvq":
+            return None
+        if len(states) == len(tokens):
+            states.append(self._run(session, tokens[-1]))
+        return Computed(torch.cat(states, dim=1), self.exit_layer)

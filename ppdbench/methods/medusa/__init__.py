@@ -1,0 +1,3 @@
+"""Medusa: further heads on the last hidden state, each for one token further ahead."""
+
+from ppdbench.methods.medusa import strategy as strategy

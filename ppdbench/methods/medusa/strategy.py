@@ -1,0 +1,103 @@
+"""Medusa: heads on the last hidden state guess the tokens further ahead, all at once.
+
+Cai et al. 2024. The state that yields the next token is read by a head for each distance as
+well, which costs next to nothing. Their likeliest tokens fill a sparse tree of fixed shape,
+and one pass verifies it and yields the state that the next tree is filled from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ppdbench.decoding.decoder import Proposer, Setup
+from ppdbench.decoding.draft import Draft
+from ppdbench.errors import ConfigError
+from ppdbench.methods.base import option, strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.engine.session import Session
+    from ppdbench.methods.medusa.network import MedusaHeads
+    from ppdbench.trees.tree import Tree
+
+
+@strategy("medusa", trained=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Medusa:
+    """Heads on the last hidden state guess several tokens ahead."""
+
+    addon: str = option(
+        "",
+        "what `train medusa` wrote, or a published medusa_lm_head (the reference model's own)",
+        names="file",
+    )
+    tree: str = option("", "tree file (the add-on's tree.json, or a general one)", names="tree")
+    typical: float = option(
+        0.0, "keep what is likely enough: epsilon of typical acceptance, not exact (0: off)"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.typical < 1:
+            raise ConfigError(
+                f"medusa: typical={self.typical}; use 0 (off), or above 0 and below 1"
+            )
+
+    def prepare(self, setup: Setup) -> Guessing:
+        """Load the heads and the tree that they fill."""
+        from ppdbench.methods.medusa.network import load_medusa
+        from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
+
+        medusa = load_medusa(self.addon, setup.target)
+        tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)
+        check_top("medusa", tree.top, setup.target.staged.vocab_size)
+        loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}
+        facts = {**medusa.facts, "nodes": [1 + len(tree)], "rows": [1 + len(tree)]}
+        guessing = Guessing(medusa.heads, tree, loaded, self.typical, facts)
+        guessing.used = used_parts(self.addon, self.tree, medusa.folder)
+        return guessing
+
+
+class Guessing(Proposer):
+    """Fills the tree from the last hidden state of the newest token that the model has run."""
+
+    _state: Tensor  # [1, hidden]
+
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        tree: Tree,
+        loaded: dict[str, str],
+        typical: float,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.heads, self.tree, self.loaded, self.facts = heads, tree, loaded, facts or {}
+        self.rows = 1 + len(tree)
+        self.trees = tree.parents != tuple(range(-1, len(tree) - 1))
+        self._used = heads.first(tree.depth)
+        self.taps = (heads.after,)
+        if typical:
+            from ppdbench.decoding.typical import Typical
+
+            self.acceptance = Typical(typical)
+
+    def start(self, session: Session, opening: Opening) -> None:
+        self._state = opening.taps[self.heads.after][0, -1:]
+
+    def propose(self, session: Session, room: int) -> Draft:
+        logits = self._used.logits(self._state)[:, 0]
+        tokens = self.tree.fill(logits.topk(self.tree.top).indices)
+        return Draft.tree(tokens, self.tree.parents) if self.trees else Draft.chain(tokens)
+
+    def learn(self, session: Session, verified: Verified) -> None:
+        self._state = verified.states[self.heads.after][:, verified.last]
+
+    def guesses(self, session: Session, prompt_ids: list[int], positions: Sequence[int]) -> Tensor:
+        """Logits [position, distance, vocab] of every head at some places of a text."""
+        session.reset(prompt_ids)
+        states: dict[int, Tensor] = {}
+        session.prefill(tap=states.__setitem__)
+        return self.heads.logits(states[self.heads.after][0, list(positions)]).transpose(0, 1)

@@ -1,0 +1,162 @@
+"""Training Medusa heads while the model stays as it is.
+
+Cai et al. 2024, Medusa-1: each head is residual blocks that start as the identity and a matrix
+that starts as the model's own, so that at first every head guesses the model's next token. Its
+loss weighs decay^h for head h, since what lies further ahead is harder to know. With `kl` a
+head learns the distribution that the model itself has when it gets there, with `ce` the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from ppdbench.engine.addons import save_addon
+from ppdbench.errors import ConfigError
+from ppdbench.methods.medusa.network import METHOD, reading_layer
+from ppdbench.runs.workload import Report, silent
+from ppdbench.training.evaluate import DistanceQuality, by_distance
+from ppdbench.training.heads import LOSSES, TrainableHead
+from ppdbench.training.layers import TrainedLayers, cross_entropy
+from ppdbench.training.objective import Objective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaPlan:
+    """What is trained, and towards what; a `rank` of None is a whole matrix, 0 the model's own.
+
+    Heads read the state `after` so many layers (0: all). With fewer they are the early exits
+    that hidden transfer is compared with.
+    """
+
+    heads: int = 5
+    layers: int = 1
+    after: int = 0
+    rank: int | None = None
+    loss: str = "kl"
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        least = {"heads": 1, "layers": 0, "after": 0, "rank": 0}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise ConfigError(f"--{name} {value}: use {lowest} or more")
+        if self.layers == self.rank == 0:
+            raise ConfigError("--layers 0 --rank 0 leaves nothing to train; raise one of them")
+        if self.loss not in LOSSES:
+            raise ConfigError(f"--loss {self.loss!r}: use {' or '.join(LOSSES)}")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"--decay {self.decay}: use a value above 0, up to 1")
+
+
+class Block(nn.Module):
+    """x + SiLU(W x + b), at first x."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width, device=device)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In the type of `x`, whatever the weights are trained in."""
+        weight, bias = self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype)
+        return x + silu(linear(x, weight, bias))
+
+
+class MedusaHead(nn.ModuleList):
+    """Blocks, then a matrix to the vocabulary; parameters are named as in published files."""
+
+    def __init__(self, own: Tensor, plan: MedusaPlan) -> None:
+        blocks = [Block(own.shape[1], own.device) for _ in range(plan.layers)]
+        super().__init__([*blocks, TrainableHead(own, plan.rank)])
+
+    def forward(self, normed: Tensor, own: Tensor) -> Tensor:
+        """Logits of normed hidden states; `own` is the model's head."""
+        *blocks, readout = self
+        for block in blocks:
+            normed = block(normed)
+        logits: Tensor = readout(normed, own)
+        return logits
+
+
+class MedusaObjective(Objective):
+    """The weighted sum of the losses of all heads."""
+
+    def __init__(
+        self, model: Any, plan: MedusaPlan, sequence: int, *, compiled: bool = False
+    ) -> None:
+        super().__init__()
+        if sequence <= plan.heads:
+            raise ConfigError(
+                f"--sequence {sequence} is too short for {plan.heads} heads; use "
+                f"{plan.heads + 1} or more"
+            )
+        self.plan, self.shortest = plan, plan.heads + 1
+        # In a list, so that the frozen model is no part of what is trained or saved.
+        frozen = model.requires_grad_(False).eval()
+        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
+        self.after = reading_layer(plan.after, self._frozen[0].n_layers)
+        self.heads = nn.ModuleList(MedusaHead(self._own(), plan) for _ in range(plan.heads))
+
+    def _own(self) -> Tensor:
+        weight: Tensor = self._frozen[0].adapter.head.get_parameter("weight").data
+        return weight
+
+    def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
+        """`loss` to minimise and each distance's own to watch."""
+        del t, total
+        losses = {}
+        for distance, (logits, own) in enumerate(self._guesses(blocks[:, :-1]), start=1):
+            if self.plan.loss == "ce":
+                found = cross_entropy(logits, blocks[:, 1 + distance :])
+            else:
+                found = self._frozen[0].divergence(logits, own)
+            losses[f"distance {distance}"] = found
+        weighted = [self.plan.decay**h * loss for h, loss in enumerate(losses.values())]
+        return {"loss": torch.stack(weighted).sum(), **losses}
+
+    def _guesses(self, inputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """By head, its logits and what the model itself says once it has come so far.
+
+        Of inputs [batch, n]: both [batch, n - distance, vocab].
+        """
+        adapter = self._frozen[0].adapter
+        states: list[Tensor] = []
+
+        def tap(layer: int, hidden: Tensor) -> None:
+            if layer == self.after:
+                states.append(hidden)
+
+        with torch.no_grad():
+            own = adapter.logits(self._frozen[0].last(inputs, tap=tap))
+            normed = adapter.norm(states[0])
+        for distance, head in enumerate(self.heads, start=1):
+            yield adapter.cap(head(normed[:, :-distance], self._own())), own[:, distance:]
+
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> list[DistanceQuality]:
+        """How often each head's guesses are what the model itself finds most likely there."""
+
+        def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+            for logits, own in self._guesses(blocks[:, :-1]):
+                yield logits.flatten(0, 1), own.flatten(0, 1)
+
+        return by_distance(guesses, ids, sequence, self._own().device, watch=watch)
+
+    def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
+        """Write what the method `medusa` reads, in this type or else the model's."""
+        tensors = {
+            name: tensor.to(dtype or self._own().dtype)
+            for name, tensor in self.heads.named_parameters()
+        }
+        save_addon(folder, METHOD, self._frozen[0].model, tokenizer, tensors, asdict(self.plan))

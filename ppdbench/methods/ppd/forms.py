@@ -1,0 +1,184 @@
+"""The forms that Predictive Pipelined Decoding comes in, ready to decode prompt after prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from ppdbench.decoding.decoder import Decoder
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import Decoded
+from ppdbench.decoding.sampling import Chooser
+from ppdbench.engine.session import Session
+from ppdbench.errors import UnitError
+from ppdbench.machine.clock import Clock
+from ppdbench.machine.cores import confined, share_out, threads_per_unit
+from ppdbench.methods.ppd import ranks
+from ppdbench.methods.ppd.decode import InPlace, UpperHalf, pipelined
+from ppdbench.methods.ppd.log import Log
+from ppdbench.methods.ppd.plan import Plan
+from ppdbench.methods.ppd.process import can_copy
+from ppdbench.methods.ppd.replicated import REPLICA_ROWS, Main, Replicas
+from ppdbench.methods.ppd.split import UpperUnit
+from ppdbench.methods.ppd.times import layer_times
+from ppdbench.methods.ppd.units import Lower, Upper
+
+
+class Form(Decoder):
+    """What all forms share: a share of the cores for this process, and what reports need."""
+
+    name: str
+    has_candidates = True
+    """Whether this process itself runs the first layers for candidates."""
+
+    def __init__(self, plan: Plan, units: int) -> None:
+        if units > 1 and ranks.world() > 1:
+            ranks.check_world(self.name, units)
+        self.plan, self.rows, self.units = plan, plan.k, units
+        self.threads = threads_per_unit(units)
+        self.compiles = plan.target.staged.device.type == "cpu" and ranks.world() == 1
+        self._cores = share_out(units, self.threads)
+        self._started = ExitStack()
+
+    def begin(self) -> None:
+        """Measure the parts and start the other units, which have the model as it is now."""
+        plan = self.plan
+        # After all candidates at once, while their token is on its way; else after that alone.
+        read = plan.k if self.has_candidates and plan.in_the_middle else 1
+        with confined(self._cores[0], self.threads):
+            times = layer_times(
+                *(plan.target.staged, plan.capacity, plan.exit_after, plan.k),
+                head=plan.early_head(),
+                read=read,
+            )
+        self.facts = {
+            "form": self.name,
+            "n_layers": plan.target.staged.n_layers,
+            "exit_after": plan.exit_after,
+            "k": plan.k,
+            "units": self.units,
+            "threads_per_unit": self.threads,
+            "layer_times": times,
+            "weight_bytes_per_unit": self._begin(),
+        }
+
+    def _begin(self) -> list[int]:
+        """Start the other units; the weights that each unit needs, in bytes."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _halves(
+        self, session: Session, prompt_ids: list[int], chooser: Chooser
+    ) -> Iterator[tuple[Lower, UpperHalf]]:
+        """Both halves of the model for one output."""
+        raise NotImplementedError
+
+    def decode(
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
+    ) -> Decoded:
+        """One output."""
+        began = clock.now()
+        with (
+            confined(self._cores[0], self.threads),
+            self._halves(session, prompt_ids, chooser) as (lower, upper),
+        ):
+            ready = clock.now()
+            decoded = pipelined(lower, upper, prompt_ids, limits, clock)
+            done = clock.now()
+        around_ms = 1e3 * (ready - began + clock.now() - done)
+        return replace(decoded, aside_ms=decoded.aside_ms + around_ms)
+
+    def close(self) -> None:
+        """End the other units."""
+        self._started.close()
+
+
+class Inline(Form):
+    """One process does everything, one thing after the other: tokens and matches, no gain.
+
+    Its latency is what theory and this machine's layer times make of the matches.
+    """
+
+    name = "inline"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan, units=1)
+
+    def _begin(self) -> list[int]:
+        return [self.plan.target.staged.weight_bytes() + self.plan.head_bytes]
+
+    @contextmanager
+    def _halves(
+        self, session: Session, prompt_ids: list[int], chooser: Chooser
+    ) -> Iterator[tuple[Lower, UpperHalf]]:
+        plan, log = self.plan, Log("main")
+        upper = InPlace(Upper(session, plan.exit_after, chooser), log)
+        yield Lower(session, plan.exit_after, plan.k, log, plan.early_head()), upper
+
+
+class Split(Form):
+    """Unit A, in this process, has the layers up to the exit; unit B those after it."""
+
+    name = "split"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan, units=2)
+        # A half that a unit loads by itself is no model that can be compiled.
+        self.compiles = self.compiles and can_copy(plan.target.staged.device)
+
+    def _begin(self) -> list[int]:
+        plan = self.plan
+        if plan.compiled(self.threads).counts and not self.compiles:
+            raise UnitError(
+                "ppd: passes of this run are compiled, and unit B cannot share them once a GPU is "
+                "in use; use --compile off, or hide the GPU with CUDA_VISIBLE_DEVICES="
+            )
+        self._upper = UpperUnit(plan, self.threads, self._cores[1])
+        self._started.callback(self._upper.close)
+        lower = plan.target.staged.part_bytes(range(plan.exit_after)) + plan.head_bytes
+        return [lower, self._upper.weight_bytes]
+
+    @contextmanager
+    def _halves(
+        self, session: Session, prompt_ids: list[int], chooser: Chooser
+    ) -> Iterator[tuple[Lower, UpperHalf]]:
+        plan = self.plan
+        with self._upper.output(session, len(prompt_ids), chooser) as upper:
+            yield Lower(session, plan.exit_after, plan.k, Log("A"), plan.early_head()), upper
+
+
+class Replicated(Form):
+    """The paper's form: this process and one whole replica of the model per candidate."""
+
+    name = "replicated"
+    has_candidates = False
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan, units=1 + plan.k)
+        self.rows = REPLICA_ROWS
+
+    def _begin(self) -> list[int]:
+        self._replicas = Replicas(self.plan, self.threads, self._cores[1:])
+        self._started.callback(self._replicas.close)
+        main = self.plan.target.staged.weight_bytes() + self.plan.head_bytes
+        return [main, *self._replicas.weight_bytes]
+
+    @contextmanager
+    def _halves(
+        self, session: Session, prompt_ids: list[int], chooser: Chooser
+    ) -> Iterator[tuple[Lower, UpperHalf]]:
+        plan, log = self.plan, Log("main")
+        upper = InPlace(Upper(session, plan.exit_after, chooser), log)
+        with self._replicas.output(session, prompt_ids) as links:
+            yield Main(session, plan.exit_after, links, log, plan.early_head()), upper
+
+
+FORMS: dict[str, type[Inline] | type[Split] | type[Replicated]] = {
+    form.name: form for form in (Inline, Split, Replicated)
+}

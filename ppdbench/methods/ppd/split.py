@@ -1,0 +1,189 @@
+"""Two units for any number of candidates, one copy of the weights in all.
+
+Unit A holds the layers up to the exit and chooses candidates, unit B the layers after it and
+the head. At an exit in the middle B goes on by itself while the guesses are right: the states of
+all candidates reach it before its token is known, and the token picks the row.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppdbench.decoding.sampling import Chooser, Target
+from ppdbench.engine.loading import load
+from ppdbench.engine.quiet import quiet
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from ppdbench.machine.cores import Cores, confine
+from ppdbench.methods.ppd.channel import Channel, Kind, Layout, Message, Watch, take_spent
+from ppdbench.methods.ppd.crew import Crew, Join, Order
+from ppdbench.methods.ppd.log import Account, Log
+from ppdbench.methods.ppd.plan import Plan
+from ppdbench.methods.ppd.units import Ahead, Sessions, Upper
+
+PROMPT_ROWS = 8  # hidden states of a prompt travel in messages of so many
+
+
+class Remote:
+    """The upper half as the lower one sees it, through a channel each way."""
+
+    def __init__(self, out: Channel, back: Channel, finish: Callable[[], Account]) -> None:
+        self._out, self._back, self._finish = out, back, finish
+
+    def prompt(self, hidden: Tensor, *, whole: bool) -> None:
+        n = hidden.shape[1]
+        for first in range(0, n, PROMPT_ROWS):
+            rows = hidden[:, first : first + PROMPT_ROWS]
+            self._out.send(Kind.PROMPT, (n, int(whole)), rows)
+
+    def offer(self, ahead: Ahead) -> None:
+        self._out.send(Kind.OFFER, ahead.ids, ahead.states)
+
+    def take(self, hidden: Tensor) -> None:
+        self._out.send(Kind.TAKE, (), hidden)
+
+    def answered(self) -> bool:
+        return self._back.ready()
+
+    def token(self) -> tuple[int, float]:
+        message = self._back.receive()
+        return message.ids[0], message.logit
+
+    def end(self) -> Account:
+        """B may be at work on a token that nobody wants any more."""
+        self._out.send(Kind.END)
+        while self._back.receive().kind is not Kind.END:
+            pass
+        theirs = self._finish()
+        spent = take_spent(self._out, self._back)
+        return Account(spent + theirs.communication_s, theirs.events)
+
+
+@torch.inference_mode()
+def serve_upper(upper: Upper, prompt: int, inbox: Channel, outbox: Channel, log: Log) -> Account:
+    """Unit B's part in one output, whose prompt has so many tokens."""
+    began = time.perf_counter()
+    hidden = _prompt(upper, prompt, inbox)
+    token, logit = upper.choose(hidden)
+    number = 1
+    log.note("finish", number, began)
+    while True:
+        outbox.send(Kind.TOKEN, (token,), logit=logit)
+        state = _next_state(inbox, token)
+        if state is None:
+            outbox.send(Kind.END)
+            return Account(take_spent(inbox, outbox), log.events)
+        began = time.perf_counter()
+        number += 1
+        token, logit = upper.token(state)
+        log.note("finish", number, began)
+
+
+def _prompt(upper: Upper, n: int, inbox: Channel) -> Tensor:
+    """All rows of the prompt, part by part; what the last layer gave for the last part."""
+    while upper.rows < n:
+        message = inbox.receive()
+        size, whole = message.ids
+        hidden = message.states.new_empty(1, size, message.states.shape[-1])
+        filled = _fill(hidden, 0, message)
+        while filled < size:
+            filled = _fill(hidden, filled, inbox.receive())
+        last = upper.prompt(hidden, whole=bool(whole))
+    return last
+
+
+def _fill(hidden: Tensor, at: int, message: Message) -> int:
+    end = at + message.states.shape[1]
+    hidden[:, at:end] = message.states
+    return end
+
+
+def _next_state(inbox: Channel, token: int) -> Tensor | None:
+    """The row of `token`: an offered one, or the one sent for it; None at the end."""
+    while (message := inbox.receive()).kind is not Kind.END:
+        if message.kind is Kind.TAKE:
+            return message.states
+        if token in message.ids:
+            row = message.ids.index(token)
+            return message.states[:, row : row + 1]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What unit B needs for one output; the generator's state, where tokens are drawn."""
+
+    prompt: int
+    fixed_rows: int | None
+    target: Target
+    state: Tensor | None
+
+
+def _upper_part(order: Order) -> tuple[StagedModel, int]:
+    """The model as unit B has it, and how many bytes of weights that adds to unit A's.
+
+    The final norm and the head serve both: in shared memory they are there once.
+    """
+    if order.held is None:
+        staged = load(order.spec, keep=range(order.exit_after, sys.maxsize)).staged
+        return staged, staged.weight_bytes()
+    staged = order.held
+    upper = range(order.exit_after, staged.n_layers)
+    return staged, staged.part_bytes(upper) - staged.readout_bytes()
+
+
+class UpperServer:
+    """Unit B, in its own process."""
+
+    def __init__(self, order: Order, watch: Watch) -> None:
+        quiet()
+        confine(order.cores, order.threads)
+        self._order, self._watch = order, watch
+        self._staged, weight_bytes = _upper_part(order)
+        own = range(order.exit_after, self._staged.n_layers)
+        self._sessions = Sessions(self._staged, order.capacity, own)
+        self.facts: dict[str, Any] = {"weight_bytes": weight_bytes}
+
+    def serve(self, task: Task | Join) -> Account | None:
+        """One output."""
+        order = self._order
+        if isinstance(task, Join):
+            self._wires = order.link.open(order.rank, self._staged.device, self._watch)
+            return None
+        session = self._sessions.of(task.fixed_rows)
+        session.reset([])
+        chooser = Chooser(task.target)
+        if task.state is not None:
+            chooser.generator.set_state(task.state)
+        upper = Upper(session, order.exit_after, chooser)
+        return serve_upper(upper, task.prompt, *self._wires, Log("B"))
+
+    def close(self) -> None:
+        """Nothing that outlives the process."""
+
+
+class UpperUnit:
+    """Unit B as unit A has it."""
+
+    def __init__(self, plan: Plan, threads: int, cores: Cores) -> None:
+        staged, rows = plan.target.staged, max(plan.k, PROMPT_ROWS)
+        layout = Layout(max(plan.k, 2), rows, staged.hidden_size, staged.dtype)
+        self._crew = Crew(plan, ["unit B"], UpperServer, layout, threads, [cores], shared=True)
+        self.weight_bytes = self._crew.weight_bytes[0]
+        self.close = self._crew.close
+
+    @contextmanager
+    def output(self, session: Session, prompt: int, chooser: Chooser) -> Iterator[Remote]:
+        """The upper half for one output."""
+        state = None if chooser.target.greedy else chooser.generator.get_state()
+        task = Task(prompt, session.fixed_rows, chooser.target, state)
+        with self._crew.output([task]) as [((back, out), finish)]:
+            yield Remote(out, back, finish)

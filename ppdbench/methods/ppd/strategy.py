@@ -1,0 +1,98 @@
+"""Predictive Pipelined Decoding: begin the next token before this one is known.
+
+Yang et al. 2023. The layers up to `exit_after` already tell which tokens may come next: while
+the other layers finish the current token, the first layers run for the `k` likeliest. If the
+token is one of them, the next one has a head start; if not, nothing is lost but the work.
+Outputs are exact: every token is read from the last layer.
+
+Three forms. `split` gives the lower and the upper layers to a process each, one copy of the
+weights in all, whatever `k`. `replicated` is the paper's: a whole replica per candidate.
+`inline` does the same in one process, one thing after the other, and predicts the latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppdbench.decoding.decoder import Setup
+from ppdbench.errors import ConfigError
+from ppdbench.methods.base import option, strategy
+
+if TYPE_CHECKING:
+    from ppdbench.engine.heads import ExitHead
+    from ppdbench.engine.loading import Loaded
+    from ppdbench.methods.ppd.forms import Form
+
+NAMES = ("inline", "split", "replicated")
+
+
+@strategy("ppd")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictivePipelined:
+    """Run the first layers for the likeliest next tokens while the others finish this one."""
+
+    exit_after: int = option(0, "layers run before candidates are read out, half or more (0: half)")
+    k: int = option(3, "candidates")
+    head: str = option(
+        "", "folder of trained heads for the early prediction ('': the model's own)", names="file"
+    )
+    form: str = option(
+        "inline", "inline: one process, latency predicted; split: two; replicated: k + 1"
+    )
+    patience: float = option(60.0, "seconds without an answer after which a unit counts as hung")
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ConfigError(f"ppd: k={self.k}; use 1 or more")
+        if self.exit_after < 0:
+            raise ConfigError(f"ppd: exit_after={self.exit_after}; use 0 (half) or more")
+        if self.form not in NAMES:
+            raise ConfigError(f"ppd: form={self.form!r} is not known; use {', '.join(NAMES)}")
+        if not self.patience > 0:
+            raise ConfigError(f"ppd: patience={self.patience}; use a number of seconds above 0")
+
+    def exit_in(self, n_layers: int) -> int:
+        """The exit asked for, or half of the layers."""
+        from ppdbench.theory import check_exit
+
+        exit_after = self.exit_after or (n_layers + 1) // 2
+        check_exit(n_layers, exit_after)
+        return exit_after
+
+    def prepare(self, setup: Setup) -> Form:
+        """Settle the exit and read the head; units start when the run begins."""
+        from ppdbench.methods.ppd.forms import FORMS
+        from ppdbench.methods.ppd.plan import Plan
+
+        loaded = setup.target
+        exit_after = self.exit_in(loaded.staged.n_layers)
+        if self.k > loaded.staged.vocab_size:
+            raise ConfigError(f"ppd: k={self.k}; use 1..{loaded.staged.vocab_size}")
+        head, fingerprint = self._head(loaded, exit_after)
+        plan = Plan(
+            target=loaded,
+            capacity=setup.capacity,
+            exit_after=exit_after,
+            k=self.k,
+            head=head,
+            patience_s=self.patience,
+        )
+        form = FORMS[self.form](plan)
+        form.used = {"head": self.head or "the model's own"}
+        form.loaded = {"head": fingerprint} if fingerprint else {}
+        return form
+
+    def _head(self, loaded: Loaded, exit_after: int) -> tuple[ExitHead | None, str]:
+        """The head to read out with, if it is not the model's own, and its fingerprint."""
+        if not self.head:
+            return None, ""
+        from ppdbench.engine.heads import load_heads
+
+        heads, fingerprint = load_heads(self.head, loaded)
+        if exit_after not in heads:
+            raise ConfigError(
+                f"ppd: {self.head} has no head for exit_after={exit_after}; it has "
+                f"{', '.join(map(str, sorted(heads)))}"
+            )
+        return heads[exit_after], fingerprint

@@ -1,0 +1,67 @@
+"""Prompt lookup: bet that the text is about to repeat itself.
+
+Saxena 2023. Proposes whatever followed the latest earlier copy of the current suffix. No
+weights, so it is the floor that other methods must beat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppdbench.decoding.decoder import Proposer, Setup
+from ppdbench.decoding.draft import Draft
+from ppdbench.errors import ConfigError
+from ppdbench.methods.base import option, strategy
+
+if TYPE_CHECKING:
+    from ppdbench.decoding.loop import Opening
+    from ppdbench.engine.session import Session
+
+
+@strategy("prompt-lookup")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLookup:
+    """Continue as after the latest earlier copy of the current suffix."""
+
+    longest_suffix: int = option(3, "tokens of the longest suffix looked up")
+    max_draft: int = option(8, "tokens proposed at most")
+
+    def __post_init__(self) -> None:
+        for name in ("longest_suffix", "max_draft"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"prompt-lookup: {name}={getattr(self, name)}; use 1 or more")
+
+    def prepare(self, setup: Setup) -> Lookup:
+        """Nothing to load."""
+        return Lookup(self)
+
+
+class Lookup(Proposer):
+    """Where each n-gram was last seen, kept up to date token by token."""
+
+    def __init__(self, options: PromptLookup) -> None:
+        self.options = options
+        self.rows = 1 + options.max_draft
+        self._after: dict[tuple[int, ...], int] = {}
+        self._seen = 0
+
+    def start(self, session: Session, opening: Opening) -> None:
+        self._after.clear()
+        self._seen = 0
+
+    def propose(self, session: Session, room: int) -> Draft:
+        tokens = session.tokens
+        self._read(tokens)
+        for n in range(min(self.options.longest_suffix, len(tokens) - 1), 0, -1):
+            follow = self._after.get(tuple(tokens[-n:]))
+            if follow is not None:
+                return Draft.chain(tokens[follow : follow + min(room, self.options.max_draft)])
+        return Draft.empty()
+
+    def _read(self, tokens: list[int]) -> None:
+        """Note where n-grams end; not those that end with the text, which nothing follows."""
+        for end in range(self._seen + 1, len(tokens)):
+            for n in range(1, min(self.options.longest_suffix, end) + 1):
+                self._after[tuple(tokens[end - n : end])] = end
+        self._seen = len(tokens) - 1

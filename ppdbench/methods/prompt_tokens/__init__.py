@@ -1,0 +1,3 @@
+"""Parallel prompt decoding: trained prompt tokens behind the text that guess ahead."""
+
+from ppdbench.methods.prompt_tokens import strategy as strategy

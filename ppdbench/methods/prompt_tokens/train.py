@@ -1,0 +1,255 @@
+"""Training prompt tokens: chains behind random places of a text learn to guess what follows.
+
+Parallel prompt decoding (Chen et al. 2024). The frozen model reads the text once. Chains are
+then put behind several places of it, none of which sees another: prompt token i behind token
+a is held against the model's own distribution i tokens further on, where it has seen all of
+the text up to there. Places are drawn anew in each step, and prompt tokens start as ordinary
+words.
+
+The variants of the paper's appendix are options: ensembles and their masks (Tables 2 and 6),
+text instead of distillation (3), a prefix (4), a head of their own (5), learned weights (7) and
+the mean of several exits (8). Its two-stage head is a second run that starts from the first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ppdbench.engine.addons import Addon, save_addon
+from ppdbench.engine.heads import ExitHead
+from ppdbench.engine.masks import Given
+from ppdbench.errors import ConfigError
+from ppdbench.methods.prompt_tokens.network import (
+    AGGREGATIONS,
+    LEARNED,
+    MEAN,
+    METHOD,
+    Chain,
+    Prompts,
+    chains_behind,
+)
+from ppdbench.runs.workload import Report, silent
+from ppdbench.training.context import Later, read
+from ppdbench.training.evaluate import DistanceQuality, by_distance
+from ppdbench.training.heads import TrainableHead
+from ppdbench.training.layers import TrainedLayers, cross_entropy
+from ppdbench.training.objective import Objective
+
+LOSSES = ("kl", "reverse-kl", "ce")
+
+
+MOST = 256  # prompt tokens, and rows of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPlan:
+    """What is trained, and against what.
+
+    kl is the divergence of the guess from the model's own distribution, reverse-kl its other
+    direction, which is how the paper writes it; ce takes the text's token instead. Prompt
+    token i counts `decay` ** (i - 1).
+    """
+
+    prompts: int = 3
+    epts: int = 1
+    mask: str = "ensemble"
+    prefix: int = 0
+    aggregation: str = MEAN
+    exits: int = 1
+    custom_head: bool = False
+    rank: int = 0
+    loss: str = "kl"
+    decay: float = 0.8
+    insertions: int = 16
+
+    def __post_init__(self) -> None:
+        for name, known in (("aggregation", AGGREGATIONS), ("loss", LOSSES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"--{name} {getattr(self, name)!r}: use {', '.join(known)}")
+        for name in ("prompts", "epts", "prefix"):
+            if getattr(self, name) > MOST:
+                raise ConfigError(f"--{name} {getattr(self, name)}: use {MOST} or less")
+        for name, least in (("exits", 1), ("rank", 0), ("insertions", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"--{name} {getattr(self, name)}: use {least} or more")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"--decay {self.decay}: use a value above 0, up to 1")
+        if self.rank and not self.custom_head:
+            raise ConfigError("--rank is of --custom-head; give both or neither")
+
+    @property
+    def chain(self) -> Chain:
+        """The rows behind a place."""
+        return Chain(self.prompts, self.epts, self.mask, self.prefix)
+
+    @property
+    def n_words(self) -> int:
+        """How many words it takes to begin with."""
+        return self.prompts * (self.epts + self.prefix)
+
+
+def ordinary_words(tokenizer: Any, vocab_size: int, n: int, seed: int) -> list[int]:
+    """Ids of the vocabulary, special ones apart, each once as far as they go."""
+    special = set(tokenizer.all_special_ids)
+    known = {i for i in tokenizer.get_vocab().values() if i < vocab_size and i not in special}
+    ids = sorted(known)
+    random.Random(seed).shuffle(ids)
+    return [ids[i % len(ids)] for i in range(n)]
+
+
+class TrainablePrefix(nn.Module):
+    """Keys and values [layers, heads, rows, head_dim], at first those that real words have."""
+
+    def __init__(self, layers: TrainedLayers, words: Tensor) -> None:
+        super().__init__()
+        context, _ = read(layers, words)
+        self.keys = nn.Parameter(torch.cat([kept.keys for kept in context.kept]).float())
+        self.values = nn.Parameter(torch.cat([kept.values for kept in context.kept]).float())
+
+
+class PromptsObjective(Objective):
+    """The loss of chains behind random places; everything but the prompts is frozen."""
+
+    def __init__(
+        self,
+        model: Any,
+        plan: PromptPlan,
+        sequence: int,
+        words: Sequence[int],
+        seed: int,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        """Prompt tokens start as `words`: one id for each of their rows, then for the prefix."""
+        super().__init__()
+        self.plan, self.chain, self.seed = plan, plan.chain, seed
+        self.shortest = plan.insertions + plan.prompts
+        # In a list, so that the frozen model is no part of what is trained or saved.
+        frozen = model.requires_grad_(False).eval()
+        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
+        self._check(sequence)
+        rows = self.chain.rows(self.chain.prompts)
+        ids = torch.tensor([words], device=self.layers.adapter.device)
+        start = self.layers.adapter.words(ids[:, :rows])[0]
+        self.embeddings = nn.Parameter(start.detach().clone().float())
+        if plan.aggregation == LEARNED:
+            self.weights = nn.Parameter(self.embeddings.new_full((plan.epts,), 1 / plan.epts))
+        if plan.custom_head:
+            self.head = TrainableHead(self._own_head(), plan.rank or None)
+        if plan.prefix:
+            self.prefix = TrainablePrefix(self.layers, ids[:, rows:])
+
+    @property
+    def layers(self) -> TrainedLayers:
+        """The frozen model."""
+        return self._frozen[0]
+
+    def _own_head(self) -> Tensor:
+        weight: Tensor = self.layers.adapter.head.get_parameter("weight").data
+        return weight
+
+    def _check(self, sequence: int) -> None:
+        plan, n_layers = self.plan, self.layers.n_layers
+        if plan.exits > n_layers:
+            raise ConfigError(f"--exits {plan.exits}, but this model has {n_layers} layers")
+        if plan.insertions > sequence - plan.prompts:
+            raise ConfigError(
+                f"--insertions {plan.insertions}: a sequence of {sequence} tokens has "
+                f"{max(0, sequence - plan.prompts)} places with {plan.prompts} tokens to guess "
+                "behind them; use fewer or a longer --sequence"
+            )
+
+    def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
+        """`loss` to minimise and that of each distance to watch."""
+        del total
+        places = self._drawn(blocks.shape[1] - 1, t)
+        guessed, own = self._guesses(blocks[:, :-1], places)
+        losses = {}
+        for i in range(self.chain.prompts):
+            follow = blocks[:, 2 + i + places]
+            losses[f"distance {i + 1}"] = self._one(guessed[:, :, i], own[:, :, i], follow)
+        weighted = [self.plan.decay**i * loss for i, loss in enumerate(losses.values())]
+        return {"loss": torch.stack(weighted).mean(), **losses}
+
+    def _drawn(self, length: int, t: int) -> Tensor:
+        """Places of this step, each with tokens behind it for all prompt tokens.
+
+        Drawn from the step alone and the same for the whole batch, however it is split.
+        """
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + t)
+        order = torch.randperm(length - self.chain.prompts, generator=draw)
+        return order[: self.plan.insertions].to(self.layers.adapter.device)
+
+    def _one(self, guessed: Tensor, own: Tensor, follow: Tensor) -> Tensor:
+        if self.plan.loss == "ce":
+            return cross_entropy(guessed, follow)
+        pair = (guessed, own) if self.plan.loss == "kl" else (own, guessed)
+        return self._frozen[0].divergence(*pair)
+
+    def _guesses(self, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [batch, place, prompt, vocab]: what is guessed and what the model itself says."""
+        layers, n = self.layers, len(places)
+        context, hidden = read(layers, tokens)
+        with torch.no_grad():
+            ahead = torch.arange(1, 1 + self.chain.prompts, device=places.device)
+            own = layers.logits(hidden[:, places[:, None] + ahead])
+        prompts = self.prompts(hidden.dtype)
+        step = chains_behind(prompts, places, tokens.shape[1], tokens.shape[1] - 1)
+        rows = layers.adapter.place(prompts.words(n), step.positions)
+        later = Later(context, step.given)
+        outputs = [rows.expand(len(tokens), -1, -1)]
+        for index in range(layers.n_layers):
+            outputs.append(layers.layer(index, outputs[-1], step, cache=later))
+        exits = [prompts.chains(states, n) for states in outputs[-prompts.exits :]]
+        return prompts.logits(layers.adapter, exits), own
+
+    def prompts(self, dtype: torch.dtype) -> Prompts:
+        """What is being trained, as decoding uses it."""
+        plan, head, prefix = self.plan, None, None
+        if plan.custom_head:
+            parts = {name: part.to(dtype) for name, part in self.head.named_parameters()}
+            head = ExitHead(**parts)
+        if plan.prefix:
+            prefix = Given(self.prefix.keys.to(dtype), self.prefix.values.to(dtype))
+        weights = self.weights.to(dtype) if plan.aggregation == LEARNED else None
+        embeddings = self.embeddings.to(dtype)
+        return Prompts(self.chain, embeddings, weights, head, plan.exits, prefix)
+
+    def quality(
+        self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
+    ) -> list[DistanceQuality]:
+        """Guesses behind evenly spread places."""
+        return by_distance(self._evenly, ids, sequence, self.layers.adapter.device, watch=watch)
+
+    def _evenly(self, blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        last = blocks.shape[1] - 2 - self.chain.prompts
+        if last < 0:
+            return
+        n = min(self.plan.insertions, 1 + last)
+        places = torch.linspace(0, last, n, device=blocks.device).long()
+        guessed, own = self._guesses(blocks[:, :-1], places)
+        for i in range(self.chain.prompts):
+            yield guessed[:, :, i].flatten(0, 1), own[:, :, i].flatten(0, 1)
+
+    def start_from(self, addon: Addon) -> None:
+        """Go on with what was trained before; what it lacks starts as it always does."""
+        trained = addon.names()
+        with torch.no_grad():
+            for name, part in self.named_parameters():
+                if name in trained:
+                    part.copy_(addon.take(name, tuple(part.shape)))
+        addon.close()
+
+    def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None = None) -> None:
+        """Write what `prompt-tokens` decodes with, in this type or else the model's."""
+        dtype = dtype or self._own_head().dtype
+        tensors = {name: part.to(dtype) for name, part in self.named_parameters()}
+        save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, asdict(self.plan))

@@ -1,0 +1,198 @@
+"""What transformers itself offers: `generate()` and its assisted modes, as methods of a run.
+
+Not ours and not ours to tune; they are here to be measured against, with the same weights,
+prompts, limits and threads. Passes are told apart by what `generate()` streams. In its
+assisted modes the pass over the prompt verifies a draft, too: tokens that it hands out beyond
+the first are counted with the step after it, which speaks for the peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.errors import ConfigError, PpdbenchError
+from ppdbench.methods.base import option, strategy
+from ppdbench.methods.early_exit import exit_layer_of
+
+if TYPE_CHECKING:
+    from ppdbench.decoding.limits import Limits
+    from ppdbench.decoding.loop import Decoded
+    from ppdbench.decoding.sampling import Chooser
+    from ppdbench.decoding.stock import Handed, StockModel
+    from ppdbench.engine.session import Session
+    from ppdbench.machine.clock import Clock
+
+PREFIX = "transformers:"
+
+
+@strategy("transformers:greedy")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """transformers' generate(), as a user calls it."""
+
+    def prepare(self, setup: Setup) -> Peer:
+        """The stock model beside ours."""
+        return Peer(setup.stock())
+
+
+@strategy("transformers:greedy-static")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateStatic:
+    """transformers' generate() over its static cache."""
+
+    def prepare(self, setup: Setup) -> Peer:
+        """The stock model beside ours."""
+        return Peer(setup.stock(), {"cache_implementation": "static"})
+
+
+@strategy("transformers:early-exit")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateEarlyExit:
+    """transformers' generate() that drafts with its first layers: the peer of layerskip."""
+
+    exit_layer: int = option(0, "layers that draft (0: a quarter of them)")
+    draft_length: int = option(4, "tokens drafted each time")
+
+    def __post_init__(self) -> None:
+        _check("early-exit", "draft_length", self.draft_length)
+
+    def exit_in(self, n_layers: int) -> int:
+        """How many layers draft in a model of `n_layers`."""
+        return exit_layer_of(f"{PREFIX}early-exit", self.exit_layer, n_layers // 4, n_layers)
+
+    def prepare(self, setup: Setup) -> Peer:
+        """The stock model drafts for itself."""
+        stock = setup.stock()
+        options = {"assistant_early_exit": self.exit_in(setup.target.staged.n_layers)}
+        return Peer(stock, options, assistant=stock, draft_length=self.draft_length)
+
+
+@strategy("transformers:prompt-lookup")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateLookup:
+    """transformers' generate() with its prompt lookup: the peer of prompt-lookup."""
+
+    longest_suffix: int = option(3, "tokens of the longest suffix looked up")
+    max_draft: int = option(8, "tokens proposed at most")
+
+    def __post_init__(self) -> None:
+        _check("prompt-lookup", "longest_suffix", self.longest_suffix)
+        _check("prompt-lookup", "max_draft", self.max_draft)
+
+    def prepare(self, setup: Setup) -> Peer:
+        """Nothing but the stock model."""
+        options = {
+            "prompt_lookup_num_tokens": self.max_draft,
+            "max_matching_ngram_size": self.longest_suffix,
+        }
+        return Peer(setup.stock(), options)
+
+
+@strategy("transformers:assistant")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateAssistant:
+    """transformers' generate() with a second, smaller model: the peer of speculative."""
+
+    draft_model: str = option(
+        "", "hub id, folder or synthetic:SPEC of the drafting model", names="model"
+    )
+    draft_length: int = option(4, "tokens drafted each time")
+
+    def __post_init__(self) -> None:
+        if not self.draft_model.strip():
+            raise ConfigError(
+                f"{PREFIX}assistant: no draft_model; give --set draft_model= a hub id, a local "
+                "folder or synthetic:SPEC"
+            )
+        _check("assistant", "draft_length", self.draft_length)
+
+    def prepare(self, setup: Setup) -> Peer:
+        """The stock model and a smaller one."""
+        try:
+            assistant = setup.stock(self.draft_model)
+        except PpdbenchError as error:
+            told = str(error).replace("--model", "draft_model")
+            raise ConfigError(f"{PREFIX}assistant: draft model: {told}") from error
+        words, known = (m.model.config.vocab_size for m in (setup.stock(), assistant))
+        if words != known:
+            raise ConfigError(
+                f"{PREFIX}assistant: draft_model={self.draft_model} has {known} words, the model "
+                f"{words}; use a draft model of the same tokenizer"
+            )
+        return Peer(
+            setup.stock(),
+            {"assistant_model": assistant.model},
+            assistant=assistant,
+            draft_length=self.draft_length,
+        )
+
+
+def _check(name: str, option: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{PREFIX}{name}: {option}={value}; use 1 or more")
+
+
+class Peer(Decoder):
+    """One way to call `generate()`; the session of the run stays unused."""
+
+    foreign = True
+
+    def __init__(
+        self,
+        stock: StockModel,
+        options: Mapping[str, Any] | None = None,
+        *,
+        assistant: StockModel | None = None,
+        draft_length: int = 0,
+    ) -> None:
+        self.stock, self.options = stock, dict(options or {})
+        self.assistant, self.draft_length = assistant, draft_length
+
+    def decode(
+        self,
+        session: Session,
+        prompt_ids: list[int],
+        limits: Limits,
+        clock: Clock,
+        chooser: Chooser,
+    ) -> Decoded:
+        """One call of `generate()`."""
+        if self.assistant is not None:
+            self.assistant.draft_constantly(self.draft_length)
+        watch = session.watch
+        handed = self.stock.generate(prompt_ids, limits, clock, watch, **self.options)
+        return _decoded(handed, limits)
+
+
+def _decoded(handed: Sequence[Handed], limits: Limits) -> Decoded:
+    """Tokens and times in our own terms, ended where greedy decoding would have ended."""
+    from ppdbench.decoding.loop import Decoded, commit
+
+    first, steps = handed[0], handed[1:]
+    output: list[int] = []
+    kept = [commit(output, part.tokens, limits) for part in handed if not _ended(output, limits)]
+    finish = limits.finish(output)
+    if finish is None:
+        raise PpdbenchError(f"generate() ended by itself after {len(output)} tokens")
+    taken = kept[1:]
+    steps = steps[: len(taken)]
+    if taken:
+        taken[0] += kept[0] - 1
+    ends = [first.seconds, *(step.seconds for step in steps)]
+    return Decoded(
+        output_ids=tuple(output),
+        proposed=tuple(step.rows - 1 for step in steps),
+        accepted=tuple(count - 1 for count in taken),
+        prefill_ms=1e3 * first.seconds,
+        step_ms=tuple(1e3 * (b - a) for a, b in pairwise(ends)),
+        finish=finish,
+        rows=tuple(step.rows for step in steps),
+    )
+
+
+def _ended(output: list[int], limits: Limits) -> bool:
+    return bool(output) and limits.finish(output) is not None

@@ -1,1 +1,0 @@
-"""Predictive Pipelined Decoding on compute units: what each runs, and what passes between them."""

@@ -1,0 +1,114 @@
+"""Which of a run's examples a process works on, where several work on one run.
+
+Either torchrun started them as ranks, of which the first leads: it writes the header and
+prints what all of them found. Or they are jobs that know nothing of each other but their number
+and how many there are, such as those of a Slurm array.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from ppdbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ppdbench.runs.workload import Item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The part of one process; by default all of it."""
+
+    index: int = 0
+    count: int = 1
+    launch: str | None = None  # a name that the ranks of one launch share; jobs have none
+    on_machine: int | None = 1  # how many of them share this machine, where that is known
+
+    @classmethod
+    def launched(cls) -> Share:
+        """What torchrun, or what sets the same variables, says of this process."""
+        told = os.environ.get
+        count = int(told("WORLD_SIZE", "1"))
+        if count == 1:
+            return ALONE
+        local = int(told("LOCAL_WORLD_SIZE", str(count)))
+        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+        launch = _hash(" ".join(told(name, "") for name in names)).hex()
+        return cls(index=int(told("RANK", "0")), count=count, launch=launch, on_machine=local)
+
+    @classmethod
+    def job(cls, text: str) -> Share:
+        """`3/8`: the third of eight jobs."""
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise ConfigError(f"--shard {text!r}: use I/N, such as 1/8 for the first of 8 jobs")
+        return cls(index=int(found[1]) - 1, count=int(found[2]), on_machine=None)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else works on the run."""
+        return self.count == 1 and self.on_machine is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether other ranks wait for this one to begin, and this one for them to end."""
+        return self.launch is not None and self.index == 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether another rank speaks for this one."""
+        return self.launch is not None and self.index > 0
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it comes and goes without regard to the others."""
+        return self.launch is None and not self.alone
+
+    @property
+    def group(self) -> str:
+        """What all who may write into one folder at a time have in common."""
+        return f"{self.count} {'jobs' if self.is_job else f'ranks of {self.launch}'}"
+
+    def part(self, items: Sequence[Item]) -> list[Item]:
+        """The examples of this process, in their order; turns of one question stay together.
+
+        They are dealt out in rounds, one to each process, task by task and the longest first; in
+        each round a hash of their names decides who gets which. So parts are equal in number and
+        as good as equal in work, however long and short examples stand.
+        """
+        kinds = {_name(item): _kind(item) for item in items}
+        order = sorted(kinds, key=lambda name: (kinds[name], _hash(name)))
+        ours: set[str] = set()
+        for first in range(0, len(order), self.count):
+            dealt = sorted(order[first : first + self.count], key=_hash)
+            ours.update(dealt[self.index : self.index + 1])
+        return [item for item in items if _name(item) in ours]
+
+
+ALONE = Share()
+
+
+def _name(item: Item) -> str:
+    first = _first_turn(item)
+    return f"{first.task.name}\0{first.example.id}"
+
+
+def _kind(item: Item) -> tuple[str, int]:
+    """Examples next to each other by this take about as long."""
+    first = _first_turn(item)
+    return first.task.name, -len(first.example.prompt.text)
+
+
+def _first_turn(item: Item) -> Item:
+    while item.after is not None:
+        item = item.after
+    return item
+
+
+def _hash(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=8).digest()

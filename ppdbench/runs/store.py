@@ -1,0 +1,404 @@
+"""Run folders: one header, one line per finished sample, appended and flushed.
+
+`run.json` says what was run, `samples.jsonl` what came out, or a file like it from each of
+several processes. Nothing is rewritten, so a run that dies keeps everything it finished; a
+torn last line is cut off and done again.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ppdbench.errors import ConfigError, DataError, Interrupted
+from ppdbench.files.whole import replacing
+from ppdbench.runs.records import KINDS, Sample
+from ppdbench.runs.samples import (
+    InOrder,
+    SampleFile,
+    Stored,
+    head_of,
+    recorded,
+    sample_key,
+    sample_path,
+    sample_paths,
+    to_line,
+)
+from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.validation import CHECKSUM, Unsound, check_seal, convert, loads, seal_of
+from ppdbench.runs.writers import (
+    DELAY_S,
+    PATIENCE_S,
+    Companions,
+    Register,
+    come_in,
+    door,
+    take,
+    written_by_others,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "RunFolder",
+    "StoredRun",
+    "check_target",
+    "read_run",
+    "read_whole",
+    "sample_key",
+]
+
+SCHEMA_VERSION = 1
+HEADER = "run.json"
+SHOWN, WIDTH = 6, 60  # differences told, and characters of each value
+# The hash of the first so many examples of a task, as the header of a run has it of all.
+Digest = Callable[[str, int], str]
+# Settings that change how samples are read, not what they are.
+VIEWS = {("config", "ks"), ("config", "bucket")}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as read back."""
+
+    path: Path
+    header: dict[str, Any]
+    samples: Sequence[Sample]
+    torn: bool = False  # a last line was incomplete and is left out
+    unsealed: int = 0  # lines without a checksum, so that damage in them may not show
+
+
+def read_run(path: str | Path) -> StoredRun:
+    """Read a run folder, the work of an interrupted run included."""
+    folder = Path(path)
+    header = read_header(folder)
+    stored = Stored(folder, header)
+    stored.look()
+    return StoredRun(folder, header, InOrder(stored), stored.torn, stored.unsealed)
+
+
+def read_whole(path: str | Path) -> StoredRun:
+    """The same with all samples in memory, for who goes through them more than once."""
+    folder = Path(path)
+    header = read_header(folder)
+    stored = Stored(folder, header, hold=sys.maxsize)
+    stored.look()
+    return StoredRun(folder, header, list(InOrder(stored)), stored.torn, stored.unsealed)
+
+
+def read_once(path: str | Path) -> StoredRun:
+    """The same with no sample in memory, for who goes through them once and keeps less."""
+    folder = Path(path)
+    header = read_header(folder)
+    stored = Stored(folder, header, hold=0)
+    stored.look()
+    return StoredRun(folder, header, InOrder(stored), stored.torn, stored.unsealed)
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """What `run.json` says."""
+    path = folder / HEADER
+    if not path.is_file():
+        raise DataError(f"{folder} is no run folder: it has no {HEADER}")
+    try:
+        header = loads(path.read_bytes())
+        if (
+            isinstance(header, dict)
+            and header.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION
+        ):
+            raise _of_another_version(folder, header["schema_version"])
+        check_header(header)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from error
+    except Unsound as error:
+        raise DataError(f"{path} is damaged: {error}; restore it or start a new run") from error
+    header.pop(CHECKSUM, None)
+    content: dict[str, Any] = header
+    return content
+
+
+def check_header(header: Any) -> None:
+    """Refuse what is not the content of a `run.json`."""
+    if not isinstance(header, dict):
+        raise Unsound("it is no JSON object")
+    check_seal(header)
+    kind = header.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise Unsound("kind is missing" if kind is None else f"kind: {kind!r} is none of {known}")
+    convert({k: v for k, v in header.items() if k != CHECKSUM}, KINDS[kind].header)
+
+
+def _of_another_version(folder: Path, version: Any) -> DataError:
+    return DataError(
+        f"{folder} was written with schema version {version}, this ppdbench reads "
+        f"{SCHEMA_VERSION}; run it again or use a matching ppdbench"
+    )
+
+
+def check_target(path: Path, *, resume: bool, share: Share = ALONE) -> None:
+    """Refuse a folder that a run cannot go into, before anything is loaded for it.
+
+    A job finds what jobs before it wrote; only what it did itself is to be resumed. For ranks
+    the first one decides.
+    """
+    if share.follows:
+        return
+    if (path / HEADER).exists():
+        begun = sample_path(path, share).exists() if share.is_job else True
+        if begun and not resume:
+            mine = f"shard {share.index + 1}/{share.count} of a run" if share.is_job else "a run"
+            raise ConfigError(
+                f"{path} already holds {mine}; continue it with --resume or choose another --out"
+            )
+    elif found := sample_paths(path):
+        raise ConfigError(
+            f"{path} holds {found[0].name} but no {HEADER}; restore it or choose another --out"
+        )
+    elif resume and not share.is_job:
+        raise ConfigError(f"{path} holds no run, so there is nothing to resume; drop --resume")
+
+
+def begun_header(path: Path, share: Share = ALONE) -> dict[str, Any] | None:
+    """The header of a run that was begun before this process came; ranks wait for the first.
+
+    What was decided once for a run, and not by its options, holds for all who work on it.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while share.follows and not (path / HEADER).exists():
+        if time.monotonic() > until:
+            raise DataError(f"the first rank did not begin to write to {path}; see its errors")
+        time.sleep(DELAY_S)
+    return read_header(path) if (path / HEADER).exists() else None
+
+
+class RunFolder:
+    """A run being written: by one process, or by the ranks or jobs that share its examples.
+
+    `done` is what the folder held when this process came in, and what it added since.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: dict[str, Any],
+        *,
+        resume: bool,
+        share: Share = ALONE,
+        digest: Digest | None = None,
+    ) -> None:
+        check_target(path, resume=resume, share=share)
+        self.path, self.share, self._digest = path, share, digest
+        self.done = Stored(path, header)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {path}: {error.strerror}; choose --out") from error
+        until = time.monotonic() + PATIENCE_S
+        while not self._enter(header, resume):
+            if time.monotonic() > until:
+                raise DataError(f"the first rank did not begin to write to {path}; see its errors")
+            time.sleep(DELAY_S)
+        self._companions = Companions(path, share)
+
+    def _enter(self, header: dict[str, Any], resume: bool) -> bool:
+        """Begin to write, unless it is too early to."""
+        with door(self.path) as register:
+            if not come_in(self.path, self.share, register):
+                return False
+            check_target(self.path, resume=resume, share=self.share)
+            if (self.path / HEADER).exists():
+                self._go_on(read_header(self.path), header)
+            else:
+                self._write_header(header)
+            self.done.look(whole=True)
+            self.torn = self.done.torn
+            self._open(register)
+        return True
+
+    def _go_on(self, stored: dict[str, Any], asked: dict[str, Any]) -> None:
+        """Refuse another configuration; say what could not run before and can now."""
+        asked = json.loads(json.dumps(asked))
+        # Of several shards one may lack what another has.
+        known = _with_late(stored, asked) if self.share.alone else stored
+        if self.share.alone and self._digest is not None:
+            known = _with_more(known, asked, self._digest)
+        _check_same(known, asked)
+        if known is not stored:
+            self._write_header(known)
+
+    def _open(self, register: Register) -> None:
+        """Take the file of this process; who comes in first cuts what is torn in all of them."""
+        own = sample_path(self.path, self.share)
+        try:
+            for path, file in self.done.files.items():
+                if file.broken and (path == own or len(register.met) == 1):
+                    os.truncate(path, file.sound)
+            # Unbuffered: after a failed write nothing may be left that close() would repeat.
+            self._file = own.open("ab", buffering=0)
+        except OSError as error:
+            raise _writing_failed(self.path, error) from error
+        if not take(self._file):
+            self._file.close()
+            raise written_by_others(self.path)
+        self._own = self.done.files.setdefault(own, SampleFile(own, self.done.kind))
+
+    def _write_header(self, header: dict[str, Any]) -> None:
+        content = json.loads(json.dumps({"schema_version": SCHEMA_VERSION, **header}))
+        check_header(content)
+        text = json.dumps({**content, CHECKSUM: seal_of(content)}, indent=2) + "\n"
+        try:
+            with replacing(self.path / HEADER) as partial:
+                partial.write_text(text, "utf-8")
+        except OSError as error:
+            raise _writing_failed(self.path, error) from error
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Add one finished sample; it survives whatever happens next."""
+        told = {**sample, "processes": self.share.on_machine}
+        line = to_line(told)
+        record = recorded(self.done.kind, told)
+        try:
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:])
+        except OSError as error:
+            os.truncate(self._own.path, self._own.sound)
+            raise _writing_failed(self.path, error) from error
+        head = head_of(record)
+        self.done.add(head, self._own.place(head, line), record)
+
+    def amend(self, **parts: Any) -> None:
+        """Write into the header what was decided on the way, for who goes on with the run."""
+        with door(self.path):
+            self._write_header({**read_header(self.path), **parts})
+
+    def meet(self) -> None:
+        """Wait until all ranks have come as far, and take in what they have stored."""
+        if self.share.launch is not None:
+            self._companions.meet()
+            self.done.look()
+
+    def gather(self) -> Sequence[Sample]:
+        """What the folder holds; the first of several ranks waits until the others have ended."""
+        if self.share.leads:
+            self._companions.wait_for_ends()
+        if not self.share.alone:
+            self.done.look()
+        return InOrder(self.done)
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        if kind is KeyboardInterrupt:
+            count = f"{len(self.done)} finished" if self.share.alone else "all finished"
+            raise Interrupted(
+                f"interrupted; {count} samples are kept in {self.path}, continue with --resume"
+            ) from error
+
+
+def _writing_failed(path: Path, error: OSError) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DataError(
+            f"disk full while writing to {path}; finished examples are kept, make room and "
+            "continue with --resume"
+        )
+    return DataError(f"cannot write to {path}: {error.strerror}")
+
+
+def _with_late(stored: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """The stored header with what is known of methods that could not run when it was written."""
+    not_run = stored.get("not_run") or {}
+    late = not_run.keys() - (asked.get("not_run") or {}).keys()
+    if not late:
+        return stored
+
+    def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+        return {**before, **{label: now[label] for label in late & now.keys()}}
+
+    memory = stored.get("memory"), asked.get("memory")
+    return {
+        **stored,
+        "methods": joined(stored["methods"], asked["methods"]),
+        "facts": joined(stored["facts"], asked["facts"]),
+        "used": joined(stored.get("used") or {}, asked.get("used") or {}),
+        "not_run": {label: why for label, why in not_run.items() if label not in late},
+        **(
+            {"memory": {**memory[0], "methods": joined(memory[0]["methods"], memory[1]["methods"])}}
+            if memory[0] and memory[1]
+            else {}
+        ),
+    }
+
+
+def _with_more(stored: dict[str, Any], asked: dict[str, Any], digest: Digest) -> dict[str, Any]:
+    """The stored header for a higher --limit, where the stored examples are the first of these.
+
+    With several tasks the examples of all but the first would change their places.
+    """
+    before, now = (header["config"].get("limit") for header in (stored, asked))
+    raised = before is not None and (now is None or now > before)
+    if not raised or len(stored["data"]) != 1 or stored["data"].keys() != asked["data"].keys():
+        return stored
+    ((task, about),) = stored["data"].items()
+    if digest(task, about["examples"]) != about["sha256"]:
+        return stored
+    more = {name: asked["data"][task][name] for name in ("examples", "sha256")}
+    config = {**stored["config"], "limit": now}
+    return {**stored, "config": config, "data": {task: {**about, **more}}}
+
+
+def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Refuse to mix two configurations in one run."""
+    differing = [
+        f"{part}.{name} ({before} there, {now} here)"
+        if name
+        else f"{part} ({before} there, {now} here)"
+        for part in ("kind", "config", "model", "data", "methods", "heads")
+        for name, before, now in _differing(_alike(part, stored), _alike(part, asked))
+        if (part, name) not in VIEWS
+    ]
+    if differing:
+        more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+        raise ConfigError(
+            f"cannot resume: {', '.join(differing[:SHOWN])}{more} differs from the stored run; "
+            "repeat its options or choose another --out"
+        )
+
+
+def _alike(part: str, header: dict[str, Any]) -> Any:
+    """A part of a header, less which of several equal devices was used."""
+    content = header.get(part)
+    if part == "model" and isinstance(content, dict) and "device" in content:
+        return {**content, "device": str(content["device"]).partition(":")[0]}
+    return content
+
+
+def _differing(stored: Any, asked: Any) -> list[tuple[str, str, str]]:
+    """The dotted names of what is not the same, each with both values as they are shown."""
+    if isinstance(stored, dict) and isinstance(asked, dict):
+        return [
+            (f"{name}.{inner}" if inner else name, before, now)
+            for name in sorted(stored.keys() | asked.keys())
+            for inner, before, now in _differing(stored.get(name), asked.get(name))
+        ]
+    return [] if stored == asked else [("", _shown(stored), _shown(asked))]
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= WIDTH else f"{text[:WIDTH]}..."

@@ -1,0 +1,233 @@
+"""What a run works on: tasks and examples, read before any weights, encoded after."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ppdbench.decoding.limits import Limits
+from ppdbench.engine.loading import Loaded, ModelSpec
+from ppdbench.errors import ConfigError
+from ppdbench.runs.records import Sample
+from ppdbench.runs.shards import ALONE, Share
+from ppdbench.scoring import unscored
+from ppdbench.tasks import (
+    Example,
+    Task,
+    build_examples,
+    data_file,
+    encode_prompt,
+    load_rows,
+    load_shot_rows,
+    load_task,
+    stands_in,
+)
+from ppdbench.tasks.spec import MOST_TOKENS
+
+Report = Callable[[str, int, "int | None"], None]
+
+
+def silent(text: str, done: int, total: int | None) -> None:
+    """Report nothing."""
+
+
+# Called with a line for people, before the work that it is about.
+Warn = Callable[[str], None]
+
+
+def unheard(text: str) -> None:
+    """Warn nobody."""
+
+
+def without_score(task: str, examples: Sequence[str]) -> str:
+    """What is said of examples whose reference cannot be scored."""
+    named = ", ".join(examples[:5]) + (", ..." if len(examples) > 5 else "")
+    return (
+        f"{task}: no score for {len(examples)} examples, whose reference holds no answer to "
+        f"compare with: {named}"
+    )
+
+
+# Of English text; for reckoning memory, where a factor of two matters little.
+CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What every run is told."""
+
+    model: ModelSpec
+    tasks: tuple[str, ...]
+    data: str = "hub"
+    split: str | None = None
+    limit: int | None = None
+    shots: int = 0
+    max_new_tokens: int | None = None
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not all(self.tasks):
+            raise ConfigError("--task is empty; give a task's name or a task file")
+        repeated = sorted({t for t in self.tasks if self.tasks.count(t) > 1})
+        if repeated:
+            raise ConfigError(f"task {', '.join(repeated)} is given twice")
+        for name in ("limit", "max_new_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: use 1 or more")
+        if self.max_new_tokens is not None and self.max_new_tokens > MOST_TOKENS:
+            raise ConfigError(f"--max-new-tokens {self.max_new_tokens}: use {MOST_TOKENS} or less")
+        if self.shots < 0:
+            raise ConfigError(f"--shots {self.shots}: use 0 or more")
+
+    def new_tokens(self, task: Task) -> int:
+        """How many tokens examples of `task` get."""
+        return self.max_new_tokens or task.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One example, ready to decode, or a later turn of one, whose prompt is made on the way."""
+
+    task: Task
+    example: Example
+    ids: list[int]
+    cut_tokens: int
+    max_new_tokens: int
+    turn: int = 1
+    after: Item | None = None  # the turn before; `conversation` says what follows from it
+    answers: tuple[str, ...] = ()  # to the turns before
+    room: int = 0  # tokens that the prompt will have at most, where it is not there yet
+    number: int = 0  # of its example among all of the run
+
+
+@dataclass(slots=True)
+class Workload:
+    """The examples of every task of a run."""
+
+    config: RunConfig
+    examples: list[tuple[Task, list[Example]]] = field(default_factory=list)
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, config: RunConfig, warn: Warn = unheard) -> Workload:
+        """Read and render all examples, so that bad input is told before weights load."""
+        work, tasks = cls(config), dict[str, Task]()
+        for name in config.tasks:  # all files before anything that may lie on the network
+            task = load_task(name)
+            if task.name in tasks:
+                raise ConfigError(f"task {task.name} is given twice, once as {name}")
+            if config.data != "hub":
+                data_file(task, config.data, config.split)
+            tasks[task.name] = task
+        for task in tasks.values():
+            work._read_task(task)
+            if lacking := work.sources[task.name].get("unscored"):
+                warn(without_score(task.name, lacking))
+        return work
+
+    def _read_task(self, task: Task) -> None:
+        config, offline = self.config, self.config.model.offline
+        rows = load_rows(task, config.data, split=config.split, limit=config.limit, offline=offline)
+        pool = (
+            load_shot_rows(task, config.data, split=config.split, offline=offline)
+            if config.shots
+            else []
+        )
+        examples = build_examples(task, rows, shots=config.shots, shot_rows=pool, seed=config.seed)
+        self.examples.append((task, examples))
+        self.sources[task.name] = {
+            "version": task.version,
+            "metrics": list(task.metrics),
+            "examples": len(examples),
+            "sha256": self._digest(task, examples),
+            **self._unscored(task, examples),
+            **self._file(task),
+        }
+
+    @staticmethod
+    def _unscored(task: Task, examples: Sequence[Example]) -> dict[str, list[str]]:
+        """Examples that will be decoded and have no score, told before anything is decoded."""
+        found = [e.id for e in examples if unscored(task.metrics, e.references)]
+        return {"unscored": found} if found else {}
+
+    def _file(self, task: Task) -> dict[str, str]:
+        if self.config.data == "hub":
+            return {"hub_id": str(task.dataset.hub_id)}
+        file = data_file(task, self.config.data, self.config.split)
+        if self.config.split is None and stands_in(task, self.config.data, file):
+            return {"file": file.name, "in_place_of": task.dataset.split}
+        return {"file": file.name}
+
+    def digest(self, name: str, count: int) -> str:
+        """The hash of the first examples of a task, to be held against that of an earlier run."""
+        task, examples = next(pair for pair in self.examples if pair[0].name == name)
+        return self._digest(task, examples[:count])
+
+    @staticmethod
+    def _digest(task: Task, examples: list[Example]) -> str:
+        """A hash of the prompts themselves: same hash, same questions."""
+        digest = hashlib.sha256(task.name.encode())
+        for example in examples:
+            digest.update(f"\0{example.id}\0{example.prompt.shots}{example.prompt.text}".encode())
+        return digest.hexdigest()[:16]
+
+    def context(self) -> int:
+        """About how many tokens the longest example takes, before there is a tokenizer."""
+        lengths = (
+            len(example.prompt.text) // CHARACTERS_PER_TOKEN + self.config.new_tokens(task)
+            for task, examples in self.examples
+            for example in examples
+        )
+        return max(lengths, default=0)
+
+    def encode(self, loaded: Loaded) -> list[Item]:
+        """All examples as token ids that fit the model."""
+        every = [(task, example) for task, examples in self.examples for example in examples]
+        return [self._encode(*one, number, loaded) for number, one in enumerate(every)]
+
+    def _encode(self, task: Task, example: Example, number: int, loaded: Loaded) -> Item:
+        new_tokens = self.config.new_tokens(task)
+        room = loaded.max_positions - new_tokens
+        if room < 1:
+            raise ConfigError(
+                f"--max-new-tokens {new_tokens} leaves no room for a prompt: the model handles "
+                f"{loaded.max_positions} tokens"
+            )
+        encoded = encode_prompt(
+            task, example, loaded.tokenizer, max_tokens=room, max_new_tokens=new_tokens
+        )
+        return Item(task, example, encoded.ids, encoded.cut_tokens, new_tokens, number=number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run that is done: where it lies and what it found."""
+
+    path: Path
+    header: dict[str, Any]
+    samples: Sequence[Sample]
+    cut: dict[tuple[str, str], int]  # task and example id -> prompt tokens cut
+    torn: bool  # an incomplete last line was found and done again
+    share: Share = ALONE
+    missing: int = 0  # samples that are for others to make, who have not (yet)
+    spell: Callable[[Sequence[int]], str] = str  # token ids as text
+
+
+def cut_tokens(items: list[Item]) -> dict[tuple[str, str], int]:
+    """What prompts lost that were too long."""
+    return {(item.task.name, item.example.id): item.cut_tokens for item in items if item.cut_tokens}
+
+
+def capacity(items: list[Item]) -> int:
+    """Cache rows that the longest of `items` needs."""
+    return max((max(len(i.ids), i.room) + i.max_new_tokens for i in items), default=1)
+
+
+def limits_of(item: Item, loaded: Loaded) -> Limits:
+    """What ends the output of an example."""
+    return Limits(item.max_new_tokens, loaded.eos_ids, item.task.stop, loaded.tokenizer)

@@ -1,0 +1,164 @@
+"""Who writes into a run folder: one process, or the ranks or jobs of one run, which share it.
+
+Each holds a lock on its own file of samples as long as it lives; however it ends, the system
+lets go of it. `.lock` is held only while somebody comes in or looks round, and says which
+group is inside and how often each of its ranks has waited for the others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.runs.samples import sample_path, sample_paths
+from ppdbench.runs.shards import Share
+
+LOCK = ".lock"
+# How long one waits for somebody in the door, who may be reading a large run there, and for a
+# rank that has yet to load its model.
+PATIENCE_S = 600.0
+DELAY_S = 0.1
+
+
+def take(file: IO[Any]) -> bool:
+    """Lock an open file, unless somebody else has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def is_written(path: Path) -> bool:
+    """Whether some process holds a file of samples."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+@dataclass(slots=True)
+class Register:
+    """What `.lock` says."""
+
+    group: str = ""
+    met: dict[int, int] = field(default_factory=dict)  # by rank; those that came in are there
+
+    @classmethod
+    def read(cls, file: IO[str]) -> Register:
+        """An empty one where nothing sensible stands."""
+        try:
+            file.seek(0)
+            content = json.load(file)
+            met = {int(rank): int(n) for rank, n in content["met"].items()}
+            return cls(str(content["group"]), met)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return cls()
+
+    def write(self, file: IO[str]) -> None:
+        """Replace what stood there."""
+        file.seek(0)
+        file.truncate()
+        json.dump({"group": self.group, "met": self.met}, file)
+        file.flush()
+
+
+@contextmanager
+def door(folder: Path) -> Iterator[Register]:
+    """The register, held against everybody else; changes are kept."""
+    try:
+        file = (folder / LOCK).open("a+")
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose --out") from error
+    with file:
+        until = time.monotonic() + PATIENCE_S
+        while not take(file):
+            if time.monotonic() > until:
+                raise written_by_others(folder)
+            time.sleep(DELAY_S)
+        register = Register.read(file)
+        before = replace(register, met=dict(register.met))
+        yield register
+        if register != before:
+            register.write(file)
+
+
+def written_by_others(folder: Path) -> ConfigError:
+    """What a second run hears."""
+    return ConfigError(
+        f"{folder} is being written by another process; wait for it or choose another --out"
+    )
+
+
+def come_in(folder: Path, share: Share, register: Register) -> bool:
+    """Whether it is this process's turn to write; the first one in clears the register.
+
+    A rank waits for the first of its launch.
+    """
+    inside = [path for path in sample_paths(folder) if is_written(path)]
+    ours = (share.is_job or share.follows) and register.group == share.group
+    if inside and (sample_path(folder, share) in inside or not ours):
+        raise written_by_others(folder)
+    if share.follows and sample_path(folder, replace(share, index=0)) not in inside:
+        return False
+    if not inside:
+        register.group, register.met = share.group, {}
+    register.met[share.index] = 0
+    return True
+
+
+class Companions:
+    """The other ranks of a launch, as one of them sees them through the folder."""
+
+    def __init__(self, folder: Path, share: Share) -> None:
+        self.folder, self.share = folder, share
+        self._until = time.monotonic() + PATIENCE_S
+
+    def at_work(self, register: Register) -> list[int]:
+        """Those that have not ended. One that never came in counts until patience does."""
+        return [
+            rank
+            for rank in range(self.share.count)
+            if rank != self.share.index and self._at_work(rank, register)
+        ]
+
+    def _at_work(self, rank: int, register: Register) -> bool:
+        if rank not in register.met:
+            return time.monotonic() < self._until
+        return is_written(sample_path(self.folder, replace(self.share, index=rank)))
+
+    def wait_for_ends(self) -> None:
+        """Until no other rank is left."""
+        while True:
+            with door(self.folder) as register:
+                if not self.at_work(register):
+                    return
+            time.sleep(DELAY_S)
+
+    def meet(self) -> None:
+        """Until all have come as far as this one; an error if one of them has ended before."""
+        with door(self.folder) as register:
+            register.met[self.share.index] += 1
+            mine = register.met[self.share.index]
+        while True:
+            with door(self.folder) as register:
+                behind = {r for r in range(self.share.count) if register.met.get(r, 0) < mine}
+                if not behind:
+                    return
+                if behind.difference(self.at_work(register)):
+                    raise DataError(
+                        f"a rank ended while others waited for it; finished examples are kept in "
+                        f"{self.folder}, continue with --resume"
+                    )
+            time.sleep(DELAY_S)

@@ -1,1 +1,0 @@
-"""Settings that a model wants found before it decodes."""

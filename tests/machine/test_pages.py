@@ -1,0 +1,161 @@
+"""Large pages change no number, and memory is given back only where nothing is lost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ppdbench.machine import libc, pages
+from ppdbench.machine.pages import Files, enlarge, span, zeros
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of its pages")
+
+
+def memory(name: str) -> int:
+    """Bytes of this process that are of a kind."""
+    lines = Path("/proc/self/smaps_rollup").read_text("ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+# Large pages
+
+
+def test_neighbours_become_one_piece_of_memory() -> None:
+    far = 10 * pages.GAP
+    spans = [(far, far + 5), (0, 10), (20, 30), (25, 28)]
+    assert pages._joined(spans) == [(0, 30), (far, far + 5)]
+
+
+@linux
+@pytest.mark.skipif(pages._large_page() is None, reason="this system has no large pages")
+def test_weights_end_up_on_large_pages_as_they_were() -> None:
+    weights = torch.arange(8 * MIB // 4, dtype=torch.int32)
+    before = memory("AnonHugePages")
+    enlarge([span(weights)])
+    assert torch.equal(weights, torch.arange(8 * MIB // 4, dtype=torch.int32))
+    if memory("AnonHugePages") == before:
+        pytest.skip("no large page was free")
+    assert memory("AnonHugePages") - before >= 4 * MIB
+
+
+def test_where_an_administrator_said_never_nothing_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "enabled").write_text("always madvise [never]\n", "ascii")
+    (tmp_path / "hpage_pmd_size").write_text("4096\n", "ascii")
+    monkeypatch.setattr(pages, "SETTINGS", tmp_path)
+    asked: list[int] = []
+    monkeypatch.setattr(libc, "advise", lambda *what: asked.append(what[2]))
+    enlarge([(0, 1 << 30)])
+    assert asked == []
+    (tmp_path / "enabled").write_text("always [madvise] never\n", "ascii")
+    enlarge([(1, 3 * 4096)])
+    assert asked == [pages.LARGE, pages.NOW]
+
+
+def test_only_pages_wholly_in_use_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "enabled").write_text("[always]", "ascii")
+    (tmp_path / "hpage_pmd_size").write_text("4096", "ascii")
+    monkeypatch.setattr(pages, "SETTINGS", tmp_path)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(libc, "advise", lambda start, size, _: asked.append((start, size)))
+    enlarge([(100, 3 * 4096 + 5)])
+    enlarge([(pages.GAP + 100, pages.GAP + 4096)])
+    assert set(asked) == {(4096, 2 * 4096)}
+
+
+def test_a_kernel_that_refuses_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError("not this kernel")
+
+    (tmp_path / "enabled").write_text("[always]", "ascii")
+    (tmp_path / "hpage_pmd_size").write_text("4096", "ascii")
+    monkeypatch.setattr(pages, "SETTINGS", tmp_path)
+    monkeypatch.setattr(libc, "advise", refuse)
+    enlarge([(0, 1 << 20)])
+
+
+# Memory that is there when it is written to
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_zeros_are_zero_and_begin_where_the_processor_fetches(dtype: torch.dtype) -> None:
+    for size in ((3,), (2, 5, 7), (0, 4), (1, 1)):
+        made = zeros(size, dtype, CPU)
+        assert made.shape == size
+        assert made.dtype == dtype
+        assert made.data_ptr() % pages.LINE == 0
+        assert not made.any()
+    made = zeros((4, 4), dtype, CPU)
+    made[1] = 3
+    assert int(made.sum()) == 12
+
+
+@linux
+def test_rows_that_nobody_writes_take_no_memory() -> None:
+    before = memory("Rss")
+    block = zeros((64, MIB // 4), torch.float32, CPU)
+    assert memory("Rss") - before < 16 * MIB
+    block.fill_(1)
+    assert memory("Rss") - before > 48 * MIB
+
+
+# Pages of files
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Tensor:
+    """16 MiB that are pages of a file."""
+    path = str(tmp_path / "model.safetensors")
+    save_file({"a": torch.ones(MIB), "w": torch.arange(4 * MIB, dtype=torch.int32)}, path)
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor("w")
+    return tensor
+
+
+@linux
+def test_what_was_read_of_a_file_is_given_back_and_read_again(stored: Tensor) -> None:
+    files = Files.behind([stored, torch.ones(3)])
+    if not files.spans:
+        pytest.skip("this version of safetensors copies")
+    assert files.holds(stored)
+    total = int(stored.sum())
+    before = memory("Rss")
+    files.release()
+    assert before - memory("Rss") > 12 * MIB
+    assert int(stored.sum()) == total
+
+
+@linux
+def test_what_was_written_to_is_kept(stored: Tensor) -> None:
+    stored[5] = -1
+    files = Files.behind([stored])
+    assert not files.holds(stored)
+    files.release()
+    assert stored[4:7].tolist() == [4, -1, 6]
+
+
+def test_memory_of_no_file_is_left_alone() -> None:
+    own = torch.ones(MIB)
+    files = Files.behind([own, torch.empty(0), torch.ones(2, device="meta")])
+    assert files.spans == ()
+    files.release()
+    assert bool(own.all())
+
+
+def test_a_system_that_tells_nothing_of_its_memory_is_left_alone(
+    stored: Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pages, "MAPS", tmp_path / "none")
+    assert Files.behind([stored]).spans == ()

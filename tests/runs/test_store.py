@@ -1,0 +1,425 @@
+"""Run folders: what is finished stays, what is torn is redone, nothing is mixed or lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppdbench.cli.main import run
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.runs.records import TIMES
+from ppdbench.runs.store import SCHEMA_VERSION, RunFolder, StoredRun, read_run, sample_key
+from tests import records
+
+HEADER: dict[str, Any] = records.header(
+    "decode",
+    config={"limit": 3, "tasks": ("squad",)},
+    data={"squad": {"sha256": "cd"}},
+)
+MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
+SMALL = ["--model", MODEL, "--data", "builtin", "--max-new-tokens", "8"]
+PROBE = ["probe", *SMALL, "--limit", "12"]
+DECODE = ["decode", *SMALL, "--limit", "12"]
+
+
+def sample(number: int, **more: Any) -> dict[str, Any]:
+    told = {"task": "squad", "example_id": str(number), "method": "jacobi", **more}
+    return records.sample("decode", **told)
+
+
+def written(folder: Path, count: int = 3) -> Path:
+    """A run folder with `count` samples; the path of its sample lines."""
+    with RunFolder(folder, HEADER, resume=False) as store:
+        for number in range(count):
+            store.append(sample(number))
+    return folder / "samples.jsonl"
+
+
+def ids(stored: StoredRun) -> list[str]:
+    return [line["example_id"] for line in stored.samples]
+
+
+# What is written is what is read
+
+
+def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", HEADER, resume=False) as store:
+        for number in (2, 0, 1):
+            store.append(sample(number, text='line\nbreak, "quote", é, \u2028'))
+    stored = read_run(tmp_path / "run")
+    assert ids(stored) == ["2", "0", "1"]
+    assert {line["text"] for line in stored.samples} == {'line\nbreak, "quote", é, \u2028'}
+    assert stored.torn is False
+    assert stored.header["schema_version"] == SCHEMA_VERSION
+    assert stored.header["model"] == HEADER["model"]
+
+
+def test_each_sample_can_be_read_as_soon_as_it_is_appended(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, HEADER, resume=False) as store:
+        for number in range(3):
+            store.append(sample(number))
+            assert len(read_run(tmp_path).samples) == number + 1
+
+
+def test_a_nan_is_refused_instead_of_written(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, HEADER, resume=False) as store:
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            store.append(sample(0, prefill_ms=float("nan")))
+        store.append(sample(1))
+    assert ids(read_run(tmp_path)) == ["1"]
+
+
+def test_resume_hands_back_what_is_finished_and_appends_the_rest(tmp_path: Path) -> None:
+    written(tmp_path, 2)
+    with RunFolder(tmp_path, HEADER, resume=True) as store:
+        assert sorted(store.done) == [sample_key(sample(0)), sample_key(sample(1))]
+        store.append(sample(2))
+    assert ids(read_run(tmp_path)) == ["0", "1", "2"]
+
+
+def test_samples_of_another_task_method_or_target_are_others() -> None:
+    keys = {
+        sample_key(sample(0, **change))
+        for change in ({}, {"target": "top-p"}, {"task": "xsum"}, {"method": "greedy"})
+    }
+    assert len(keys) == 4
+
+
+# Damage
+
+TAILS = {
+    "half a line": b'{"task": "squad", "exam',
+    "no newline": json.dumps(sample(9)).encode(),
+    "no object": b"17\n",
+    "no sample": b"{}\n",
+    "zeros": b"\0" * 40,
+    "garbage": b"\xff\xfe\x00\x80garbage\n",
+    "half a character": '{"text": "é'.encode()[:-1],
+}
+
+
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
+def test_a_torn_last_line_is_reported_and_left_out(tmp_path: Path, tail: bytes) -> None:
+    lines = written(tmp_path)
+    lines.write_bytes(lines.read_bytes() + tail)
+    stored = read_run(tmp_path)
+    assert stored.torn is True
+    assert ids(stored) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
+def test_resume_cuts_a_torn_last_line_and_goes_on_behind_the_sound_ones(
+    tmp_path: Path, tail: bytes
+) -> None:
+    lines = written(tmp_path)
+    sound = lines.read_bytes()
+    lines.write_bytes(sound + tail)
+    with RunFolder(tmp_path, HEADER, resume=True) as store:
+        assert store.torn is True
+        assert len(store.done) == 3
+        assert lines.read_bytes() == sound
+        store.append(sample(3))
+    assert ids(read_run(tmp_path)) == ["0", "1", "2", "3"]
+    assert read_run(tmp_path).torn is False
+
+
+@pytest.mark.parametrize("damage", [b"{", b"{}", b"\xff\xfe", b"[1, 2]", b""], ids=repr)
+def test_damage_in_the_middle_is_refused_with_its_line(tmp_path: Path, damage: bytes) -> None:
+    lines = written(tmp_path)
+    first, _, last = lines.read_bytes().splitlines(keepends=True)
+    lines.write_bytes(first + damage + b"\n" + last)
+    with pytest.raises(DataError, match=r"samples\.jsonl line 2 is damaged"):
+        read_run(tmp_path)
+    with pytest.raises(DataError, match="line 2"):
+        RunFolder(tmp_path, HEADER, resume=True)
+    assert len(lines.read_bytes().splitlines()) == 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"schema_version"'], ids=repr)
+def test_a_damaged_header_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    written(tmp_path)
+    (tmp_path / "run.json").write_text(text)
+    for resume in (False, True):
+        with pytest.raises((DataError, ConfigError)) as caught:
+            RunFolder(tmp_path, HEADER, resume=resume)
+        assert str(tmp_path) in str(caught.value)
+    with pytest.raises(DataError, match=r"run\.json is damaged"):
+        read_run(tmp_path)
+
+
+def test_a_header_in_bytes_that_are_no_text_is_refused(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "run.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(DataError, match=r"run\.json is damaged"):
+        read_run(tmp_path)
+
+
+def test_another_schema_version_is_refused_with_both_versions(tmp_path: Path) -> None:
+    written(tmp_path)
+    header = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**header, "schema_version": 99}))
+    with pytest.raises(DataError, match=rf"version 99.*reads {SCHEMA_VERSION}"):
+        read_run(tmp_path)
+    with pytest.raises(DataError, match="version 99"):
+        RunFolder(tmp_path, HEADER, resume=True)
+
+
+def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is no run folder: it has no run\.json"):
+        read_run(tmp_path)
+
+
+def test_sample_lines_whose_header_is_lost_are_not_overwritten(tmp_path: Path) -> None:
+    lines = written(tmp_path)
+    before = lines.read_bytes()
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(ConfigError, match=r"samples\.jsonl"):
+        RunFolder(tmp_path, HEADER, resume=False)
+    assert lines.read_bytes() == before
+
+
+# What may share a folder
+
+
+def test_an_existing_run_is_refused_without_resume(tmp_path: Path) -> None:
+    lines = written(tmp_path)
+    before = lines.read_bytes()
+    with pytest.raises(ConfigError, match="already holds a run; continue it with --resume"):
+        RunFolder(tmp_path, HEADER, resume=False)
+    assert lines.read_bytes() == before
+
+
+def test_resume_without_a_run_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        RunFolder(tmp_path / "run", HEADER, resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_configuration_is_refused_with_the_names_that_differ(tmp_path: Path) -> None:
+    written(tmp_path)
+    other = {
+        **HEADER,
+        "config": {**HEADER["config"], "limit": 4, "shots": 1},
+        "model": {**HEADER["model"], "weight_hash": "changed"},
+    }
+    with pytest.raises(ConfigError) as caught:
+        RunFolder(tmp_path, other, resume=True)
+    for name in ("config.limit", "config.shots", "model.weight_hash"):
+        assert name in str(caught.value)
+    for name in ("config.seed", "config.tasks", "model.name", "data"):
+        assert name not in str(caught.value)
+
+
+def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(ConfigError, match=r"kind .* differs"):
+        RunFolder(tmp_path, {**HEADER, "kind": "bench"}, resume=True)
+
+
+def test_time_and_machine_may_differ_between_the_parts_of_a_run(tmp_path: Path) -> None:
+    written(tmp_path)
+    later = {**HEADER, "started": "later", "command": ["other"]}
+    later["environment"] = {**HEADER["environment"], "python": "3.12"}
+    with RunFolder(tmp_path, later, resume=True) as store:
+        assert len(store.done) == 3
+
+
+def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    with (
+        RunFolder(tmp_path, HEADER, resume=False) as store,
+        pytest.raises(ConfigError, match="being written by another process"),
+    ):
+        store.append(sample(0))
+        RunFolder(tmp_path, HEADER, resume=True)
+    with RunFolder(tmp_path, HEADER, resume=True) as store:
+        assert len(store.done) == 1
+
+
+def test_a_refused_run_lets_go_of_the_folder(tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(ConfigError, match="already holds"):
+        RunFolder(tmp_path, HEADER, resume=False)
+    with RunFolder(tmp_path, HEADER, resume=True) as store:
+        assert len(store.done) == 3
+
+
+HOLD = """
+import json, sys
+from pathlib import Path
+from ppdbench.runs.store import RunFolder
+with RunFolder(Path(sys.argv[1]), json.loads(sys.argv[2]), resume=False):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_writer_in_another_process_is_seen_and_its_death_frees_the_folder(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path), json.dumps(HEADER)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n"
+        with pytest.raises(ConfigError, match="another process"):
+            RunFolder(tmp_path, HEADER, resume=True)
+        holder.kill()
+    with RunFolder(tmp_path, HEADER, resume=True) as store:
+        assert store.done == {}
+
+
+# Places that cannot be written
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    for path in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        with pytest.raises(ConfigError, match=r"cannot write to .*taken"):
+            RunFolder(path, HEADER, resume=False)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(ConfigError, match="cannot write to"):
+            RunFolder(tmp_path / "run", HEADER, resume=False)
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def facts(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """All that a run says apart from how long it took; refuses samples that are there twice."""
+    samples = read_run(folder).samples
+    by_key = {sample_key(s): {k: v for k, v in s.items() if k not in TIMES} for s in samples}
+    assert len(by_key) == (folder / "samples.jsonl").read_bytes().count(b"\n")
+    return by_key
+
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+from ppdbench.cli.main import main
+main()
+"""
+
+# Time enough between two samples to be interrupted there.
+SLOW = """
+import signal, time
+from ppdbench.runs.store import RunFolder
+signal.signal(signal.SIGINT, signal.default_int_handler)
+append = RunFolder.append
+def slow(self, sample):
+    append(self, sample)
+    time.sleep(0.2)
+RunFolder.append = slow
+from ppdbench.cli.main import main
+main()
+"""
+
+
+def process(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_samples(worker: subprocess.Popen[str], folder: Path, count: int) -> None:
+    lines = folder / "samples.jsonl"
+    while worker.poll() is None:
+        if lines.exists() and lines.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"ended before {count} samples were written: {worker.communicate()[1]}")
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_run_in_one_line_and_costs_only_the_sample_in_the_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = tmp_path / "full"
+    worker = process(LIMITED, *DECODE, "--out", str(full))
+    out, err = worker.communicate(timeout=120)
+    assert worker.returncode == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "disk full" in err
+    assert "--resume" in err
+
+    stored = read_run(full)
+    assert 0 < len(stored.samples) < 12
+    assert stored.torn is False
+
+    assert run([*DECODE, "--out", str(full), "--resume"]) == 0
+    assert run([*DECODE, "--out", str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    assert facts(full) == facts(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_what_an_uninterrupted_one_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = tmp_path / "killed"
+    targets = ["--target", "greedy", "--target", "top-p"]
+    worker = process(SLOW, *PROBE, *targets, "--out", str(killed))
+    wait_for_samples(worker, killed, random.randint(1, 5))
+    time.sleep(random.uniform(0, 0.2))
+    worker.kill()
+    worker.communicate()
+    assert worker.returncode == -signal.SIGKILL
+    assert 0 < len(read_run(killed).samples) < 24
+
+    assert run([*PROBE, *targets, "--out", str(killed), "--resume"]) == 0
+    assert run([*PROBE, *targets, "--out", str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    assert facts(killed) == facts(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = tmp_path / "stopped"
+    worker = process(SLOW, *PROBE, "--out", str(stopped))
+    wait_for_samples(worker, stopped, 2)
+    worker.send_signal(signal.SIGINT)
+    out, err = worker.communicate(timeout=60)
+    assert worker.returncode == 130
+    assert out == ""
+    assert len(err.split("\n")) == 2
+    assert "interrupted" in err
+    assert "--resume" in err
+    assert str(stopped) in err
+
+    assert 2 <= len(read_run(stopped).samples) < 12
+    assert run([*PROBE, "--out", str(stopped), "--resume"]) == 0
+    assert run([*PROBE, "--out", str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    assert facts(stopped) == facts(tmp_path / "whole")
+
+
+def test_a_torn_line_is_mentioned_when_its_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["probe", *SMALL, "--limit", "2", "--out", str(tmp_path)]
+    assert run(small) == 0
+    lines = tmp_path / "samples.jsonl"
+    lines.write_bytes(lines.read_bytes()[:-20])
+    capsys.readouterr()
+    assert run([*small, "--resume"]) == 0
+    assert "incomplete" in capsys.readouterr().err
+    assert len(facts(tmp_path)) == 2
