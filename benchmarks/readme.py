@@ -1,4 +1,4 @@
-"""Tables of the README, made of the runs in `results/readme` and of nothing else.
+"""Tables of the README and of `docs/`, made of the runs in `results/readme` and of nothing else.
 
     python -m benchmarks.readme
 
@@ -28,13 +28,13 @@ from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 COLUMNS = 90  # as much as pages show beside their margins
 BLOCK = re.compile(r"<!-- (results/\S+): (.+?)( as markdown)? -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def rendered(text: str) -> str:
-    """The README with each table as its run has it."""
+    """A page with each table as its run has it."""
     said: set[str] = set()  # notes that stand under a table already
     return BLOCK.sub(lambda found: _block(found, said), text)
 
@@ -66,8 +66,9 @@ def _drawn(sheet: Sheet) -> str:
 
 
 def main() -> None:
-    """Write the README with its tables anew."""
-    README.write_text(rendered(README.read_text("utf-8")), "utf-8")
+    """Write the pages with their tables anew."""
+    for page in PAGES:
+        page.write_text(rendered(page.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Every command that the README and the answers to questions show runs as it stands."""
+"""Every command of the README and of the pages runs as it stands, and every table is its run's."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -14,26 +15,32 @@ from ppdbench.cli.main import run
 from ppdbench.files import papers
 from tests.conftest import ROOT
 from tests.families import stock_model
+from tests.pages import DOCS, PAGES, README, blocks, commands, name, scripts
+from tests.processes import ranks
 
-README = (ROOT / "README.md").read_text("utf-8")
-FAQ = (ROOT / "docs" / "faq.md").read_text("utf-8")
-
-
-def commands(text: str) -> list[str]:
-    """What a reader is told to type."""
-    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
-    return [line for block in blocks for line in block.splitlines()]
-
-
-COMMANDS = commands(README)
+FAQ = (DOCS / "faq.md").read_text("utf-8")
+# Pages whose only measured numbers are tables made of runs.
+OF_RUNS = [README, *(DOCS / f"{name}.md" for name in (
+    "methods", "measuring", "ppd", "models", "training", "runs", "tables", "extending",
+    "architecture", "faq",
+))]  # fmt: skip
 SHORT = {
     "probe": ["--max-new-tokens", "8"],
-    "decode": ["--max-new-tokens", "8"],
+    "decode": ["--max-new-tokens", "8", "--limit", "2"],
     "bench": ["--max-new-tokens", "8", "--limit", "2"],
     "sweep": ["--max-new-tokens", "8"],
     "train": ["--steps", "2"],
     "env --baseline": ["--prompt-tokens", "4", "--new-tokens", "4", "--rounds", "1"],
 }
+WRITES = {"--out", "--export", "--plot", "--timeline", "--answers", "--calibration", "--update"}
+FIRST = {command: page for page in reversed(PAGES) for command in commands(page)}
+SPEEDUPS = [  # commands after which a reader looks for a speedup
+    words
+    for page in PAGES
+    for words in map(shlex.split, [*commands(page), *scripts(page)])
+    if words[:2] in (["ppdbench", "decode"], ["ppdbench", "bench"])
+    and not any(word.startswith("--shard") for word in words)
+]
 
 
 @pytest.fixture
@@ -47,39 +54,94 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokenizer(300, 600).save_pretrained(tmp_path / "my-model")
     rows = (ROOT / "ppdbench/builtin/squad/validation.jsonl").read_text("utf-8")
     (tmp_path / "my-data.jsonl").write_text(rows, "utf-8")
-    (tmp_path / "corpus.txt").write_text(README, "utf-8")
-    (tmp_path / "unseen.txt").write_text((ROOT / "docs/cpu.md").read_text("utf-8"), "utf-8")
-    files = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
-    for content in files:
-        name = "suite.yaml" if "methods:" in content else "my-task.yaml"
-        (tmp_path / name).write_text(content, "utf-8")
+    (tmp_path / "corpus.txt").write_text((DOCS / "records.md").read_text("utf-8"), "utf-8")
+    (tmp_path / "unseen.txt").write_text((DOCS / "cpu.md").read_text("utf-8"), "utf-8")
+    for content in (block for page in PAGES for block in blocks(page, "yaml")):
+        for file, key in (("suite.yaml", "tasks:"), ("my-task.yaml", "prompt_text:")):
+            if re.search(f"^{key}", content, flags=re.MULTILINE):
+                (tmp_path / file).write_text(content, "utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_there_are_commands() -> None:
-    assert len([c for c in COMMANDS if c.startswith("ppdbench")]) > 10
+    assert len([c for c in FIRST if c.startswith("ppdbench")]) > 60
 
 
-@pytest.mark.parametrize("text", [README, FAQ], ids=["readme", "faq"])
-def test_every_command_runs(text: str, stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in commands(text):
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=name)
+def test_every_command_runs(page: Path, stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands(page):
         program, *words = shlex.split(command)
-        if program == "make":
+        if FIRST[command] != page and not WRITES & set(words):
             continue
-        assert program == "ppdbench", command
         # Fewer tokens or steps, nothing else.
-        words += SHORT.get(words[0], []) or SHORT.get(" ".join(words[:2]), [])
-        code = run(words)
-        captured = capsys.readouterr()
-        assert code == 0, f"{command}\n{captured.err}"
-        assert captured.out.strip() or words[0] == "train", command
-        if "json" in words:
-            json.loads(captured.out)
+        if program == "ppdbench":
+            words += SHORT.get(words[0], []) or SHORT.get(" ".join(words[:2]), [])
+            _run(command, words, capsys)
+        elif program == "torchrun":
+            _launch(words, stranger)
+        else:
+            assert _exists(program, words), command
+
+
+def _run(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(words)
+    captured = capsys.readouterr()
+    if "--quantize" in words and importlib.util.find_spec("bitsandbytes") is None:
+        assert (code, "ppdbench[quantized]" in captured.err) == (2, True), captured.err
+        return
+    assert code == 0, f"{command}\n{captured.err}"
+    assert captured.out.strip() or words[0] == "train", command
+    if "json" in words:
+        json.loads(captured.out)
+
+
+def _launch(words: list[str], place: Path) -> None:
+    """What torchrun would start, without its imports."""
+    option, count, module, package, *rest = words
+    assert (option, module, package) == ("--nproc-per-node", "-m", "ppdbench")
+    with ranks([*rest, *SHORT[rest[0]]], place / "said", int(count)) as started:
+        for one in started:
+            assert one.wait() == 0, one.said()
+
+
+def _exists(program: str, words: list[str]) -> bool:
+    """That there is what another program is asked for."""
+    if program == "make":
+        makefile = (ROOT / "Makefile").read_text("utf-8")
+        return re.search(rf"^{words[0]}:", makefile, flags=re.MULTILINE) is not None
+    if program == "python":
+        return words[0] == "-m" and importlib.util.find_spec(words[1]) is not None
+    extra = re.fullmatch(r"ppdbench\[([a-z]+)\]", words[-1]) if program == "pip" else None
+    declared = (ROOT / "pyproject.toml").read_text("utf-8")
+    return extra is not None and f"\n{extra[1]} = [\n" in declared
+
+
+@pytest.mark.parametrize("command", sorted({c for page in PAGES for c in scripts(page)}))
+def test_scripts_and_workflows_have_only_options_that_exist(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, subcommand, *words = shlex.split(command)
+    assert run([subcommand, "--help"]) == 0
+    known = capsys.readouterr().out
+    assert all(word in known for word in words if word.startswith("--"))
+
+
+def test_modules_that_pages_name_are_there() -> None:
+    for page in PAGES:
+        for module in re.findall(r"python\s-m\s([\w.]+)", page.read_text("utf-8")):
+            assert importlib.util.find_spec(module) is not None, f"{page.name}: {module}"
+
+
+def test_where_a_speedup_is_looked_for_there_are_examples_enough() -> None:
+    assert len(SPEEDUPS) > 20
+    for words in SPEEDUPS:
+        if "--limit" in words:
+            assert int(words[words.index("--limit") + 1]) >= 5, " ".join(words)
 
 
 def test_nothing_is_measured_on_the_text_it_was_trained_on() -> None:
-    trained = [shlex.split(c) for c in COMMANDS if "--held-out" in c]
+    trained = [words for words in map(shlex.split, FIRST) if "--held-out" in words]
     assert len(trained) > 3
     for words in trained:
         assert words[words.index("--held-out") + 1] != words[words.index("--text") + 1]
@@ -87,9 +149,7 @@ def test_nothing_is_measured_on_the_text_it_was_trained_on() -> None:
 
 def test_a_dozen_questions_are_answered() -> None:
     assert FAQ.count("\n## ") >= 12
-    assert len(commands(FAQ)) >= 8
-    for link in re.findall(r"\]\(([a-z-]+\.md)\)", FAQ):
-        assert (ROOT / "docs" / link).is_file()
+    assert len(commands(DOCS / "faq.md")) >= 8
 
 
 def test_the_lines_that_switch_completion_on_do_so() -> None:
@@ -99,31 +159,35 @@ def test_the_lines_that_switch_completion_on_do_so() -> None:
 
 def test_every_paper_is_named_with_its_link() -> None:
     works = {work.link for works in papers.BEHIND.values() for work in works}
-    assert {link for link in works if f"]({link})" not in README} == set()
+    for page in (README, DOCS / "methods.md"):
+        text = page.read_text("utf-8")
+        assert {link for link in works if f"]({link})" not in text} == set()
+    tables = " ".join((DOCS / "tables.md").read_text("utf-8").split())
     for work in papers.TABLED.values():
-        assert f"[{work.title}]({work.link})" in " ".join(README.split())
+        assert f"[{work.title}]({work.link})" in tables
 
 
-def test_every_make_target_of_the_readme_exists() -> None:
+def test_every_make_target_of_the_pages_exists() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    targets = {command.split()[1] for command in COMMANDS if command.startswith("make")}
+    targets = {command.split()[1] for command in FIRST if command.startswith("make")}
+    for page in PAGES:
+        targets |= set(re.findall(r"`make\s([a-z-]+)", page.read_text("utf-8")))
     assert {"demo", "test", "check"} <= targets
     for target in targets:
-        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
-def test_every_table_of_the_readme_is_what_its_run_says() -> None:
-    assert len(BLOCK.findall(README)) > 4
-    assert rendered(README) == README, "write it anew with `make readme`"
+def test_every_table_of_the_pages_is_what_its_run_says() -> None:
+    texts = {page: page.read_text("utf-8") for page in PAGES}
+    assert sum(len(BLOCK.findall(text)) for text in texts.values()) > 4
+    for page, text in texts.items():
+        assert rendered(text) == text, f"write {page.name} anew with `make readme`"
 
 
 def test_no_measured_number_stands_outside_these_tables() -> None:
-    prose = BLOCK.sub("", re.sub(r"```.*?```", "", README, flags=re.DOTALL))
-    found = re.findall(r"\d[\d.,]*\s?(?:[x×%]|[mµ]?s|tokens/s|[KMG]i?B)(?!\w)", prose)
-    assert sorted(found) == ["59 MB", "95 %"]  # how much text was trained on; of an interval
-
-
-def test_pictures_of_the_readme_exist() -> None:
-    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert pictures
-    assert all((ROOT / picture).is_file() for picture in pictures)
+    found = []
+    for page in OF_RUNS:
+        prose = BLOCK.sub("", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL))
+        found += re.findall(r"\d[\d.,]*\s?(?:[x×%]|[mµ]?s|tokens/s|[KMG]i?B)(?!\w)", prose)
+    # Values of an option; how much text was trained on; of intervals.
+    assert sorted(found) == ["20GB", "59 MB", "64GB", "95 %", "95 %"]

@@ -16,6 +16,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model and a text."""
     stock_model("llama-mha-tied", vocab_size=300).save_pretrained(tmp_path / "model")
     tokenizer(300, 96).save_pretrained(tmp_path / "model")
-    (tmp_path / "text.txt").write_text((ROOT / "README.md").read_text("utf-8"), "utf-8")
+    (tmp_path / "text.txt").write_text((ROOT / "docs/records.md").read_text("utf-8"), "utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path

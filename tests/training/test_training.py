@@ -27,7 +27,7 @@ from tests.families import FAMILIES, stock_model
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = str(ROOT / "README.md")
+TEXT = str(ROOT / "docs" / "records.md")  # the longest text at hand
 SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-3", "--split-by", "file"]
 
 
