@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= results/demo
 
-.PHONY: help demo setup test test-fast test-quantized check format checked-runs check-baselines \
+.PHONY: help demo setup test test-fast test-quantized check docs format checked-runs check-baselines \
 	update-baselines tables measured readme reference reference-twin addons gpu-check wheel \
 	benchmark attack clean
 
@@ -18,12 +18,13 @@ help:
 	@echo "make test-fast  tests without those marked slow"
 	@echo "make test-quantized    those of 8- and 4-bit weights, with the libraries they need"
 	@echo "make check      ruff and strict mypy"
+	@echo "make docs       the pages as a site in build/site/; a broken link ends it (Python 3.11)"
 	@echo "make check-baselines   the embedded model against results/baselines/"
 	@echo "make update-baselines  write results/baselines/ anew, where a change is meant"
 	@echo "make tables     the papers' tables with our numbers, into results/tables/"
-	@echo "make measured   all runs that the README shows, and the README anew"
-	@echo "make readme     the README's tables from its runs"
-	@echo "make benchmark  the figures of the README: greedy and probing against generate()"
+	@echo "make measured   all runs that the README and docs/ show, and their tables anew"
+	@echo "make readme     the tables of the README and docs/ from these runs"
+	@echo "make benchmark  greedy and probing against generate()"
 	@echo "make reference  train the embedded model again (hours; needs TEXT and HELD_OUT)"
 	@echo "make addons     train what guesses ahead for the embedded model (an hour)"
 	@echo "make gpu-check  what must hold on a GPU, into results/gpu-check/ (docs/gpu.md)"
@@ -71,6 +72,19 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# What builds the site is installed when it is first built. Building asks no network.
+DOCS_READY := $(VENV)/.docs
+SITE ?= build/site
+
+$(DOCS_READY): $(READY)
+	$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: $(DOCS_READY)
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --conf-dir docs \
+	    --doctree-dir build/doctrees . $(SITE)
+	@echo "$(SITE)/index.html"
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -117,8 +131,8 @@ tables: $(READY)
 	for name in $(SHORTENED); do $(EACH_TABLE) $(SHORT_SCALE) || code=$$?; done; \
 	exit $$code
 
-# What the README shows: runs, pictures, and its tables made of the runs. On a quiet machine with
-# two cores this takes some minutes.
+# What the README and the pages under docs/ show: runs, pictures, and tables made of the runs.
+# On a quiet machine with two cores this takes some minutes.
 MEASURED ?= results/readme
 ON_XSUM := --offline --threads 1 --task xsum --data builtin --max-new-tokens 64
 UNITS := --method ppd:form=split,k=1 --method ppd:form=split,k=3
