@@ -17,7 +17,7 @@ help:
 	@echo "make test       all tests"
 	@echo "make test-fast  tests without those marked slow"
 	@echo "make test-quantized    those of 8- and 4-bit weights, with the libraries they need"
-	@echo "make check      ruff and strict mypy"
+	@echo "make check      ruff, strict mypy and the order of the packages"
 	@echo "make docs       the pages as a site in build/site/; a broken link ends it (Python 3.11)"
 	@echo "make check-baselines   the embedded model against results/baselines/"
 	@echo "make update-baselines  write results/baselines/ anew, where a change is meant"
@@ -71,6 +71,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # What builds the site is installed when it is first built. Building asks no network.
 DOCS_READY := $(VENV)/.docs
@@ -235,4 +236,4 @@ wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:
-	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
