@@ -470,7 +470,9 @@ def a_method_is_compared_with_itself() -> None:
 
 def _behind(change: Callable[[Any], Any]) -> None:
     """Change the passes over rows that are no tokens."""
-    from ppdbench.engine import hidden_transfer, masks, prompt_tokens
+    from ppdbench.engine import masks
+    from ppdbench.methods.hidden_transfer import network as hidden_transfer
+    from ppdbench.methods.prompt_tokens import network as prompt_tokens
 
     real = masks.behind
 
