@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded, autoregressive
+from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session

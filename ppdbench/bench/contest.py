@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.bench.profile import Meter
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.held import FIRST, Seen, check_end_tokens, check_ends, check_greedy, hold
 from ppdbench.decoding.identity import (
@@ -28,7 +29,7 @@ from ppdbench.decoding.identity import (
     one_by_one,
 )
 from ppdbench.decoding.limits import visible_text
-from ppdbench.decoding.loop import Decoded, autoregressive
+from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.session import Session

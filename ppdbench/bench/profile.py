@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from ppdbench.decoding import passes
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Proposer
-from ppdbench.decoding.loop import Decoded
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session

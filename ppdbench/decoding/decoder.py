@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ppdbench.decoding.decoded import Decoded
     from ppdbench.decoding.draft import Draft
     from ppdbench.decoding.limits import Limits
-    from ppdbench.decoding.loop import Decoded, Opening, Verified
+    from ppdbench.decoding.loop import Opening, Verified
     from ppdbench.decoding.sampling import Chooser
     from ppdbench.decoding.stock import StockModel
     from ppdbench.decoding.verify import Acceptance

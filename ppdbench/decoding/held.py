@@ -22,7 +22,7 @@ from ppdbench.engine.watch import Watch
 from ppdbench.errors import ExactnessError
 
 if TYPE_CHECKING:
-    from ppdbench.decoding.loop import Decoded
+    from ppdbench.decoding.decoded import Decoded
 
 # Output positions that are compared.
 FIRST = 32

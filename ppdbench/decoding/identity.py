@@ -23,7 +23,7 @@ from ppdbench.decoding.rounding import Bound
 from ppdbench.engine.watch import Watch
 
 if TYPE_CHECKING:
-    from ppdbench.decoding.loop import Decoded
+    from ppdbench.decoding.decoded import Decoded
     from ppdbench.engine.session import Session
     from ppdbench.engine.truth import StockTruth
 
@@ -186,18 +186,17 @@ def as_verified(session: Session, prompt_ids: list[int], ours: Decoded, position
     if position == 0:
         return first[0, 0].float()
     done = 1  # output tokens chosen; the prefill chose the first
-    joined = ours.inserted or ((),) * len(ours.rows)
-    for rows, inserted, accepted in zip(ours.rows, joined, ours.accepted, strict=True):
+    for step in ours.steps:
         start = session.cached
         session.tokens.append(output[done - 1])
-        nodes = rows - 1 - sum(n for _, n in inserted)
-        kept = output[done : done + accepted]
-        hidden = run_pass(session, _stand_in(kept, nodes, inserted, ours.trees))
-        if position <= done + accepted:
+        nodes = step.rows - 1 - sum(n for _, n in step.inserted)
+        kept = output[done : done + step.accepted]
+        hidden = run_pass(session, _stand_in(kept, nodes, step.inserted, ours.trees))
+        if position <= done + step.accepted:
             return session.logits(hidden[:, : 1 + nodes])[0, position - done].float()
         session.tokens += kept
-        session.cache.truncate(start + 1 + accepted)
-        done += 1 + accepted
+        session.cache.truncate(start + 1 + step.accepted)
+        done += 1 + step.accepted
     raise AssertionError("no step chose this position")
 
 

@@ -6,15 +6,16 @@ the clock is read there and, once more, between drafting and verifying.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.draft import EMPTY, Draft
-from ppdbench.decoding.limits import Finish, Limits
+from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.passes import run_pass
 from ppdbench.decoding.sampling import GREEDY, Chooser
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
@@ -26,55 +27,6 @@ from ppdbench.machine.clock import Clock
 
 if TYPE_CHECKING:
     from ppdbench.decoding.decoder import Proposer
-
-
-@dataclass(frozen=True, slots=True)
-class Pipelined:
-    """How Predictive Pipelined Decoding came about.
-
-    `matches` says of each output token whether it was among its candidates. Events are who did
-    what for which of the first tokens, from when to when, in ms since the output began.
-    """
-
-    matches: tuple[bool, ...]
-    communication_ms: float
-    events: tuple[tuple[str, str, int, float, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """One output and how it came about.
-
-    The prefill yields the first token and each step `1 + accepted` more, so
-    `len(output_ids) == 1 + sum(accepted) + len(accepted)`, less one where a limit ended the
-    output at a drafted token. `draft_ms` is the part of each step before its verification;
-    `rows` holds the query rows of each pass, and `trees` says whether any draft branched;
-    `inserted` says of each pass after how many layers how many of its rows joined it;
-    `exits` how many layers each token ran through, where a method leaves some out. `parts`
-    are the lengths that the prompt was run in, where it was not run as a whole. `wall_ms` is how
-    long all of it took and `prompt_ms` the prompt at least, seen from outside; `aside_ms` is what
-    came before the prompt and after the last token where several units work: making them ready,
-    and collecting what they noted. `profile` says where the steps spent their time, where that
-    was asked for.
-    """
-
-    output_ids: tuple[int, ...]
-    proposed: tuple[int, ...]
-    accepted: tuple[int, ...]
-    prefill_ms: float
-    step_ms: tuple[float, ...]
-    finish: Finish
-    draft_ms: tuple[float, ...] = ()
-    rows: tuple[int, ...] = ()
-    trees: bool = False
-    inserted: tuple[tuple[tuple[int, int], ...], ...] = ()
-    exits: tuple[int, ...] = ()
-    parts: tuple[int, ...] = ()
-    pipelined: Pipelined | None = None
-    wall_ms: float = 0.0
-    prompt_ms: float = 0.0
-    aside_ms: float = 0.0
-    profile: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +77,41 @@ class Verified:
         return 1 + len(self.draft)
 
 
-@torch.inference_mode()
+@dataclass(frozen=True, slots=True)
+class ReadOut:
+    """The logits of one position, read out after `depth` layers."""
+
+    reading: Reading
+    depth: int
+
+
+class TokenByToken(Protocol):
+    """A model, or a part of it, that takes one token per pass."""
+
+    def prompt(self) -> ReadOut:
+        """Run the prompt; what its last token leads to."""
+        ...
+
+    def token(self, token: Tensor) -> ReadOut:
+        """Run one more token [1, 1]."""
+        ...
+
+
+class WholeModel:
+    """All layers over the tokens of a session, one row per pass."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._depth = session, session.model.n_layers
+
+    def prompt(self) -> ReadOut:
+        """Run the prompt; what its last token leads to."""
+        return ReadOut(self._session.read(self._session.run_prompt()), self._depth)
+
+    def token(self, token: Tensor) -> ReadOut:
+        """Run one more token [1, 1]."""
+        return ReadOut(self._session.read(self._session.forward(token)), self._depth)
+
+
 def autoregressive(
     session: Session,
     prompt_ids: list[int],
@@ -134,31 +120,45 @@ def autoregressive(
     chooser: Chooser = GREEDY,
 ) -> Decoded:
     """One token per pass: the reference that every strategy is compared with."""
+    decoded = token_by_token(session, WholeModel(session), prompt_ids, limits, clock, chooser)
+    return replace(decoded, exits=())
+
+
+@torch.inference_mode()
+def token_by_token(
+    session: Session,
+    model: TokenByToken,
+    prompt_ids: list[int],
+    limits: Limits,
+    clock: Clock,
+    chooser: Chooser,
+) -> Decoded:
+    """One token per pass of `model`, until a limit; no token is drafted."""
     session.reset(prompt_ids)
     clock.synchronize()
     before = clock.now()
-    reading = session.read(session.run_prompt())
-    token = chooser.choose_last(reading)
+    read = model.prompt()
+    token = chooser.choose_last(read.reading)
     output = [int(token)]
-    after = clock.now()
-    watched(session, 0, reading)
-    prefill_ms, step_ms = 1e3 * (after - before), []
+    prefill_ms = 1e3 * (clock.now() - before)
+    watched(session, 0, read)
     session.tokens.append(output[-1])
+    steps: list[StepRecord] = []
     # Collected, not read: whether there was NaN is asked once, at the end.
-    peaks = {1: reading.peaks}
+    depths, peaks = [read.depth], {1: read.reading.peaks}
     while (finish := limits.finish(output)) is None:
         before = clock.now()
-        reading = session.read(session.forward(token))
-        token = chooser.choose_last(reading)
+        read = model.token(token)
+        token = chooser.choose_last(read.reading)
         output.append(int(token))
-        step_ms.append(1e3 * (clock.now() - before))
-        watched(session, len(output) - 1, reading)
+        steps.append(StepRecord(1e3 * (clock.now() - before)))
+        watched(session, len(output) - 1, read)
         session.tokens.append(output[-1])
-        peaks[len(output)] = reading.peaks
-    _refuse_nan(session, peaks)
-    n = len(step_ms)
-    none, one = (0,) * n, (1,) * n
-    return Decoded(tuple(output), none, none, prefill_ms, tuple(step_ms), finish, rows=one)
+        depths.append(read.depth)
+        peaks[len(output)] = read.reading.peaks
+    _refuse_nan(session, peaks, depths)
+    exits = tuple(depths)
+    return Decoded(tuple(output), prefill_ms, tuple(steps), finish, exits=exits)
 
 
 @torch.inference_mode()
@@ -180,7 +180,7 @@ def speculative(
     proposer.start(session, Opening(chooser, verifier.prompt_taps))
     clock.synchronize()
     prefill_ms = 1e3 * (clock.now() - before)
-    proposed, accepted, rows, inserted, step_ms, draft_ms = [], [], [], [], [], []
+    steps: list[StepRecord] = []
     trees = False
     while (finish := limits.finish(output)) is None:
         before = clock.now()
@@ -198,32 +198,24 @@ def speculative(
         if kept == len(new):
             proposer.learn(session, verified)
         after = clock.now()
-        proposed.append(draft.proposed)
-        accepted.append(min(kept, len(verified.outcome.path)))
-        rows.append(draft.rows)
-        inserted.append(tuple((i.layer, len(i)) for i in draft.insertions))
-        draft_ms.append(1e3 * (between - before))
-        step_ms.append(1e3 * (after - before))
+        step = StepRecord(
+            ms=1e3 * (after - before),
+            rows=draft.rows,
+            proposed=draft.proposed,
+            accepted=min(kept, len(verified.outcome.path)),
+            draft_ms=1e3 * (between - before),
+            inserted=tuple((i.layer, len(i)) for i in draft.insertions),
+        )
+        steps.append(step)
     _refuse_nan(session, verifier.peaks)
-    return Decoded(
-        tuple(output),
-        tuple(proposed),
-        tuple(accepted),
-        prefill_ms,
-        tuple(step_ms),
-        finish,
-        tuple(draft_ms),
-        tuple(rows),
-        trees,
-        tuple(inserted),
-    )
+    return Decoded(tuple(output), prefill_ms, tuple(steps), finish, trees)
 
 
-def watched(session: Session, position: int, reading: Reading, path: Sequence[int] = (0,)) -> None:
+def watched(session: Session, position: int, read: ReadOut, path: Sequence[int] = (0,)) -> None:
     """Tell who watches which rows of a pass chose the tokens from output `position` on."""
     if session.watch is not None:
         for place, row in enumerate(path, start=position):
-            session.watch.note(place, reading.logits[0, row], session.model.n_layers)
+            session.watch.note(place, read.reading.logits[0, row], read.depth)
 
 
 def commit(output: list[int], new: Sequence[int], limits: Limits) -> int:
@@ -250,7 +242,7 @@ class Verifier:
         """Run the prompt; the first token of the output."""
         reading = self.session.read(self.session.run_prompt(tap=self._tap(self.prompt_taps)))
         self.peaks[1] = reading.peaks
-        watched(self.session, 0, reading)
+        watched(self.session, 0, ReadOut(reading, self.session.model.n_layers))
         return int(self.chooser.choose_last(reading))
 
     def verify(self, draft: Draft, position: int) -> Verified:
@@ -269,7 +261,7 @@ class Verifier:
         else:
             outcome = accept_greedy(draft, predictions)
         kept = [0, *(1 + node for node in outcome.path)]
-        watched(session, position - 1, reading, kept)
+        watched(session, position - 1, ReadOut(reading, session.model.n_layers), kept)
         session.cache.keep(start, kept)
         return Verified(draft, outcome, predictions, rows, tapped)
 
@@ -285,20 +277,30 @@ class Verifier:
         return tap
 
 
-def _refuse_nan(session: Session, peaks: dict[int, Tensor]) -> None:
+def _refuse_nan(
+    session: Session, peaks: dict[int, Tensor], depths: Sequence[int] | None = None
+) -> None:
+    """Refuse an output any of whose tokens was chosen from NaN, and forget what was written."""
+    highest = torch.stack([rows.amax() for rows in peaks.values()])
     try:
-        highest = torch.stack([rows.amax() for rows in peaks.values()])
-        check_finite(highest, session.model.n_layers, list(peaks))
+        check_finite(highest, depths or session.model.n_layers, list(peaks))
     except NumericalError:
-        session.cache.wipe()
+        session.cache.wipe()  # what was written must not enter later products
         raise
 
 
-def check_finite(peaks: Tensor, layer: int, positions: Sequence[int] | None = None) -> None:
-    """Refuse outputs that came from NaN or infinite logits; `positions` of outputs, 1, 2, ..."""
+def check_finite(
+    peaks: Tensor, depth: int | Sequence[int], positions: Sequence[int] | None = None
+) -> None:
+    """Refuse outputs that came from NaN or infinite logits.
+
+    `depth` is after how many layers each was read out, or all were; `positions` are those of
+    outputs, which begin with 1.
+    """
     if not bool(torch.isfinite(peaks).all()):
         first = int((~torch.isfinite(peaks)).nonzero()[0, 0])
         position = first + 1 if positions is None else positions[first]
+        layer = depth if isinstance(depth, int) else depth[first]
         raise NumericalError(
             f"NaN or infinite logits after layer {layer} at output position {position}; "
             "try --dtype float32 or check the weights"

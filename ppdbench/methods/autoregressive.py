@@ -9,8 +9,8 @@ from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.methods.base import strategy
 
 if TYPE_CHECKING:
+    from ppdbench.decoding.decoded import Decoded
     from ppdbench.decoding.limits import Limits
-    from ppdbench.decoding.loop import Decoded
     from ppdbench.decoding.sampling import Chooser
     from ppdbench.engine.session import Session
     from ppdbench.machine.clock import Clock

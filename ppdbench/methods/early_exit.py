@@ -22,8 +22,9 @@ from ppdbench.methods.base import option, strategy
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ppdbench.decoding.decoded import Decoded
     from ppdbench.decoding.limits import Limits
-    from ppdbench.decoding.loop import Decoded
+    from ppdbench.decoding.loop import ReadOut
     from ppdbench.decoding.sampling import Chooser
     from ppdbench.engine.masks import Step
     from ppdbench.engine.session import Session
@@ -105,61 +106,14 @@ class Exits(Decoder):
         chooser: Chooser,
     ) -> Decoded:
         """Until a limit; no token is proposed, so none is accepted."""
-        import torch
+        from ppdbench.decoding.loop import token_by_token
 
-        with torch.inference_mode():
-            return self._decode(session, prompt_ids, limits, clock, chooser)
-
-    def _decode(
-        self,
-        session: Session,
-        prompt_ids: list[int],
-        limits: Limits,
-        clock: Clock,
-        chooser: Chooser,
-    ) -> Decoded:
-        from ppdbench.decoding.loop import Decoded
-
-        session.reset(prompt_ids)
-        descent = self._descent(session)
-        exits: list[Exit] = []
-        clock.synchronize()
-        before = clock.now()
-        exits.append(descent.prompt())
-        token = chooser.choose(exits[-1].logits)
-        output = [int(token)]
-        prefill_ms, step_ms = 1e3 * (clock.now() - before), []
-        _watched(session, 0, exits[-1])
-        session.tokens.append(output[-1])
-        peaks = [exits[-1].logits.amax()]
-        while (finish := limits.finish(output)) is None:
-            before = clock.now()
-            exits.append(descent.token(token))
-            token = chooser.choose(exits[-1].logits)
-            output.append(int(token))
-            step_ms.append(1e3 * (clock.now() - before))
-            _watched(session, len(output) - 1, exits[-1])
-            session.tokens.append(output[-1])
-            peaks.append(exits[-1].logits.amax())
-        depths = tuple(e.depth for e in exits)
-        _refuse_nan(session, peaks, depths)
-        none, one = (0,) * len(step_ms), (1,) * len(step_ms)
-        return Decoded(
-            tuple(output), none, none, prefill_ms, tuple(step_ms), finish, rows=one, exits=depths
-        )
+        return token_by_token(session, self._descent(session), prompt_ids, limits, clock, chooser)
 
     def _descent(self, session: Session) -> Descent:
         if self.options.confidence:
             return ConfidentDescent(session, self.first, self.options)
         return Descent(session, self.first)
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """What was read out after `depth` layers: logits [1, vocab]."""
-
-    depth: int
-    logits: Tensor
 
 
 class Descent:
@@ -169,14 +123,15 @@ class Descent:
         self.session = session
         self.first = first
 
-    def prompt(self) -> Exit:
+    def prompt(self) -> ReadOut:
         """Run the prompt; what its last token leads to."""
         hidden = self._enter(*self._prompt(), self.first)
-        return Exit(self.first, self._read(hidden[:, -1:]))
+        return self._leave_at(self.first, self._read(hidden[:, -1:]))
 
-    def token(self, token: Tensor) -> Exit:
+    def token(self, token: Tensor) -> ReadOut:
         """Run one more token [1, 1]."""
-        return Exit(self.first, self._read(self._enter(token, self._next(), self.first)))
+        hidden = self._enter(token, self._next(), self.first)
+        return self._leave_at(self.first, self._read(hidden))
 
     def _prompt(self) -> tuple[Tensor, Step]:
         tokens = self.session.tokens
@@ -191,7 +146,14 @@ class Descent:
         return self.session.run(self.session.embed(tokens, step), 0, layers, step)
 
     def _read(self, hidden: Tensor) -> Tensor:
-        return self.session.logits(hidden)[:, -1]
+        """Logits [1, 1, vocab] of the newest row."""
+        return self.session.logits(hidden)[:, -1:]
+
+    def _leave_at(self, depth: int, logits: Tensor) -> ReadOut:
+        from ppdbench.decoding.loop import ReadOut
+        from ppdbench.engine.reading import Reading
+
+        return ReadOut(Reading.of(logits), depth)
 
 
 class ConfidentDescent(Descent):
@@ -207,7 +169,7 @@ class ConfidentDescent(Descent):
         self.n_layers = session.model.n_layers
         self._waiting: dict[int, list[Tensor]] = {j: [] for j in range(self.n_layers)}
 
-    def prompt(self) -> Exit:
+    def prompt(self) -> ReadOut:
         tokens, step = self._prompt()
         below = self.first - 1
         hidden = self._enter(tokens, step, below)
@@ -219,18 +181,18 @@ class ConfidentDescent(Descent):
         self.session.run(hidden, below, self.n_layers, step, tap=tap)
         return self._leave(iter(states))
 
-    def token(self, token: Tensor) -> Exit:
+    def token(self, token: Tensor) -> ReadOut:
         hidden = self._enter(token, self._next(), self.first - 1)
         return self._leave(self._layer_by_layer(hidden))
 
-    def _leave(self, states: Iterator[Tensor]) -> Exit:
+    def _leave(self, states: Iterator[Tensor]) -> ReadOut:
         """The first exit that is sure; `states` [1, 1, hidden] begin one layer before it."""
         before = next(states)
         for depth, hidden in enumerate(states, start=self.first):
             # Hidden states are compared without the head, which then waits for its turn.
             logits = None if self.options.measure == "state" else self._read(hidden)
             if depth == self.n_layers or self._sure(before, hidden, logits):
-                return Exit(depth, self._read(hidden) if logits is None else logits)
+                return self._leave_at(depth, self._read(hidden) if logits is None else logits)
             before = hidden
         raise AssertionError("no state after the last layer")
 
@@ -264,14 +226,8 @@ class ConfidentDescent(Descent):
         """How far the likeliest token stands out, 0..1."""
         import torch
 
-        best = torch.softmax(logits[0].float(), -1).topk(2).values.tolist()
+        best = torch.softmax(logits[0, 0].float(), -1).topk(2).values.tolist()
         return float(best[0] - best[1] if self.options.measure == "softmax" else best[0])
-
-
-def _watched(session: Session, position: int, exit: Exit) -> None:
-    """Tell who watches what output `position` was read out of."""
-    if session.watch is not None:
-        session.watch.note(position, exit.logits[0], exit.depth)
 
 
 def _cosine(before: Tensor, after: Tensor) -> float:
@@ -280,16 +236,3 @@ def _cosine(before: Tensor, after: Tensor) -> float:
 
     a, b = before[0, -1].float(), after[0, -1].float()
     return min(1.0, float(torch.cosine_similarity(a, b.to(a.device), dim=0)))
-
-
-def _refuse_nan(session: Session, peaks: list[Tensor], depths: tuple[int, ...]) -> None:
-    """As other methods do, naming the layer that the token was read out after."""
-    from ppdbench.decoding.loop import check_finite
-    from ppdbench.errors import NumericalError
-
-    try:
-        for position, (peak, depth) in enumerate(zip(peaks, depths, strict=True), start=1):
-            check_finite(peak[None], depth, [position])
-    except NumericalError:
-        session.cache.wipe()
-        raise

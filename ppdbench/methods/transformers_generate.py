@@ -19,8 +19,8 @@ from ppdbench.methods.base import option, strategy
 from ppdbench.methods.early_exit import exit_layer_of
 
 if TYPE_CHECKING:
+    from ppdbench.decoding.decoded import Decoded
     from ppdbench.decoding.limits import Limits
-    from ppdbench.decoding.loop import Decoded
     from ppdbench.decoding.sampling import Chooser
     from ppdbench.decoding.stock import Handed, StockModel
     from ppdbench.engine.session import Session
@@ -170,7 +170,8 @@ class Peer(Decoder):
 
 def _decoded(handed: Sequence[Handed], limits: Limits) -> Decoded:
     """Tokens and times in our own terms, ended where greedy decoding would have ended."""
-    from ppdbench.decoding.loop import Decoded, commit
+    from ppdbench.decoding.decoded import Decoded, StepRecord
+    from ppdbench.decoding.loop import commit
 
     first, steps = handed[0], handed[1:]
     output: list[int] = []
@@ -183,14 +184,15 @@ def _decoded(handed: Sequence[Handed], limits: Limits) -> Decoded:
     if taken:
         taken[0] += kept[0] - 1
     ends = [first.seconds, *(step.seconds for step in steps)]
+    times = (1e3 * (b - a) for a, b in pairwise(ends))
     return Decoded(
         output_ids=tuple(output),
-        proposed=tuple(step.rows - 1 for step in steps),
-        accepted=tuple(count - 1 for count in taken),
         prefill_ms=1e3 * first.seconds,
-        step_ms=tuple(1e3 * (b - a) for a, b in pairwise(ends)),
+        steps=tuple(
+            StepRecord(ms, rows=step.rows, proposed=step.rows - 1, accepted=count - 1)
+            for ms, step, count in zip(times, steps, taken, strict=True)
+        ),
         finish=finish,
-        rows=tuple(step.rows for step in steps),
     )
 
 

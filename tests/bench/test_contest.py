@@ -10,9 +10,10 @@ import torch
 
 from ppdbench.bench import contest
 from ppdbench.bench.contest import Contest, Contestant
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded, autoregressive
+from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session

@@ -11,9 +11,9 @@ import torch
 from ppdbench.bench.profile import Costs, Meter
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.sums import add_up
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded
 from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session

@@ -12,9 +12,9 @@ import pytest
 
 from ppdbench.bench.contest import Contest, Contestant
 from ppdbench.cli.main import run
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
-from ppdbench.decoding.loop import Decoded
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
 from ppdbench.methods import METHODS

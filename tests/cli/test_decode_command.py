@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from ppdbench.cli.main import run
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded, autoregressive
+from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.session import Session
 from ppdbench.engine.synthetic import tokenizer

@@ -17,10 +17,10 @@ import pytest
 
 from ppdbench.bench import sweep
 from ppdbench.cli.main import run
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded
 from ppdbench.engine import loading
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnitError

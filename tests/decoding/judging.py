@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.identity import Evidence, Judgement, as_run, as_verified, judge, one_by_one
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded
 from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.held import (
     Seen,
@@ -19,7 +20,7 @@ from ppdbench.decoding.held import (
     hold_ranks,
 )
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded, autoregressive
+from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import GREEDY, Target
 from ppdbench.engine import attention
 from ppdbench.engine.adapters import Adapter
@@ -141,7 +142,7 @@ def test_ranks_of_a_probe_are_held_layer_by_layer(
                 hold_ranks(truth(name), prompt, result.output_ids, ranks)
 
 
-ENDED = Decoded((5, 6, 2), (0, 0), (0, 0), 1.0, (1.0, 1.0), "eos", rows=(1, 1))
+ENDED = Decoded((5, 6, 2), 1.0, (StepRecord(1.0), StepRecord(1.0)), "eos")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,13 @@ def test_an_output_that_ends_in_the_wrong_place_is_refused(
 
 
 @pytest.mark.parametrize(
-    "changed", [{"rows": (1, 3)}, {"accepted": (0, 1)}, {"step_ms": (1.0,)}], ids=str
+    "changed",
+    [
+        {"steps": (StepRecord(1.0), StepRecord(1.0, rows=3))},
+        {"steps": (StepRecord(1.0), StepRecord(1.0, accepted=1))},
+        {"steps": (StepRecord(1.0),)},
+    ],
+    ids=["rows", "accepted", "missing"],
 )
 def test_a_baseline_that_drafts_is_refused(changed: dict[str, object]) -> None:
     check_greedy(ENDED)

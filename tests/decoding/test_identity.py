@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.identity import (
     Evidence,
     Judgement,
@@ -20,7 +21,6 @@ from ppdbench.decoding.identity import (
     one_by_one,
 )
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded
 from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded, autoregressive, check_finite
+from ppdbench.decoding.loop import autoregressive, check_finite
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded
 from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session

@@ -14,10 +14,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded
 from ppdbench.decoding.sampling import GREEDY, Chooser, Target, generator_for
 from ppdbench.engine import synthetic
 from ppdbench.engine.loading import Loaded, ModelSpec, load

@@ -8,10 +8,11 @@ from functools import partial
 import pytest
 import torch
 
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.identity import as_run, one_by_one
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded, autoregressive
+from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session

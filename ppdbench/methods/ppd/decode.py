@@ -16,8 +16,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ppdbench.decoding.decoded import Decoded, Pipelined, StepRecord
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded, Pipelined, check_finite
+from ppdbench.decoding.loop import check_finite
 from ppdbench.engine.session import Session
 from ppdbench.machine.clock import Clock
 from ppdbench.methods.ppd.log import Account, Log
@@ -142,15 +143,11 @@ def pipelined(
     accounts = lower.end(), upper.end()
     aside_ms = 1e3 * (clock.now() - closing)
     _refuse_nan(session, peaks)
-    none = (0,) * (len(output) - 1)
     return Decoded(
         tuple(output),
-        none,
-        none,
-        times[0],
-        tuple(times[1:]),
-        finish,
-        rows=(lower.widest,) * len(none),
+        prefill_ms=times[0],
+        steps=tuple(StepRecord(ms, rows=lower.widest) for ms in times[1:]),
+        finish=finish,
         trees=lower.branches,
         parts=tuple(map(len, parts)),
         pipelined=_record(matches, accounts, began),

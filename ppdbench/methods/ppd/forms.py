@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Decoded
 from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.session import Session
 from ppdbench.errors import UnitError

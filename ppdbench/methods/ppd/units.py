@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ppdbench.decoding.loop import watched
+from ppdbench.decoding.loop import ReadOut, watched
 from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
@@ -199,7 +199,7 @@ class Upper:
     def choose(self, hidden: Tensor) -> tuple[int, float]:
         """The token after the last row of `hidden`, and the largest logit: NaN if any is."""
         reading = self.session.read(hidden[:, -1:])
-        watched(self.session, self.chosen, reading)
+        watched(self.session, self.chosen, ReadOut(reading, self.session.model.n_layers))
         self.chosen += 1
         return int(self.chooser.choose_last(reading)), float(reading.peaks)
 
