@@ -19,7 +19,7 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.machine.bandwidth import measure_bandwidth
 from ppdbench.machine.environment import forget_peak_memory
-from ppdbench.machine.load import Watch
+from ppdbench.machine.load import LoadMeter
 from ppdbench.methods import method
 from ppdbench.methods.base import Exiting, Method, Strategy, settings, split_name
 from ppdbench.runs.conversation import with_later_turns
@@ -231,11 +231,11 @@ def decode_missing(
         contest.hold(ready)
     for number, item in enumerate(map(contest.ready, missing)):
         lacking = left(item, contest.contestants, folder)
-        with Watch() as watch:
+        with LoadMeter() as meter:
             outcomes = contest.run(item, turn=number, contestants=lacking)
         # Processes that torchrun or others started for one run would count as other programs.
         alone = folder.share.on_machine == Share.launched().count == 1
-        load = {"load": watch.load.to_dict()} if alone else {}
+        load = {"load": meter.load.to_dict()} if alone else {}
         for contestant in lacking:
             sample = sample_of(item, contestant.label, outcomes, contest.loaded) | load
             folder.append(sample | code.facts(item, sample) if code else sample)

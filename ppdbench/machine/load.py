@@ -43,8 +43,8 @@ class _Counts:
     ours: float
 
 
-class Watch:
-    """Watches the machine between its beginning and its end.
+class LoadMeter:
+    """Measures what the machine did between its beginning and its end.
 
     Processes that were started from here count as ours, for as long as they live.
     """
@@ -55,7 +55,7 @@ class Watch:
         self._process = psutil.Process()
         self._cores = _usable()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> LoadMeter:
         self._before = self._count()
         return self
 

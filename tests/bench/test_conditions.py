@@ -92,7 +92,7 @@ def test_what_this_process_and_its_children_do_is_not_other_programs(
     monkeypatch.setattr(load.psutil, "cpu_times", machine.cpu_times)
     monkeypatch.setattr(load.psutil, "Process", machine.Process)
     monkeypatch.setattr(load, "_usable", lambda: [0, 1])
-    with load.Watch() as watch:
+    with load.LoadMeter() as watch:
         pass
     # Of two cores 3.5 s each; ours: 2 s and a child's 1.5 s, another child is gone.
     assert watch.load.others_s == pytest.approx(2 * 3.5 - 2.0 - 1.5)
@@ -101,7 +101,7 @@ def test_what_this_process_and_its_children_do_is_not_other_programs(
 
 
 def test_a_real_machine_can_be_watched() -> None:
-    with load.Watch() as watch:
+    with load.LoadMeter() as watch:
         sum(range(10_000))
     assert 0 < watch.load.seconds < 60
     assert watch.load.others_s >= 0
