@@ -12,7 +12,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ppdbench.files.json_file import read_json
 from ppdbench.files.papers import Paper
 from ppdbench.files.resources import reference_model
 from ppdbench.runs.store import StoredRun
@@ -20,8 +19,9 @@ from ppdbench.tables import decoded
 from ppdbench.tables.base import Laid, table
 from ppdbench.tables.compared import Quantity, Row, compared
 from ppdbench.tables.recipe import Step, layer_at
+from ppdbench.training.record import Exit, Shipped, read_quality
 
-Exits = Mapping[int, Mapping[str, float]]  # what was measured, by layers run
+Exits = Mapping[int, Exit]  # what was measured, by layers run
 
 EXITS = Step(
     "layerskip-exits",
@@ -96,19 +96,22 @@ def _held_out(model: str) -> dict[str, Exits]:
     path = reference_model(QUALITY) if shipped else Path(model).expanduser() / QUALITY
     if not path.is_file():
         return {}
-    content = read_json(path, "file", "`ppdbench train layerskip` writes it")
-    variants = {"layerskip": "reference", "baseline": "twin"} if shipped else {"layerskip": ""}
-    return {
-        variant: {row["layer"]: row for row in (content[name] if name else content)}
-        for variant, name in variants.items()
-    }
+    if not shipped:
+        return {"layerskip": _by_layer(read_quality(path, list[Exit]))}
+    content = read_quality(path, Shipped)
+    return {"layerskip": _by_layer(content.reference), "baseline": _by_layer(content.twin)}
+
+
+def _by_layer(rows: Sequence[Exit]) -> Exits:
+    return {row.layer: row for row in rows}
 
 
 def _of_held_out(
     held_out: Mapping[str, Exits], metric: str, last: int, middle: int
 ) -> dict[str, float]:
     return {
-        f"{exit_} {variant}": by_layer[layer][metric]
+        f"{exit_} {variant}": getattr(by_layer[layer], metric)
         for variant, by_layer in held_out.items()
         for exit_, layer in (("last", last), ("middle", middle))
+        if layer in by_layer
     }

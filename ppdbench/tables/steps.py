@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ppdbench.errors import ConfigError, Interrupted, PpdbenchError
@@ -48,6 +48,14 @@ class Scale:
     def given(self) -> dict[str, str | None]:
         """What the names stand for that are the user's to fill."""
         return {name: getattr(self, name) for name in GIVEN}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a step that ended well was run with."""
+
+    command: str
+    options: tuple[str, ...]
 
 
 class StepFailed(PpdbenchError):
@@ -95,20 +103,25 @@ def finished(step: Step, folder: Path, scale: Scale) -> bool:
     mark = folder / step.name / MARK
     if not mark.is_file():
         return False
-    keys = read_versioned(mark, "mark of a step", "run the table again", FORMAT, VERSION)
-    command, options = keys.text("command"), list(keys.texts("options"))
-    asked = scale.options(step)
-    if command != step.command:
+    found, asked = _read_mark(mark), scale.options(step)
+    if found.command != step.command:
         raise ConfigError(
-            f"{folder / step.name} was made by another recipe (ppdbench {command}); remove it or "
-            "choose another --out"
+            f"{folder / step.name} was made by another recipe (ppdbench {found.command}); remove "
+            "it or choose another --out"
         )
-    if options != asked:
+    if list(found.options) != asked:
         raise ConfigError(
-            f"{folder / step.name} was run with {_typed(options)}, now it is {_typed(asked)}; "
-            "repeat its options or choose another --out"
+            f"{folder / step.name} was run with {_typed(found.options)}, now it is "
+            f"{_typed(asked)}; repeat its options or choose another --out"
         )
     return True
+
+
+def _read_mark(path: Path) -> Mark:
+    keys = read_versioned(path, "mark of a step", "run the table again", FORMAT, VERSION)
+    found = Mark(keys.text("command"), keys.texts("options"))
+    keys.refuse_the_rest()
+    return found
 
 
 def command_of(step: Step, folder: Path, scale: Scale, words: Sequence[str]) -> list[str]:
@@ -145,7 +158,7 @@ def _carry_out(step: Step, folder: Path, scale: Scale, words: Sequence[str]) -> 
             "steps are kept"
         )
     if code != FAILURES:  # failed examples are tried again
-        content = {"command": step.command, "options": scale.options(step)}
+        content = asdict(Mark(step.command, tuple(scale.options(step))))
         write_versioned(folder / step.name / MARK, FORMAT, VERSION, content)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -12,8 +12,47 @@ from msgspec import Meta
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.runs.validation import Unsound, convert, loads
 
+T = TypeVar("T")
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+
 # NaN and infinities among them: the norm of a step that a scaler skips.
 Line = dict[str, float]
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was measured of one exit on held-out text: a line of `quality.json`."""
+
+    layer: Annotated[int, Meta(ge=1)]
+    head: Literal["N", "Y"] = "N"
+    loss: Annotated[float, Meta(ge=0)] | None = None
+    perplexity: Annotated[float, Meta(ge=1)]
+    accuracy: Share
+    top1: Share | None = None
+    top3: Share | None = None
+
+
+class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured of the models that travel with the package, and of one that does not."""
+
+    reference: list[Exit]
+    twin: list[Exit]
+    heads: list[Exit]
+    draft: list[Exit]
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a row of tokens on disk was made of, and what has to lie there."""
+
+    sources: list[str]
+    split: str
+    column: str
+    max_documents: int | None
+    files: list[tuple[str, int, int]]  # name, bytes, when it was changed
+    vocab_size: int
+    tokenizer: str
+    bytes: Annotated[int, Meta(ge=1)]
+    checksum: Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
 
 
 class _Counted(msgspec.Struct):
@@ -33,6 +72,26 @@ def read_state(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} is damaged: {error}; restore it, or train anew with another --out"
         ) from error
+
+
+def read_quality(path: Path, form: type[T]) -> T:
+    """What was measured after a training: the content of `quality.json`."""
+    try:
+        return convert(loads(path.read_bytes()), form)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except Unsound as error:
+        raise DataError(
+            f"{path} is damaged: {error}; move it away to go on without what was measured"
+        ) from error
+
+
+def read_stamp(path: Path) -> Stamp | None:
+    """What the tokens beside this file were made of, if it says so."""
+    try:
+        return convert(loads(path.read_bytes()), Stamp)
+    except (OSError, Unsound):
+        return None  # then they are made anew
 
 
 def read_log(path: Path) -> list[Line]:

@@ -9,21 +9,25 @@ twice.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.whole import replacing, write_whole
+from ppdbench.training.record import Stamp, read_stamp
 
 SPLITS = ("blank-line", "file")
 BATCH = 512  # documents tokenized at once
+CHUNK = 1 << 24  # bytes of tokens that are checked at once
 HUB = "hub:"
 
 
@@ -209,21 +213,39 @@ def tokenized(spec: TextSpec, tokenizer: Any, vocab_size: int, path: Path) -> np
     """All tokens of the text, written to `path` once and mapped into memory from then on."""
     kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     stamp = path.with_suffix(".json")
-    identity = _identity(spec, tokenizer, vocab_size)
-    if _stamped(stamp) != identity:
+    made_of, found = _identity(spec, tokenizer, vocab_size), read_stamp(stamp)
+    if found is None or _without_content(found) != made_of or not path.is_file():
         # First the stamp: tokens of another text must not be left with one.
         stamp.unlink(missing_ok=True)
         _write_tokens(spec, tokenizer, path, kind)
-        write_whole(stamp, json.dumps(identity))
+        content = {"bytes": path.stat().st_size, "checksum": _checksum(path)}
+        write_whole(stamp, json.dumps({**made_of, **content}))
+    else:
+        _check_tokens(path, stamp, found)
     return np.memmap(path, dtype=kind, mode="r")
 
 
-def _stamped(stamp: Path) -> Any:
-    """What the tokens beside this file were made of, if it says so."""
-    try:
-        return json.loads(stamp.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
+def _without_content(stamp: Stamp) -> dict[str, Any]:
+    """What tokens were made of, as `_identity` tells it."""
+    told = msgspec.structs.asdict(stamp)
+    return {name: told[name] for name in told if name not in ("bytes", "checksum")}
+
+
+def _check_tokens(path: Path, stamp: Path, told: Stamp) -> None:
+    """Refuse tokens that are not those that were written."""
+    size, again = path.stat().st_size, f"remove {stamp} to have it made anew"
+    if size != told.bytes:
+        raise DataError(f"{path} is damaged: it has {size} bytes, not {told.bytes}; {again}")
+    if _checksum(path) != told.checksum:
+        raise DataError(f"{path} is damaged: its checksum does not fit; {again}")
+
+
+def _checksum(path: Path) -> str:
+    found = 0
+    with path.open("rb") as file:
+        while part := file.read(CHUNK):
+            found = zlib.crc32(part, found)
+    return f"{found:08x}"
 
 
 def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: type) -> None:
@@ -270,7 +292,7 @@ def _identity(spec: TextSpec, tokenizer: Any, vocab_size: int) -> dict[str, Any]
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
             if file.is_file():
                 status = file.stat()
-                files.append([file.name, status.st_size, status.st_mtime_ns])
+                files.append((file.name, status.st_size, status.st_mtime_ns))
     return {
         "sources": list(spec.sources),
         "split": spec.split,

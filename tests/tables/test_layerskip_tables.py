@@ -180,6 +180,30 @@ def test_another_models_exits_come_from_its_own_training(tmp_path: Path, capsys:
             assert rows["held-out text, perplexity"]["middle baseline"] is None
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "it is not JSON"),
+        ("{}", "expected array, got object"),
+        ('[{"layer": 8, "accuracy": 0.5}]', "perplexity is missing"),
+        ('[{"layer": 8, "accuracy": 5, "perplexity": 9}]', "accuracy: expected float <= 1"),
+        ('[{"layer": 8, "accuracy": "x", "perplexity": 9}]', "accuracy: expected float, got str"),
+        ('[{"layer": 8, "accuracy": 1, "perplexity": 9, "x": 1}]', "x is no field"),
+    ],
+)
+def test_damaged_figures_of_a_training_are_named(
+    content: str, words: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "quality.json").write_text(content, "utf-8")
+    found = [sample("gsm8k", "greedy", text="#### 1", references=["#### 1"])]
+    stored = decoded(tmp_path / "run", METHODS, found, name=str(tmp_path))
+    assert run(["table", "layerskip/1", str(stored)]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'quality.json'} is damaged: " in said
+    assert words in said
+    assert said.count("\n") == 1
+
+
 # Settings
 
 

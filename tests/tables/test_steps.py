@@ -195,3 +195,22 @@ def test_the_mark_says_which_text_but_not_where_it_lay(
     make(tmp_path, TRAINED, text="elsewhere/t.txt")
     assert ran.lines == []
     assert steps.missing((TRAINED, FIRST), tmp_path) == [FIRST]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"comand": "train"}, "unknown key comand: did you mean command"),
+        ({"command": 7}, "command must be text, not the number 7"),
+        ({"options": None}, "options must be a list of texts, not null"),
+    ],
+)
+def test_a_damaged_mark_is_named(
+    change: dict[str, object], words: str, tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    recorder()
+    make(tmp_path, TRAINED, text="t.txt")
+    path = tmp_path / "trained" / "step.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **change}), "utf-8")
+    with pytest.raises(ConfigError, match=f"mark of a step .*step.json: {words}"):
+        make(tmp_path, TRAINED, text="t.txt")

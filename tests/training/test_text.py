@@ -76,6 +76,34 @@ def test_tokens_are_written_once_and_again_when_the_text_changes(
     assert len(tokenized(spec(corpus), TOKENIZER, 300, path)) != len(first)
 
 
+def test_damaged_tokens_are_named(corpus: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.bin"
+    tokenized(spec(corpus), TOKENIZER, 300, path)
+    sound = path.read_bytes()
+    for damaged, words in (
+        (sound[:-2], f"has {len(sound) - 2} bytes, not {len(sound)}"),
+        (bytes([sound[0] ^ 1]) + sound[1:], "its checksum does not fit"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"t\.bin is damaged: .*{words}; remove .*t\.json"):
+            tokenized(spec(corpus), TOKENIZER, 300, path)
+    (tmp_path / "t.json").unlink()
+    assert bytes(tokenized(spec(corpus), TOKENIZER, 300, path)) == sound
+
+
+@pytest.mark.parametrize("change", [{"bytes": None}, {"checksum": 7}, {"more": 1}, {"files": [1]}])
+def test_tokens_whose_stamp_is_damaged_are_made_anew(
+    change: dict[str, object], corpus: Path, tmp_path: Path
+) -> None:
+    path, stamp = tmp_path / "t.bin", tmp_path / "t.json"
+    sound = bytes(tokenized(spec(corpus), TOKENIZER, 300, path))
+    told = json.loads(stamp.read_text("utf-8"))
+    stamp.write_text(json.dumps({**told, **change}), "utf-8")
+    path.write_bytes(b"damaged")
+    assert bytes(tokenized(spec(corpus), TOKENIZER, 300, path)) == sound
+    assert json.loads(stamp.read_text("utf-8")) == told
+
+
 def test_every_block_comes_once_per_epoch_in_an_order_of_its_own() -> None:
     blocks = Blocks(np.arange(1000, dtype=np.uint16), 10, seed=1)
     epochs = [
