@@ -11,10 +11,13 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.pages import LINKED, links
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -105,6 +108,18 @@ def test_everything_imported_is_declared(project: dict[str, Any]) -> None:
         declared = {name_of(line).replace("-", "_") for line in lines}
         for module in imported(file) - own:
             assert distributions.get(module, module) in declared, f"{file.name} imports {module}"
+
+
+# The source distribution
+
+
+def test_it_holds_every_page_and_all_that_pages_lead_to(project: dict[str, Any]) -> None:
+    included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    for page in LINKED:
+        local = [link for link in links(page) if not link.startswith(("http", "#"))]
+        for path in (page, *((page.parent / link.split("#")[0]).resolve() for link in local)):
+            place = f"/{path.relative_to(ROOT)}"
+            assert any(f"{place}/".startswith(f"{one}/") or fnmatch(place, one) for one in included)
 
 
 # The wheel

@@ -6,37 +6,14 @@ import importlib
 import json
 import re
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 import pytest
-from markdown_it.token import Token
 
 from ppdbench.cli.main import run
 from ppdbench.methods.base import METHODS
 from tests.conftest import ROOT
-from tests.pages import DOCS, MARKDOWN, README, blocks
-
-LINKED = (
-    *sorted(ROOT.glob("*.md")),
-    *sorted(DOCS.glob("*.md")),
-    ROOT / "results" / "README.md",
-    ROOT / "ppdbench" / "reference" / "README.md",
-    ROOT / "ppdbench" / "builtin" / "README.md",
-)
-
-
-@cache
-def tokens(page: Path) -> list[Token]:
-    return MARKDOWN.parse(page.read_text("utf-8"))
-
-
-def links(page: Path) -> list[str]:
-    """Where links and pictures of a page lead to, as they stand there."""
-    inner = [child for token in tokens(page) for child in token.children or ()]
-    where = {"link_open": "href", "image": "src"}
-    found = [token.attrGet(where[token.type]) for token in inner if token.type in where]
-    return [str(link) for link in found if link]
+from tests.pages import DOCS, LINKED, README, blocks, links, tokens
 
 
 def anchors(page: Path) -> set[str]:
@@ -108,6 +85,7 @@ def test_the_method_that_is_shown_works(
     """Both files run as they stand; the method is taken out again, for other tests."""
     files = zip(("repeating", "proof"), blocks(DOCS / "extending.md", "python"), strict=True)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     before = set(METHODS)
     try:
         for name, content in files:
