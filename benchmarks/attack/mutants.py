@@ -453,16 +453,16 @@ def outputs_end_one_token_early() -> None:
 
 @outputs
 def a_method_is_compared_with_itself() -> None:
-    from ppdbench.bench.contest import Contest
+    from ppdbench.bench.interleaved import Interleaved
 
     def made(real: Any) -> Any:
         def greedy(self: Any, item: Any, label: str, session: Any) -> Any:
-            ours = self._attempt(item, self.contestants[0])
+            ours = self._attempt(item, self.methods[0])
             return real(self, item, label, session) if isinstance(ours, str) else ours
 
         return greedy
 
-    _wrap(Contest, "_greedy", made)
+    _wrap(Interleaved, "_greedy", made)
 
 
 # What guesses are made of
@@ -576,9 +576,9 @@ def the_prefill_is_counted_into_the_first_step() -> None:
 
         return decode
 
-    from ppdbench.bench import contest
+    from ppdbench.bench import interleaved
 
-    contest.autoregressive = shifted(loop.autoregressive)  # type: ignore[attr-defined]
+    interleaved.autoregressive = shifted(loop.autoregressive)  # type: ignore[attr-defined]
     _wrap(Proposer, "decode", shifted)
 
 
@@ -598,7 +598,7 @@ def steps_of_the_method_are_halved() -> None:
 
 @times
 def steps_of_the_baseline_count_twice() -> None:
-    from ppdbench.bench import contest
+    from ppdbench.bench import interleaved
 
     def made(real: Any) -> Any:
         def greedy(*given: Any, **named: Any) -> Any:
@@ -607,7 +607,7 @@ def steps_of_the_baseline_count_twice() -> None:
 
         return greedy
 
-    _wrap(contest, "autoregressive", made)
+    _wrap(interleaved, "autoregressive", made)
 
 
 def _attempts(short: bool) -> Iterator[Attempt]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppdbench.bench.closure import closes
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.sums import SampleSums
 from ppdbench.stats import Ratio, ratio_of_timed
 
 LEAST_EXAMPLES = 5
@@ -45,10 +45,10 @@ class Speedup:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedPair:
     """One example, decoded by two methods in turns, and what is compared of it."""
 
-    both: tuple[Sums, ...]
+    both: tuple[SampleSums, ...]
     """Of greedy beside a method the sample of the method alone: it holds the times of both."""
     times: Pair
 
@@ -58,18 +58,18 @@ class Timed:
         return min(self.times) > 0
 
 
-def over_greedy(one: Sums) -> Timed:
+def over_greedy(one: SampleSums) -> TimedPair:
     """A sample beside the baseline of its run, as if both had given as many tokens."""
-    return Timed((one,), (one.baseline_step_ms, one.step_ms * one.same_length))
+    return TimedPair((one,), (one.baseline_step_ms, one.step_ms * one.same_length))
 
 
-def claim(timed: Sequence[Timed]) -> Speedup:
+def claim(timed: Sequence[TimedPair]) -> Speedup:
     """The paired ratio over these examples, if everything about it holds."""
     reason = _doubt(timed)
     return Speedup(None, reason) if reason else Speedup(ratio_of_timed([t.times for t in timed]))
 
 
-def measured(timed: Sequence[Timed]) -> float | None:
+def measured(timed: Sequence[TimedPair]) -> float | None:
     """The ratio for a search, which has to go by few examples and claims nothing."""
     ratio = ratio_of_timed([t.times for t in timed])
     return None if ratio is None or _doubt(timed) == "mismatch" else ratio.value
@@ -82,7 +82,7 @@ def enough(*sides: Sequence[Pair | None]) -> bool:
     )
 
 
-def _doubt(timed: Sequence[Timed]) -> Reason | None:
+def _doubt(timed: Sequence[TimedPair]) -> Reason | None:
     """What forbids a claim; the gravest reason first."""
     if any(one.verdict == "mismatch" for t in timed for one in t.both):
         return "mismatch"
@@ -91,7 +91,7 @@ def _doubt(timed: Sequence[Timed]) -> Reason | None:
     questions = {t.both[0].question for t in timed if t.counts}
     if not questions:
         return "not timed"
-    by_method: dict[str, list[Sums]] = {}
+    by_method: dict[str, list[SampleSums]] = {}
     for one in (one for t in timed for one in t.both):
         by_method.setdefault(one.method, []).append(one)
     if not all(map(closes, by_method.values())):
@@ -118,9 +118,9 @@ def _repeated(pairs: Sequence[Pair]) -> Ratio | None:
     return ratio_of_timed(pairs) if enough(pairs) else None
 
 
-def noise_of(methods: Mapping[str, Any], sums: Sequence[Sums]) -> Ratio | None:
+def noise_of(methods: Mapping[str, Any], sums: Sequence[SampleSums]) -> Ratio | None:
     """The noise of samples: every time that greedy decoding took, against every other one."""
-    by_label: dict[str, list[Sums]] = {}
+    by_label: dict[str, list[SampleSums]] = {}
     for one in sums:
         if not one.failed:
             by_label.setdefault(one.method, []).append(one)

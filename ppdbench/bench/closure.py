@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.sums import SampleSums
 
 WITHIN = 0.02
 # Beginning and ending an output takes a little, which is no part of it.
 SLACK_MS = 1.0
 
 
-def closes(samples: Sequence[Sums]) -> bool:
+def closes(samples: Sequence[SampleSums]) -> bool:
     """Whether the times of these samples add up, greedy's beside them included.
 
     Of most of them: what a busy machine does to a few between two steps is nobody's mistake.
@@ -28,7 +28,7 @@ def closes(samples: Sequence[Sums]) -> bool:
     )
 
 
-def _gap(one: Sums, side: str) -> float:
+def _gap(one: SampleSums, side: str) -> float:
     """The share of the time that the parts lack or have too much; 0 where nobody looked."""
     wall = one.about.get(f"{side}wall_ms")
     if not wall:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import torch
 
-from ppdbench.bench.contest import unit_threads
+from ppdbench.bench.interleaved import unit_threads
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.engine import artefacts
 from ppdbench.engine.compiled import MOST_ROWS
@@ -38,7 +38,7 @@ DRAFTING = (1, 2)  # rows of a draft model's passes: the newest token, and one i
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CompileRequest:
     """What is to be compiled of one model: the numbers of rows of its narrow passes, by threads.
 
     `wider` are those of its methods whose passes have more rows than compiling is good for.
@@ -122,7 +122,7 @@ def check_mode(mode: str) -> None:
         raise ConfigError(f"--compile {mode}: use {', '.join(MODES)}")
 
 
-def _wanted(setup: Setup, decoders: Collection[Decoder]) -> list[Wanted]:
+def _wanted(setup: Setup, decoders: Collection[Decoder]) -> list[CompileRequest]:
     """The models of a run, the target first, and which numbers of rows their passes have.
 
     Greedy decoding, one row a pass, is beside everything, with the threads of a unit and of all.
@@ -137,13 +137,13 @@ def _wanted(setup: Setup, decoders: Collection[Decoder]) -> list[Wanted]:
             counts.setdefault(decoder.threads or threads, {1}).add(decoder.rows)
         else:
             wider.add(decoder.rows)
-    target = Wanted(setup.target, counts, frozenset(wider))
+    target = CompileRequest(setup.target, counts, frozenset(wider))
     drafting = {threads: DRAFTING}
-    return [target, *(Wanted(other, drafting) for other in setup.others.values())]
+    return [target, *(CompileRequest(other, drafting) for other in setup.others.values())]
 
 
 def _refusal(
-    mode: str, wanted: Collection[Wanted], decoders: Mapping[str, Decoder], tokens: int
+    mode: str, wanted: Collection[CompileRequest], decoders: Mapping[str, Decoder], tokens: int
 ) -> dict[str, Any] | None:
     """Why passes stay eager, if they do; an error where compiled ones were asked for."""
     if mode == "off":
@@ -175,7 +175,7 @@ def _as_begun(begun: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _check_joins(
-    begun: Mapping[str, Any], wanted: Collection[Wanted], decoders: Mapping[str, Decoder]
+    begun: Mapping[str, Any], wanted: Collection[CompileRequest], decoders: Mapping[str, Decoder]
 ) -> None:
     """Refuse to go on eagerly with what began compiled: its times would be of two kinds."""
     if not begun["rows"]:
@@ -190,7 +190,7 @@ def _check_joins(
         )
 
 
-def _unfit(wanted: Collection[Wanted]) -> str | None:
+def _unfit(wanted: Collection[CompileRequest]) -> str | None:
     """Why one of the models cannot be compiled, if so."""
     for model in wanted:
         if (why := model.loaded.staged.why_eager()) is not None:
@@ -198,7 +198,7 @@ def _unfit(wanted: Collection[Wanted]) -> str | None:
     return None
 
 
-def _unproven(wanted: Collection[Wanted]) -> str | None:
+def _unproven(wanted: Collection[CompileRequest]) -> str | None:
     """Where nobody has measured yet what it saves, it has to be asked for."""
     staged = [model.loaded.staged for model in wanted]
     if any(model.device.type == "cuda" for model in staged):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.bench.claims import noise_of
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.sums import SampleSums
 from ppdbench.stats import Ratio, median
 
 OTHERS = 0.2  # of the cores' time
@@ -25,13 +25,13 @@ class Conditions:
     """What disturbed the times, in words; None on a quiet machine."""
 
     @classmethod
-    def of(cls, methods: Mapping[str, Any], sums: Sequence[Sums]) -> Conditions:
+    def of(cls, methods: Mapping[str, Any], sums: Sequence[SampleSums]) -> Conditions:
         """Of these samples."""
         done = [one for one in sums if not one.failed]
         return cls(noise_of(methods, done), "; ".join([*_watched(done), *_spread(done)]) or None)
 
 
-def _watched(done: Sequence[Sums]) -> Iterator[str]:
+def _watched(done: Sequence[SampleSums]) -> Iterator[str]:
     """What was seen of other programs and of the host."""
     loads = [one.about["load"] for one in done if "load" in one.about]
     whole = sum(load["seconds"] * load["cores"] for load in loads)
@@ -50,7 +50,7 @@ def _watched(done: Sequence[Sums]) -> Iterator[str]:
         yield f"the host took {100 * stolen:.0f}% of the processor's time"
 
 
-def _spread(done: Sequence[Sums]) -> Iterator[str]:
+def _spread(done: Sequence[SampleSums]) -> Iterator[str]:
     """How unlike two times of the same work were."""
     pairs = [(one.baseline_step_ms, one.again_ms) for one in done]
     ratios = [max(a / b, b / a) for a, b in pairs if a > 0 and b > 0]

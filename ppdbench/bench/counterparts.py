@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppdbench.bench.claims import Speedup, Timed, claim
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.claims import Speedup, TimedPair, claim
+from ppdbench.bench.sums import SampleSums
 
 GREEDY = ("transformers:greedy", "transformers:greedy-static")
 ASSISTANT = "transformers:assistant"
@@ -33,9 +33,9 @@ class Beside:
     speedup: Speedup
 
 
-def beside(header: Mapping[str, Any], sums: Sequence[Sums]) -> list[Beside]:
+def beside(header: Mapping[str, Any], sums: Sequence[SampleSums]) -> list[Beside]:
     """Every counterpart that this run has, by the labels of both."""
-    done: dict[str, dict[tuple[str, str], Sums]] = {}
+    done: dict[str, dict[tuple[str, str], SampleSums]] = {}
     for one in sums:
         if not one.failed:
             key = one.task, one.about["example_id"]
@@ -60,17 +60,17 @@ def _pairs(methods: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _compared(
     our_label: str,
     their_label: str,
-    mine: Mapping[tuple[str, str], Sums],
-    other: Mapping[tuple[str, str], Sums],
+    mine: Mapping[tuple[str, str], SampleSums],
+    other: Mapping[tuple[str, str], SampleSums],
 ) -> Beside:
     # As if each had given as many tokens as greedy: outputs may differ in length by a tie.
     both = [
-        Timed((ours, other[key]), (_as_greedy(other[key]), _as_greedy(ours)))
+        TimedPair((ours, other[key]), (_as_greedy(other[key]), _as_greedy(ours)))
         for key, ours in mine.items()
         if key in other
     ]
     return Beside(our_label, their_label, len(both), claim(both))
 
 
-def _as_greedy(one: Sums) -> float:
+def _as_greedy(one: SampleSums) -> float:
     return one.step_ms * one.same_length

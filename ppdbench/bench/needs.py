@@ -9,7 +9,7 @@ from typing import Any
 
 from ppdbench.bench.runner import Choice
 from ppdbench.engine.loading import REFERENCE, ModelSpec, reckon
-from ppdbench.engine.placement import Place, Settled, name_of
+from ppdbench.engine.placement import Place, Placement, name_of
 from ppdbench.files.resources import reference_model
 
 TENSORS = (".safetensors", ".pt", ".bin", ".npy")
@@ -20,25 +20,25 @@ class Needs:
     """A model, where its parts go, and what methods hold besides."""
 
     model: str
-    settled: Settled
+    placement: Placement
     methods: dict[str, int]
 
     @property
     def held(self) -> dict[Place, int]:
         """Bytes of each place in the end; what methods hold lies where tokens enter."""
-        home = self.settled.memory.home
-        held = dict(self.settled.held)
+        home = self.placement.memory.home
+        held = dict(self.placement.held)
         return {**held, home: held.get(home, 0) + sum(self.methods.values())}
 
     @property
     def fits(self) -> bool:
         """Whether every place has room for what would go there."""
-        free = self.settled.memory.free
+        free = self.placement.memory.free
         return all(size <= free[place] for place, size in self.held.items() if place in free)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        need, memory = self.settled.need, self.settled.memory
+        need, memory = self.placement.need, self.placement.memory
         return {
             "model": self.model,
             "context": need.context,

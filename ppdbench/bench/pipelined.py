@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench import theory
-from ppdbench.bench.claims import Timed, claim
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.claims import TimedPair, claim
+from ppdbench.bench.sums import SampleSums
 
 Facts = Mapping[str, Any]
 
@@ -16,7 +16,7 @@ Facts = Mapping[str, Any]
 UNITS: dict[str, Callable[[Iterable[int]], int]] = {"one_unit": min, "all_units": max}
 
 
-def pipelined(facts: Facts | None, group: Sequence[Sums]) -> dict[str, Any]:
+def pipelined(facts: Facts | None, group: Sequence[SampleSums]) -> dict[str, Any]:
     """What `decode` reports of `ppd` beyond other methods; nothing for these.
 
     Three predictions of the speedup over one unit: the theorem with the measured match rate, the
@@ -50,12 +50,12 @@ def pipelined(facts: Facts | None, group: Sequence[Sums]) -> dict[str, Any]:
     }
 
 
-def match_rate(group: Sequence[Sums]) -> float:
+def match_rate(group: Sequence[SampleSums]) -> float:
     """How often the token was among its candidates, over all positions."""
     return sum(s.matches.count(1) for s in group) / sum(len(s.matches) for s in group)
 
 
-def beside_greedy(one: Sums, which: Callable[[Iterable[int]], int]) -> tuple[float, float]:
+def beside_greedy(one: SampleSums, which: Callable[[Iterable[int]], int]) -> tuple[float, float]:
     """Milliseconds of greedy decoding, on one unit or on all, and of ours for as many tokens.
 
     Of two outputs that part at a tie one may be the longer.
@@ -64,14 +64,14 @@ def beside_greedy(one: Sums, which: Callable[[Iterable[int]], int]) -> tuple[flo
     return greedy["step_ms"], one.step_ms * one.as_long_as(int(greedy["steps"]))
 
 
-def _greedy_on(one: Sums, which: Callable[[Iterable[int]], int]) -> Mapping[str, float]:
+def _greedy_on(one: SampleSums, which: Callable[[Iterable[int]], int]) -> Mapping[str, float]:
     """What greedy decoding of the same example took with the threads of one unit, or of all."""
     by_threads = _alone(one)
     timed: Mapping[str, float] = by_threads[str(which(map(int, by_threads)))]
     return timed
 
 
-def _alone(one: Sums) -> Mapping[str, Any]:
+def _alone(one: SampleSums) -> Mapping[str, Any]:
     """Greedy decoding beside units, by threads; earlier versions did not count its steps."""
     found: Mapping[str, Any] = one.about.get("greedy_by_threads") or {}
     return found
@@ -88,26 +88,26 @@ def geometric(p: float, length: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class HeadStarts:
     """Steps after the first token, and how many of them began with a head start."""
 
     steps: int
     hits: int
 
 
-def _begun(group: Sequence[Sums]) -> Begun:
+def _begun(group: Sequence[SampleSums]) -> HeadStarts:
     hits = sum(s.matches[:-1].count(1) for s in group)
-    return Begun(sum(len(s.matches) - 1 for s in group), hits)
+    return HeadStarts(sum(len(s.matches) - 1 for s in group), hits)
 
 
-def _predicted_by_matches(facts: Facts, begun: Begun) -> float | None:
+def _predicted_by_matches(facts: Facts, begun: HeadStarts) -> float | None:
     """Layer-times of greedy decoding over those that these matches need, after the prefill."""
     layers, exit_after = facts["n_layers"], facts["exit_after"]
     needed = begun.steps * layers - begun.hits * (layers - exit_after)
     return begun.steps * layers / needed if begun.steps else None
 
 
-def _predicted_by_times(facts: Facts, begun: Begun) -> float | None:
+def _predicted_by_times(facts: Facts, begun: HeadStarts) -> float | None:
     """The same with the time that each part takes here, heads included, when it runs alone.
 
     Both halves run at the same time, and the slower one decides.
@@ -121,7 +121,7 @@ def _predicted_by_times(facts: Facts, begun: Begun) -> float | None:
     return greedy / needed if steps else None
 
 
-def _units_busy(facts: Facts, outputs: int, begun: Begun) -> float:
+def _units_busy(facts: Facts, outputs: int, begun: HeadStarts) -> float:
     """Layers run over layer-times, counted from the matches themselves."""
     layers, exit_after, k = (facts[name] for name in ("n_layers", "exit_after", "k"))
     tokens, runs = outputs + begun.steps, outputs + begun.steps - begun.hits
@@ -129,7 +129,7 @@ def _units_busy(facts: Facts, outputs: int, begun: Begun) -> float:
     return ran / theory.latency_of_runs(tokens, runs, layers, exit_after)
 
 
-def _on_one_unit(group: Sequence[Sums]) -> dict[str, float | None]:
+def _on_one_unit(group: Sequence[SampleSums]) -> dict[str, float | None]:
     """Greedy decoding itself, beside the units."""
     runs = [_greedy_on(s, min) for s in group if _alone(s)]
     steps = sum(run["steps"] for run in runs)
@@ -139,10 +139,10 @@ def _on_one_unit(group: Sequence[Sums]) -> dict[str, float | None]:
     }
 
 
-def _over_greedy(group: Sequence[Sums]) -> dict[str, Any]:
+def _over_greedy(group: Sequence[SampleSums]) -> dict[str, Any]:
     """Against greedy decoding on one unit and on all of them; nothing for one process."""
     found: dict[str, Any] = {}
     for name, which in UNITS.items():
-        beside = [Timed((s,), beside_greedy(s, which)) for s in group if _alone(s)]
+        beside = [TimedPair((s,), beside_greedy(s, which)) for s in group if _alone(s)]
         found |= claim(beside).figures(f"speedup_{name}")
     return found

@@ -31,7 +31,7 @@ from ppdbench.machine.clock import Clock
 T = TypeVar("T")
 
 
-class Call(NamedTuple):
+class PieceCall(NamedTuple):
     """One piece of a forward pass: when it began and ended, what it read, whether it drafted."""
 
     start: float
@@ -46,7 +46,7 @@ class Meter:
 
     model: StagedModel
     clock: Clock
-    calls: list[Call] = field(default_factory=list)
+    calls: list[PieceCall] = field(default_factory=list)
     joining: list[float] = field(default_factory=list)  # seconds, of what joins passes
     _start: float = 0.0
     _drafts: bool = False
@@ -86,7 +86,7 @@ class Meter:
             start = now()
             out = call(*args, **kwargs)
             wait()
-            note(Call(start, now(), cost(*args), self._drafts))
+            note(PieceCall(start, now(), cost(*args), self._drafts))
             return out
 
         return timed

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.sums import SampleSums
 
 PARTS = ("draft_pass", "draft", "pass", "bookkeeping")
 
 
-def profile(group: Sequence[Sums], bandwidth: float | None) -> dict[str, Any] | None:
+def profile(group: Sequence[SampleSums], bandwidth: float | None) -> dict[str, Any] | None:
     """Means per step over all examples of a method, where they were profiled."""
     profiled = [one for one in group if "profile" in one.about]
     steps = sum(one.steps for one in profiled)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
-from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome
 from ppdbench.bench.execution import UNPROTECTED, CodeRuns
+from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
 from ppdbench.bench.memory import own_bytes
 from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.limits import visible_text
@@ -25,10 +25,10 @@ from ppdbench.methods.base import Exiting, Method, Strategy, settings, split_nam
 from ppdbench.runs.conversation import with_later_turns
 from ppdbench.runs.header import run_header
 from ppdbench.runs.samples import Key
-from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.store import RunFolder, begun_header, check_target
 from ppdbench.runs.workload import (
-    Finished,
+    FinishedRun,
     Item,
     Report,
     RunConfig,
@@ -126,17 +126,17 @@ def run_decode(
     kind: str = "decode",
     resume: bool,
     report: Report,
-    share: Share = ALONE,
+    shard: Shard = ALONE,
     optional: Sequence[Choice] = (),
     warn: Warn = unheard,
-) -> Finished:
-    """Decode every example of this process's share that the run folder does not hold yet.
+) -> FinishedRun:
+    """Decode every example of this process's shard that the run folder does not hold yet.
 
     Of the methods those are `optional` that nobody named: they are left out where they cannot run.
     """
     names = labels(config.methods)
     built = built_for(config.model, config.methods)
-    check_target(out, resume=resume, share=share)
+    check_target(out, resume=resume, shard=shard)
     work = Workload.read(config, warn)
     # No quality is asked of random weights.
     scored = config.allow_code_execution and not config.model.is_synthetic
@@ -150,19 +150,19 @@ def run_decode(
             prepare(label, chosen, strategy, setup, config.target, alone=len(built) == 1)
             for label, (chosen, strategy) in zip(names, built, strict=True)
         ]
-        contestants = [entry for entry in prepared if isinstance(entry, Contestant)]
-        for contestant in contestants:
-            started.callback(contestant.decoder.close)
+        methods = [entry for entry in prepared if isinstance(entry, PreparedMethod)]
+        for each in methods:
+            started.callback(each.decoder.close)
         compilation = settle(
             "off" if config.strict else config.compile,
             setup,
-            {c.label: c.decoder for c in contestants},
-            sum(item.max_new_tokens for item in items) * (len(contestants) + len(BASELINE)),
+            {c.label: c.decoder for c in methods},
+            sum(item.max_new_tokens for item in items) * (len(methods) + len(BASELINE)),
             report,
-            compilation_of(begun_header(out, share)),
+            compilation_of(begun_header(out, shard)),
         )
         prepared = [begin(entry, alone=len(built) == 1) for entry in prepared]
-        contestants = [entry for entry in prepared if isinstance(entry, Contestant)]
+        methods = [entry for entry in prepared if isinstance(entry, PreparedMethod)]
         told = list(zip(names, config.methods, built, prepared, strict=True))
         left_out = {n: e for n, c, _, e in told if isinstance(e, str) and c in optional}
         header = {
@@ -176,34 +176,36 @@ def run_decode(
             header["bandwidth_bytes_per_s"] = measure_bandwidth(loaded.staged.device)
         # What compiling and measuring took is no part of decoding.
         forget_peak_memory(loaded.staged.device)
-        contest = Contest(
-            *(loaded, contestants, setup, config.target),
+        interleaved = Interleaved(
+            *(loaded, methods, setup, config.target),
             strict=config.strict,
             profile=config.profile,
         )
-        header["memory"] = memory(contest)
-        with RunFolder(out, header, resume=resume, share=share, digest=work.digest) as folder:
-            decode_missing(contest, items, folder, warmup=config.warmup, report=report, code=code)
+        header["memory"] = memory(interleaved)
+        with RunFolder(out, header, resume=resume, shard=shard, digest=work.digest) as folder:
+            decode_missing(
+                interleaved, items, folder, warmup=config.warmup, report=report, code=code
+            )
             samples = folder.gather()
-    return Finished(
+    return FinishedRun(
         path=out,
         header=header,
         samples=samples,
         cut=cut_of(samples),
         torn=folder.torn,
-        share=share,
-        missing=len(absent(items, contestants, folder)),
+        shard=shard,
+        missing=len(absent(items, methods, folder)),
         spell=loaded.tokenizer.decode,
     )
 
 
-def memory(contest: Contest) -> dict[str, Any]:
+def memory(interleaved: Interleaved) -> dict[str, Any]:
     """Bytes of the model, of its cache, and of what each method holds besides."""
-    loaded = contest.loaded
+    loaded = interleaved.loaded
     return {
         "weights": loaded.staged.weight_bytes(),
-        "cache": own_bytes(contest.session, loaded),
-        "methods": {c.label: own_bytes(c.decoder, loaded) for c in contest.contestants},
+        "cache": own_bytes(interleaved.session, loaded),
+        "methods": {c.label: own_bytes(c.decoder, loaded) for c in interleaved.methods},
     }
 
 
@@ -213,7 +215,7 @@ def cut_of(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
 
 
 def decode_missing(
-    contest: Contest,
+    interleaved: Interleaved,
     items: Sequence[Item],
     folder: RunFolder,
     *,
@@ -221,29 +223,29 @@ def decode_missing(
     report: Report,
     code: CodeRuns | None = None,
 ) -> None:
-    """Every example of our share that lacks the result of a contestant, stored as it finishes."""
-    items = folder.share.part(items)
-    missing = [item for item in items if left(item, contest.contestants, folder)]
+    """Every example of our shard that lacks the result of a method, stored as it finishes."""
+    items = folder.shard.part(items)
+    missing = [item for item in items if left(item, interleaved.methods, folder)]
     report("warming up", len(items) - len(missing), len(items))
     for item in missing[:1]:
-        ready = contest.ready(item)
-        contest.warm_up(ready, warmup - 1)
-        contest.hold(ready)
-    for number, item in enumerate(map(contest.ready, missing)):
-        lacking = left(item, contest.contestants, folder)
+        ready = interleaved.ready(item)
+        interleaved.warm_up(ready, warmup - 1)
+        interleaved.hold(ready)
+    for number, item in enumerate(map(interleaved.ready, missing)):
+        lacking = left(item, interleaved.methods, folder)
         with LoadMeter() as meter:
-            outcomes = contest.run(item, turn=number, contestants=lacking)
+            outcomes = interleaved.run(item, turn=number, methods=lacking)
         # Processes that torchrun or others started for one run would count as other programs.
-        alone = folder.share.on_machine == Share.launched().count == 1
+        alone = folder.shard.on_machine == Shard.launched().count == 1
         load = {"load": meter.load.to_dict()} if alone else {}
-        for contestant in lacking:
-            sample = sample_of(item, contestant.label, outcomes, contest.loaded) | load
+        for each in lacking:
+            sample = sample_of(item, each.label, outcomes, interleaved.loaded) | load
             folder.append(sample | code.facts(item, sample) if code else sample)
         report(item.task.name, len(items) - len(missing) + number + 1, len(items))
 
 
 def about(
-    prepared: Sequence[tuple[str, tuple[Method, Strategy], Contestant | str]],
+    prepared: Sequence[tuple[str, tuple[Method, Strategy], PreparedMethod | str]],
 ) -> dict[str, Any]:
     """What the header says of each method, and of those that could not run."""
     methods, facts, not_run, used = {}, {}, {}, {}
@@ -267,10 +269,10 @@ def about(
 
 def prepare(
     label: str, chosen: Method, strategy: Strategy, setup: Setup, target: Target, *, alone: bool
-) -> Contestant | str:
+) -> PreparedMethod | str:
     """Ready to begin, or why it cannot."""
 
-    def ready() -> Contestant:
+    def ready() -> PreparedMethod:
         decoder = strategy.prepare(setup)
         if not target.greedy and decoder.trees:
             raise ConfigError(
@@ -284,7 +286,7 @@ def prepare(
                 f"{label} keeps tokens by a rule of its own, in place of the sampled one; leave "
                 f"that or --target {target.kind} out"
             )
-        return Contestant(
+        return PreparedMethod(
             label, chosen, decoder, exits_used(strategy, setup.target.staged.n_layers)
         )
 
@@ -299,19 +301,19 @@ def exits_used(strategy: Strategy, n_layers: int) -> dict[str, str]:
     return {name: at for name in ("exit_layer", "exit_after") if hasattr(strategy, name)}
 
 
-def begin(entry: Contestant | str, *, alone: bool) -> Contestant | str:
+def begin(entry: PreparedMethod | str, *, alone: bool) -> PreparedMethod | str:
     """The same with all its units at work, or why they are not."""
     if isinstance(entry, str):
         return entry
 
-    def at_work() -> Contestant:
+    def at_work() -> PreparedMethod:
         entry.decoder.begin()
         return entry
 
     return _or_why_not(at_work, alone=alone)
 
 
-def _or_why_not(make: Callable[[], Contestant], *, alone: bool) -> Contestant | str:
+def _or_why_not(make: Callable[[], PreparedMethod], *, alone: bool) -> PreparedMethod | str:
     """What is made, or why it is not; with nothing else to go on with that is an error."""
     try:
         return make()
@@ -321,9 +323,9 @@ def _or_why_not(make: Callable[[], Contestant], *, alone: bool) -> Contestant | 
         return str(error)
 
 
-def left(item: Item, contestants: Sequence[Contestant], folder: RunFolder) -> list[Contestant]:
+def left(item: Item, methods: Sequence[PreparedMethod], folder: RunFolder) -> list[PreparedMethod]:
     """Who has no result for this example yet."""
-    return [contestant for contestant in contestants if is_left(item, contestant.label, folder)]
+    return [each for each in methods if is_left(item, each.label, folder)]
 
 
 def is_left(item: Item, label: str, folder: RunFolder) -> bool:
@@ -333,10 +335,10 @@ def is_left(item: Item, label: str, folder: RunFolder) -> bool:
 
 
 def absent(
-    items: Sequence[Item], contestants: Sequence[Contestant], folder: RunFolder
+    items: Sequence[Item], methods: Sequence[PreparedMethod], folder: RunFolder
 ) -> list[Key]:
     """What nobody has stored anything of, not even a failure."""
-    keys = [_key(item, contestant.label) for item in items for contestant in contestants]
+    keys = [_key(item, each.label) for item in items for each in methods]
     return [key for key in keys if key not in folder.done]
 
 
@@ -345,7 +347,7 @@ def _key(item: Item, label: str) -> Key:
 
 
 def sample_of(
-    item: Item, label: str, outcomes: Mapping[str, Outcome], loaded: Loaded
+    item: Item, label: str, outcomes: Mapping[str, ExampleResult], loaded: Loaded
 ) -> dict[str, Any]:
     """Everything measured on one example; means are made when it is read."""
     outcome, baseline, again = (outcomes[n] for n in (label, *BASELINE))

@@ -14,7 +14,7 @@ from ppdbench.bench.claims import claim, over_greedy
 from ppdbench.bench.conditions import Conditions
 from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.sums import SampleSums
 from ppdbench.errors import DataError
 
 VERDICTS = ("identical", "tie", "mismatch")
@@ -22,12 +22,12 @@ ALL = "all tasks"
 
 
 def summarize(
-    header: Mapping[str, Any], sums: Sequence[Sums], *, scores: bool = True
+    header: Mapping[str, Any], sums: Sequence[SampleSums], *, scores: bool = True
 ) -> list[dict[str, Any]]:
     """One object per task and method, as `decode --format json` prints it, tasks together."""
     if not sums:
         raise DataError("the run holds no finished samples")
-    groups: dict[tuple[str, str], list[Sums]] = {}
+    groups: dict[tuple[str, str], list[SampleSums]] = {}
     for one in sums:
         groups.setdefault((one.task, one.method), []).append(one)
     tasks = list(dict.fromkeys(task for task, _ in groups))
@@ -42,9 +42,9 @@ def summarize(
     ]
 
 
-def overall(header: Mapping[str, Any], sums: Sequence[Sums]) -> list[dict[str, Any]]:
+def overall(header: Mapping[str, Any], sums: Sequence[SampleSums]) -> list[dict[str, Any]]:
     """One object per method over all tasks; no quality, which no two tasks share."""
-    groups: dict[str, list[Sums]] = {}
+    groups: dict[str, list[SampleSums]] = {}
     for one in sums:
         groups.setdefault(one.method, []).append(one)
     under = Conditions.of(header["methods"], sums)
@@ -55,7 +55,7 @@ def _summary(
     header: Mapping[str, Any],
     task: str,
     label: str,
-    group: Sequence[Sums],
+    group: Sequence[SampleSums],
     under: Conditions,
     scores: bool,
 ) -> dict[str, Any]:
@@ -111,13 +111,13 @@ def _memory(header: Mapping[str, Any], label: str) -> dict[str, int] | None:
     }
 
 
-def _processes(group: Sequence[Sums]) -> int | None:
+def _processes(group: Sequence[SampleSums]) -> int | None:
     """How many processes at most shared the machine; None where jobs came and went."""
     told = [one.about.get("processes", 1) for one in group]
     return None if None in told else max(told, default=1)
 
 
-def _times(group: Sequence[Sums]) -> dict[str, Any]:
+def _times(group: Sequence[SampleSums]) -> dict[str, Any]:
     """Speeds, acceptance and the paired ratio; None where nothing was timed or may be claimed."""
     ours, theirs = sum(s.step_ms for s in group), sum(s.baseline_step_ms for s in group)
     steps, tokens = sum(s.steps for s in group), sum(s.tokens - 1 for s in group)
@@ -136,14 +136,14 @@ def _times(group: Sequence[Sums]) -> dict[str, Any]:
     }
 
 
-def _agreement(group: Sequence[Sums]) -> float:
+def _agreement(group: Sequence[SampleSums]) -> float:
     """The share of greedy's tokens that an inexact method gives before it first differs."""
     kept: int = sum(s.about.get("first_difference", s.tokens) for s in group)
     return kept / sum(s.baseline_tokens for s in group)
 
 
 def _quality(
-    header: Mapping[str, Any], task: str, group: Sequence[Sums]
+    header: Mapping[str, Any], task: str, group: Sequence[SampleSums]
 ) -> dict[str, float] | None:
     """The task's metrics; random weights are never given a quality score."""
     from ppdbench.scoring import NEEDS_EXECUTION, score_samples
@@ -158,13 +158,13 @@ def _quality(
     return {metric: found[metric] for metric in asked if metric in found} or None
 
 
-def _unscored(group: Sequence[Sums]) -> dict[str, int]:
+def _unscored(group: Sequence[SampleSums]) -> dict[str, int]:
     """How many outputs had a reference that cannot be scored, where there are some."""
     lacking = sum(None in (one.about.get("scores") or {}).values() for one in group)
     return {"unscored": lacking} if lacking else {}
 
 
-def _passed(group: Sequence[Sums]) -> dict[str, float]:
+def _passed(group: Sequence[SampleSums]) -> dict[str, float]:
     """What running the programs showed when they were made; nothing where that was not allowed."""
     if not all("passed" in one.about for one in group):
         return {}

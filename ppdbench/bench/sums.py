@@ -34,7 +34,7 @@ LISTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class SampleSums:
     """One sample in numbers; those of an example that failed are 0."""
 
     about: dict[str, Any]
@@ -84,15 +84,15 @@ class Sums:
         return steps / n if n > 0 else 0.0
 
 
-def add_up(samples: Iterable[Sample]) -> list[Sums]:
+def add_up(samples: Iterable[Sample]) -> list[SampleSums]:
     """The sums of each of these samples, none of which is kept."""
     return [sums_of(sample) for sample in samples]
 
 
-def sums_of(sample: Sample) -> Sums:
+def sums_of(sample: Sample) -> SampleSums:
     """The sums of one sample."""
     step_ms, baseline_step_ms = sample.get("step_ms", ()), sample.get("baseline_step_ms", ())
-    return Sums(
+    return SampleSums(
         about={name: value for name, value in sample.items() if name not in LISTS},
         task=sample["task"],
         method=sample["method"],

@@ -16,8 +16,9 @@ from typing import Any
 
 from ppdbench.bench.claims import measured, over_greedy
 from ppdbench.bench.compiling import compilation_of, settle
-from ppdbench.bench.contest import BASELINE, Contest, Contestant, Outcome
+from ppdbench.bench.grid import Grid
 from ppdbench.bench.halving import SEARCHES, Rung, better, expected_samples, portion, rungs
+from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
 from ppdbench.bench.runner import (
     Choice,
     DecodeConfig,
@@ -29,28 +30,27 @@ from ppdbench.bench.runner import (
     prepare,
     sample_of,
 )
-from ppdbench.bench.space import Space
-from ppdbench.bench.sums import Sums, add_up
+from ppdbench.bench.sums import SampleSums, add_up
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.engine.loading import Loaded, ModelSpec, load, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
 from ppdbench.methods.base import Exiting, Method, Strategy
 from ppdbench.runs.conversation import with_later_turns
 from ppdbench.runs.header import run_header
-from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.store import RunFolder, begun_header, check_target, read_header
-from ppdbench.runs.workload import Finished, Item, Report, Warn, Workload, capacity, unheard
+from ppdbench.runs.workload import FinishedRun, Item, Report, Warn, Workload, capacity, unheard
 
 AT_ONCE = 8
 
-Built = Mapping[str, tuple[Method, Strategy]]
+PreparedCells = Mapping[str, tuple[Method, Strategy]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig(DecodeConfig):
     """What a sweep is told; `methods` are the cells of `space`."""
 
-    space: Space
+    space: Grid
     search: str = "grid"
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class SweepConfig(DecodeConfig):
             raise ConfigError(f"--search {self.search!r} is not known; use {' or '.join(SEARCHES)}")
 
 
-def choices(space: Space) -> tuple[Choice, ...]:
+def choices(space: Grid) -> tuple[Choice, ...]:
     """The cells as `bench` would be told them."""
     return tuple(Choice(name=space.method, options=options) for options in space.cells().values())
 
@@ -70,15 +70,15 @@ def run_sweep(
     *,
     resume: bool,
     report: Report,
-    share: Share = ALONE,
+    shard: Shard = ALONE,
     warn: Warn = unheard,
-) -> Finished:
+) -> FinishedRun:
     """Decode what the run folder does not hold yet, rung by rung."""
     built = config.space.build()
     for found, strategy in built.values():
         found.check_named(strategy, config.model)
-    check_target(out, resume=resume, share=share)
-    if config.search == "halving" and share.is_job:
+    check_target(out, resume=resume, shard=shard)
+    if config.search == "halving" and shard.is_job:
         raise ConfigError(
             "--search halving needs all results of a rung before the next, and jobs do not wait "
             "for each other; leave --shard out, or use torchrun or --search grid"
@@ -90,23 +90,23 @@ def run_sweep(
     loaded = load(config.model, context=work.context())
     items = with_later_turns(work.encode(loaded), loaded)
     sweep = Sweep(config, built, steps, loaded, items)
-    told = sweep.audition(report, compilation_of(begun_header(out, share)))
+    told = sweep.audition(report, compilation_of(begun_header(out, shard)))
     header = {**run_header("sweep", config, loaded, work), **told}
-    with RunFolder(out, header, resume=resume, share=share) as folder:
+    with RunFolder(out, header, resume=resume, shard=shard) as folder:
         sweep.run(header, folder, report)
         samples = folder.gather()
-    return Finished(
+    return FinishedRun(
         path=out,
         header=header,
         samples=samples,
         cut=cut_of(samples),
         torn=folder.torn,
-        share=share,
+        shard=shard,
         missing=max(0, expected_samples(header) - len(samples)),
     )
 
 
-def _check_depths(built: Built, model: ModelSpec) -> None:
+def _check_depths(built: PreparedCells, model: ModelSpec) -> None:
     """Refuse exits that the model does not have while its weights are not loaded yet."""
     exiting = [strategy for _, strategy in built.values() if isinstance(strategy, Exiting)]
     if exiting:
@@ -121,7 +121,7 @@ class Sweep:
     def __init__(
         self,
         config: SweepConfig,
-        built: Built,
+        built: PreparedCells,
         steps: Sequence[Rung],
         loaded: Loaded,
         items: Sequence[Item],
@@ -140,7 +140,7 @@ class Sweep:
         told: dict[str, Any] = {"methods": {}, "not_run": {}, "facts": {}, "used": {}}
         for label in self.built:
             entry = self._prepare(label)
-            if isinstance(entry, Contestant):
+            if isinstance(entry, PreparedMethod):
                 self._able[label] = _outline(entry.decoder)
                 entry.decoder.close()
             else:
@@ -152,7 +152,7 @@ class Sweep:
             entry = told["not_run"].get(label) or self._begin(label)
             for part, content in about([(label, self.built[label], entry)]).items():
                 told[part] |= content
-            if isinstance(entry, Contestant):
+            if isinstance(entry, PreparedMethod):
                 entry.decoder.close()
             else:
                 self._able.pop(label, None)
@@ -181,7 +181,7 @@ class Sweep:
             if number:
                 folder.meet()
                 going = self._next(number, going, step.cells, folder)
-            ours = folder.share.part(items)
+            ours = folder.shard.part(items)
             heats = self._heats([n for n in going if any(is_left(i, n, folder) for i in ours)])
             for turn, heat in enumerate(heats, 1):
                 where = f"rung {number + 1}/{len(self.steps)}, cells {turn}/{len(heats)}"
@@ -197,15 +197,15 @@ class Sweep:
         if decided is not None:
             return [label for label in going if label in decided]
         found = better(going, _speeds(going, self._of_rung[number - 1], folder), cells)
-        if not folder.share.follows:
+        if not folder.shard.follows:
             told[number]["going"] = found
             folder.amend(rungs=told)
         return found
 
-    def _prepare(self, label: str) -> Contestant | str:
+    def _prepare(self, label: str) -> PreparedMethod | str:
         return prepare(label, *self.built[label], self.setup, self.config.target, alone=False)
 
-    def _begin(self, label: str) -> Contestant | str:
+    def _begin(self, label: str) -> PreparedMethod | str:
         return begin(self._prepare(label), alone=False)
 
     def _heats(self, labels: Sequence[str]) -> list[list[str]]:
@@ -217,7 +217,7 @@ class Sweep:
     def _heat(
         self, labels: Sequence[str], items: Sequence[Item], folder: RunFolder, report: Report
     ) -> None:
-        contestants = []
+        methods = []
         with ExitStack() as started:
             for label in labels:
                 entry = self._begin(label)
@@ -225,20 +225,24 @@ class Sweep:
                     self._give_up(label, items, folder, entry)
                     continue
                 started.callback(entry.decoder.close)
-                contestants.append(entry)
-            contest = Contest(
-                self.loaded, contestants, self.setup, self.config.target, strict=self.config.strict
+                methods.append(entry)
+            interleaved = Interleaved(
+                self.loaded,
+                methods,
+                self.setup,
+                self.config.target,
+                strict=self.config.strict,
             )
             try:
-                decode_missing(contest, items, folder, warmup=self.config.warmup, report=report)
+                decode_missing(interleaved, items, folder, warmup=self.config.warmup, report=report)
             except UnitError as error:
                 # Only cells that are alone have units: the others go on.
                 self._give_up(labels[0], items, folder, str(error))
 
     def _give_up(self, label: str, items: Sequence[Item], folder: RunFolder, error: str) -> None:
         """Record for each example left to us why it was not decoded."""
-        outcomes = dict.fromkeys((label, *BASELINE), Outcome("failed", error=error))
-        for item in folder.share.part(items):
+        outcomes = dict.fromkeys((label, *BASELINE), ExampleResult("failed", error=error))
+        for item in folder.shard.part(items):
             if is_left(item, label, folder):
                 folder.append(sample_of(item, label, outcomes, self.loaded))
 
@@ -277,13 +281,13 @@ def _speeds(
     keys = [(item.task.name, item.example.id, label, None) for label in labels for item in items]
     if any(key not in folder.done for key in keys):
         raise DataError("another process ended before its share was done; continue with --resume")
-    found: dict[str, list[Sums]] = {}
+    found: dict[str, list[SampleSums]] = {}
     for one in add_up(folder.done[key] for key in keys):
         found.setdefault(one.method, []).append(one)
     return {label: _pace(group) for label, group in found.items()}
 
 
-def _pace(group: Sequence[Sums]) -> float | None:
+def _pace(group: Sequence[SampleSums]) -> float | None:
     """What the search goes by, on however few examples; it claims nothing."""
     failed = any(one.failed for one in group)
     return None if failed else measured([over_greedy(one) for one in group])

@@ -9,7 +9,7 @@ from typing import Any
 from ppdbench.bench.claims import LEAST_EXAMPLES, no_difference
 from ppdbench.bench.halving import expected_samples
 from ppdbench.bench.summary import overall
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.sums import SampleSums
 from ppdbench.errors import DataError
 from ppdbench.stats import Ratio, paired_ratio
 
@@ -83,7 +83,7 @@ class Swept:
         return next(c for c in self.cells if all(c.at[k] == v for k, v in place.items()))
 
 
-def swept(header: Mapping[str, Any], sums: Sequence[Sums]) -> Swept:
+def swept(header: Mapping[str, Any], sums: Sequence[SampleSums]) -> Swept:
     """What a sweep found, of an unfinished one what it found so far."""
     if header["kind"] != "sweep":
         raise DataError(f"a run of `ppdbench {header['kind']}` is no sweep")
@@ -116,7 +116,7 @@ def _rank(cell: Cell) -> tuple[bool, int, float]:
     return cell.speedup is None, -cell.examples, -(cell.speedup or pace or 0.0)
 
 
-def _lead(ordered: Sequence[Cell], sums: Sequence[Sums]) -> Ratio | None:
+def _lead(ordered: Sequence[Cell], sums: Sequence[SampleSums]) -> Ratio | None:
     """The best against the second, each beside its own baseline: they may be of two heats."""
     if len(ordered) < 2 or ordered[1].speedup is None or ordered[1].examples < ordered[0].examples:
         return None
@@ -131,7 +131,9 @@ def _lead(ordered: Sequence[Cell], sums: Sequence[Sums]) -> Ratio | None:
     )
 
 
-def _relative_times(sums: Sequence[Sums], label: str) -> dict[tuple[str, str], tuple[float, float]]:
+def _relative_times(
+    sums: Sequence[SampleSums], label: str
+) -> dict[tuple[str, str], tuple[float, float]]:
     """By example: time per token over the baseline's, and the baseline's time."""
     times: dict[tuple[str, str], tuple[float, float]] = {}
     for one in sums:

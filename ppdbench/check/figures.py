@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.bench.claims import over_greedy
-from ppdbench.bench.sums import Sums, sums_of
+from ppdbench.bench.sums import SampleSums, sums_of
 from ppdbench.probe.summary import matches_by_example
 
 Sample = Mapping[str, Any]
@@ -97,7 +97,7 @@ def noise_of_method(task: str, label: str, group: Sequence[Sample]) -> Figure:
     return _repeated(task, f"{label} as a method", sums, (over_greedy(one).times for one in sums))
 
 
-def _repeated(task: str, subject: str, sums: Sequence[Sums], times: Iterable[Part]) -> Figure:
+def _repeated(task: str, subject: str, sums: Sequence[SampleSums], times: Iterable[Part]) -> Figure:
     parts = [None if o.failed else _times(*t) for o, t in zip(sums, times, strict=True)]
     return Figure(task, subject, NOISE, tuple(parts))
 

@@ -10,7 +10,7 @@ from ppdbench.check.figures import Figure, Part, rate
 from ppdbench.check.metrics import METRICS, Rule
 from ppdbench.stats import Change, Ratio, paired_change
 
-Verdict = Literal["ok", "better", "FAILED"]
+CheckVerdict = Literal["ok", "better", "FAILED"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Check:
     baseline: float | None
     now: float | None
     limit: str
-    verdict: Verdict
+    verdict: CheckVerdict
     note: str = ""
 
     @property
@@ -93,11 +93,11 @@ def judge(
     )
 
 
-Outcome = tuple[str, Verdict, str]  # limit, verdict, note
-PLAIN: Outcome = ("equal", "ok", "")
+Judgement = tuple[str, CheckVerdict, str]  # limit, verdict, note
+PLAIN: Judgement = ("equal", "ok", "")
 
 
-def _outcome(metric: str, pairs: Pairs, rule: Rule, alike: bool, noise: float) -> Outcome:
+def _outcome(metric: str, pairs: Pairs, rule: Rule, alike: bool, noise: float) -> Judgement:
     if rate(pairs.now) is None:
         return "some", "FAILED", "nothing left to count"
     changed = pairs.changed
@@ -110,7 +110,7 @@ def _outcome(metric: str, pairs: Pairs, rule: Rule, alike: bool, noise: float) -
     return limit, verdict, f"{where}; {note}" if note else where
 
 
-def _no_lower(metric: str, pairs: Pairs, rule: Rule, noise: float) -> Outcome:
+def _no_lower(metric: str, pairs: Pairs, rule: Rule, noise: float) -> Judgement:
     """A drop below what is allowed fails if the limit is firm, or the interval has no 0."""
     before, now = rate(pairs.before), rate(pairs.now)
     assert before is not None

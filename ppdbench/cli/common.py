@@ -18,9 +18,9 @@ from ppdbench.files.clean import clean
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
-    from ppdbench.runs.shards import Share
+    from ppdbench.runs.shards import Shard
     from ppdbench.runs.store import StoredRun
-    from ppdbench.runs.workload import Finished
+    from ppdbench.runs.workload import FinishedRun
 
 
 # Runs that could save less than this by compiled passes are not told so.
@@ -122,7 +122,7 @@ def numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...
 def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
     """The folder of a run: the one asked for, or one that says what it is and when."""
     from ppdbench.errors import ConfigError
-    from ppdbench.runs.shards import Share
+    from ppdbench.runs.shards import Shard
 
     if out == "":
         raise ConfigError("--out is empty; give a folder or leave it out")
@@ -132,7 +132,7 @@ def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     last = [part.rstrip("/").split("/")[-1] for part in parts]  # of a path, what it ends in
     names = [re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_")[:40] for part in last]
-    launch = Share.launched().launch
+    launch = Shard.launched().launch
     if launch is not None:  # all its processes must come to the same name
         return Path("results") / "-".join([*names, launch])
     name = "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
@@ -141,30 +141,30 @@ def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
     return next(p for m in marks if not (p := Path("results") / f"{name}{m}").exists())
 
 
-def our_share(
-    options: dict[str, Any], out: str | None, resume: bool, launched: Share | None = None
-) -> Share:
+def our_shard(
+    options: dict[str, Any], out: str | None, resume: bool, launched: Shard | None = None
+) -> Shard:
     """Which part of the run this process does, in a folder that is ready for it.
 
     Takes --shard and --salvage out of `options`. `launched` is for commands that have another
     use for the processes which torchrun started.
     """
     from ppdbench.errors import ConfigError
-    from ppdbench.runs.shards import Share
+    from ppdbench.runs.shards import Shard
 
-    shard, salvage = options.pop("shard"), options.pop("salvage")
-    share = Share.launched() if launched is None else launched
-    if shard is not None:
-        if Share.launched().count > 1:
+    part, salvage = options.pop("shard"), options.pop("salvage")
+    shard = Shard.launched() if launched is None else launched
+    if part is not None:
+        if Shard.launched().count > 1:
             raise ConfigError("--shard is for jobs of their own; torchrun's need no number")
         if out is None:
             raise ConfigError("--shard needs --out: the folder that all jobs write to")
-        share = Share.job(shard)
+        shard = Shard.job(part)
     if salvage and not (out and resume):
         raise ConfigError("--salvage needs --resume and --out: it repairs a run to continue it")
-    if salvage and out and not share.follows:
+    if salvage and out and not shard.follows:
         repair(out)
-    return share
+    return shard
 
 
 def repair(*folders: str) -> None:
@@ -180,20 +180,20 @@ def repair(*folders: str) -> None:
             )
 
 
-def told_elsewhere(run: Finished) -> bool:
+def told_elsewhere(run: FinishedRun) -> bool:
     """Whether there is nothing for this process to print: another one does, or nothing is there."""
-    if run.share.is_job and not run.samples:
-        notice(f"note: shard {run.share.index + 1}/{run.share.count} has no examples")
+    if run.shard.is_job and not run.samples:
+        notice(f"note: shard {run.shard.index + 1}/{run.shard.count} has no examples")
         return True
-    return run.share.follows
+    return run.shard.follows
 
 
-def left_over(run: Finished) -> int:
+def left_over(run: FinishedRun) -> int:
     """The exit code of a run that lacks what others were to do, with a line that says so."""
     if not run.missing:
         return 0
     samples = f"{run.missing} sample{'s' * (run.missing > 1)}"
-    if run.share.is_job:
+    if run.shard.is_job:
         notice(f"note: {samples} of other shards are not there yet")
         return 0
     notice(f"ppdbench: {samples} missing, a process ended early; continue with --resume")
@@ -233,7 +233,7 @@ def reading_notes(runs: Sequence[StoredRun]) -> None:
         )
 
 
-def compilation_note(run: Finished) -> None:
+def compilation_note(run: FinishedRun) -> None:
     """Say that passes ran compiled, or what a run that is not short could gain by it."""
     about = run.header["compilation"]
     if about["rows"]:
@@ -249,13 +249,13 @@ def compilation_note(run: Finished) -> None:
 
 def warn(text: str) -> None:
     """Say what is wrong with a run before it begins; of several processes the first says it."""
-    from ppdbench.runs.shards import Share
+    from ppdbench.runs.shards import Shard
 
-    if not Share.launched().follows:
+    if not Shard.launched().follows:
         notice(f"warning: {text}")
 
 
-def closing_notes(run: Finished, asked: str | None) -> None:
+def closing_notes(run: FinishedRun, asked: str | None) -> None:
     """What a user should know of a finished run, and where it lies; `asked` is --model."""
     from ppdbench.runs.workload import without_score
 
@@ -297,7 +297,7 @@ def _placement_note(layers: Mapping[str, int]) -> None:
     notice(f"note: layers: {told}{slow}")
 
 
-def show_examples(run: Finished, count: int | None, form: str) -> None:
+def show_examples(run: FinishedRun, count: int | None, form: str) -> None:
     """Prompts and outputs of some examples, where asked for; beside other forms on stderr."""
     if count is None:
         return

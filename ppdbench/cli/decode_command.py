@@ -18,7 +18,7 @@ from ppdbench.cli.common import (
     left_over,
     model_spec,
     notice,
-    our_share,
+    our_shard,
     run_folder,
     show_examples,
     told_elsewhere,
@@ -41,9 +41,9 @@ from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
-    from ppdbench.runs.shards import Share
+    from ppdbench.runs.shards import Shard
     from ppdbench.runs.store import StoredRun
-    from ppdbench.runs.workload import Finished
+    from ppdbench.runs.workload import FinishedRun
 
 
 @click.command(
@@ -126,7 +126,7 @@ def _decode(
     form: str,
     kind: str = "decode",
     timeline: str | None = None,
-    launched: Share | None = None,
+    launched: Shard | None = None,
     optional: Sequence[Choice] = (),
     **options: Any,
 ) -> int:
@@ -140,10 +140,10 @@ def _decode(
 
     quiet()
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    share = our_share(options, out, resume, launched)
-    set_threads(options["threads"], share.on_machine)
+    shard = our_shard(options, out, resume, launched)
+    set_threads(options["threads"], shard.on_machine)
     if options.pop("pin"):
-        _pin(choices, share)
+        _pin(choices, shard)
     exports, answers, show = (options.pop(name) for name in ("exports", "answers", "show"))
     check_exports(exports)
     asked_target = options.pop("target")
@@ -163,7 +163,7 @@ def _decode(
             kind=kind,
             resume=resume,
             report=report,
-            share=share,
+            shard=shard,
             optional=optional,
             warn=warn,
         )
@@ -185,19 +185,19 @@ def _decode(
     return verdict(run) or left
 
 
-def _pin(choices: Sequence[Choice], share: Share) -> None:
+def _pin(choices: Sequence[Choice], shard: Shard) -> None:
     from ppdbench.errors import ConfigError
     from ppdbench.machine import cores
     from ppdbench.methods.ppd import ranks
 
-    if (share.on_machine or 1) > 1:
+    if (shard.on_machine or 1) > 1:
         raise ConfigError("--pin: several processes share this machine's cores; leave it out")
     if any(ranks.wanted(choice.name, choice.options) for choice in choices):
         raise ConfigError("--pin: the units of ppd have cores of their own already; leave it out")
     cores.pin()
 
 
-def _draw_timeline(run: Finished, path: str) -> None:
+def _draw_timeline(run: FinishedRun, path: str) -> None:
     from ppdbench.report.plots import save
     from ppdbench.report.timeline import timeline
 
@@ -209,7 +209,7 @@ def _draw_timeline(run: Finished, path: str) -> None:
     notice(f"picture: {path}")
 
 
-def _write_answers(run: Finished, path: str) -> None:
+def _write_answers(run: FinishedRun, path: str) -> None:
     from ppdbench.report.answers import write_answers
 
     for place, lacking in write_answers(path, run.header, run.samples).items():
@@ -218,7 +218,9 @@ def _write_answers(run: Finished, path: str) -> None:
             notice(f"note: {lacking} questions are not in it: a turn failed or is not done yet")
 
 
-def verdict(run: Finished | StoredRun, samples: Sequence[Mapping[str, Any]] | None = None) -> int:
+def verdict(
+    run: FinishedRun | StoredRun, samples: Sequence[Mapping[str, Any]] | None = None
+) -> int:
     """The exit code, and a line on stderr for each reason it is not 0.
 
     `samples` are those of the run where somebody has read them already.
@@ -243,7 +245,7 @@ def verdict(run: Finished | StoredRun, samples: Sequence[Mapping[str, Any]] | No
     return 3 if failed or broken else 0
 
 
-def _execution_note(run: Finished) -> None:
+def _execution_note(run: FinishedRun) -> None:
     """Say what ran generated code, or that nothing did and a score is missing."""
     from ppdbench.scoring import NEEDS_EXECUTION
 

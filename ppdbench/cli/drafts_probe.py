@@ -12,7 +12,7 @@ from ppdbench.cli.common import (
     left_over,
     model_spec,
     notice,
-    our_share,
+    our_shard,
     run_folder,
     told_elsewhere,
 )
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ppdbench.probe.drafts import DraftsConfig
-    from ppdbench.runs.shards import Share
-    from ppdbench.runs.workload import Finished
+    from ppdbench.runs.shards import Shard
+    from ppdbench.runs.workload import FinishedRun
 
 
 def config_of(
@@ -31,7 +31,7 @@ def config_of(
     tasks: tuple[str, ...],
     methods: tuple[str, ...],
     options: dict[str, Any],
-    share: Share,
+    shard: Shard,
 ) -> DraftsConfig:
     """What a probe of methods is told; the machine is made ready for it."""
     from ppdbench.bench.runner import Choice
@@ -44,7 +44,7 @@ def config_of(
         usual = "hidden-transfer" if what == "similarity" else "medusa"
         raise ConfigError(f"--what {what} needs --method: whose guesses, such as {usual}")
     quiet()
-    set_threads(options["threads"], share.on_machine)
+    set_threads(options["threads"], shard.on_machine)
     data = chosen_data(options.pop("data"), options["model"])
     return DraftsConfig(
         model=model_spec(options),
@@ -78,11 +78,11 @@ def probe_drafts(
     if calibration is not None and len(methods) > 1:
         raise ConfigError(f"--calibration is of one method, but there are {len(methods)}")
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    share = our_share(options, out, resume)
-    config = config_of("drafts", tasks, methods, options, share)
+    shard = our_shard(options, out, resume)
+    config = config_of("drafts", tasks, methods, options, shard)
     folder = folder_of("drafts", config, out, resume)
     with progress() as report:
-        run = run_drafts(config, folder, resume=resume, report=report, share=share)
+        run = run_drafts(config, folder, resume=resume, report=report, shard=shard)
     if told_elsewhere(run):
         return 0
     outputs.of_drafts(run.header, run.samples, str(folder)).emit(form)
@@ -100,7 +100,7 @@ def probe_drafts(
     return left_over(run)
 
 
-def _calibrate(run: Finished, path: str) -> None:
+def _calibrate(run: FinishedRun, path: str) -> None:
     """Write what trees are grown from, and say how sure it is."""
     from ppdbench.probe.accuracy import calibration
 

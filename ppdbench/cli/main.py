@@ -17,7 +17,7 @@ from ppdbench import __version__
 from ppdbench.cli.common import notice
 from ppdbench.errors import PpdbenchError, UnknownName
 from ppdbench.files.clean import clean
-from ppdbench.runs.shards import Share
+from ppdbench.runs.shards import Shard
 
 # Imported when named, so that --help does not wait for torch.
 COMMANDS = {
@@ -120,7 +120,7 @@ def _discard_stdout() -> None:
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
         click.echo(clean(traceback.format_exc(), "terminal"), err=True)
-    rank = Share.launched().index
+    rank = Shard.launched().index
     # Every rank is interrupted, and the first one says so.
     if rank == 0 or code != INTERRUPTED:
         where = f" (rank {rank})" if rank else ""
@@ -131,7 +131,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
 def main() -> None:
     """Entry point of the installed command. Being told to end is an interrupt like any other."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if Share.launched().launch is not None:  # torchrun hands Ctrl-C on, even in the background
+    if Shard.launched().launch is not None:  # torchrun hands Ctrl-C on, even in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):  # where UTF-8 is not spoken, nothing fails for that
         if isinstance(stream, io.TextIOWrapper):

@@ -18,7 +18,7 @@ from ppdbench.cli.common import (
     model_spec,
     notice,
     numbers,
-    our_share,
+    our_shard,
     run_folder,
     show_examples,
     told_elsewhere,
@@ -171,13 +171,13 @@ def _probe_matches(
     check_pictures(plot, heatmap)
     quiet()
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    share = our_share(options, out, resume)
-    set_threads(options["threads"], share.on_machine)
+    shard = our_shard(options, out, resume)
+    set_threads(options["threads"], shard.on_machine)
     layers, show = options.pop("layers"), options.pop("show")
     config = _config(tasks or ("gsm8k",), options)
     folder = run_folder(out, resume, "probe", "+".join(config.tasks), config.model.name)
     with progress() as report:
-        run = run_probe(config, layers, folder, resume=resume, report=report, share=share)
+        run = run_probe(config, layers, folder, resume=resume, report=report, shard=shard)
     if told_elsewhere(run):
         return 0
     ranks = Ranks(run.samples)

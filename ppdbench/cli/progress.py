@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.cli.common import notice
-from ppdbench.runs.shards import Share
+from ppdbench.runs.shards import Shard
 
 if TYPE_CHECKING:
     from rich.progress import Task
@@ -80,7 +80,7 @@ def progress() -> Iterator[Report]:
     from ppdbench.report.terminal import people
 
     console = people(stderr=True)
-    if Share.launched().follows:
+    if Shard.launched().follows:
         yield lambda text, done, total: None
     elif console.is_terminal and console.color_system is not None:  # a bar is made of codes
         with _bar(console) as report:

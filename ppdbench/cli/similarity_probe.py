@@ -10,7 +10,7 @@ from ppdbench.cli.common import (
     closing_notes,
     left_over,
     notice,
-    our_share,
+    our_shard,
     told_elsewhere,
 )
 from ppdbench.cli.drafts_probe import config_of, folder_of
@@ -31,8 +31,8 @@ def probe_similarity(
 
     check_pictures(plot)
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    share = our_share(options, out, resume)
-    config = config_of("similarity", tasks, methods, options, share)
+    shard = our_shard(options, out, resume)
+    config = config_of("similarity", tasks, methods, options, shard)
     folder = folder_of("similarity", config, out, resume)
     with progress() as report:
         run = run_drafts(
@@ -42,7 +42,7 @@ def probe_similarity(
             report=report,
             kind="similarity",
             measures=Cosines,
-            share=share,
+            shard=shard,
         )
     if told_elsewhere(run):
         return 0

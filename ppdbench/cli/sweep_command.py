@@ -18,7 +18,7 @@ from ppdbench.cli.common import (
     left_over,
     model_spec,
     notice,
-    our_share,
+    our_shard,
     reading_notes,
     run_folder,
     say,
@@ -42,7 +42,7 @@ from ppdbench.machine.garbage import import_for_good
 if TYPE_CHECKING:
     from ppdbench.bench.sweep_summary import Swept
     from ppdbench.runs.store import StoredRun
-    from ppdbench.runs.workload import Finished
+    from ppdbench.runs.workload import FinishedRun
 
 SHOWS = {"show", "form", "plot", "exports"}
 
@@ -149,9 +149,9 @@ def _run(
     out: str | None,
     resume: bool,
     **options: Any,
-) -> Finished:
+) -> FinishedRun:
     import_for_good("torch")
-    from ppdbench.bench.space import Space
+    from ppdbench.bench.grid import Grid
     from ppdbench.bench.sweep import SweepConfig, choices, run_sweep
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
@@ -159,10 +159,10 @@ def _run(
 
     if method is None:
         raise ConfigError("give --method and --grid, or --show with the folder of a stored sweep")
-    space = Space.parse(method, grid, pairs)
+    space = Grid.parse(method, grid, pairs)
     quiet()
-    share = our_share(options, out, resume)
-    set_threads(options["threads"], share.on_machine)
+    shard = our_shard(options, out, resume)
+    set_threads(options["threads"], shard.on_machine)
     kind = options.pop("target")
     (target,) = chosen_targets(["greedy" if kind is None else kind], options)
     data = chosen_data(options.pop("data"), options["model"])
@@ -178,11 +178,11 @@ def _run(
     )
     folder = run_folder(out, resume, "sweep", method, "+".join(config.tasks), config.model.name)
     with progress() as report:
-        return run_sweep(config, folder, resume=resume, report=report, share=share, warn=warn)
+        return run_sweep(config, folder, resume=resume, report=report, shard=shard, warn=warn)
 
 
 def _result(
-    run: Finished | StoredRun, form: str, plot: str | None, exports: tuple[str, ...]
+    run: FinishedRun | StoredRun, form: str, plot: str | None, exports: tuple[str, ...]
 ) -> int:
     """Show what a sweep found, write it where asked to, and say how it went."""
     from ppdbench.bench.sums import add_up

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from ppdbench.decoding.decoded import Decoded
     from ppdbench.decoding.draft import Draft
     from ppdbench.decoding.limits import Limits
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.decoding.sampling import Chooser
     from ppdbench.decoding.stock import StockModel
     from ppdbench.decoding.verify import Acceptance
     from ppdbench.engine.loading import Loaded, ModelSpec
     from ppdbench.engine.session import Session
-    from ppdbench.engine.truth import Line
+    from ppdbench.engine.truth import TokenLine
     from ppdbench.machine.clock import Clock
 
 
@@ -118,7 +118,7 @@ class Proposer(Decoder):
 
     taps: tuple[int, ...] = ()
 
-    def start(self, session: Session, opening: Opening) -> None:
+    def start(self, session: Session, prefill: Prefill) -> None:
         """A new sequence, its prompt run and its first token chosen: forget all others."""
 
     def propose(self, session: Session, room: int) -> Draft:
@@ -163,6 +163,8 @@ class Joining(Protocol):
 
     farthest: int
 
-    def lines(self, session: Session, text: list[int], places: Sequence[int]) -> Iterator[Line]:
+    def lines(
+        self, session: Session, text: list[int], places: Sequence[int]
+    ) -> Iterator[TokenLine]:
         """Each of those rows behind some places with all that it sees, for the stock model."""
         ...

@@ -16,7 +16,7 @@ from ppdbench.errors import DraftError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ppdbench.engine.masks import Given
+    from ppdbench.engine.masks import TrainedRows
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Insertion:
     states: Callable[[Tensor], Tensor]
     sees: tuple[tuple[int, ...], ...]
     depths: tuple[int, ...]
-    given: Given | None = None
+    given: TrainedRows | None = None
 
     def __len__(self) -> int:
         return len(self.depths)

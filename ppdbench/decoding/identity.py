@@ -20,14 +20,14 @@ from torch import Tensor
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.decoding.passes import run_pass
 from ppdbench.decoding.rounding import Bound
-from ppdbench.engine.watch import Watch
+from ppdbench.engine.logit_watch import LogitWatch
 
 if TYPE_CHECKING:
     from ppdbench.decoding.decoded import Decoded
     from ppdbench.engine.session import Session
     from ppdbench.engine.truth import StockTruth
 
-Verdict = Literal["identical", "tie", "mismatch"]
+IdentityVerdict = Literal["identical", "tie", "mismatch"]
 
 # The logits [vocab] that chose an output position when the passes were made once more, or None
 # where the same passes chose otherwise.
@@ -43,7 +43,7 @@ class Judgement:
     method's passes did. `judged` holds what the stock model says, as runs store it.
     """
 
-    verdict: Verdict
+    verdict: IdentityVerdict
     position: int | None = None
     margin: float | None = None
     discrepancy: float | None = None
@@ -115,7 +115,7 @@ def judge(
     why = _against(stock, single, several, pair, bound.value)
     if why is None and not rounding:
         why = "every pass had the same shape, so nothing rounds otherwise"
-    verdict: Verdict = "tie" if why is None else "mismatch"
+    verdict: IdentityVerdict = "tie" if why is None else "mismatch"
     judged |= {} if why is None else {"why": why}
     return Judgement(verdict, position, margin, abs(own - margin), judged)
 
@@ -167,7 +167,7 @@ def as_run(
     Its passes are then those that there were, whatever a method drafted and how. None where it
     gives another output, or its logits were made where `session` does not see them.
     """
-    session.watch = watch = Watch((position,))
+    session.watch = watch = LogitWatch((position,))
     try:
         again = run()
     finally:

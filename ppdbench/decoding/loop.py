@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class Prefill:
     """What a strategy learns of a new sequence besides its tokens.
 
     `taps` holds what the layers that it asked for gave over the prompt: [1, n, hidden].
@@ -177,7 +177,7 @@ def speculative(
     before = clock.now()
     output = [verifier.first()]
     session.tokens.append(output[-1])
-    proposer.start(session, Opening(chooser, verifier.prompt_taps))
+    proposer.start(session, Prefill(chooser, verifier.prompt_taps))
     clock.synchronize()
     prefill_ms = 1e3 * (clock.now() - before)
     steps: list[StepRecord] = []

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.decoding.draft import Draft, Insertion
-from ppdbench.engine.masks import Given, Step
+from ppdbench.engine.masks import Step, TrainedRows
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import Tap
 from ppdbench.errors import DraftError
@@ -37,7 +37,7 @@ def run_pass(
         done = 0
     else:
         hidden, done = draft.computed.hidden, draft.computed.layers
-    given: list[Given] = []
+    given: list[TrainedRows] = []
     for number, insertion in enumerate(draft.insertions, start=1):
         if insertion.layer > done:
             hidden = session.run(hidden, done, insertion.layer, step, tap=tap)

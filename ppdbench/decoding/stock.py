@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.loading import Loaded, ModelSpec, laid_out, load_stock, token_ids
-from ppdbench.engine.watch import Watch
+from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.weights import is_plain
 from ppdbench.machine.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class TimedPass:
     """What one pass handed out: its tokens, seconds since the call, and its query rows."""
 
     tokens: tuple[int, ...]
@@ -69,9 +69,9 @@ class StockModel:
         prompt: Sequence[int],
         limits: Limits,
         clock: Clock,
-        watch: Watch | None = None,
+        watch: LogitWatch | None = None,
         **options: Any,
-    ) -> list[Handed]:
+    ) -> list[TimedPass]:
         """One call of `generate()`, pass by pass; the first pass is the prefill."""
         if watch is not None:
             options |= {"output_logits": True, "return_dict_in_generate": True}
@@ -93,7 +93,7 @@ class StockModel:
             for position, logits in enumerate(made.logits):
                 watch.note(position, logits[0], self.n_layers)
         return [
-            Handed(tokens, at - start, n)
+            TimedPass(tokens, at - start, n)
             for (tokens, at), n in zip(streamer.handed, rows, strict=True)
         ]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.cache import CacheShape, Rows
 from ppdbench.engine.masks import Step
-from ppdbench.engine.offload import NOTHING, Away, FromDisk, Shelf, at_home
+from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
 from ppdbench.engine.packing import PackedLinear, pack, spans, unpack
 from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
@@ -40,19 +40,19 @@ class Adapter:
     layers_name: ClassVar[str] = "layers"
     cache_argument: ClassVar[str] = "past_key_values"
 
-    def __init__(self, model: Any, shelf: Shelf = NOTHING) -> None:
+    def __init__(self, model: Any, stored: StoredWeights = NOTHING) -> None:
         self.model = model
         self.config = model.config
-        self.shelf = shelf
+        self.stored = stored
         self.body = model.get_submodule(self.body_path)
         self.layers: list[nn.Module] = list(getattr(self.body, self.layers_name))
         self.embedding: nn.Module = getattr(self.body, self.embedding_name)
         self._passes = [self._pass(i, layer) for i, layer in enumerate(self.layers)]
         for name, part in self.body.named_children():
             if name not in (self.layers_name, self.embedding_name):
-                setattr(self.body, name, at_home(part, self._path(name), shelf, self.device))
+                setattr(self.body, name, at_home(part, self._path(name), stored, self.device))
         self.final_norm: nn.Module | None = getattr(self.body, self.norm_name)
-        self.head = at_home(model.get_output_embeddings(), self.head_path(), shelf, self.device)
+        self.head = at_home(model.get_output_embeddings(), self.head_path(), stored, self.device)
         self._tied = self._head_is_tied()
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.windows = self._windows()
@@ -85,13 +85,13 @@ class Adapter:
         """How `layer` is called in the place of layer `index`."""
         if not self.on_disk(index):
             return layer.forward
-        return FromDisk(layer, self.layer_path(index), self.shelf, self.device).forward
+        return FromDisk(layer, self.layer_path(index), self.stored, self.device).forward
 
     @property
     def in_one_place(self) -> bool:
         """Whether all layers and the readout lie in memory where tokens enter."""
-        around = isinstance(self.final_norm, Away | FromDisk) or isinstance(
-            self.head, Away | FromDisk
+        around = isinstance(self.final_norm, OnOtherDevice | FromDisk) or isinstance(
+            self.head, OnOtherDevice | FromDisk
         )
         return not around and not any(
             self.on_disk(i) or self.device_of(i) != self.device for i in range(len(self.layers))
@@ -99,7 +99,7 @@ class Adapter:
 
     def on_disk(self, index: int) -> bool:
         """Whether the weights of a layer are read from their files for each pass."""
-        return self.shelf.holds(self.layers[index], self.layer_path(index))
+        return self.stored.holds(self.layers[index], self.layer_path(index))
 
     def device_of(self, index: int) -> torch.device:
         """Where a layer computes; what is read from disk does so where tokens enter."""
@@ -352,8 +352,8 @@ for _family in ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma2")
 class Gemma3Adapter(Adapter):
     """Gemma 3 text: local and global layers turn at different speeds."""
 
-    def __init__(self, model: Any, shelf: Shelf = NOTHING) -> None:
-        super().__init__(model, shelf)
+    def __init__(self, model: Any, stored: StoredWeights = NOTHING) -> None:
+        super().__init__(model, stored)
         if getattr(self.config, "use_bidirectional_attention", False):
             raise UnsupportedModel("bidirectional Gemma 3 models do not decode left to right")
 
@@ -439,11 +439,11 @@ def _free(module: nn.Module) -> None:
                 part._parameters[name] = nn.Parameter(empty, requires_grad=False)
 
 
-def adapter_for(model: Any, shelf: Shelf = NOTHING) -> Adapter:
+def adapter_for(model: Any, stored: StoredWeights = NOTHING) -> Adapter:
     """The adapter of a loaded model, or an error that names the families there are."""
     family = model.config.model_type
     if family not in ADAPTERS:
         raise UnsupportedModel(
             f"model family {family!r} has no adapter; supported: {', '.join(ADAPTERS.names())}"
         )
-    return ADAPTERS.get(family)(model, shelf)
+    return ADAPTERS.get(family)(model, stored)

@@ -7,7 +7,7 @@ must be those of the model that an add-on is opened for: with others it would dr
 and nothing but a low acceptance would tell.
 
 Heads for exit layers are older than this schema. Their header names no vocabulary and holds
-the options beside the other facts; a `Layout` says so.
+the options beside the other facts; an `AddonLayout` says so.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ KEYS = (
 RECORD = "training.json"  # what a training run wrote down of itself, where it is kept beside
 SHOWN = 5  # names of tensors in one line of an error
 
-Shape = tuple[int | None, ...]  # None: any size
+TensorShape = tuple[int | None, ...]  # None: any size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class AddonLayout:
     """The files of an add-on; `flat`: options stand beside the facts, and no vocabulary."""
 
     header: str = "addon.json"
@@ -51,7 +51,7 @@ class Layout:
     flat: bool = False
 
 
-ADDON = Layout()
+ADDON = AddonLayout()
 
 
 class Weights:
@@ -88,7 +88,7 @@ class Weights:
         """What nobody has taken yet."""
         return sorted(self._read[0])
 
-    def take(self, name: str, shape: Shape) -> Tensor:
+    def take(self, name: str, shape: TensorShape) -> Tensor:
         """A tensor on the model's device, numbers in the model's type; None fits any size."""
         left = self._read[0]
         if name not in left:
@@ -117,7 +117,7 @@ class Addon(Weights):
     """What was trained for one method and one model, with the options it was trained with."""
 
     def __init__(
-        self, folder: Path, options: dict[str, Any], loaded: Loaded, layout: Layout = ADDON
+        self, folder: Path, options: dict[str, Any], loaded: Loaded, layout: AddonLayout = ADDON
     ) -> None:
         super().__init__(folder / layout.tensors, loaded)
         self.folder = folder
@@ -156,7 +156,9 @@ def no_addon(method: str, model: str) -> str:
     )
 
 
-def open_addon(folder: str | Path, method: str, loaded: Loaded, layout: Layout = ADDON) -> Addon:
+def open_addon(
+    folder: str | Path, method: str, loaded: Loaded, layout: AddonLayout = ADDON
+) -> Addon:
     """The add-on in `folder` ("": the one that came with the model), if it is this model's."""
     home = addon_folder(folder, method, loaded)
     header = read_header(home, method, layout)
@@ -167,7 +169,7 @@ def open_addon(folder: str | Path, method: str, loaded: Loaded, layout: Layout =
     return Addon(home, options, loaded, layout)
 
 
-def read_header(folder: Path, method: str, layout: Layout) -> dict[str, Any]:
+def read_header(folder: Path, method: str, layout: AddonLayout) -> dict[str, Any]:
     """What an add-on says of itself, if it is one of `method`."""
     path = folder / layout.header
     try:
@@ -192,7 +194,9 @@ def read_header(folder: Path, method: str, layout: Layout) -> dict[str, Any]:
     return header
 
 
-def _check_model(folder: Path, header: Mapping[str, Any], loaded: Loaded, layout: Layout) -> None:
+def _check_model(
+    folder: Path, header: Mapping[str, Any], loaded: Loaded, layout: AddonLayout
+) -> None:
     facts: dict[str, Any] = {
         "model": loaded.fingerprint,
         "vocab_size": loaded.staged.vocab_size,
@@ -235,7 +239,7 @@ def save_addon(
     tokenizer: Any,
     tensors: Mapping[str, Tensor],
     options: Mapping[str, Any],
-    layout: Layout = ADDON,
+    layout: AddonLayout = ADDON,
 ) -> None:
     """Write what `open_addon` reads; `model` is the transformers model trained for."""
     from safetensors.torch import save_file

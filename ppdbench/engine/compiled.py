@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from ppdbench.engine import artefacts
-from ppdbench.engine.narrow import WideSlots, narrowed
+from ppdbench.engine.few_rows import Float32Rows, for_few_rows
 from ppdbench.engine.packing import PackedLinear
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.weights import is_plain
@@ -53,7 +53,7 @@ class TracedLayer(nn.Module):
 
     def __init__(self, adapter: Adapter) -> None:
         super().__init__()
-        self.layer = narrowed(adapter.layers[0])
+        self.layer = for_few_rows(adapter.layers[0])
         self.adapter = adapter
         self.names = sorted(name for name, _ in self.layer.named_parameters())
 
@@ -69,7 +69,7 @@ class TracedLayer(nn.Module):
         weights: list[Tensor],
     ) -> Tensor:
         """Hidden states [1, row, hidden] after the layer."""
-        cache = WideSlots(keys, values, rows, mask.shape[-1])
+        cache = Float32Rows(keys, values, rows, mask.shape[-1])
         arguments = self.adapter.arguments(mask, (cos, sin), cache)
         held = dict(zip(self.names, weights, strict=True))
         out: Tensor = functional_call(self.layer, held, (hidden,), arguments)
@@ -81,7 +81,7 @@ class TracedHead(nn.Module):
 
     def __init__(self, adapter: Adapter) -> None:
         super().__init__()
-        self.parts = narrowed(adapter.readout_parts())
+        self.parts = for_few_rows(adapter.readout_parts())
         self.names = sorted(name for name, _ in self.parts.named_parameters())
         self.cap = adapter.cap
 

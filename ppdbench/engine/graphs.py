@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ppdbench.engine.narrow import Slots
+from ppdbench.engine.few_rows import TracedRows
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.weights import is_plain
 
@@ -33,8 +33,8 @@ FEWEST_KEYS = 256
 WARM_UPS = 3  # libraries choose and allocate on the first calls, which no graph may hold
 
 # A call over buffers that stay; capturing it gives what repeats it, and its outputs.
-Call = Callable[[], Sequence[Tensor]]
-Capture = Callable[[Call], tuple[Callable[[], object], Sequence[Tensor]]]
+TensorCall = Callable[[], Sequence[Tensor]]
+Capture = Callable[[TensorCall], tuple[Callable[[], object], Sequence[Tensor]]]
 Tap = Callable[[int, Tensor], None]
 
 
@@ -47,7 +47,7 @@ class CudaCapture:
     def __init__(self) -> None:
         self._pool: Any = None
 
-    def __call__(self, call: Call) -> tuple[Callable[[], object], Sequence[Tensor]]:
+    def __call__(self, call: TensorCall) -> tuple[Callable[[], object], Sequence[Tensor]]:
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -61,7 +61,7 @@ class CudaCapture:
         return graph.replay, outputs
 
 
-class Static:
+class CapturedFunction:
     """A function over buffers that stay: inputs are copied in, outputs are copied out."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Static:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GraphKey:
     """What one graph is for. `chain`: rows follow each other, and no mask need be told."""
 
     layers: range
@@ -91,11 +91,11 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Held:
+class CacheGraphs:
     """What belongs to one cache: its row numbers, and graphs that know its addresses."""
 
     rows: Tensor
-    graphs: dict[Shape, Static] = field(default_factory=dict)
+    graphs: dict[GraphKey, CapturedFunction] = field(default_factory=dict)
 
 
 class Graphs:
@@ -105,8 +105,8 @@ class Graphs:
         self.adapter = adapter
         self._counts: set[int] = set()
         self._capture = CudaCapture() if capture is None else capture
-        self._caches: WeakKeyDictionary[KVCache, Held] = WeakKeyDictionary()
-        self._heads: dict[int, Static] = {}
+        self._caches: WeakKeyDictionary[KVCache, CacheGraphs] = WeakKeyDictionary()
+        self._heads: dict[int, CapturedFunction] = {}
 
     def why_not(self) -> str | None:
         """Why this model's passes cannot be captured, if so."""
@@ -146,14 +146,16 @@ class Graphs:
         held = self._of(cache)
         keys = min(_bucket(step.key_length), cache.capacity)
         turns = {kind: turn for kind, turn in rotary.items() if turn is not None}
-        shape = Shape(layers, n, keys, step.contiguous, tap is not None, tuple(turns))
+        shape = GraphKey(layers, n, keys, step.contiguous, tap is not None, tuple(turns))
         rows = held.rows[step.start : step.end] if step.rows is None else step.rows
         inputs = [pad(hidden, (0, 0, 0, idle)), torch.cat([rows, held.rows[last:]])]
         inputs += [pad(part, (0, 0, 0, idle)) for turn in turns.values() for part in turn]
         if not step.contiguous:
             inputs += [_mask(step, w, keys, idle) for w in _windows(cache, layers)]
         if shape not in held.graphs:
-            held.graphs[shape] = Static(Pass(self.adapter, shape, cache), inputs, self._capture)
+            held.graphs[shape] = CapturedFunction(
+                LayersFunction(self.adapter, shape, cache), inputs, self._capture
+            )
         outputs = [out[:, : step.n_query] for out in held.graphs[shape](*inputs)]
         if tap is not None:
             for i, out in zip(layers, outputs, strict=True):
@@ -167,7 +169,7 @@ class Graphs:
             return None
         filled = pad(hidden, (0, 0, 0, n - hidden.shape[1]))
         if n not in self._heads:
-            self._heads[n] = Static(self._readout, [filled], self._capture)
+            self._heads[n] = CapturedFunction(self._readout, [filled], self._capture)
         return Reading(*self._heads[n](filled)).first(hidden.shape[1])
 
     def _readout(self, hidden: Tensor) -> Sequence[Tensor]:
@@ -177,17 +179,17 @@ class Graphs:
     def _fitting(self, rows: int) -> int | None:
         return min((n for n in self._counts if n >= rows), default=None)
 
-    def _of(self, cache: KVCache) -> Held:
+    def _of(self, cache: KVCache) -> CacheGraphs:
         if cache not in self._caches:
             device = cache.blocks(cache.layers[0])[0].device
-            self._caches[cache] = Held(torch.arange(cache.capacity, device=device))
+            self._caches[cache] = CacheGraphs(torch.arange(cache.capacity, device=device))
         return self._caches[cache]
 
 
-class Pass:
+class LayersFunction:
     """Some layers as a function of tensors alone; it holds the cache's memory, not the cache."""
 
-    def __init__(self, adapter: Adapter, shape: Shape, cache: KVCache) -> None:
+    def __init__(self, adapter: Adapter, shape: GraphKey, cache: KVCache) -> None:
         self.adapter, self.shape = adapter, shape
         self._blocks = [cache.blocks(i) for i in shape.layers]
         self._windows = [cache.shape.windows[i] for i in shape.layers]
@@ -205,7 +207,7 @@ class Pass:
         for i, window, (keys, values) in zip(
             self.shape.layers, self._windows, self._blocks, strict=True
         ):
-            slots = Slots(keys, values, rows, self.shape.keys)
+            slots = TracedRows(keys, values, rows, self.shape.keys)
             turn = turns.get(self.adapter.rope_kind(i))
             hidden = self.adapter.call_layer(i, hidden, masks[window], turn, slots)
             outputs.append(hidden)

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ppdbench.engine.adapters import Adapter
-from ppdbench.engine.addons import Addon, Layout, open_addon, read_header
+from ppdbench.engine.addons import Addon, AddonLayout, open_addon, read_header
 from ppdbench.engine.loading import REFERENCE, Loaded
 from ppdbench.errors import ConfigError
 
 METHOD = "heads"
-LAYOUT = Layout(header="heads.json", tensors="heads.safetensors", flat=True)
+LAYOUT = AddonLayout(header="heads.json", tensors="heads.safetensors", flat=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from ppdbench.engine import synthetic
 from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.kernels import allow_exact_ones
-from ppdbench.engine.offload import NOTHING, Shelf
-from ppdbench.engine.placement import DISK, Settled, check_asked, refuse_too_large, settle
+from ppdbench.engine.offload import NOTHING, StoredWeights
+from ppdbench.engine.placement import DISK, Placement, check_asked, place_parts, refuse_too_large
 from ppdbench.engine.quantized import check_scheme, check_stored, keep_types, quantize
-from ppdbench.engine.shapes import PREFIX, Shape, parse
+from ppdbench.engine.shapes import PREFIX, ModelShape, parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.weights import parts
 from ppdbench.errors import ConfigError, PpdbenchError
@@ -141,11 +141,11 @@ def take_over(
     spec: ModelSpec, model: Any, tokenizer: Any, *, keep: range | None = None, packed: bool = True
 ) -> Loaded:
     """Turn a stock transformers model into one the engine runs."""
-    shelf = NOTHING if spec.device_map is None else Shelf.of(model)
-    fingerprint = weight_fingerprint(model, shelf)  # of what was stored, whatever is made of it
+    stored = NOTHING if spec.device_map is None else StoredWeights.of(model)
+    fingerprint = weight_fingerprint(model, stored)  # of what was stored, whatever is made of it
     model = laid_out(spec, model)
     eos, pad = token_ids(model)
-    staged = StagedModel(model, packed=packed, keep=keep, shelf=shelf)
+    staged = StagedModel(model, packed=packed, keep=keep, stored=stored)
     return Loaded(spec, staged, tokenizer, eos, pad, fingerprint)
 
 
@@ -178,7 +178,7 @@ def check_there(spec: ModelSpec, *, words_alone: bool = False) -> None:
         check_folder(Path(path))
 
 
-def _shape(spec: ModelSpec) -> Shape:
+def _shape(spec: ModelSpec) -> ModelShape:
     if spec.revision is not None:
         raise ConfigError(f"--revision {spec.revision}: a synthetic model has none; use seed=N")
     return parse(spec.name)
@@ -217,10 +217,10 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
     if spec.is_synthetic:
         shape = _shape(spec)
         dtype = resolve_dtype(spec.dtype, torch.float32, device)
-        settled = reckon(spec, context)
-        refuse_too_large(spec, settled)
+        placement = reckon(spec, context)
+        refuse_too_large(spec, placement)
         return (
-            synthetic.build(shape, dtype, _first_place(spec, device), settled.places),
+            synthetic.build(shape, dtype, _first_place(spec, device), placement.places),
             synthetic.tokenizer(shape.vocab, shape.context),
         )
     path = _source(spec)
@@ -230,9 +230,9 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
         return _from_pretrained(path, spec, device, context)
 
 
-def reckon(spec: ModelSpec, context: int) -> Settled:
+def reckon(spec: ModelSpec, context: int) -> Placement:
     """What a model would need and where it would go, from its configuration alone."""
-    return settle(spec, outline(spec), resolve_device(spec.device), context)
+    return place_parts(spec, outline(spec), resolve_device(spec.device), context)
 
 
 def outline(spec: ModelSpec) -> Any:
@@ -251,9 +251,9 @@ def outline(spec: ModelSpec) -> Any:
         return on_meta(config, dtype, trust_remote_code=spec.trust_remote_code)
 
 
-def _settled(config: Any, spec: ModelSpec, dtype: torch.dtype, context: int) -> Settled:
+def _placed(config: Any, spec: ModelSpec, dtype: torch.dtype, context: int) -> Placement:
     model = on_meta(config, dtype, trust_remote_code=spec.trust_remote_code)
-    return settle(spec, model, resolve_device(spec.device), context)
+    return place_parts(spec, model, resolve_device(spec.device), context)
 
 
 def load_words(spec: ModelSpec) -> tuple[Any, int]:
@@ -332,13 +332,13 @@ def _from_pretrained(
     is_quantised = check_stored(config, spec.name, spec.quantize)
     dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
     tokenizer = AutoTokenizer.from_pretrained(path, **shared)
-    settled = _settled(config, spec, dtype, context)
-    refuse_too_large(spec, settled)
-    if is_quantised and settled.places is None:  # made for the device that they load on
+    placement = _placed(config, spec, dtype, context)
+    refuse_too_large(spec, placement)
+    if is_quantised and placement.places is None:  # made for the device that they load on
         shared["device_map"] = {"": device}
-    elif settled.places is not None:
-        _check_disk(path, spec, settled)
-        shared["device_map"] = settled.places
+    elif placement.places is not None:
+        _check_disk(path, spec, placement)
+        shared["device_map"] = placement.places
     model, report = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, output_loading_info=True, **shared
     )
@@ -355,10 +355,10 @@ def _check_config(config: Any, name: str) -> None:
     check_sizes(config.to_dict(), f"{name}: config.json")
 
 
-def _check_disk(path: str, spec: ModelSpec, settled: Settled) -> None:
+def _check_disk(path: str, spec: ModelSpec, placement: Placement) -> None:
     """Layers can only stay in files that can be mapped."""
     folder = Path(path)
-    if DISK in settled.held and folder.is_dir() and not any(folder.glob("*.safetensors")):
+    if DISK in placement.held and folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise ConfigError(
             f"{spec.name} has no safetensors files to read layers from; convert it, as "
             "save_pretrained does, or use --dtype bfloat16 or a device with more memory"
@@ -423,10 +423,10 @@ def token_ids(model: Any) -> tuple[frozenset[int], int]:
     return frozenset(ids), int(pad)
 
 
-def weight_fingerprint(model: Any, shelf: Shelf = NOTHING) -> str:
+def weight_fingerprint(model: Any, stored: StoredWeights = NOTHING) -> str:
     """The fingerprint of all parameters of a model, those that stayed on disk included."""
     return tensor_fingerprint(
-        (name, part) for name, whole in shelf.parameters(model) for part in parts(whole)
+        (name, part) for name, whole in stored.parameters(model) for part in parts(whole)
     )
 
 

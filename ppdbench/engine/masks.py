@@ -28,7 +28,7 @@ KEPT_PARTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TrainedRows:
     """Rows of a pass whose keys and values are trained, whatever the layers make of them.
 
     `keys` and `values` [layers, heads, rows, head_dim] belong to the rows from `first` on.
@@ -43,9 +43,9 @@ class Given:
         """How many rows these are."""
         return self.keys.shape[2]
 
-    def of(self, layer: int) -> Given:
+    def of(self, layer: int) -> TrainedRows:
         """What a layer has, as if there were no other."""
-        return Given(self.keys[layer : layer + 1], self.values[layer : layer + 1], self.first)
+        return TrainedRows(self.keys[layer : layer + 1], self.values[layer : layer + 1], self.first)
 
     def over(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """What a layer made of all rows, [batch, heads, query, head_dim], with these in place."""
@@ -81,7 +81,7 @@ class Step:
     rows: Tensor | None = None
     idle: int = 0
     known: bool = True
-    given: tuple[Given, ...] = ()
+    given: tuple[TrainedRows, ...] = ()
     # Made of the above when somebody asks; a changed copy begins without.
     _windowed: dict[int, Tensor] = field(default_factory=dict, init=False)
     _added: dict[tuple[int | None, int, torch.dtype], Tensor] = field(
@@ -342,7 +342,7 @@ def behind(length: int, reach: Tensor, positions: Tensor, own: Tensor) -> Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class TreeRows:
     """Rows of a tree: whom each one sees, and how deep it stands.
 
     `seen` [1, row, capacity + row] has room for the longest sequence before them, which all
@@ -369,7 +369,7 @@ class Family:
 @lru_cache(maxsize=64)
 def _family(
     parents: tuple[int, ...], joined: tuple[Joined, ...], capacity: int, device: torch.device
-) -> Family:
+) -> TreeRows:
     """Kept, because decoding meets the same tree again and again behind longer sequences."""
     sights, depths = _lines(parents)
     for sees, deep in joined:
@@ -380,7 +380,7 @@ def _family(
     seen[0, :, capacity:] = _matrix(sights)
     # Ordinary tensors even if made while decoding, so that they serve everywhere.
     with torch.inference_mode(False):
-        return Family(
+        return TreeRows(
             torch.from_numpy(seen).to(device),
             torch.tensor([depths], dtype=torch.long, device=device),
             max(depths, default=0),

@@ -21,7 +21,7 @@ from ppdbench.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorLocation:
     """Where a tensor lies in a file, and the type it is wanted in."""
 
     file: str
@@ -29,14 +29,14 @@ class Place:
     dtype: torch.dtype
 
 
-class Shelf:
+class StoredWeights:
     """The weights that no device has room for, by their full names."""
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
+    def __init__(self, places: Mapping[str, TensorLocation]) -> None:
         self._places = dict(places)
 
     @classmethod
-    def of(cls, model: nn.Module) -> Shelf:
+    def of(cls, model: nn.Module) -> StoredWeights:
         """What `from_pretrained` left on disk; the model calls its modules directly again."""
         from accelerate.hooks import remove_hook_from_submodules
 
@@ -44,7 +44,9 @@ class Shelf:
         remove_hook_from_submodules(model)
         return cls(
             {
-                name: Place(about["safetensors_file"], about["weight_name"], _dtype(about["dtype"]))
+                name: TensorLocation(
+                    about["safetensors_file"], about["weight_name"], _dtype(about["dtype"])
+                )
                 for name, about in index.items()
             }
         )
@@ -91,20 +93,22 @@ class Shelf:
 class FromDisk(nn.Module):
     """A module that reads its weights for each call and lets go of them afterwards."""
 
-    def __init__(self, module: nn.Module, prefix: str, shelf: Shelf, device: torch.device) -> None:
+    def __init__(
+        self, module: nn.Module, prefix: str, stored: StoredWeights, device: torch.device
+    ) -> None:
         super().__init__()
-        self.module, self._shelf, self._device = module, shelf, device
+        self.module, self._stored, self._device = module, stored, device
         full = _full_names(module, prefix)
-        self._names = {name: path for name, path in full.items() if path in shelf}
+        self._names = {name: path for name, path in full.items() if path in stored}
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """What the module makes of these arguments."""
-        read = self._shelf.read(self._names.values(), self._device)
+        read = self._stored.read(self._names.values(), self._device)
         held = {name: read[path] for name, path in self._names.items()}
         return functional_call(self.module, held, arguments, named)
 
 
-class Away(nn.Module):
+class OnOtherDevice(nn.Module):
     """A module that stands on another device: arguments go there, what it makes comes home."""
 
     def __init__(self, module: nn.Module, there: torch.device, home: torch.device) -> None:
@@ -118,17 +122,17 @@ class Away(nn.Module):
         return out.to(self._home)
 
 
-NOTHING = Shelf({})
+NOTHING = StoredWeights({})
 
 
-def at_home(module: nn.Module, prefix: str, shelf: Shelf, home: torch.device) -> nn.Module:
+def at_home(module: nn.Module, prefix: str, stored: StoredWeights, home: torch.device) -> nn.Module:
     """`module` as it can be called with tensors at `home`, wherever its weights are."""
-    if shelf.holds(module, prefix):
-        return FromDisk(module, prefix, shelf, home)
+    if stored.holds(module, prefix):
+        return FromDisk(module, prefix, stored, home)
     there = next((p.device for p in module.parameters()), None)
     if there is None:
         return module.to(home)  # nothing but tables that are computed
-    return module if there == home else Away(module, there, home)
+    return module if there == home else OnOtherDevice(module, there, home)
 
 
 def _full_names(module: nn.Module, prefix: str) -> dict[str, str]:

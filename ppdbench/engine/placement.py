@@ -35,13 +35,13 @@ DeviceMap = dict[str, Place]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class FreeMemory:
     """Free bytes of each place, in the order in which places are filled."""
 
     free: Mapping[Place, int]
 
     @classmethod
-    def found(cls, device: torch.device, limits: str | None = None) -> Memory:
+    def found(cls, device: torch.device, limits: str | None = None) -> FreeMemory:
         """What there is: all GPUs, unless `device` is one of them or the CPU; then the CPU."""
         import psutil
 
@@ -89,37 +89,37 @@ def _limits(text: str, free: Mapping[Place, int]) -> dict[Place, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Placement:
     """What a model needs, what there is, and where its parts go if not all to one device."""
 
     need: Footprint
-    memory: Memory
+    memory: FreeMemory
     places: DeviceMap | None
     held: Mapping[Place, int]  # bytes that each place will hold
 
 
-def settle(spec: ModelSpec, model: Any, device: torch.device, context: int) -> Settled:
+def place_parts(spec: ModelSpec, model: Any, device: torch.device, context: int) -> Placement:
     """The arithmetic for a model on the meta device and sequences of `context` tokens."""
     need = measure(model, device, context, spec.quantize or stored_scheme(model.config))
-    memory = Memory.found(device, spec.max_memory)
+    memory = FreeMemory.found(device, spec.max_memory)
     if spec.device_map is None:
-        return Settled(need, memory, None, {memory.home: need.total})
+        return Placement(need, memory, None, {memory.home: need.total})
     adapter = adapter_for(model)
     places = device_map(spec.device_map, adapter, need, memory)
-    return Settled(need, memory, places, spread(places, adapter, need))
+    return Placement(need, memory, places, spread(places, adapter, need))
 
 
-def device_map(asked: str, adapter: Adapter, need: Footprint, memory: Memory) -> DeviceMap:
+def device_map(asked: str, adapter: Adapter, need: Footprint, memory: FreeMemory) -> DeviceMap:
     """Where every module goes that has weights, the layers each as a whole."""
     if asked in MODES:
         return _distributed(asked, adapter, need, memory)
     return _from_file(asked, adapter, memory)
 
 
-def refuse_too_large(spec: ModelSpec, settled: Settled) -> None:
+def refuse_too_large(spec: ModelSpec, placement: Placement) -> None:
     """One line where a place has no room for what would go there, with what would help."""
-    memory, need = settled.memory, settled.need
-    if settled.places is None:
+    memory, need = placement.memory, placement.need
+    if placement.places is None:
         home = memory.home
         ways = [
             *(["--dtype bfloat16"] if spec.dtype in ("auto", "float32") else []),
@@ -129,12 +129,12 @@ def refuse_too_large(spec: ModelSpec, settled: Settled) -> None:
         ]
         check_fits(need, name_of(home), memory.free[home], ", ".join(ways) or "a smaller model")
         return
-    if spec.is_synthetic and DISK in settled.held:
+    if spec.is_synthetic and DISK in placement.held:
         raise ConfigError(
             f"{spec.name} needs {gb(need.total)}, which is more than there is room for; synthetic "
             "weights have no files to stay in: use fewer layers or --dtype bfloat16"
         )
-    for place, size in settled.held.items():
+    for place, size in placement.held.items():
         if place != DISK and size > memory.free[place]:
             raise ConfigError(
                 f"--device-map {spec.device_map} puts {gb(size)} on {name_of(place)}, which has "
@@ -171,7 +171,7 @@ def name_of(place: Place) -> str:
 # Distributed by accelerate
 
 
-def _distributed(mode: str, adapter: Adapter, need: Footprint, memory: Memory) -> DeviceMap:
+def _distributed(mode: str, adapter: Adapter, need: Footprint, memory: FreeMemory) -> DeviceMap:
     """As accelerate fills the places; the first holds keys and values of layers on disk, too."""
     home, rooms = memory.home, memory.for_layers(need)
     around = dict.fromkeys(_around(adapter), home)
@@ -222,7 +222,7 @@ def _around(adapter: Adapter) -> list[str]:
 # As a file says
 
 
-def _from_file(path: str, adapter: Adapter, memory: Memory) -> DeviceMap:
+def _from_file(path: str, adapter: Adapter, memory: FreeMemory) -> DeviceMap:
     asked = _read(path)
     known = dict(adapter.model.named_modules())
     layers = [adapter.layer_path(i) for i in range(len(adapter.layers))]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.masks import Joined, Step
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.staged import StagedModel, Tap
-from ppdbench.engine.watch import Watch
 
 
 class Session:
@@ -43,7 +43,7 @@ class Session:
             capacity, layers=layers, spare=spare, fixed_rows=fixed_rows
         )
         self.tokens: list[int] = []
-        self.watch: Watch | None = None
+        self.watch: LogitWatch | None = None
         self.prompt_ms = 0.0
 
     @property

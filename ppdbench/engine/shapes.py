@@ -26,7 +26,7 @@ MOST = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """A Llama shape; unset sizes follow from `hidden`."""
 
     layers: int = 12
@@ -80,21 +80,21 @@ class Shape:
         return self.ffn or -(-self.hidden * 8 // 3 // 64) * 64
 
 
-NAMED: dict[str, Shape] = {
-    "demo": Shape(layers=8, hidden=256, vocab=1024, context=2048, agree=0.8),
-    "llama-20m": Shape(layers=12, hidden=384, ffn=1024, vocab=4096, tie=True),
-    "llama-100m": Shape(layers=12, hidden=768, ffn=2048, vocab=16384, tie=True),
-    "llama-1b": Shape(
+NAMED: dict[str, ModelShape] = {
+    "demo": ModelShape(layers=8, hidden=256, vocab=1024, context=2048, agree=0.8),
+    "llama-20m": ModelShape(layers=12, hidden=384, ffn=1024, vocab=4096, tie=True),
+    "llama-100m": ModelShape(layers=12, hidden=768, ffn=2048, vocab=16384, tie=True),
+    "llama-1b": ModelShape(
         layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tie=True
     ),
-    "llama-7b": Shape(layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000),
-    "llama-8b": Shape(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256),
-    "llama-13b": Shape(layers=40, hidden=5120, heads=40, ffn=13824, vocab=32000),
-    "llama-70b": Shape(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=32000),
+    "llama-7b": ModelShape(layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000),
+    "llama-8b": ModelShape(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256),
+    "llama-13b": ModelShape(layers=40, hidden=5120, heads=40, ffn=13824, vocab=32000),
+    "llama-70b": ModelShape(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=32000),
 }
 
 
-def parse(spec: str) -> Shape:
+def parse(spec: str) -> ModelShape:
     """`llama-7b`, `layers=12,hidden=384` or `llama-7b,agree=0.5` to a shape."""
     parts = [part.strip() for part in spec.removeprefix(PREFIX).split(",") if part.strip()]
     if not parts:
@@ -102,13 +102,13 @@ def parse(spec: str) -> Shape:
             f"{spec!r} names no shape; use {PREFIX}NAME (one of {', '.join(NAMED)}) or "
             f"{PREFIX}layers=12,hidden=384,..."
         )
-    shape = Shape()
+    shape = ModelShape()
     if "=" not in parts[0]:
         name = parts.pop(0)
         if name not in NAMED:
             raise UnknownName("synthetic shape", name, NAMED)
         shape = NAMED[name]
-    kinds: dict[str, type] = {f.name: type(getattr(shape, f.name)) for f in fields(Shape)}
+    kinds: dict[str, type] = {f.name: type(getattr(shape, f.name)) for f in fields(ModelShape)}
     changes: dict[str, Any] = {}
     for part in parts:
         key, _, text = part.partition("=")

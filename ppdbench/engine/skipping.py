@@ -46,7 +46,7 @@ class NoMLP(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockNames:
     """What the parts of a decoder layer are called.
 
     The norms are those that matter to one block only: nobody reads them before a skipped
@@ -61,7 +61,7 @@ class Blocks:
     bare: bool
 
     @classmethod
-    def of(cls, layer: nn.Module) -> Blocks:
+    def of(cls, layer: nn.Module) -> BlockNames:
         """The parts of this layer, whichever family it is from."""
         names = dict(layer.named_children())
         mlp = ("mlp",) if "mlp" in names else ("fc1", "fc2")
@@ -133,7 +133,7 @@ class SkippedModel(StagedModel):
         self.whole = model
         self.attention, self.mlp = frozenset(attention), frozenset(mlp)
         layers = model.adapter.layers
-        blocks = [Blocks.of(layer) for layer in layers]
+        blocks = [BlockNames.of(layer) for layer in layers]
         both = self.attention & self.mlp
         self._nothing_left = frozenset(i for i in both if blocks[i].bare)
         self.compiled = model.compiled.without(self.attention | self.mlp)
@@ -195,7 +195,7 @@ class SkippedModel(StagedModel):
         Embeddings are looked up, not read, and norms are too small to count.
         """
         layers: list[Any] = self.whole.adapter.layers
-        blocks = [Blocks.of(layer) for layer in layers]
+        blocks = [BlockNames.of(layer) for layer in layers]
         attention = [b.attention_bytes(layer) for b, layer in zip(blocks, layers, strict=True)]
         mlp = [b.mlp_bytes(layer) for b, layer in zip(blocks, layers, strict=True)]
         whole = sum(attention) + sum(mlp) + weight_bytes(self.adapter.head)

@@ -18,7 +18,7 @@ from ppdbench.engine.cache import KVCache
 from ppdbench.engine.compiled import CompiledLayers
 from ppdbench.engine.graphs import Graphs
 from ppdbench.engine.masks import FixedShape, Step, StepMaker
-from ppdbench.engine.offload import NOTHING, Shelf
+from ppdbench.engine.offload import NOTHING, StoredWeights
 from ppdbench.engine.packing import copied_bytes, packed_bytes
 from ppdbench.engine.reading import Reading, most_likely
 from ppdbench.engine.weights import count, kind_of, parts
@@ -47,7 +47,7 @@ class StagedModel:
         *,
         packed: bool = True,
         keep: range | None = None,
-        shelf: Shelf = NOTHING,
+        stored: StoredWeights = NOTHING,
     ) -> None:
         """Takes `model` over: its attention is exchanged and, on a CPU, its weights packed.
 
@@ -58,7 +58,7 @@ class StagedModel:
         self.parameters = sum(map(count, model.parameters()))  # before any is packed
         self.quantized = kind_of(model)
         attention.install(model)
-        self.adapter = adapter_for(model, shelf)
+        self.adapter = adapter_for(model, stored)
         self.n_layers = len(self.adapter.layers)
         self.hidden_size = self.adapter.hidden_size
         self.vocab_size = int(model.config.vocab_size)

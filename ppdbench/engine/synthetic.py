@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from ppdbench.engine.footprint import on_meta
-from ppdbench.engine.shapes import SPECIALS, Shape
+from ppdbench.engine.shapes import SPECIALS, ModelShape
 
 
-def configuration(shape: Shape) -> Any:
+def configuration(shape: ModelShape) -> Any:
     """The transformers configuration of a Llama of this shape."""
     from transformers import LlamaConfig
 
@@ -36,7 +36,7 @@ def configuration(shape: Shape) -> Any:
 
 
 def build(
-    shape: Shape,
+    shape: ModelShape,
     dtype: torch.dtype,
     device: torch.device,
     places: Mapping[str, str | int] | None = None,
@@ -62,7 +62,7 @@ GAIN = 1.6
 
 
 @torch.no_grad()
-def _fill(model: Any, shape: Shape) -> None:
+def _fill(model: Any, shape: ModelShape) -> None:
     generator = torch.Generator(device="cpu").manual_seed(shape.seed)
     quiet_from = shape.layers / 4
     for name, parameter in model.named_parameters():

@@ -32,7 +32,7 @@ REACH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StockLogits:
     """What the stock model says of some positions of a sequence.
 
     `logits` [position, vocab] are in the wider type. `noise` [position] is how far the stock
@@ -44,7 +44,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TokenLine:
     """Tokens, and behind them rows that are no tokens: each sees all that stand before it.
 
     `given` [row, hidden] joined after `layers`, none before the row in front of it; `states`
@@ -60,7 +60,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class States:
+class StockStates:
     """What the stock model's layers give for the last rows of a line, by layers run.
 
     `true` [row, hidden] are in the wider type; `noise` [row] is how far the stock model's own pass
@@ -98,7 +98,7 @@ class StockTruth:
     @torch.inference_mode()
     def measure(
         self, ids: Sequence[int], first: int, *, reach: int = REACH, depth: int | None = None
-    ) -> Measured:
+    ) -> StockLogits:
         """Logits from token `first` on, and how far this model's own passes lie from them.
 
         Passes in the run's type: one over everything, and over the last `reach` tokens one of
@@ -107,7 +107,7 @@ class StockTruth:
         with self._cut(depth):
             return self._measure(ids, first, reach)
 
-    def _measure(self, ids: Sequence[int], first: int, reach: int) -> Measured:
+    def _measure(self, ids: Sequence[int], first: int, reach: int) -> StockLogits:
         cache = self._cache()
         with widened(self.model, self.wider):
             truth = self._run(ids, keep=len(ids) - first)
@@ -120,17 +120,17 @@ class StockTruth:
                 parts = [last[at : at + rows] for at in range(0, reach, rows)]
                 again = torch.cat([self._run(part, keep=rows, cache=cache) for part in parts])
                 noise[-reach:] = torch.maximum(noise[-reach:], distance(again, truth[-reach:]))
-        return Measured(truth, noise)
+        return StockLogits(truth, noise)
 
     @torch.inference_mode()
-    def states(self, line: Line, first: int) -> States:
+    def states(self, line: TokenLine, first: int) -> StockStates:
         """What every layer gives for the rows of a line from `first` on."""
         with widened(self.model, self.wider):
             true = self._run_line(line, first)
         own = self._run_line(line, first)
-        return States(true, {layer: gap(rows, true[layer]) for layer, rows in own.items()})
+        return StockStates(true, {layer: gap(rows, true[layer]) for layer, rows in own.items()})
 
-    def _run_line(self, line: Line, first: int) -> dict[int, Tensor]:
+    def _run_line(self, line: TokenLine, first: int) -> dict[int, Tensor]:
         """One pass over a line; what is no token takes its row from the layer that it joins at."""
         length, seen = len(line.ids), dict[int, Tensor]()
         joining = length + line.ahead - 1
@@ -165,7 +165,7 @@ class StockTruth:
                 hook.remove()
         return seen
 
-    def _run_placed(self, line: Line) -> None:
+    def _run_placed(self, line: TokenLine) -> None:
         """A pass whose rows stand where the line says; rows that join later are any token."""
         device, length, hole = self.model.device, len(line.ids), line.ahead - 1
         fill = (line.ids[-1],) * (hole + len(line.layers))

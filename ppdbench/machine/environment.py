@@ -50,7 +50,7 @@ SUBPROCESS_S = 5.0
 PROC, SYS = Path("/proc"), Path("/sys")
 
 
-class Device(Protocol):
+class DeviceLike(Protocol):
     """A torch.device, or what looks like one."""
 
     @property
@@ -183,7 +183,7 @@ def git_commit(folder: Path) -> dict[str, Any] | None:
     return None if not commit else {"commit": commit, "modified": bool(changes)}
 
 
-def peak_memory_bytes(device: Device) -> int:
+def peak_memory_bytes(device: DeviceLike) -> int:
     """The most memory used so far: by torch on a GPU, else by the whole process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ def peak_memory_bytes(device: Device) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def forget_peak_memory(device: Device) -> None:
+def forget_peak_memory(device: DeviceLike) -> None:
     """Count the peak from here on, where the system can; else what came before stays in it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import psutil
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadSpan:
     """A stretch of time on the cores that this process may use."""
 
     seconds: float
@@ -49,7 +49,7 @@ class LoadMeter:
     Processes that were started from here count as ours, for as long as they live.
     """
 
-    load: Load
+    load: LoadSpan
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -67,7 +67,7 @@ class LoadMeter:
     ) -> None:
         before, now = self._before, self._count()
         busy, ours = now.busy - before.busy, now.ours - before.ours
-        self.load = Load(
+        self.load = LoadSpan(
             now.clock - before.clock,
             len(self._cores),
             max(0.0, busy - ours),

@@ -18,7 +18,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.methods.base import option, strategy
 
 if TYPE_CHECKING:
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.session import Session
 
 
@@ -46,7 +46,7 @@ class FixedPoint(Proposer):
         self.rows = 1 + options.window
         self._guess: list[int] = []
 
-    def start(self, session: Session, opening: Opening) -> None:
+    def start(self, session: Session, prefill: Prefill) -> None:
         """Begin with the newest tokens again: any guess will do, and these need no draw."""
         self._guess = list(session.tokens[-self.window :])
 

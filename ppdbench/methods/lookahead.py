@@ -24,7 +24,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.methods.base import option, strategy
 
 if TYPE_CHECKING:
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.session import Session
 
 
@@ -136,7 +136,7 @@ class Ahead(Proposer):
         first = draw.choices(tokens, k=Window.columns(self.options, 1))
         self._window = Window(first, self.options)
 
-    def start(self, session: Session, opening: Opening) -> None:
+    def start(self, session: Session, prefill: Prefill) -> None:
         """Guess with tokens of the prompt: any will do, and these at least occur together."""
         tokens, n = session.tokens, self.options.ngram
         self._reset(tokens)

@@ -15,7 +15,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.methods.base import option, strategy
 
 if TYPE_CHECKING:
-    from ppdbench.decoding.loop import Opening
+    from ppdbench.decoding.loop import Prefill
     from ppdbench.engine.session import Session
 
 
@@ -46,7 +46,7 @@ class Lookup(Proposer):
         self._after: dict[tuple[int, ...], int] = {}
         self._seen = 0
 
-    def start(self, session: Session, opening: Opening) -> None:
+    def start(self, session: Session, prefill: Prefill) -> None:
         self._after.clear()
         self._seen = 0
 

@@ -23,7 +23,7 @@ from ppdbench.methods.base import option, strategy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.loading import Loaded
     from ppdbench.engine.session import Session
 
@@ -125,8 +125,8 @@ class ModelDrafter(Proposer):
         self.known = drafter.staged.vocab_size
         self.width = setup.target.staged.vocab_size
 
-    def start(self, session: Session, opening: Opening) -> None:
-        self._chooser = opening.chooser
+    def start(self, session: Session, prefill: Prefill) -> None:
+        self._chooser = prefill.chooser
         self._length = self.options.draft_length
         self._checked = 0  # committed tokens that are known to be the draft model's own
         self._readable = True

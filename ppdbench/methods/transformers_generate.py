@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ppdbench.decoding.decoded import Decoded
     from ppdbench.decoding.limits import Limits
     from ppdbench.decoding.sampling import Chooser
-    from ppdbench.decoding.stock import Handed, StockModel
+    from ppdbench.decoding.stock import StockModel, TimedPass
     from ppdbench.engine.session import Session
     from ppdbench.machine.clock import Clock
 
@@ -168,7 +168,7 @@ class Peer(Decoder):
         return _decoded(handed, limits)
 
 
-def _decoded(handed: Sequence[Handed], limits: Limits) -> Decoded:
+def _decoded(handed: Sequence[TimedPass], limits: Limits) -> Decoded:
     """Tokens and times in our own terms, ended where greedy decoding would have ended."""
     from ppdbench.decoding.decoded import Decoded, StepRecord
     from ppdbench.decoding.loop import commit

@@ -19,29 +19,29 @@ from torch import Tensor
 
 from ppdbench.bench.runner import Choice, built_for, check_choices, labels
 from ppdbench.decoding.decoder import Decoder, Guesser, Joining, Setup
-from ppdbench.decoding.held import (
+from ppdbench.decoding.loop import autoregressive
+from ppdbench.decoding.stock_check import (
     FIRST,
-    Seen,
+    MethodOutput,
     check_end_tokens,
     check_ends,
     check_greedy,
     hold,
     hold_states,
 )
-from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.loading import Loaded, load
+from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.session import Session
-from ppdbench.engine.truth import Line, StockTruth
+from ppdbench.engine.truth import StockTruth, TokenLine
 from ppdbench.engine.vocabulary import ranks_of
-from ppdbench.engine.watch import Watch
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.machine.clock import Clock
 from ppdbench.methods import METHODS
 from ppdbench.runs.header import run_header
-from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.store import RunFolder, check_target
 from ppdbench.runs.workload import (
-    Finished,
+    FinishedRun,
     Item,
     Report,
     RunConfig,
@@ -79,11 +79,11 @@ def run_drafts(
     report: Report,
     kind: str = "drafts",
     measures: Measures | None = None,
-    share: Share = ALONE,
-) -> Finished:
-    """Probe every example of this process's share that the run folder does not hold yet."""
+    shard: Shard = ALONE,
+) -> FinishedRun:
+    """Probe every example of this process's shard that the run folder does not hold yet."""
     built = built_for(config.model, config.methods)
-    check_target(out, resume=resume, share=share)
+    check_target(out, resume=resume, shard=shard)
     work = Workload.read(config)
     loaded = load(config.model, context=work.context())
     items = work.encode(loaded)
@@ -107,8 +107,8 @@ def run_drafts(
         header["facts"] = {name: dict(decoder.facts) for name, decoder in decoders.items()}
         spare = max(decoder.rows for decoder in decoders.values())
         prober = DraftProber(loaded, Session(loaded.staged, setup.capacity, spare=spare))
-        with RunFolder(out, header, resume=resume, share=share, digest=work.digest) as folder:
-            ours, held = share.part(items), False
+        with RunFolder(out, header, resume=resume, shard=shard, digest=work.digest) as folder:
+            ours, held = shard.part(items), False
             for number, item in enumerate(ours):
                 report(f"probing {item.task.name}", number, len(ours))
                 missing = {n: m for n, m in ready.items() if _key(item, n) not in folder.done}
@@ -118,13 +118,13 @@ def run_drafts(
                 for sample in prober.probe(item, missing):
                     folder.append(sample)
             samples = folder.gather()
-    return Finished(
+    return FinishedRun(
         path=out,
         header=header,
         samples=samples,
         cut=cut_tokens(items),
         torn=folder.torn,
-        share=share,
+        shard=shard,
         missing=sum(_key(item, name) not in folder.done for item in items for name in ready),
     )
 
@@ -147,7 +147,7 @@ class DraftProber:
         and the rows that some methods put behind it.
         """
         truth, limits = StockTruth.load(self.loaded.spec), limits_of(item, self.loaded)
-        self.session.watch = watch = Watch(range(FIRST))
+        self.session.watch = watch = LogitWatch(range(FIRST))
         try:
             greedy = autoregressive(self.session, item.ids, limits, self.clock)
         finally:
@@ -155,7 +155,7 @@ class DraftProber:
         check_end_tokens(self.loaded.eos_ids, truth.eos_ids)
         check_ends("greedy decoding", greedy, limits, truth.eos_ids)
         check_greedy(greedy)
-        hold(truth, item.ids, [Seen("greedy decoding", greedy, watch, True)])
+        hold(truth, item.ids, [MethodOutput("greedy decoding", greedy, watch, True)])
         text = [*item.ids, *greedy.output_ids[:FIRST]]
         hold_guesses(truth, self.session, text, len(item.ids) - 1, decoders)
 
@@ -201,7 +201,7 @@ def hold_guesses(
 
     session.reset(text)
     session.prefill(tap=tap)
-    hold_states(truth, "the pass over a text", Line(text), first, states)
+    hold_states(truth, "the pass over a text", TokenLine(text), first, states)
     for label, decoder in decoders.items():
         if isinstance(decoder, Joining):
             behind = f"what {label} puts behind a text"

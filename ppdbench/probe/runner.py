@@ -10,8 +10,8 @@ from typing import Any
 
 from ppdbench.bench.compiling import check_mode, compilation_of, settle
 from ppdbench.decoding.decoder import Decoder, Setup
-from ppdbench.decoding.held import hold_ranks
 from ppdbench.decoding.sampling import Target, generator_for
+from ppdbench.decoding.stock_check import hold_ranks
 from ppdbench.engine.heads import ExitHead, check_heads, load_heads
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.engine.truth import StockTruth
@@ -19,9 +19,17 @@ from ppdbench.errors import ConfigError
 from ppdbench.probe.buckets import default_bucket, divisors
 from ppdbench.probe.match import Probed, Prober
 from ppdbench.runs.header import run_header
-from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.store import RunFolder, begun_header, check_target
-from ppdbench.runs.workload import Finished, Item, Report, RunConfig, Workload, capacity, cut_tokens
+from ppdbench.runs.workload import (
+    FinishedRun,
+    Item,
+    Report,
+    RunConfig,
+    Workload,
+    capacity,
+    cut_tokens,
+)
 from ppdbench.tasks import Task
 
 MOST_AT_ONCE = 4096  # sequences; more do not fit any machine's memory
@@ -91,7 +99,7 @@ def parse_layers(text: str | None, n_layers: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRun(Finished):
+class ProbeRun(FinishedRun):
     """A finished probe, and what it takes to show one example."""
 
     loaded: Loaded
@@ -106,10 +114,10 @@ def run_probe(
     *,
     resume: bool,
     report: Report,
-    share: Share = ALONE,
+    shard: Shard = ALONE,
 ) -> ProbeRun:
-    """Probe every example of this process's share that the run folder does not hold yet."""
-    check_target(out, resume=resume, share=share)
+    """Probe every example of this process's shard that the run folder does not hold yet."""
+    check_target(out, resume=resume, shard=shard)
     if config.head:
         check_heads(config.head)
     work = Workload.read(config)
@@ -126,13 +134,13 @@ def run_probe(
         heads=heads,
         predictions=config.show_example is not None,
     )
-    begun = compilation_of(begun_header(out, share))
+    begun = compilation_of(begun_header(out, shard))
     header = {
         **run_header("probe", config, loaded, work),
         "compilation": _compile(config, loaded, items, report, begun),
         "heads": fingerprint,
     }
-    with RunFolder(out, header, resume=resume, share=share, digest=work.digest) as folder:
+    with RunFolder(out, header, resume=resume, shard=shard, digest=work.digest) as folder:
         _probe_missing(config, items, prober, folder, report)
         samples = folder.gather()
     return ProbeRun(
@@ -141,7 +149,7 @@ def run_probe(
         samples=samples,
         cut=cut_tokens(items),
         torn=folder.torn,
-        share=share,
+        shard=shard,
         missing=sum(_key(i, t) not in folder.done for i in items for t in config.targets),
         spell=loaded.tokenizer.decode,
         loaded=loaded,
@@ -198,7 +206,7 @@ def _probe_missing(
     config: ProbeConfig, items: list[Item], prober: Prober, folder: RunFolder, report: Report
 ) -> None:
     shown = None if config.show_example is None else items[config.show_example]
-    items = folder.share.part(items)
+    items = folder.shard.part(items)
     left = {
         target: [item for item in items if _key(item, target) not in folder.done]
         for target in config.targets

@@ -26,7 +26,7 @@ def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
     ]
 
 
-def contest(
+def comparison(
     summaries: Sequence[Summary], overall: Sequence[Summary], peers: Sequence[Beside] = ()
 ) -> list[Sheet]:
     """Several methods side by side: one table per task, one for all, peers, and quality."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ppdbench.bench.counterparts import beside
 from ppdbench.bench.summary import overall, summarize
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.sums import SampleSums
 from ppdbench.bench.sweep_summary import swept
 from ppdbench.probe import accuracy, closeness, summary
 from ppdbench.probe.ranks import Ranks
@@ -66,7 +66,7 @@ def _of_probes(run: Run, header: Header, place: str) -> Output:
     return of_drafts(header, run.done, place)
 
 
-def of_decoding(header: Header, sums: Sequence[Sums]) -> Output:
+def of_decoding(header: Header, sums: Sequence[SampleSums]) -> Output:
     """Of `decode` and `bench`."""
     found = summarize(header, sums)
     long = decode_tables.long(found)
@@ -75,11 +75,11 @@ def of_decoding(header: Header, sums: Sequence[Sums]) -> Output:
         content = found[0] if len(found) == 1 else found
         return Output(decode_tables.sheets(found), long, content).marked(lacking)
     together = overall(header, sums)
-    sheets = decode_tables.contest(found, together, beside(header, sums))
+    sheets = decode_tables.comparison(found, together, beside(header, sums))
     return Output(sheets, long, found).marked(lacking)
 
 
-def of_sweep(header: Header, sums: Sequence[Sums]) -> Output:
+def of_sweep(header: Header, sums: Sequence[SampleSums]) -> Output:
     """Of `sweep`."""
     found = swept(header, sums)
     return Output(sweep_tables.sheets(found), sweep_tables.long(found), sweep_tables.to_json(found))

@@ -11,13 +11,13 @@ from ppdbench.files.whole import replacing
 from ppdbench.runs.samples import opened, parse, sample_paths
 from ppdbench.runs.store import read_header
 from ppdbench.runs.validation import Unsound
-from ppdbench.runs.writers import door, is_written, written_by_others
+from ppdbench.runs.writers import is_written, lock_run, written_by_others
 
 
 def salvage(folder: Path) -> int:
     """Drop the lines that cannot be read, and say how many; the file as it was stays beside it."""
     kind = read_header(folder)["kind"]
-    with door(folder):
+    with lock_run(folder):
         paths = sample_paths(folder)
         if any(map(is_written, paths)):
             raise written_by_others(folder)

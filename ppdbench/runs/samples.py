@@ -20,7 +20,7 @@ import msgspec
 from ppdbench.errors import DataError
 from ppdbench.machine.garbage import no_collection
 from ppdbench.runs.records import KINDS, Asked, FailedSample, Sample
-from ppdbench.runs.shards import Share
+from ppdbench.runs.shards import Shard
 from ppdbench.runs.validation import Unsound, convert, decode, is_sealed, sealed, unsealed
 
 Key = tuple[Any, ...]
@@ -42,9 +42,9 @@ def sample_key(sample: Mapping[str, Any]) -> Key:
     return tuple(sample.get(name) for name in KEY)
 
 
-def sample_path(folder: Path, share: Share) -> Path:
+def sample_path(folder: Path, shard: Shard) -> Path:
     """Where a process writes."""
-    return folder / ("samples.jsonl" if share.alone else f"samples-{share.index}.jsonl")
+    return folder / ("samples.jsonl" if shard.alone else f"samples-{shard.index}.jsonl")
 
 
 def sample_paths(folder: Path) -> list[Path]:
@@ -102,7 +102,7 @@ def fewest_examples(samples: Iterable[Mapping[str, Any]]) -> int:
     return min(Counter(task for task, _ in examples).values())
 
 
-class Head(NamedTuple):
+class SampleId(NamedTuple):
     """What must be known of a sample to put it in its place."""
 
     key: Key
@@ -137,12 +137,12 @@ def _whose(body: bytes) -> _Whose:
         raise Unsound(str(error), broken=True) from error
 
 
-def head_of(sample: Asked) -> Head:
+def head_of(sample: Asked) -> SampleId:
     """The head of a parsed sample."""
-    return Head(sample_key(sample), sample.verdict == "failed", sample.number)
+    return SampleId(sample_key(sample), sample.verdict == "failed", sample.number)
 
 
-def _quick_head(line: bytes) -> Head | None:
+def _quick_head(line: bytes) -> SampleId | None:
     """The head of a line that looks like those written here."""
     found = _HEAD.match(line)
     if found is None or not line.endswith(b"}\n"):
@@ -154,10 +154,10 @@ def _quick_head(line: bytes) -> Head | None:
     except UnicodeDecodeError:
         return None
     number = None if found[6] is None else int(found[6])
-    return Head((task, example, method, target), verdict == "failed", number)
+    return SampleId((task, example, method, target), verdict == "failed", number)
 
 
-class Place(NamedTuple):
+class SampleLocation(NamedTuple):
     """Where a sample lies."""
 
     path: Path
@@ -194,7 +194,7 @@ class SampleFile:
         self.unsealed = 0  # of these lines, written by versions that knew no checksums
         self.broken: Unsound | None = None  # why the last line is left out
 
-    def news(self, *, whole: bool) -> Iterator[tuple[Head, Place, Sample | None]]:
+    def news(self, *, whole: bool) -> Iterator[tuple[SampleId, SampleLocation, Sample | None]]:
         """What has come since the last look; with `whole` every line is parsed."""
         self.broken = None
         with opened(self.path) as file:
@@ -215,9 +215,9 @@ class SampleFile:
                 self.unsealed += not is_sealed(line)
                 yield head, self.place(head, line), sample
 
-    def place(self, head: Head, line: bytes) -> Place:
+    def place(self, head: SampleId, line: bytes) -> SampleLocation:
         """Where the next line lies."""
-        place = Place(self.path, self.sound, len(line), head.failed, head.number)
+        place = SampleLocation(self.path, self.sound, len(line), head.failed, head.number)
         self.sound += len(line)
         self.lines += 1
         return place
@@ -245,7 +245,7 @@ class Stored(Mapping[Key, Sample]):
         targets = header["config"].get("targets", ())
         self._methods = {name: at for at, name in enumerate(header.get("methods", ()))}
         self._targets = {target["kind"]: at for at, target in enumerate(targets)}
-        self._places: dict[Key, Place] = {}
+        self._places: dict[Key, SampleLocation] = {}
         self._order: list[Key] | None = None
         self._held: dict[Key, Sample] | None = {}
         self._held_bytes = 0
@@ -271,7 +271,7 @@ class Stored(Mapping[Key, Sample]):
                 for head, place, sample in file.news(whole=whole):
                     self.add(head, place, sample)
 
-    def add(self, head: Head, place: Place, sample: Sample | None) -> None:
+    def add(self, head: SampleId, place: SampleLocation, sample: Sample | None) -> None:
         """Take in one sample; what is held twice is what was tried again."""
         before = self._places.get(head.key)
         if before is not None and head.failed and not before.failed:
@@ -281,7 +281,7 @@ class Stored(Mapping[Key, Sample]):
         if self._held is not None:
             self._hold(head.key, place, sample)
 
-    def _hold(self, key: Key, place: Place, sample: Sample | None) -> None:
+    def _hold(self, key: Key, place: SampleLocation, sample: Sample | None) -> None:
         assert self._held is not None
         self._held.pop(key, None)
         if sample is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Shard:
     """The part of one process; by default all of it."""
 
     index: int = 0
@@ -30,7 +30,7 @@ class Share:
     on_machine: int | None = 1  # how many of them share this machine, where that is known
 
     @classmethod
-    def launched(cls) -> Share:
+    def launched(cls) -> Shard:
         """What torchrun, or what sets the same variables, says of this process."""
         told = os.environ.get
         count = int(told("WORLD_SIZE", "1"))
@@ -42,7 +42,7 @@ class Share:
         return cls(index=int(told("RANK", "0")), count=count, launch=launch, on_machine=local)
 
     @classmethod
-    def job(cls, text: str) -> Share:
+    def job(cls, text: str) -> Shard:
         """`3/8`: the third of eight jobs."""
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
@@ -90,7 +90,7 @@ class Share:
         return [item for item in items if _name(item) in ours]
 
 
-ALONE = Share()
+ALONE = Shard()
 
 
 def _name(item: Item) -> str:

@@ -32,15 +32,15 @@ from ppdbench.runs.samples import (
     sample_paths,
     to_line,
 )
-from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.validation import CHECKSUM, Unsound, check_seal, convert, loads, seal_of
 from ppdbench.runs.writers import (
     DELAY_S,
     PATIENCE_S,
     Companions,
-    Register,
-    come_in,
-    door,
+    LockContent,
+    claim_turn,
+    lock_run,
     take,
     written_by_others,
 )
@@ -143,18 +143,18 @@ def _of_another_version(folder: Path, version: Any) -> DataError:
     )
 
 
-def check_target(path: Path, *, resume: bool, share: Share = ALONE) -> None:
+def check_target(path: Path, *, resume: bool, shard: Shard = ALONE) -> None:
     """Refuse a folder that a run cannot go into, before anything is loaded for it.
 
     A job finds what jobs before it wrote; only what it did itself is to be resumed. For ranks
     the first one decides.
     """
-    if share.follows:
+    if shard.follows:
         return
     if (path / HEADER).exists():
-        begun = sample_path(path, share).exists() if share.is_job else True
+        begun = sample_path(path, shard).exists() if shard.is_job else True
         if begun and not resume:
-            mine = f"shard {share.index + 1}/{share.count} of a run" if share.is_job else "a run"
+            mine = f"shard {shard.index + 1}/{shard.count} of a run" if shard.is_job else "a run"
             raise ConfigError(
                 f"{path} already holds {mine}; continue it with --resume or choose another --out"
             )
@@ -162,17 +162,17 @@ def check_target(path: Path, *, resume: bool, share: Share = ALONE) -> None:
         raise ConfigError(
             f"{path} holds {found[0].name} but no {HEADER}; restore it or choose another --out"
         )
-    elif resume and not share.is_job:
+    elif resume and not shard.is_job:
         raise ConfigError(f"{path} holds no run, so there is nothing to resume; drop --resume")
 
 
-def begun_header(path: Path, share: Share = ALONE) -> dict[str, Any] | None:
+def begun_header(path: Path, shard: Shard = ALONE) -> dict[str, Any] | None:
     """The header of a run that was begun before this process came; ranks wait for the first.
 
     What was decided once for a run, and not by its options, holds for all who work on it.
     """
     until = time.monotonic() + PATIENCE_S
-    while share.follows and not (path / HEADER).exists():
+    while shard.follows and not (path / HEADER).exists():
         if time.monotonic() > until:
             raise DataError(f"the first rank did not begin to write to {path}; see its errors")
         time.sleep(DELAY_S)
@@ -191,11 +191,11 @@ class RunFolder:
         header: dict[str, Any],
         *,
         resume: bool,
-        share: Share = ALONE,
+        shard: Shard = ALONE,
         digest: Digest | None = None,
     ) -> None:
-        check_target(path, resume=resume, share=share)
-        self.path, self.share, self._digest = path, share, digest
+        check_target(path, resume=resume, shard=shard)
+        self.path, self.shard, self._digest = path, shard, digest
         self.done = Stored(path, header)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -206,40 +206,40 @@ class RunFolder:
             if time.monotonic() > until:
                 raise DataError(f"the first rank did not begin to write to {path}; see its errors")
             time.sleep(DELAY_S)
-        self._companions = Companions(path, share)
+        self._companions = Companions(path, shard)
 
     def _enter(self, header: dict[str, Any], resume: bool) -> bool:
         """Begin to write, unless it is too early to."""
-        with door(self.path) as register:
-            if not come_in(self.path, self.share, register):
+        with lock_run(self.path) as content:
+            if not claim_turn(self.path, self.shard, content):
                 return False
-            check_target(self.path, resume=resume, share=self.share)
+            check_target(self.path, resume=resume, shard=self.shard)
             if (self.path / HEADER).exists():
                 self._go_on(read_header(self.path), header)
             else:
                 self._write_header(header)
             self.done.look(whole=True)
             self.torn = self.done.torn
-            self._open(register)
+            self._open(content)
         return True
 
     def _go_on(self, stored: dict[str, Any], asked: dict[str, Any]) -> None:
         """Refuse another configuration; say what could not run before and can now."""
         asked = json.loads(json.dumps(asked))
         # Of several shards one may lack what another has.
-        known = _with_late(stored, asked) if self.share.alone else stored
-        if self.share.alone and self._digest is not None:
+        known = _with_late(stored, asked) if self.shard.alone else stored
+        if self.shard.alone and self._digest is not None:
             known = _with_more(known, asked, self._digest)
         _check_same(known, asked)
         if known is not stored:
             self._write_header(known)
 
-    def _open(self, register: Register) -> None:
+    def _open(self, content: LockContent) -> None:
         """Take the file of this process; who comes in first cuts what is torn in all of them."""
-        own = sample_path(self.path, self.share)
+        own = sample_path(self.path, self.shard)
         try:
             for path, file in self.done.files.items():
-                if file.broken and (path == own or len(register.met) == 1):
+                if file.broken and (path == own or len(content.met) == 1):
                     os.truncate(path, file.sound)
             # Unbuffered: after a failed write nothing may be left that close() would repeat.
             self._file = own.open("ab", buffering=0)
@@ -262,7 +262,7 @@ class RunFolder:
 
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add one finished sample; it survives whatever happens next."""
-        told = {**sample, "processes": self.share.on_machine}
+        told = {**sample, "processes": self.shard.on_machine}
         line = to_line(told)
         record = recorded(self.done.kind, told)
         try:
@@ -277,20 +277,20 @@ class RunFolder:
 
     def amend(self, **parts: Any) -> None:
         """Write into the header what was decided on the way, for who goes on with the run."""
-        with door(self.path):
+        with lock_run(self.path):
             self._write_header({**read_header(self.path), **parts})
 
     def meet(self) -> None:
         """Wait until all ranks have come as far, and take in what they have stored."""
-        if self.share.launch is not None:
+        if self.shard.launch is not None:
             self._companions.meet()
             self.done.look()
 
     def gather(self) -> Sequence[Sample]:
         """What the folder holds; the first of several ranks waits until the others have ended."""
-        if self.share.leads:
+        if self.shard.leads:
             self._companions.wait_for_ends()
-        if not self.share.alone:
+        if not self.shard.alone:
             self.done.look()
         return InOrder(self.done)
 
@@ -305,7 +305,7 @@ class RunFolder:
     ) -> None:
         self._file.close()
         if kind is KeyboardInterrupt:
-            count = f"{len(self.done)} finished" if self.share.alone else "all finished"
+            count = f"{len(self.done)} finished" if self.shard.alone else "all finished"
             raise Interrupted(
                 f"interrupted; {count} samples are kept in {self.path}, continue with --resume"
             ) from error

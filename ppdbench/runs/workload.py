@@ -12,7 +12,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.errors import ConfigError
 from ppdbench.runs.records import Sample
-from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.scoring import unscored
 from ppdbench.tasks import (
     Example,
@@ -205,7 +205,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedRun:
     """A run that is done: where it lies and what it found."""
 
     path: Path
@@ -213,7 +213,7 @@ class Finished:
     samples: Sequence[Sample]
     cut: dict[tuple[str, str], int]  # task and example id -> prompt tokens cut
     torn: bool  # an incomplete last line was found and done again
-    share: Share = ALONE
+    shard: Shard = ALONE
     missing: int = 0  # samples that are for others to make, who have not (yet)
     spell: Callable[[Sequence[int]], str] = str  # token ids as text
 

@@ -18,10 +18,10 @@ from typing import IO, Any
 
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.runs.samples import sample_path, sample_paths
-from ppdbench.runs.shards import Share
+from ppdbench.runs.shards import Shard
 
 LOCK = ".lock"
-# How long one waits for somebody in the door, who may be reading a large run there, and for a
+# The longest wait for the process that holds `.lock`, which may be reading a large run, and for a
 # rank that has yet to load its model.
 PATIENCE_S = 600.0
 DELAY_S = 0.1
@@ -49,14 +49,14 @@ def is_written(path: Path) -> bool:
 
 
 @dataclass(slots=True)
-class Register:
+class LockContent:
     """What `.lock` says."""
 
     group: str = ""
     met: dict[int, int] = field(default_factory=dict)  # by rank; those that came in are there
 
     @classmethod
-    def read(cls, file: IO[str]) -> Register:
+    def read(cls, file: IO[str]) -> LockContent:
         """An empty one where nothing sensible stands."""
         try:
             file.seek(0)
@@ -75,8 +75,8 @@ class Register:
 
 
 @contextmanager
-def door(folder: Path) -> Iterator[Register]:
-    """The register, held against everybody else; changes are kept."""
+def lock_run(folder: Path) -> Iterator[LockContent]:
+    """Hold `.lock` and yield its content; changes are written."""
     try:
         file = (folder / LOCK).open("a+")
     except OSError as error:
@@ -87,11 +87,11 @@ def door(folder: Path) -> Iterator[Register]:
             if time.monotonic() > until:
                 raise written_by_others(folder)
             time.sleep(DELAY_S)
-        register = Register.read(file)
-        before = replace(register, met=dict(register.met))
-        yield register
-        if register != before:
-            register.write(file)
+        content = LockContent.read(file)
+        before = replace(content, met=dict(content.met))
+        yield content
+        if content != before:
+            content.write(file)
 
 
 def written_by_others(folder: Path) -> ConfigError:
@@ -101,62 +101,62 @@ def written_by_others(folder: Path) -> ConfigError:
     )
 
 
-def come_in(folder: Path, share: Share, register: Register) -> bool:
-    """Whether it is this process's turn to write; the first one in clears the register.
+def claim_turn(folder: Path, shard: Shard, content: LockContent) -> bool:
+    """Whether it is this process's turn to write; the first one in clears the content.
 
     A rank waits for the first of its launch.
     """
     inside = [path for path in sample_paths(folder) if is_written(path)]
-    ours = (share.is_job or share.follows) and register.group == share.group
-    if inside and (sample_path(folder, share) in inside or not ours):
+    ours = (shard.is_job or shard.follows) and content.group == shard.group
+    if inside and (sample_path(folder, shard) in inside or not ours):
         raise written_by_others(folder)
-    if share.follows and sample_path(folder, replace(share, index=0)) not in inside:
+    if shard.follows and sample_path(folder, replace(shard, index=0)) not in inside:
         return False
     if not inside:
-        register.group, register.met = share.group, {}
-    register.met[share.index] = 0
+        content.group, content.met = shard.group, {}
+    content.met[shard.index] = 0
     return True
 
 
 class Companions:
     """The other ranks of a launch, as one of them sees them through the folder."""
 
-    def __init__(self, folder: Path, share: Share) -> None:
-        self.folder, self.share = folder, share
+    def __init__(self, folder: Path, shard: Shard) -> None:
+        self.folder, self.shard = folder, shard
         self._until = time.monotonic() + PATIENCE_S
 
-    def at_work(self, register: Register) -> list[int]:
+    def at_work(self, content: LockContent) -> list[int]:
         """Those that have not ended. One that never came in counts until patience does."""
         return [
             rank
-            for rank in range(self.share.count)
-            if rank != self.share.index and self._at_work(rank, register)
+            for rank in range(self.shard.count)
+            if rank != self.shard.index and self._at_work(rank, content)
         ]
 
-    def _at_work(self, rank: int, register: Register) -> bool:
-        if rank not in register.met:
+    def _at_work(self, rank: int, content: LockContent) -> bool:
+        if rank not in content.met:
             return time.monotonic() < self._until
-        return is_written(sample_path(self.folder, replace(self.share, index=rank)))
+        return is_written(sample_path(self.folder, replace(self.shard, index=rank)))
 
     def wait_for_ends(self) -> None:
         """Until no other rank is left."""
         while True:
-            with door(self.folder) as register:
-                if not self.at_work(register):
+            with lock_run(self.folder) as content:
+                if not self.at_work(content):
                     return
             time.sleep(DELAY_S)
 
     def meet(self) -> None:
         """Until all have come as far as this one; an error if one of them has ended before."""
-        with door(self.folder) as register:
-            register.met[self.share.index] += 1
-            mine = register.met[self.share.index]
+        with lock_run(self.folder) as content:
+            content.met[self.shard.index] += 1
+            mine = content.met[self.shard.index]
         while True:
-            with door(self.folder) as register:
-                behind = {r for r in range(self.share.count) if register.met.get(r, 0) < mine}
+            with lock_run(self.folder) as content:
+                behind = {r for r in range(self.shard.count) if content.met.get(r, 0) < mine}
                 if not behind:
                     return
-                if behind.difference(self.at_work(register)):
+                if behind.difference(self.at_work(content)):
                     raise DataError(
                         f"a rank ended while others waited for it; finished examples are kept in "
                         f"{self.folder}, continue with --resume"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ppdbench.engine.masks import Given
+from ppdbench.engine.masks import TrainedRows
 from ppdbench.training.layers import TrainedLayers
 
 _NOTHING = torch.empty(0)
@@ -36,7 +36,7 @@ class Kept:
 class Joined:
     """The same for rows behind the text, some of them with `given` keys and values."""
 
-    def __init__(self, keys: Tensor, values: Tensor, given: Sequence[Given]) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, given: Sequence[TrainedRows]) -> None:
         self.keys, self.values, self.given = keys, values, given
 
     def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ class Context:
 class Later:
     """What rows behind the text look at in every layer."""
 
-    def __init__(self, context: Context, given: Sequence[Given] = ()) -> None:
+    def __init__(self, context: Context, given: Sequence[TrainedRows] = ()) -> None:
         self.context, self.given = context, given
 
     def at(self, layer: int) -> Joined:

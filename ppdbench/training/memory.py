@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ppdbench.engine.footprint import gb
-from ppdbench.engine.placement import Memory, name_of
+from ppdbench.engine.placement import FreeMemory, name_of
 from ppdbench.errors import ConfigError
 from ppdbench.training.objective import Objective
 
@@ -66,7 +66,7 @@ class Room:
     @classmethod
     def found(cls, device: torch.device) -> Room:
         """As much as there is now."""
-        memory = Memory.found(device)
+        memory = FreeMemory.found(device)
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
         return cls(name_of(memory.home), memory.free[memory.home] // processes)
 

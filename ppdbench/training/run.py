@@ -26,7 +26,7 @@ from ppdbench.engine.loading import (
     take_over,
     weight_fingerprint,
 )
-from ppdbench.engine.shapes import SPECIALS, Shape
+from ppdbench.engine.shapes import SPECIALS, ModelShape
 from ppdbench.engine.synthetic import configuration, wrapped
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, NumericalError
@@ -388,7 +388,7 @@ def layerskip(spec: ModelSpec, recipe: Recipe, job: Job, *, fit: bool = False) -
 
 
 def layerskip_from_scratch(
-    shape: Shape, device: str, recipe: Recipe, job: Job, *, fit: bool = False
+    shape: ModelShape, device: str, recipe: Recipe, job: Job, *, fit: bool = False
 ) -> Training:
     """The recipe on a new Llama of this shape, with a tokenizer trained on the same text."""
     make = _recipe_on(recipe, job, fit=fit)
@@ -423,7 +423,7 @@ def _layerskip(
     return Training(objective, model, tokenizer, job, facts)
 
 
-def new_model(shape: Shape, seed: int) -> Any:
+def new_model(shape: ModelShape, seed: int) -> Any:
     """An untrained Llama with the usual initialisation."""
     from transformers import AutoModelForCausalLM
 

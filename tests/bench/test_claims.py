@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ppdbench.bench.claims import Timed, claim, measured, no_difference, noise, over_greedy
+from ppdbench.bench.claims import TimedPair, claim, measured, no_difference, noise, over_greedy
 from ppdbench.bench.summary import overall, summarize
 from ppdbench.bench.sums import add_up, sums_of
 from ppdbench.report import outputs
@@ -24,7 +24,7 @@ METHODS = made.methods("greedy", "swift")
 CLAIMS = re.compile(r"\d\.\d+ ?[x×]")
 
 
-def timed(n: int, **changes: Any) -> list[Timed]:
+def timed(n: int, **changes: Any) -> list[TimedPair]:
     return [over_greedy(sums_of(made.decoded("swift", str(i), 2.0, **changes))) for i in range(n)]
 
 
@@ -39,7 +39,7 @@ def timed(n: int, **changes: Any) -> list[Timed]:
     ],
 )
 def test_a_speedup_is_claimed_of_five_examples_or_withheld_with_the_reason(
-    examples: list[Timed], withheld: str | None
+    examples: list[TimedPair], withheld: str | None
 ) -> None:
     found = claim(examples)
     assert found.withheld == withheld

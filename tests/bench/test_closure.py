@@ -8,10 +8,10 @@ import pytest
 
 from ppdbench.bench.claims import claim, over_greedy
 from ppdbench.bench.closure import closes
-from ppdbench.bench.sums import Sums, sums_of
+from ppdbench.bench.sums import SampleSums, sums_of
 
 
-def sample(number: int, **changed: Any) -> Sums:
+def sample(number: int, **changed: Any) -> SampleSums:
     """An output of 11 tokens: 20 ms of prefill, then 10 steps of 8 ms, greedy's of 10 ms."""
     return sums_of(
         {

@@ -16,7 +16,7 @@ from ppdbench.cli.main import run
 from ppdbench.engine import artefacts
 from ppdbench.errors import DataError
 from ppdbench.runs import store
-from ppdbench.runs.shards import Share
+from ppdbench.runs.shards import Shard
 from ppdbench.runs.store import begun_header, read_run
 from tests import records
 from tests.compiling import uncompiled
@@ -100,7 +100,7 @@ def test_a_run_that_began_compiled_is_not_resumed_where_nothing_compiles(
     assert "began with compiled passes" in capsys.readouterr().err
 
 
-FOLLOWER = Share(index=1, count=2, launch="one")
+FOLLOWER = Shard(index=1, count=2, launch="one")
 
 
 def test_ranks_wait_for_what_the_first_decided(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ppdbench.report.page.runs import read_runs
 from tests.report.page import made
 
 METHODS = made.methods("swift")
-QUIET = load.Load(seconds=1.0, cores=2, others_s=0.1, stolen_s=0.0, load_average=1.9)
+QUIET = load.LoadSpan(seconds=1.0, cores=2, others_s=0.1, stolen_s=0.0, load_average=1.9)
 
 
 def samples(again_ms: float = 12.0, **changes: Any) -> list[dict[str, Any]]:

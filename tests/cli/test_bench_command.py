@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ppdbench.bench.contest import Contest, Contestant
+from ppdbench.bench.interleaved import Interleaved, PreparedMethod
 from ppdbench.cli.main import run
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Proposer, Setup
@@ -150,13 +150,13 @@ def test_a_resumed_run_decodes_only_with_the_methods_that_lack_a_result(
     before = {(s["method"], s["example_id"]): s for s in read_run("run").samples}
     monkeypatch.setattr(Odd, "propose", lambda self, session, room: Draft.empty())
     decoded: list[str] = []
-    attempt = Contest._attempt
+    attempt = Interleaved._attempt
 
-    def noted(self: Contest, item: Item, contestant: Contestant) -> Decoded | str:
-        decoded.append(contestant.label)
-        return attempt(self, item, contestant)
+    def noted(self: Interleaved, item: Item, method: PreparedMethod) -> Decoded | str:
+        decoded.append(method.label)
+        return attempt(self, item, method)
 
-    monkeypatch.setattr(Contest, "_attempt", noted)
+    monkeypatch.setattr(Interleaved, "_attempt", noted)
     assert run([*arguments, "--resume"]) == 0
     assert set(decoded[2:]) == {"odd"}  # all were warmed up
     after = {(s["method"], s["example_id"]): s for s in read_run("run").samples}

@@ -6,7 +6,7 @@ import functools
 
 from ppdbench.decoding.decoder import Proposer
 from ppdbench.decoding.draft import Draft
-from ppdbench.decoding.loop import Opening
+from ppdbench.decoding.loop import Prefill
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.testing import CAPACITY as CAPACITY
@@ -40,7 +40,7 @@ class Oracle(Proposer):
         self.rows = 1 + 2 * depth
         self.known: list[int] = []
 
-    def start(self, session: Session, opening: Opening) -> None:
+    def start(self, session: Session, prefill: Prefill) -> None:
         self.known = known(self.model, tuple(session.tokens[:-1]))
 
     def propose(self, session: Session, room: int) -> Draft:

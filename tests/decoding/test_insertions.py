@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ppdbench.decoding.draft import EMPTY, Computed, Draft, Insertion
 from ppdbench.decoding.identity import as_run, as_verified, one_by_one
-from ppdbench.decoding.loop import Opening, Verified, Verifier
+from ppdbench.decoding.loop import Prefill, Verified, Verifier
 from ppdbench.decoding.passes import run_pass
 from ppdbench.decoding.sampling import GREEDY, Chooser, Target
 from ppdbench.engine.masks import StepMaker
@@ -449,8 +449,8 @@ def test_a_strategy_sees_its_inserted_rows() -> None:
     model, seen = staged("llama"), []
 
     class Watching(Ahead):
-        def start(self, session: Session, opening: Opening) -> None:
-            super().start(session, opening)
+        def start(self, session: Session, prefill: Prefill) -> None:
+            super().start(session, prefill)
 
         def learn(self, session: Session, verified: Verified) -> None:
             inserted = verified.draft.rows - 1 - len(verified.draft)

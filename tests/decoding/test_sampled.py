@@ -16,7 +16,7 @@ from ppdbench.decoding import loop, verify
 from ppdbench.decoding.decoder import Proposer
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Opening, autoregressive
+from ppdbench.decoding.loop import Prefill, autoregressive
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.decoding.verify import Outcome, accept_sampled
 from ppdbench.engine.session import Session
@@ -284,8 +284,8 @@ class Misled(Proposer):
         logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(6))
         self.table = logits.softmax(-1)
 
-    def start(self, session: Session, opening: Opening) -> None:
-        self.generator = opening.chooser.generator
+    def start(self, session: Session, prefill: Prefill) -> None:
+        self.generator = prefill.chooser.generator
 
     def propose(self, session: Session, room: int) -> Draft:
         tokens: list[int] = []

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.engine.graphs import Call, Graphs, Static
+from ppdbench.engine.graphs import CapturedFunction, Graphs, TensorCall
 from ppdbench.engine.session import Batch, Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
@@ -28,7 +28,7 @@ class Repeated:
     def __init__(self) -> None:
         self.made = 0
 
-    def __call__(self, call: Call) -> tuple[Callable[[], object], Sequence[Tensor]]:
+    def __call__(self, call: TensorCall) -> tuple[Callable[[], object], Sequence[Tensor]]:
         self.made += 1
         kept = [out.clone() for out in call()]
 
@@ -87,7 +87,7 @@ def test_inputs_are_copied_in_and_outputs_copied_out() -> None:
         return [2 * x]
 
     first = torch.tensor([1.0, 2.0])
-    call = Static(double, [first], Repeated())
+    call = CapturedFunction(double, [first], Repeated())
     (one,) = call(first)
     (two,) = call(torch.tensor([5.0, 6.0]))
     assert one.tolist() == [2.0, 4.0]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.loading import weight_fingerprint
-from ppdbench.engine.offload import Shelf
+from ppdbench.engine.offload import StoredWeights
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel
@@ -44,7 +44,7 @@ class Folder:
         leaves = [n for n, m in modules.items() if not any(True for _ in m.children())]
         places = {n: "cpu" for n in leaves if not f"{n}.".startswith(inside)}
         model = self._load(device_map={**places, **dict.fromkeys(on_disk, "disk")}, **options)
-        return StagedModel(model, packed=False, shelf=Shelf.of(model))
+        return StagedModel(model, packed=False, stored=StoredWeights.of(model))
 
     def _load(self, **options: Any) -> Any:
         from transformers import AutoModelForCausalLM
@@ -113,7 +113,7 @@ def test_no_hook_of_accelerate_is_left(llama: Folder) -> None:
 
 def test_fingerprints_do_not_depend_on_where_weights_are(llama: Folder) -> None:
     model = llama.split()
-    ours = weight_fingerprint(model.model, model.adapter.shelf)
+    ours = weight_fingerprint(model.model, model.adapter.stored)
     assert ours == weight_fingerprint(llama.stock)
 
 
@@ -121,9 +121,9 @@ def test_fingerprints_do_not_depend_on_where_weights_are(llama: Folder) -> None:
 def test_a_model_without_some_blocks_reads_only_the_others(
     llama: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, read, asked = [], Shelf.read, list[str]()
+    found, read, asked = [], StoredWeights.read, list[str]()
 
-    def spied(self: Shelf, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
+    def spied(self: StoredWeights, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
         asked.extend(names := list(names))
         return read(self, names, device)
 
@@ -133,7 +133,7 @@ def test_a_model_without_some_blocks_reads_only_the_others(
         session.prefill()
         light = SkippedModel(model, attention={1}, mlp={2}).over(session)
         with monkeypatch.context() as watching:
-            watching.setattr(Shelf, "read", spied)
+            watching.setattr(StoredWeights, "read", spied)
             found.append(light.logits(light.forward(light.ids(tokens(1, 1)))))
     assert torch.equal(*found)
     blocks = {".".join(name.split(".")[2:4]) for name in asked}

@@ -15,7 +15,7 @@ from ppdbench.engine.adapters import Adapter, adapter_for
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.footprint import Footprint, measure, on_meta
 from ppdbench.engine.loading import ModelSpec, load
-from ppdbench.engine.placement import DeviceMap, Memory, Place, device_map, spread
+from ppdbench.engine.placement import DeviceMap, FreeMemory, Place, device_map, spread
 from ppdbench.engine.shapes import parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
@@ -37,7 +37,7 @@ def layers_of(found: DeviceMap) -> list[Place]:
 
 def distributed(mode: str, free: dict[Place, int], context: int = 128) -> list[Place]:
     adapter, need = bare(context)
-    return layers_of(device_map(mode, adapter, need, Memory(free)))
+    return layers_of(device_map(mode, adapter, need, FreeMemory(free)))
 
 
 # The arithmetic
@@ -89,7 +89,7 @@ def test_what_fits_on_the_first_device_goes_there(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["auto", "balanced", "sequential"])
 def test_no_place_is_filled_beyond_its_memory(mode: str) -> None:
     adapter, need = bare()
-    memory = Memory({0: need.total // 2, 1: need.total // 6, "cpu": need.total // 6})
+    memory = FreeMemory({0: need.total // 2, 1: need.total // 6, "cpu": need.total // 6})
     found = device_map(mode, adapter, need, memory)
     held = spread(found, adapter, need)
     assert "disk" in held
@@ -113,7 +113,7 @@ def test_longer_sequences_leave_room_for_fewer_layers() -> None:
 
 def test_embedding_and_head_stay_where_tokens_enter() -> None:
     adapter, need = bare()
-    found = device_map("auto", adapter, need, Memory({"cpu": need.total // 2}))
+    found = device_map("auto", adapter, need, FreeMemory({"cpu": need.total // 2}))
     assert {found[name] for name in ("model.embed_tokens", "model.norm", "lm_head")} == {"cpu"}
 
 
@@ -131,7 +131,7 @@ def from_file(content: Any, path: Path, free: dict[Place, int] | None = None) ->
     path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
     adapter, need = bare()
     rooms = {0: 1 << 30, 1: 1 << 30, "cpu": 1 << 30} if free is None else free
-    return device_map(str(path), adapter, need, Memory(rooms))
+    return device_map(str(path), adapter, need, FreeMemory(rooms))
 
 
 def test_a_file_puts_layers_where_it_says(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_head_that_shares_its_weights_goes_with_the_embedding(tmp_path: Path) 
     model = on_meta(synthetic.configuration(shape), torch.float32)
     path = tmp_path / "map.json"
     path.write_text(json.dumps({"": 0, "lm_head": 1}), "utf-8")
-    memory = Memory({0: 1 << 30, 1: 1 << 30})
+    memory = FreeMemory({0: 1 << 30, 1: 1 << 30})
     found = device_map(str(path), adapter_for(model), measure(model, CPU, 64), memory)
     assert found["lm_head"] == 0
 
@@ -178,8 +178,8 @@ def test_a_head_that_shares_its_weights_goes_with_the_embedding(tmp_path: Path) 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with two megabytes."""
-    memory = placement.Memory({"cpu": 2_000_000})
-    monkeypatch.setattr(placement.Memory, "found", lambda *_: memory)
+    memory = placement.FreeMemory({"cpu": 2_000_000})
+    monkeypatch.setattr(placement.FreeMemory, "found", lambda *_: memory)
 
 
 @pytest.mark.usefixtures("small")

@@ -14,7 +14,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
-from ppdbench.engine.shapes import NAMED, Shape, parse
+from ppdbench.engine.shapes import NAMED, ModelShape, parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import build, tokenizer
 from ppdbench.errors import ConfigError, UnknownName
@@ -39,7 +39,7 @@ def test_a_specification_names_a_shape_and_changes_it() -> None:
     changed = parse("synthetic:llama-8b,layers=4,tie=true,seed=3")
     assert (changed.layers, changed.tie, changed.seed) == (4, True, 3)
     assert (changed.hidden, changed.n_kv_heads) == (4096, 8)
-    assert parse("synthetic:layers=3,hidden=128") == Shape(layers=3, hidden=128)
+    assert parse("synthetic:layers=3,hidden=128") == ModelShape(layers=3, hidden=128)
 
 
 def test_sizes_that_are_not_given_follow_from_the_width() -> None:

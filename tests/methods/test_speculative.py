@@ -180,9 +180,9 @@ class Counted(ModelDrafter):
 
     passes: list[list[int]]
 
-    def start(self, session: Session, opening: Any) -> None:
+    def start(self, session: Session, prefill: Any) -> None:
         self.passes = [[]]
-        super().start(session, opening)
+        super().start(session, prefill)
 
     def propose(self, session: Session, room: int) -> Draft:
         self.passes.append([])
@@ -242,9 +242,9 @@ def test_an_adaptive_draft_shrinks_by_one_and_grows_by_two() -> None:
     class Scripted(ModelDrafter):
         right = [False] * 4 + [True] * 3 + [False]
 
-        def start(self, session: Session, opening: Any) -> None:
+        def start(self, session: Session, prefill: Any) -> None:
             self.left = list(self.right)
-            super().start(session, opening)
+            super().start(session, prefill)
 
         def propose(self, session: Session, room: int) -> Draft:
             draft = super().propose(session, room)

@@ -14,7 +14,15 @@ from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.runs import samples
 from ppdbench.runs.salvage import salvage
-from ppdbench.runs.samples import HEAD, InOrder, Place, Stored, sample_key, sample_paths, to_line
+from ppdbench.runs.samples import (
+    HEAD,
+    InOrder,
+    SampleLocation,
+    Stored,
+    sample_key,
+    sample_paths,
+    to_line,
+)
 from ppdbench.runs.store import RunFolder, read_once, read_run, read_whole
 from tests import records
 
@@ -188,7 +196,7 @@ def test_who_reads_all_of_a_large_run_has_it_in_memory(
 ) -> None:
     folder = stored(tmp_path / "run", [1, 3], [0, 2])
     monkeypatch.setattr(samples, "HELD_BYTES", 10)
-    monkeypatch.setattr(Place, "read", lambda *_: pytest.fail("read twice"))
+    monkeypatch.setattr(SampleLocation, "read", lambda *_: pytest.fail("read twice"))
     whole = read_whole(folder).samples
     assert [found["number"] for found in whole] == [0, 1, 2, 3]
 

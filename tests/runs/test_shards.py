@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ppdbench.errors import ConfigError
-from ppdbench.runs.shards import ALONE, Share
+from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.workload import Item
 from ppdbench.tasks import build_examples, load_rows, load_task
 
@@ -36,7 +36,7 @@ def names(some: list[Item]) -> list[str]:
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_shares_are_equal_and_together_hold_every_example_once(count: int) -> None:
     every = items(40)
-    parts = [Share(index=i, count=count, launch="x").part(every) for i in range(count)]
+    parts = [Shard(index=i, count=count, launch="x").part(every) for i in range(count)]
     assert sorted((n for part in parts for n in names(part)), key=int) == names(every)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     for part in parts:
@@ -44,16 +44,16 @@ def test_shares_are_equal_and_together_hold_every_example_once(count: int) -> No
 
 
 def test_a_share_depends_on_names_not_on_the_order_of_examples() -> None:
-    share, every = Share(index=1, count=3, launch="x"), items(30)
-    assert set(names(share.part(every))) == set(names(share.part(every[::-1])))
+    shard, every = Shard(index=1, count=3, launch="x"), items(30)
+    assert set(names(shard.part(every))) == set(names(shard.part(every[::-1])))
     # Fixed for good: runs are continued by later versions.
-    assert names(share.part(items(12))) == SECOND_OF_THREE
+    assert names(shard.part(items(12))) == SECOND_OF_THREE
 
 
 def test_neighbours_are_spread_and_tasks_are_dealt_apart() -> None:
-    share = Share(index=0, count=2, launch="x")
-    assert names(share.part(items(40))) != [str(n) for n in range(0, 40, 2)]
-    assert names(share.part(items(40))) != names(share.part(items(40, "xsum")))
+    shard = Shard(index=0, count=2, launch="x")
+    assert names(shard.part(items(40))) != [str(n) for n in range(0, 40, 2)]
+    assert names(shard.part(items(40))) != names(shard.part(items(40, "xsum")))
 
 
 def of_length(item: Item, length: int) -> Item:
@@ -66,7 +66,7 @@ def test_parts_differ_in_work_by_no_more_than_the_longest_and_shortest_example(c
     # A few are long: left to chance, one of the processes would get most of them.
     lengths = [4000 if n % 10 == 0 else 100 + n for n in range(60)]
     every = [of_length(item, length) for item, length in zip(items(60), lengths, strict=True)]
-    parts = [Share(index=i, count=count, launch="x").part(every) for i in range(count)]
+    parts = [Shard(index=i, count=count, launch="x").part(every) for i in range(count)]
     work = [sum(len(item.example.prompt.text) for item in part) for part in parts]
     assert max(work) - min(work) <= max(lengths) - min(lengths)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -75,7 +75,7 @@ def test_parts_differ_in_work_by_no_more_than_the_longest_and_shortest_example(c
 def test_every_process_gets_as_many_examples_of_each_task() -> None:
     every = [*items(16, "gsm8k"), *items(24, "squad")]
     for index in range(4):
-        part = Share(index=index, count=4, launch="x").part(every)
+        part = Shard(index=index, count=4, launch="x").part(every)
         assert [item.task.name for item in part] == ["gsm8k"] * 4 + ["squad"] * 6
 
 
@@ -86,7 +86,7 @@ def test_turns_of_a_question_stay_together() -> None:
         for item in first
     ]
     for index in range(3):
-        part = names(Share(index=index, count=3, launch="x").part([*first, *later]))
+        part = names(Shard(index=index, count=3, launch="x").part([*first, *later]))
         assert {name.partition("/")[0] for name in part} == {n for n in part if "/" not in n}
         assert len(part) == 2 * len([name for name in part if "/" not in name])
 
@@ -99,27 +99,27 @@ def test_one_process_has_everything() -> None:
 def test_torchrun_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
-    assert Share.launched() == ALONE
+    assert Shard.launched() == ALONE
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    share = Share.launched()
-    assert (share.index, share.count, share.on_machine) == (1, 4, 2)
-    assert share.follows
+    shard = Shard.launched()
+    assert (shard.index, shard.count, shard.on_machine) == (1, 4, 2)
+    assert shard.follows
     monkeypatch.setenv("RANK", "0")
-    first = Share.launched()
+    first = Shard.launched()
     assert first.leads
-    assert first.group == share.group
+    assert first.group == shard.group
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
-    assert Share.launched().group != share.group
+    assert Shard.launched().group != shard.group
 
 
 def test_a_job_is_counted_from_one() -> None:
-    job = Share.job("3/8")
+    job = Shard.job("3/8")
     assert (job.index, job.count, job.on_machine, job.is_job) == (2, 8, None, True)
-    assert Share.job("1/1").is_job
+    assert Shard.job("1/1").is_job
 
 
 @pytest.mark.parametrize("text", ["0/8", "9/8", "8", "a/b", "1/0", "-1/2", "1/2/3", ""])
 def test_a_job_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="use I/N, such as 1/8"):
-        Share.job(text)
+        Shard.job(text)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ppdbench.cli.main import run
-from ppdbench.engine.placement import Memory
+from ppdbench.engine.placement import FreeMemory
 from ppdbench.methods.layerskip.train import LayerSkipObjective
 from ppdbench.training import run as runs
 from ppdbench.training.evaluate import MEASURING
@@ -82,7 +82,7 @@ def test_parts_without_weights_are_as_large_as_real_ones() -> None:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(Memory, "found", lambda *_: Memory({"cpu": size}))
+    monkeypatch.setattr(FreeMemory, "found", lambda *_: FreeMemory({"cpu": size}))
 
 
 def test_parts_that_do_not_fit_are_refused_before_weights_load(

@@ -21,7 +21,7 @@ from ppdbench.methods.draft_verify.skip_file import SkipSet, pick, read_skips
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.decoding.sampling import Chooser
     from ppdbench.engine.session import Session
     from ppdbench.engine.skipping import SkippedModel
@@ -105,10 +105,10 @@ class SelfDrafter(Proposer):
         self.rows = 1 + options.draft_length
         self.threshold = Threshold(options)
 
-    def start(self, session: Session, opening: Opening) -> None:
+    def start(self, session: Session, prefill: Prefill) -> None:
         self.threshold = Threshold(self.options)
         self._session = self.skipped.over(session)
-        self._chooser: Chooser = opening.chooser
+        self._chooser: Chooser = prefill.chooser
 
     def propose(self, session: Session, room: int) -> Draft:
         import torch

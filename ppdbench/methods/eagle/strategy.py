@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ppdbench.decoding.draft import Draft
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.session import Session
     from ppdbench.methods.eagle.branching import Grower
     from ppdbench.methods.eagle.network import DraftNetwork
@@ -108,10 +108,10 @@ class Drafter(Proposer):
         self._rows = DraftRows(network, capacity, grower.spare)
         self._fresh: list[dict[int, Tensor]] = []  # states that no row has features of yet
 
-    def start(self, session: Session, opening: Opening) -> None:
-        self._chooser = opening.chooser
+    def start(self, session: Session, prefill: Prefill) -> None:
+        self._chooser = prefill.chooser
         self._rows.held = 0
-        self._fresh = [opening.taps]
+        self._fresh = [prefill.taps]
         self._read_fresh(session)
 
     def propose(self, session: Session, room: int) -> Draft:

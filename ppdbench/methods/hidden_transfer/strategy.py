@@ -22,10 +22,10 @@ from ppdbench.methods.base import option, strategy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.masks import Step
     from ppdbench.engine.session import Session
-    from ppdbench.engine.truth import Line
+    from ppdbench.engine.truth import TokenLine
     from ppdbench.methods.hidden_transfer.network import Run, Transfer
     from ppdbench.trees.tree import Tree
 
@@ -88,9 +88,9 @@ class Transferring(Proposer):
             insertions.append(Insertion(layer, states, tuple(sees), tuple(depths)))
         return tuple(insertions)
 
-    def start(self, session: Session, opening: Opening) -> None:
+    def start(self, session: Session, prefill: Prefill) -> None:
         n = len(session.tokens) - 1
-        self._states = self.behind(session, self.transfer, opening.taps, n, [n - 1])[:, :, 0]
+        self._states = self.behind(session, self.transfer, prefill.taps, n, [n - 1])[:, :, 0]
 
     def propose(self, session: Session, room: int) -> Draft:
         likeliest = session.logits(self._states)[0].topk(self.tree.top).indices
@@ -118,11 +118,13 @@ class Transferring(Proposer):
         """How many places ahead the last of the pseudo states stands."""
         return len(self.all_steps)
 
-    def lines(self, session: Session, text: list[int], places: Sequence[int]) -> Iterator[Line]:
+    def lines(
+        self, session: Session, text: list[int], places: Sequence[int]
+    ) -> Iterator[TokenLine]:
         """The pseudo states behind some places; where they are masked, each by itself."""
         from torch import stack
 
-        from ppdbench.engine.truth import Line
+        from ppdbench.engine.truth import TokenLine
 
         layers = self.all_steps.layers
         states, last = self.read(session, text), session.model.n_layers
@@ -137,7 +139,7 @@ class Transferring(Proposer):
                         )
                         for layer in range(layers[steps[0]] + 1, last + 1)
                     }
-                    yield Line(
+                    yield TokenLine(
                         text[: place + 1],
                         [layers[i] for i in steps],
                         [seen[layers[i]][0, i * n + j] for i in steps],

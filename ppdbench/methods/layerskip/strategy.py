@@ -24,7 +24,7 @@ from ppdbench.methods.early_exit import check_exit_options, exit_layer_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.decoding.sampling import Chooser
     from ppdbench.engine.cache import KVCache
     from ppdbench.engine.masks import StepMaker
@@ -96,8 +96,8 @@ class SelfSpeculation(Proposer):
         self._own = own
         self._length = options.draft_length
 
-    def start(self, session: Session, opening: Opening) -> None:
-        self._chooser = opening.chooser
+    def start(self, session: Session, prefill: Prefill) -> None:
+        self._chooser = prefill.chooser
         self._length = self.options.draft_length
         if self._own is not None:
             self._own[0].truncate(0)

@@ -19,7 +19,7 @@ from ppdbench.methods.base import option, strategy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.session import Session
     from ppdbench.methods.medusa.network import MedusaHeads
     from ppdbench.trees.tree import Tree
@@ -84,8 +84,8 @@ class Guessing(Proposer):
 
             self.acceptance = Typical(typical)
 
-    def start(self, session: Session, opening: Opening) -> None:
-        self._state = opening.taps[self.heads.after][0, -1:]
+    def start(self, session: Session, prefill: Prefill) -> None:
+        self._state = prefill.taps[self.heads.after][0, -1:]
 
     def propose(self, session: Session, room: int) -> Draft:
         logits = self._used.logits(self._state)[:, 0]

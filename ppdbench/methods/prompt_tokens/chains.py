@@ -68,7 +68,7 @@ class Pattern:
         return lines
 
 
-def opening(known: int, prompts: Prompts) -> Pattern:
+def first_pattern(known: int, prompts: Prompts) -> Pattern:
     """A chain of tokens that are known, with all prompt tokens behind the last."""
     chain = Tree(tuple((0,) * depth for depth in range(1, known)))
     return Pattern(chain, (*(0,) * (known - 1), prompts.chain.prompts), prompts)

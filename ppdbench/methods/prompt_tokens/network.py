@@ -26,7 +26,7 @@ from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.addons import Addon, Weights, addon_folder, open_addon
 from ppdbench.engine.heads import ExitHead, take_head
 from ppdbench.engine.loading import Loaded
-from ppdbench.engine.masks import Given, Step, behind
+from ppdbench.engine.masks import Step, TrainedRows, behind
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.files.json_file import read_json
@@ -119,7 +119,7 @@ class Prompts:
     weights: Tensor | None = None
     head: ExitHead | None = None
     exits: int = 1
-    prefix: Given | None = None
+    prefix: TrainedRows | None = None
     folder: Path = Path()
     fingerprint: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Prompts:
         rows = self.chain.rows(self.chain.prompts)
         return states[:, : n * rows].reshape(len(states), n, rows, -1)
 
-    def given_behind(self, rows: int) -> tuple[Given, ...]:
+    def given_behind(self, rows: int) -> tuple[TrainedRows, ...]:
         """The prefix of a pass that has so many rows before it."""
         return () if self.prefix is None else (replace(self.prefix, first=rows),)
 
@@ -195,10 +195,10 @@ def _of_addon(addon: Addon, loaded: Loaded) -> Prompts:
     )
 
 
-def _prefix(addon: Addon, chain: Chain, loaded: Loaded) -> Given:
+def _prefix(addon: Addon, chain: Chain, loaded: Loaded) -> TrainedRows:
     cache, rows = loaded.staged.cache_shape, chain.prompts * chain.prefix
     shape = (cache.n_layers, cache.n_heads, rows, cache.head_dim)
-    return Given(addon.take("prefix.keys", shape), addon.take("prefix.values", shape))
+    return TrainedRows(addon.take("prefix.keys", shape), addon.take("prefix.values", shape))
 
 
 def _of_peft(folder: Path, loaded: Loaded) -> Prompts:

@@ -20,10 +20,10 @@ from ppdbench.methods.base import option, strategy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ppdbench.decoding.loop import Opening, Verified
+    from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.session import Session
     from ppdbench.engine.staged import StagedModel
-    from ppdbench.engine.truth import Line
+    from ppdbench.engine.truth import TokenLine
     from ppdbench.methods.prompt_tokens.chains import Pattern
     from ppdbench.methods.prompt_tokens.network import Prompts
     from ppdbench.trees.dynamic import DynamicTree
@@ -78,12 +78,12 @@ class Prompted(Proposer):
             "rows": [state.rows(prompts.chain.epts) for state in tree.states],
         }
         self.patterns = [within_any_room(state, prompts) for state in tree.states]
-        self._openings: dict[int, Pattern] = {}
+        self._first_patterns: dict[int, Pattern] = {}
         self.rows = max(self._opening(1).rows, *(each[-1].rows for each in self.patterns))
         self.top = tree.top
         self.taps = tuple(range(model.n_layers, model.n_layers - prompts.exits, -1))
 
-    def start(self, session: Session, opening: Opening) -> None:
+    def start(self, session: Session, prefill: Prefill) -> None:
         self._reach = 0
 
     def propose(self, session: Session, room: int) -> Draft:
@@ -104,11 +104,11 @@ class Prompted(Proposer):
         return Draft.chain(known[1:], insertions=(self._pattern.insertion,))
 
     def _opening(self, known: int) -> Pattern:
-        from ppdbench.methods.prompt_tokens.chains import opening
+        from ppdbench.methods.prompt_tokens.chains import first_pattern
 
-        if known not in self._openings:
-            self._openings[known] = opening(known, self.prompts)
-        return self._openings[known]
+        if known not in self._first_patterns:
+            self._first_patterns[known] = first_pattern(known, self.prompts)
+        return self._first_patterns[known]
 
     def learn(self, session: Session, verified: Verified) -> None:
         if not verified.draft.insertions:  # the output has all its tokens
@@ -141,12 +141,14 @@ class Prompted(Proposer):
         """How many places ahead the last prompt token stands."""
         return self.prompts.chain.prompts
 
-    def lines(self, session: Session, text: list[int], places: Sequence[int]) -> Iterator[Line]:
+    def lines(
+        self, session: Session, text: list[int], places: Sequence[int]
+    ) -> Iterator[TokenLine]:
         """The chains behind some places, of each number of an ensemble by itself.
 
         Without the prefix and in the plainest mask: others no stock model can be given.
         """
-        from ppdbench.engine.truth import Line
+        from ppdbench.engine.truth import TokenLine
         from ppdbench.methods.prompt_tokens.network import plain, states_behind
 
         prompts, chain = plain(self.prompts), self.prompts.chain
@@ -160,4 +162,4 @@ class Prompted(Proposer):
                     ours = slice(j * rows + number, (j + 1) * rows, chain.epts)
                     joined = {layer: found[0, ours] for layer, found in states.items()}
                     given = list(joined.pop(0))
-                    yield Line(text[: place + 1], [0] * len(given), given, joined)
+                    yield TokenLine(text[: place + 1], [0] * len(given), given, joined)

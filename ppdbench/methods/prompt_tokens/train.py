@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.addons import Addon, save_addon
 from ppdbench.engine.heads import ExitHead
-from ppdbench.engine.masks import Given
+from ppdbench.engine.masks import TrainedRows
 from ppdbench.errors import ConfigError
 from ppdbench.methods.prompt_tokens.network import (
     AGGREGATIONS,
@@ -218,7 +218,7 @@ class PromptsObjective(Objective):
             parts = {name: part.to(dtype) for name, part in self.head.named_parameters()}
             head = ExitHead(**parts)
         if plan.prefix:
-            prefix = Given(self.prefix.keys.to(dtype), self.prefix.values.to(dtype))
+            prefix = TrainedRows(self.prefix.keys.to(dtype), self.prefix.values.to(dtype))
         weights = self.weights.to(dtype) if plan.aggregation == LEARNED else None
         embeddings = self.embeddings.to(dtype)
         return Prompts(self.chain, embeddings, weights, head, plan.exits, prefix)

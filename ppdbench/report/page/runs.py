@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.bench.summary import overall, summarize
-from ppdbench.bench.sums import Sums, add_up
+from ppdbench.bench.sums import SampleSums, add_up
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.probe.accuracy import Accuracy, accuracies
 from ppdbench.probe.buckets import stored_buckets
@@ -60,7 +60,7 @@ class Run:
         return self.kind in PROBES
 
     @cached_property
-    def sums(self) -> list[Sums]:
+    def sums(self) -> list[SampleSums]:
         """A decoding run, read once."""
         return add_up(self.stored.samples)
 

@@ -15,7 +15,7 @@ import torch
 from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Opening, Verified, autoregressive, speculative
+from ppdbench.decoding.loop import Prefill, Verified, autoregressive, speculative
 from ppdbench.decoding.sampling import GREEDY, Chooser, Target, generator_for
 from ppdbench.decoding.verify import Outcome
 from ppdbench.engine.loading import Loaded, ModelSpec, load
@@ -96,7 +96,7 @@ def opened(model: StagedModel, decoder: SelfDrafter, chooser: Chooser = GREEDY) 
     session = Session(model, CAPACITY, spare=decoder.rows)
     session.reset(tokens(9))
     session.tokens.append(int(session.prefill()[0, -1].argmax()))
-    decoder.start(session, Opening(chooser, {}))
+    decoder.start(session, Prefill(chooser, {}))
     return session
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ppdbench.decoding.decoder import Guesser, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Opening
+from ppdbench.decoding.loop import Prefill
 from ppdbench.decoding.sampling import GREEDY, Chooser, Target
 from ppdbench.engine.loading import Loaded, ModelSpec, take_over
 from ppdbench.engine.session import Session
@@ -418,7 +418,7 @@ def opened(decoder: Drafter, model: StagedModel, chooser: Chooser = GREEDY) -> t
     taps: dict[int, Tensor] = {}
     with torch.inference_mode():
         session.tokens.append(int(session.prefill(tap=taps.__setitem__).argmax()))
-        decoder.start(session, Opening(chooser, taps))
+        decoder.start(session, Prefill(chooser, taps))
     return session, torch.inference_mode()(lambda room: decoder.propose(session, room))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ppdbench.decoding.decoder import Guesser, Setup
 from ppdbench.decoding.draft import EMPTY
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Opening, Verified, Verifier
+from ppdbench.decoding.loop import Prefill, Verified, Verifier
 from ppdbench.decoding.sampling import GREEDY, Chooser, Target
 from ppdbench.decoding.verify import Outcome
 from ppdbench.engine.loading import Loaded, ModelSpec, take_over
@@ -147,7 +147,7 @@ def test_a_pass_makes_the_guesses_that_the_text_alone_would(name: str, masked: b
     session.reset(PROMPTS[0])
     verifier = Verifier(session, GREEDY, decoder.taps)
     session.tokens.append(verifier.first())
-    decoder.start(session, Opening(GREEDY, verifier.prompt_taps))
+    decoder.start(session, Prefill(GREEDY, verifier.prompt_taps))
     depths = set()
     for turn in range(8):
         known = len(session.tokens) - 1  # the newest token is not run yet

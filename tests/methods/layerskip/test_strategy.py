@@ -12,7 +12,7 @@ import torch
 from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Opening, Verified, speculative
+from ppdbench.decoding.loop import Prefill, Verified, speculative
 from ppdbench.decoding.sampling import GREEDY, Chooser, Target
 from ppdbench.decoding.verify import Outcome
 from ppdbench.engine.loading import Loaded, ModelSpec, load
@@ -51,7 +51,7 @@ def opened(model: StagedModel, decoder: SelfSpeculation, chooser: Chooser = GREE
     session = Session(model, CAPACITY, spare=decoder.rows)
     session.reset(PROMPT)
     session.tokens.append(int(session.prefill().argmax()))
-    decoder.start(session, Opening(chooser, {}))
+    decoder.start(session, Prefill(chooser, {}))
     return session
 
 

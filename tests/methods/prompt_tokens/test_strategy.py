@@ -20,18 +20,18 @@ from ppdbench.cli.main import run
 from ppdbench.decoding.decoder import Guesser, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import Opening, Verified
+from ppdbench.decoding.loop import Prefill, Verified
 from ppdbench.decoding.passes import run_pass
 from ppdbench.decoding.sampling import GREEDY, Chooser, Target
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded, ModelSpec, take_over
-from ppdbench.engine.masks import Given
+from ppdbench.engine.masks import TrainedRows
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.methods import METHODS
-from ppdbench.methods.prompt_tokens.chains import Pattern, opening
+from ppdbench.methods.prompt_tokens.chains import Pattern, first_pattern
 from ppdbench.methods.prompt_tokens.network import Chain, Prompts, load_prompts
 from ppdbench.methods.prompt_tokens.strategy import Prompted, PromptTokens
 from ppdbench.methods.prompt_tokens.train import PromptPlan, PromptsObjective
@@ -83,7 +83,7 @@ def prompts_of(model: StagedModel, seed: int = 0, **parts: Any) -> Prompts:
         parts["head"] = ExitHead(weight=some(model.vocab_size, model.adapter.head_width))
     if chain.prefix:
         size = (shape.n_layers, shape.n_heads, chain.prompts * chain.prefix, shape.head_dim)
-        parts["prefix"] = Given(some(*size), some(*size))
+        parts["prefix"] = TrainedRows(some(*size), some(*size))
     return Prompts(chain, some(chain.rows(chain.prompts), model.hidden_size), **parts)
 
 
@@ -94,8 +94,8 @@ def prompted(model: StagedModel, tree: DynamicTree = DYNAMIC, **parts: Any) -> P
 class Knowing(Prompted):
     """Sometimes guesses right, at any rank that its tree has or the next one."""
 
-    def start(self, session: Session, opening: Opening) -> None:
-        super().start(session, opening)
+    def start(self, session: Session, prefill: Prefill) -> None:
+        super().start(session, prefill)
         self.truth = known(self.model, tuple(session.tokens[:-1]))
 
     def propose(self, session: Session, room: int) -> Draft:
@@ -273,7 +273,7 @@ def test_a_pattern_is_a_chain_behind_every_node() -> None:
 
 
 def test_known_tokens_have_prompt_tokens_behind_the_last_alone() -> None:
-    pattern = opening(3, prompts_of(staged("llama")))
+    pattern = first_pattern(3, prompts_of(staged("llama")))
     assert pattern.tree.parents == (-1, 0)
     assert pattern.chains == ((0, 0), (0, 0), (0, 3))
     assert pattern.insertion.sees == ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ppdbench.bench.sums import Sums
+from ppdbench.bench.sums import SampleSums
 from ppdbench.report.page.charts.stacked import stacked
 from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.parts import Section, Shown, by_run, folded, gallery, paragraphs, table
@@ -35,7 +35,7 @@ def _of_run(run: Run) -> Shown:
 
 def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:
     """Mean milliseconds of each part, by method; greedy first, which every run has timed."""
-    groups: dict[str, list[Sums]] = {}
+    groups: dict[str, list[SampleSums]] = {}
     for one in run.sums:
         if one.task == task and not one.failed:
             groups.setdefault(one.method, []).append(one)
@@ -46,7 +46,7 @@ def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:
     return {"greedy": _baseline(next(iter(groups.values()))), **found}
 
 
-def _parts(group: Sequence[Sums], profiled: bool) -> dict[str, float]:
+def _parts(group: Sequence[SampleSums], profiled: bool) -> dict[str, float]:
     steps, draft = _mean([s.step_ms for s in group]), _mean([s.draft_ms for s in group])
     found = {"prefill": _mean([s.about["prefill_ms"] for s in group]), "draft": draft}
     if profiled:
@@ -55,7 +55,7 @@ def _parts(group: Sequence[Sums], profiled: bool) -> dict[str, float]:
     return {**found, TOGETHER: max(0.0, steps - draft)}
 
 
-def _baseline(group: Sequence[Sums]) -> dict[str, float]:
+def _baseline(group: Sequence[SampleSums]) -> dict[str, float]:
     steps = _mean([s.baseline_step_ms for s in group])
     prefill = _mean([s.about["baseline_prefill_ms"] for s in group])
     return {"prefill": prefill, "draft": 0.0, TOGETHER: steps}

@@ -51,7 +51,7 @@ def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
 
 def _of_run(run: Run) -> Shown:
     own = _drawings(run)
-    sheets = decode_tables.contest(run.summaries, run.overall)
+    sheets = decode_tables.comparison(run.summaries, run.overall)
     return own, [*few(run), gallery(own), numbers(run, sheets)]
 
 

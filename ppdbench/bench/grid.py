@@ -12,7 +12,7 @@ from ppdbench.methods.base import Method, Strategy, settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class Grid:
     """A grid over some options of one method; `fixed` ones are the same in all cells."""
 
     method: str
@@ -20,7 +20,7 @@ class Space:
     fixed: Mapping[str, str]
 
     @classmethod
-    def parse(cls, name: str, grid: tuple[str, ...], pairs: tuple[str, ...]) -> Space:
+    def parse(cls, name: str, grid: tuple[str, ...], pairs: tuple[str, ...]) -> Grid:
         """From words such as `exit_layer=2,4,6`, and `key=value` for what stays."""
         axes = {key: tuple(values.split(",")) for key, values in settings(grid).items()}
         fixed = settings(pairs)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class Watch:
+class LogitWatch:
     """What was read while one sequence was decoded, as far as it is `wanted`.
 
     `logits` [vocab] and the number of layers that they were read after, by output position.

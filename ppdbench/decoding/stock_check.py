@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.rounding import Bound
-from ppdbench.engine.truth import Line, Measured, StockTruth, distance, gap
-from ppdbench.engine.watch import Watch
+from ppdbench.engine.logit_watch import LogitWatch
+from ppdbench.engine.truth import StockLogits, StockTruth, TokenLine, distance, gap
 from ppdbench.errors import ExactnessError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ WORST, MEAN = 5.0, 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MethodOutput:
     """A method's output over an example and the logits that chose it.
 
     `greedy` says that each token must be the likeliest one; without `watch` its passes ran
@@ -45,16 +45,16 @@ class Seen:
 
     label: str
     decoded: Decoded
-    watch: Watch
+    watch: LogitWatch
     greedy: bool
 
 
-def hold(truth: StockTruth, prompt: list[int], seen: Iterable[Seen]) -> float:
+def hold(truth: StockTruth, prompt: list[int], seen: Iterable[MethodOutput]) -> float:
     """Refuse to go on where passes differ from the stock model's by more than rounding.
 
     Returns the stock model's own noise.
     """
-    measured: dict[tuple[tuple[int, ...], int | None], Measured] = {}
+    measured: dict[tuple[tuple[int, ...], int | None], StockLogits] = {}
     noise = 0.0
     for each in seen:
         output = each.decoded.output_ids[:FIRST]
@@ -72,7 +72,7 @@ def hold(truth: StockTruth, prompt: list[int], seen: Iterable[Seen]) -> float:
     return noise
 
 
-def _by_depth(watch: Watch, n_layers: int, length: int) -> Mapping[int | None, list[int]]:
+def _by_depth(watch: LogitWatch, n_layers: int, length: int) -> Mapping[int | None, list[int]]:
     """Which output positions were read out after how many layers (None: all of them)."""
     found: dict[int | None, list[int]] = defaultdict(list)
     for position, depth in sorted(watch.depths.items()):
@@ -82,7 +82,9 @@ def _by_depth(watch: Watch, n_layers: int, length: int) -> Mapping[int | None, l
     return {depth: found[depth] for depth in most} or {None: []}
 
 
-def _hold_rows(each: Seen, positions: list[int], found: Measured, dtype: torch.dtype) -> None:
+def _hold_rows(
+    each: MethodOutput, positions: list[int], found: StockLogits, dtype: torch.dtype
+) -> None:
     """The logits themselves."""
     ours = torch.stack([each.watch.logits[position] for position in positions]).cpu()
     truth = found.logits[positions].cpu()
@@ -96,7 +98,7 @@ def _hold_rows(each: Seen, positions: list[int], found: Measured, dtype: torch.d
         raise _refusal(each.label, positions[worst], float(off.mean()), mean)
 
 
-def _hold_tokens(each: Seen, found: Measured, dtype: torch.dtype) -> None:
+def _hold_tokens(each: MethodOutput, found: StockLogits, dtype: torch.dtype) -> None:
     """The tokens alone: each the likeliest, or as good as that."""
     output = each.decoded.output_ids[: len(found.logits)]
     for position, (token, logits) in enumerate(zip(output, found.logits, strict=True)):
@@ -149,7 +151,7 @@ def hold_ranks(
 
 
 def hold_states(
-    truth: StockTruth, label: str, line: Line, first: int, ours: Mapping[int, Tensor]
+    truth: StockTruth, label: str, line: TokenLine, first: int, ours: Mapping[int, Tensor]
 ) -> None:
     """Refuse hidden states of a line's rows from `first` on that are not the stock model's.
 

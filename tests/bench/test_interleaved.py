@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ppdbench.bench import contest
-from ppdbench.bench.contest import Contest, Contestant
+from ppdbench.bench import interleaved
+from ppdbench.bench.interleaved import Interleaved, PreparedMethod
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.limits import Limits
@@ -59,18 +59,18 @@ def test_what_rounds_otherwise_on_other_threads_is_measured(
 ) -> None:
     threads: dict[str, list[int]] = {}
     for name in ("one_by_one", "as_verified"):
-        real = getattr(contest, name)
+        real = getattr(interleaved, name)
 
         def counted(*arguments: Any, real: Any = real, name: str = name) -> Any:
             threads.setdefault(name, []).append(torch.get_num_threads())
             return real(*arguments)
 
-        monkeypatch.setattr(contest, name, counted)
+        monkeypatch.setattr(interleaved, name, counted)
     decoder = OnUnits(wrong)
     with confined((), WHOLE):
         setup = Setup(loaded, len(item.ids) + item.max_new_tokens)
-        entry = Contestant("odd", METHODS.get("ppd"), decoder)
-        outcome = Contest(loaded, [entry], setup, Target()).run(item, turn=0)["odd"]
+        entry = PreparedMethod("odd", METHODS.get("ppd"), decoder)
+        outcome = Interleaved(loaded, [entry], setup, Target()).run(item, turn=0)["odd"]
     assert outcome.verdict == "mismatch"
     assert outcome.judgement is not None
     assert outcome.judgement.position == wrong
@@ -81,15 +81,15 @@ def test_a_strict_reference_has_the_threads_of_the_units(
     loaded: Loaded, item: Item, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[bool, int]] = []
-    real = Contest._greedy
+    real = Interleaved._greedy
 
-    def greedy(self: Contest, item: Item, label: str, session: Session) -> Decoded:
+    def greedy(self: Interleaved, item: Item, label: str, session: Session) -> Decoded:
         seen.append((session.fixed_rows is not None, torch.get_num_threads()))
         return real(self, item, label, session)
 
-    monkeypatch.setattr(Contest, "_greedy", greedy)
+    monkeypatch.setattr(Interleaved, "_greedy", greedy)
     with confined((), WHOLE):
         setup = Setup(loaded, len(item.ids) + item.max_new_tokens)
-        entry = Contestant("odd", METHODS.get("ppd"), OnUnits(2))
-        Contest(loaded, [entry], setup, Target(), strict=True).run(item, turn=0)
+        entry = PreparedMethod("odd", METHODS.get("ppd"), OnUnits(2))
+        Interleaved(loaded, [entry], setup, Target(), strict=True).run(item, turn=0)
     assert [threads for fixed, threads in seen if fixed] == [UNIT]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ppdbench.bench.space import Space
+from ppdbench.bench.grid import Grid
 from ppdbench.errors import ConfigError
 
 
-def space(*grid: str, method: str = "layerskip", fixed: tuple[str, ...] = ()) -> Space:
-    return Space.parse(method, grid, fixed)
+def space(*grid: str, method: str = "layerskip", fixed: tuple[str, ...] = ()) -> Grid:
+    return Grid.parse(method, grid, fixed)
 
 
 def test_cells_are_all_combinations_and_are_named_by_what_varies() -> None:

@@ -18,7 +18,7 @@ from ppdbench.engine.packing import PackedLinear
 NAME = "ppdbench-narrow"
 
 
-class NarrowLinear(nn.Module):
+class FewRowsLinear(nn.Module):
     """y = x W^T + b, row by row of x."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -37,7 +37,7 @@ class NarrowLinear(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
-def narrow_attention(
+def few_rows_attention(
     module: nn.Module,
     query: Tensor,  # [1, heads, query, head_dim]
     key: Tensor,  # [1, kv_heads, key, head_dim], float32
@@ -61,7 +61,7 @@ def narrow_attention(
     return out.to(query.dtype).reshape(1, heads, n_query, -1).transpose(1, 2), None
 
 
-class Slots:
+class TracedRows:
     """What a layer takes for its cache while it is recorded: rows written where they are told."""
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, key_length: int) -> None:
@@ -81,7 +81,7 @@ class Slots:
         return self.keys, self.values
 
 
-class WideSlots(Slots):
+class Float32Rows(TracedRows):
     """The same for the compiler: what is read is float32."""
 
     def read(self) -> tuple[Tensor, Tensor]:
@@ -91,20 +91,20 @@ class WideSlots(Slots):
         return self.keys.float(), self.values.float()
 
 
-def narrowed(layer: nn.Module) -> Any:
+def for_few_rows(layer: nn.Module) -> Any:
     """A copy of `layer` or of a head whose products and attention are written as sums."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, narrow_attention)
+    AttentionInterface.register(NAME, few_rows_attention)
     products = [m for m in layer.modules() if isinstance(m, nn.Linear | PackedLinear)]
-    twin = copy.deepcopy(layer, {id(product): _narrow(product) for product in products})
+    twin = copy.deepcopy(layer, {id(product): _few_rows(product) for product in products})
     configs: list[Any] = [m.config for m in twin.modules() if hasattr(m, "config")]
     for config in configs:
         config._attn_implementation = NAME
     return twin
 
 
-def _narrow(product: nn.Linear | PackedLinear) -> NarrowLinear:
+def _few_rows(product: nn.Linear | PackedLinear) -> FewRowsLinear:
     """The same product over the same memory."""
     weight = product.plain if isinstance(product, PackedLinear) else product.weight
-    return NarrowLinear(weight.data, None if product.bias is None else product.bias.data)
+    return FewRowsLinear(weight.data, None if product.bias is None else product.bias.data)

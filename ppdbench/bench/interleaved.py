@@ -18,7 +18,6 @@ from torch import Tensor
 from ppdbench.bench.profile import Meter
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Setup
-from ppdbench.decoding.held import FIRST, Seen, check_end_tokens, check_ends, check_greedy, hold
 from ppdbench.decoding.identity import (
     Evidence,
     Judgement,
@@ -31,10 +30,18 @@ from ppdbench.decoding.identity import (
 from ppdbench.decoding.limits import visible_text
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
+from ppdbench.decoding.stock_check import (
+    FIRST,
+    MethodOutput,
+    check_end_tokens,
+    check_ends,
+    check_greedy,
+    hold,
+)
 from ppdbench.engine.loading import Loaded
+from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.session import Session
 from ppdbench.engine.truth import StockTruth
-from ppdbench.engine.watch import Watch
 from ppdbench.errors import NumericalError, PpdbenchError, UnitError
 from ppdbench.machine.clock import Clock
 from ppdbench.machine.cores import confined, share_out
@@ -48,11 +55,11 @@ from ppdbench.runs.conversation import continued
 from ppdbench.runs.workload import Item, limits_of
 
 BASELINE = ("baseline", "baseline again")
-Verdict = Literal["identical", "tie", "mismatch", "inexact", "sampled", "failed"]
+ResultVerdict = Literal["identical", "tie", "mismatch", "inexact", "sampled", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class PreparedMethod:
     """A method that is ready to decode, under the name it has in this run."""
 
     label: str
@@ -73,10 +80,10 @@ class Contestant:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExampleResult:
     """What became of one example: an output and its verdict, or an error."""
 
-    verdict: Verdict
+    verdict: ResultVerdict
     decoded: Decoded | None = None
     reference: Decoded | None = None
     judgement: Judgement | None = None
@@ -86,7 +93,7 @@ class Outcome:
     peak_memory_bytes: int = 0
 
 
-class Wall:
+class WallTime:
     """How long one output took, seen from outside: what its parts must add up to."""
 
     def __init__(self, clock: Clock, session: Session) -> None:
@@ -107,7 +114,7 @@ class Wall:
         return replace(decoded, wall_ms=wall_ms, prompt_ms=self._session.prompt_ms)
 
 
-class Contest:
+class Interleaved:
     """Every method and the baseline over the same buffers, one example at a time.
 
     Strict: each method and a greedy reference of its own decode in one fixed shape. The
@@ -117,17 +124,17 @@ class Contest:
     def __init__(
         self,
         loaded: Loaded,
-        contestants: Sequence[Contestant],
+        methods: Sequence[PreparedMethod],
         setup: Setup,
         target: Target,
         *,
         strict: bool = False,
         profile: bool = False,
     ) -> None:
-        self.loaded, self.contestants, self.setup = loaded, contestants, setup
+        self.loaded, self.methods, self.setup = loaded, methods, setup
         self.target, self.strict = target, strict
         self._threads = torch.get_num_threads()
-        rows = max([c.decoder.rows for c in contestants], default=1)
+        rows = max([c.decoder.rows for c in methods], default=1)
         self.session = Session(loaded.staged, setup.capacity, spare=rows)
         self._fixed: dict[int, Session] = {}
         self.meter = Meter(loaded.staged, self._clock()) if profile else None
@@ -135,9 +142,9 @@ class Contest:
         # What the stock model says; it is there only while somebody asks.
         self._truth: StockTruth | None = None
         self._noise = 0.0
-        self._watches: dict[str, Watch] | None = None
+        self._watches: dict[str, LogitWatch] | None = None
         if strict:
-            for n in {c.decoder.rows for c in contestants}:
+            for n in {c.decoder.rows for c in methods}:
                 self._fixed[n] = Session(loaded.staged, setup.capacity, spare=n, fixed_rows=n)
 
     def warm_up(self, item: Item, times: int) -> None:
@@ -157,9 +164,9 @@ class Contest:
             watches = self._watches
         finally:
             self._watches = None
-        exact = {BASELINE[0]} | {c.label for c in self.contestants if c.exact}
+        exact = {BASELINE[0]} | {c.label for c in self.methods if c.exact}
         seen = [
-            Seen(label, decoded, watch, self.target.greedy and label in exact)
+            MethodOutput(label, decoded, watch, self.target.greedy and label in exact)
             for label, watch in watches.items()
             if label in outcomes
             and outcomes[label].verdict != "mismatch"
@@ -184,14 +191,14 @@ class Contest:
         return self._truth
 
     def run(
-        self, item: Item, *, turn: int, contestants: Sequence[Contestant] | None = None
-    ) -> dict[str, Outcome]:
+        self, item: Item, *, turn: int, methods: Sequence[PreparedMethod] | None = None
+    ) -> dict[str, ExampleResult]:
         """All outcomes of one example by label; `turn` decides who goes first.
 
-        With some of the contestants the others rest, as a run does that goes on: each is paired
-        with the baseline of its own turn, and with no other contestant.
+        With `methods` the others rest, as in a run that is resumed: each is paired
+        with the baseline of its own turn, and with no other method.
         """
-        taking_part = self.contestants if contestants is None else contestants
+        taking_part = self.methods if methods is None else methods
         by_label = {c.label: c for c in taking_part}
         others = {n for c in taking_part for n in unit_threads(c.decoder)} - {self._threads}
         entries: list[str | int] = [*BASELINE, *sorted(others), *by_label]
@@ -207,17 +214,17 @@ class Contest:
             else:
                 attempts[entry] = self._attempt(item, by_label[entry])
         peak = peak_memory_bytes(self.loaded.staged.device)
-        outcomes = {label: Outcome("identical", greedy[label]) for label in BASELINE}
+        outcomes = {label: ExampleResult("identical", greedy[label]) for label in BASELINE}
         fast = greedy[BASELINE[0]]
         self._answered = item, fast
         made = {label: ours for label, ours in attempts.items() if isinstance(ours, Decoded)}
         self._check(item, {**{label: greedy[label] for label in BASELINE}, **made})
         by_threads = {self._threads: fast, **{n: greedy[n] for n in others}}
         for label, ours in attempts.items():
-            contestant = by_label[label]
-            wanted = unit_threads(contestant.decoder)
+            method = by_label[label]
+            wanted = unit_threads(method.decoder)
             outcomes[label] = replace(
-                self._outcome(item, contestant, ours, fast),
+                self._outcome(item, method, ours, fast),
                 by_threads={n: by_threads[n] for n in wanted},
                 peak_memory_bytes=peak,
             )
@@ -241,17 +248,17 @@ class Contest:
         answer = visible_text(self.loaded.tokenizer, self._answered[1].output_ids, limits)
         return continued(item, before, answer, self.loaded.tokenizer)
 
-    def _attempt(self, item: Item, contestant: Contestant) -> Decoded | str:
+    def _attempt(self, item: Item, method: PreparedMethod) -> Decoded | str:
         """An output, or what went wrong; other examples and methods go on."""
-        chooser = self._chooser(item, contestant.label)
-        session, decoder = self._session(contestant), contestant.decoder
+        chooser = self._chooser(item, method.label)
+        session, decoder = self._session(method), method.decoder
         prompt, limits, clock = list(item.ids), limits_of(item, self.loaded), self._clock()
         try:
             if self.meter is None or decoder.foreign or decoder.units > 1:
-                with self._watched(contestant.label, session) as wall:
+                with self._watched(method.label, session) as wall:
                     decoded = decoder.decode(session, prompt, limits, clock, chooser)
                 return wall.over(decoded)
-            with self.meter.over(decoder), self._watched(contestant.label, session) as wall:
+            with self.meter.over(decoder), self._watched(method.label, session) as wall:
                 decoded = decoder.decode(session, prompt, limits, clock, chooser)
             return replace(wall.over(decoded), profile=self.meter.profile(decoded))
         except UnitError:
@@ -273,64 +280,68 @@ class Contest:
             raise NumericalError(f"example {item.example.id}: {error}") from error
 
     def _outcome(
-        self, item: Item, contestant: Contestant, ours: Decoded | str, fast: Decoded
-    ) -> Outcome:
+        self, item: Item, method: PreparedMethod, ours: Decoded | str, fast: Decoded
+    ) -> ExampleResult:
         if isinstance(ours, str):
-            return Outcome("failed", error=ours)
+            return ExampleResult("failed", error=ours)
         if not self.target.greedy:
-            return Outcome("sampled", ours)
-        decoder = contestant.decoder
+            return ExampleResult("sampled", ours)
+        decoder = method.decoder
         fixed = self.strict and not decoder.foreign
-        session = self._session(contestant)
+        session = self._session(method)
         # As many threads as its units have sum in the same order; others may round otherwise.
         with confined((), decoder.threads or self._threads):
             reference = self._greedy(item, BASELINE[0], session) if fixed else fast
-        if not contestant.exact:
+        if not method.exact:
             position = first_difference(ours.output_ids, reference.output_ids)
             if position is None:
-                return Outcome("identical", ours, reference)
-            return Outcome("inexact", ours, reference, Judgement("mismatch", position))
+                return ExampleResult("identical", ours, reference)
+            return ExampleResult("inexact", ours, reference, Judgement("mismatch", position))
         evidence = Evidence(
             one_row=partial(
                 one_by_one, session if fixed else self.session, list(item.ids), reference
             ),
-            as_run=partial(self._made_again, item, contestant, ours),
+            as_run=partial(self._made_again, item, method, ours),
             truth=self._stock,
             noise=self._noise,
         )
         rounding = not fixed or ours.trees
         judgement = judge(ours, reference, item.ids, evidence, rounding=rounding)
-        return Outcome(judgement.verdict, ours, reference, judgement)
+        return ExampleResult(judgement.verdict, ours, reference, judgement)
 
     def _made_again(
-        self, item: Item, contestant: Contestant, ours: Decoded, position: int
+        self, item: Item, method: PreparedMethod, ours: Decoded, position: int
     ) -> Tensor | None:
         """The logits that chose a token, from the same passes made once more.
 
         Where another process made them, from passes of the same shapes in this one.
         """
-        session, decoder, prompt = self._session(contestant), contestant.decoder, list(item.ids)
+        session, decoder, prompt = (
+            self._session(method),
+            method.decoder,
+            list(item.ids),
+        )
         if decoder.units > 1:
             with confined((), decoder.threads or self._threads):
                 return as_verified(session, prompt, ours, position)
-        chooser, limits = self._chooser(item, contestant.label), limits_of(item, self.loaded)
+        chooser, limits = self._chooser(item, method.label), limits_of(item, self.loaded)
         run = partial(decoder.decode, session, prompt, limits, self._clock(), chooser)
         return as_run(run, session, ours, position)
 
     @contextmanager
-    def _watched(self, label: str, session: Session) -> Iterator[Wall]:
+    def _watched(self, label: str, session: Session) -> Iterator[WallTime]:
         """Time one output from outside, and let who wants to know see its logits."""
         if self._watches is not None:
-            session.watch = self._watches[label] = Watch(range(FIRST))
-        wall = Wall(self._clock(), session)
+            session.watch = self._watches[label] = LogitWatch(range(FIRST))
+        wall = WallTime(self._clock(), session)
         try:
             yield wall
         finally:
             wall.end()
             session.watch = None
 
-    def _session(self, contestant: Contestant) -> Session:
-        return self._fixed[contestant.decoder.rows] if self.strict else self.session
+    def _session(self, method: PreparedMethod) -> Session:
+        return self._fixed[method.decoder.rows] if self.strict else self.session
 
     def _clock(self) -> Clock:
         return Clock(self.loaded.staged.device)

@@ -11,24 +11,24 @@ import torch
 
 from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.decoder import Decoder
-from ppdbench.decoding.held import (
-    Seen,
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import autoregressive
+from ppdbench.decoding.sampling import GREEDY, Target
+from ppdbench.decoding.stock_check import (
+    MethodOutput,
     check_end_tokens,
     check_ends,
     check_greedy,
     hold,
     hold_ranks,
 )
-from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import autoregressive
-from ppdbench.decoding.sampling import GREEDY, Target
 from ppdbench.engine import attention
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.loading import Loaded, ModelSpec
+from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from ppdbench.engine.watch import Watch
 from ppdbench.errors import ExactnessError
 from ppdbench.methods.early_exit import EarlyExit, Exits
 from ppdbench.methods.hidden_transfer import network as hidden_transfer
@@ -50,18 +50,18 @@ PROMPT = tokens(11, 3)
 LIMITS = Limits(14)
 
 
-def watched(model: StagedModel, tree: bool | None = None) -> Seen:
+def watched(model: StagedModel, tree: bool | None = None) -> MethodOutput:
     """Greedy decoding, or an oracle's chains or trees, with the logits that chose each token."""
     session = Session(model, CAPACITY, spare=16)
     oracle = None if tree is None else Oracle(model, 3, 2, tree)
     if oracle is not None:
         oracle.start(*[type("Start", (), {"tokens": [*PROMPT, 0]})()] * 2)  # type: ignore[arg-type]
-    session.watch = watch = Watch(range(32))
+    session.watch = watch = LogitWatch(range(32))
     if oracle is None:
         decoded = autoregressive(session, PROMPT, LIMITS, CLOCK)
     else:
         decoded = oracle.decode(session, PROMPT, LIMITS, CLOCK, GREEDY)
-    return Seen("odd", decoded, watch, True)
+    return MethodOutput("odd", decoded, watch, True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -90,12 +90,14 @@ def test_a_bug_that_both_sides_share_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_token_that_is_not_the_likeliest_is_found_where_no_logits_were_seen() -> None:
     seen = watched(staged("llama"))
-    hold(truth("llama"), PROMPT, [dataclasses.replace(seen, watch=Watch(()))])
+    hold(truth("llama"), PROMPT, [dataclasses.replace(seen, watch=LogitWatch(()))])
     ids = list(seen.decoded.output_ids)
     ids[5] = (ids[5] + 1) % 96
     wrong = dataclasses.replace(seen.decoded, output_ids=tuple(ids))
     with pytest.raises(ExactnessError, match="position 5 transformers prefers another token"):
-        hold(truth("llama"), PROMPT, [dataclasses.replace(seen, decoded=wrong, watch=Watch(()))])
+        hold(
+            truth("llama"), PROMPT, [dataclasses.replace(seen, decoded=wrong, watch=LogitWatch(()))]
+        )
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.5])
@@ -106,11 +108,11 @@ def test_early_exits_are_held_at_their_own_depth(
     # Of consecutive states the cosine differs from token to token.
     options = EarlyExit(exit_layer=2, confidence=confidence, measure="state")
 
-    def seen() -> Seen:
+    def seen() -> MethodOutput:
         session = Session(model, CAPACITY)
-        session.watch = watch = Watch(range(32))
+        session.watch = watch = LogitWatch(range(32))
         decoded = Exits(options, 2).decode(session, PROMPT, LIMITS, CLOCK, GREEDY)
-        return Seen("early-exit", decoded, watch, False)
+        return MethodOutput("early-exit", decoded, watch, False)
 
     depths = set(seen().watch.depths.values())
     assert depths == {2} if not confidence else len(depths) > 1
