@@ -11,7 +11,7 @@ An add-on has the same tensors under `layers.0.`; its options are `eagle` (the v
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def _described(
     if version not in VERSIONS:
         raise keys.error(f"eagle is {version}; use {' or '.join(map(str, VERSIONS))}")
     keys.section("network")  # that it is a mapping
-    config = configuration(options["network"], str(file))
+    config = _fitting(options["network"], file, loaded)
     with torch.device("meta"):
         if version == 1:
             return Eagle1(target, config)
@@ -107,7 +107,7 @@ def _recognized(
     if not isinstance(content, dict):
         raise ConfigError(f"{file} must be an object")
     given = {n: content[n] for n in (*SETTINGS, *OLDER_SETTINGS) if content.get(n) is not None}
-    config, target = configuration(given, str(file)), loaded.staged.adapter
+    config, target = _fitting(given, file, loaded), loaded.staged.adapter
     if content.get("norm_before_residual"):
         raise ConfigError(f"{file}: norm_before_residual is not supported; use another network")
     names = {name.replace(THEIRS, OURS) for name in weights.names()}
@@ -126,6 +126,17 @@ def _recognized(
                 f"{file}: draft_vocab_size={size!r}; use 1..{loaded.staged.vocab_size}"
             )
         return with_biases(Eagle3(target, config, chosen, size), names)
+
+
+def _fitting(settings: Mapping[str, Any], file: Path, loaded: Loaded) -> Any:
+    """The configuration of a network that is as wide as the model."""
+    config, width = configuration(settings, str(file)), loaded.staged.hidden_size
+    if config.hidden_size != width:
+        raise ConfigError(
+            f"{file}: the draft network is {config.hidden_size} wide, this model {width}; they "
+            "do not belong together"
+        )
+    return config
 
 
 def _layers(found: Any, where: str) -> tuple[int, ...]:

@@ -109,7 +109,7 @@ class DraftNetwork(nn.Module):
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
         super().__init__()
-        _check_widths(target, config)
+        _check_widths(target)
         outside = [n for n in reads if not 1 <= n <= len(target.layers)]
         if outside:
             raise ConfigError(
@@ -295,15 +295,10 @@ class Eagle3(DraftNetwork):
         return self.target.cap(shared)
 
 
-def _check_widths(target: Adapter, config: Any) -> None:
+def _check_widths(target: Adapter) -> None:
     width = target.hidden_size
     if target.head_width != width:
         raise UnsupportedModel(
             f"eagle: this model's head reads {target.head_width} numbers of hidden states of "
             f"{width}; EAGLE goes on from what the head reads and needs both the same"
-        )
-    if config.hidden_size != width:
-        raise ConfigError(
-            f"eagle: the draft network is {config.hidden_size} wide, this model {width}; they do "
-            "not belong together"
         )
