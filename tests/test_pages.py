@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # comes with pytest there
+    import tomli as tomllib
 
 from ppdbench.cli.main import run
 from ppdbench.methods.base import METHODS
@@ -98,3 +104,13 @@ def test_the_method_that_is_shown_works(
             METHODS._items.pop(name)
     assert "1 identical" in capsys.readouterr().out
     assert module.TestRepeatLast
+
+
+def test_the_packages_stand_in_the_order_of_the_contract() -> None:
+    """Those that may not import each other share a row."""
+    page = (DOCS / "architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, flags=re.MULTILINE)
+    listed = [sorted(re.findall(r"`(\w+)`", row)) for row in rows]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    (layers,) = (c["layers"] for c in contracts["contracts"] if c["id"] == "layers")
+    assert listed == [sorted(layer.split(" | ")) for layer in layers]
