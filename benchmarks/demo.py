@@ -36,7 +36,7 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DemoStep:
     """A command, and what is said of it."""
 
     what: str
@@ -45,7 +45,7 @@ class Step:
     log: str  # where its tables go
 
 
-def steps(folder: Path, comparison: Sequence[str], *, busy: bool) -> list[Step]:
+def steps(folder: Path, comparison: Sequence[str], *, busy: bool) -> list[DemoStep]:
     """What is run, with less work where the machine is busy."""
     less = LESS if busy else ()
     probe = (
@@ -56,13 +56,15 @@ def steps(folder: Path, comparison: Sequence[str], *, busy: bool) -> list[Step]:
     bench = (*comparison, "--out", str(folder / "bench"), *less)
     page = ("report", *(str(folder / name) for name in ("probe", "bench")))
     return [
-        Step("match rates: what every layer already knows of the next token", 15, probe, "probe"),
-        Step("decoding with five methods, in turns with greedy", 50, bench, "bench"),
-        Step("one page of it all", 5, (*page, "--out", str(folder / "report.html")), "report"),
+        DemoStep(
+            "match rates: what every layer already knows of the next token", 15, probe, "probe"
+        ),
+        DemoStep("decoding with five methods, in turns with greedy", 50, bench, "bench"),
+        DemoStep("one page of it all", 5, (*page, "--out", str(folder / "report.html")), "report"),
     ]
 
 
-def carry_out(step: Step, folder: Path, longest_s: float) -> int:
+def carry_out(step: DemoStep, folder: Path, longest_s: float) -> int:
     """Run a step, its tables into a file; its exit code, or that of being stopped."""
     program = [sys.executable, "-m", "ppdbench", *step.words]
     with (folder / f"{step.log}.txt").open("w", encoding="utf-8") as tables:
@@ -141,7 +143,7 @@ def exactness(bench: Run) -> Iterator[str]:
 def promised(probe: Run) -> Iterator[str]:
     """What theory makes of the match rates half-way up."""
     half = (probe.header["model"]["n_layers"] + 1) // 2
-    rows = theory_tables.measure(probe.stored, theory_tables.Wanted(), probe.ranks).rows
+    rows = theory_tables.measure(probe.stored, theory_tables.RowFilter(), probe.ranks).rows
     found = [r for r in rows if (r.layer, r.k, r.head) == (half, K, "N") and r.speedup is not None]
     if found:
         speedups = ", ".join(f"{row.speedup:.2f}x on {row.task}" for row in found)

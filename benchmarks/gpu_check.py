@@ -39,7 +39,7 @@ FORMS: Mapping[str, Words] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class CheckScale:
     """How large everything is, and what stands for the rest of the machine's properties."""
 
     model: str = "reference"
@@ -52,12 +52,14 @@ class Scale:
     compile: str = "on"
 
 
-GPU = Scale()
-CPU = Scale(limit=1, tokens=12, rounds=2, large="synthetic:llama-20m,agree=0.9", compile="auto")
+GPU = CheckScale()
+CPU = CheckScale(
+    limit=1, tokens=12, rounds=2, large="synthetic:llama-20m,agree=0.9", compile="auto"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CheckStep:
     """A command; `run` if it writes a run of its name, `ranks` of torchrun, `devices` it needs.
 
     `alone` shows it one GPU only.
@@ -72,7 +74,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class StepEnd:
     """How a step ended: its exit code and time, or why it was left out."""
 
     name: str
@@ -82,7 +84,7 @@ class Done:
     left_out: str | None = None
 
 
-def steps(device: str, scale: Scale, schemes: Sequence[str]) -> Iterator[Step]:
+def steps(device: str, scale: CheckScale, schemes: Sequence[str]) -> Iterator[CheckStep]:
     """All of them, the quick and telling ones first."""
     where = ("--device", device, "--offline", "--model", scale.model)
     length = ("--max-new-tokens", str(scale.tokens))
@@ -92,47 +94,47 @@ def steps(device: str, scale: Scale, schemes: Sequence[str]) -> Iterator[Step]:
     bench = ("bench", *tasks, *where, *size, *methods)
     for dtype in scale.dtypes:
         typed = (*bench, "--dtype", dtype)
-        yield Step(f"exact-{dtype}", (*typed, "--compile", "off"))
-        yield Step(f"exact-{dtype}-strict", (*typed, "--strict"))
-        yield Step(f"exact-{dtype}-compiled", (*typed, "--compile", scale.compile))
+        yield CheckStep(f"exact-{dtype}", (*typed, "--compile", "off"))
+        yield CheckStep(f"exact-{dtype}-strict", (*typed, "--strict"))
+        yield CheckStep(f"exact-{dtype}-compiled", (*typed, "--compile", scale.compile))
     for scheme in schemes:
-        yield Step(f"exact-{scheme}", (*bench, "--dtype", "bfloat16", "--quantize", scheme))
+        yield CheckStep(f"exact-{scheme}", (*bench, "--dtype", "bfloat16", "--quantize", scheme))
     yield from _forms(("--task", "gsm8k", *where, *size))
     yield from _spread(device, bench)
     probe = ("probe", *tasks, *where, *size)
-    yield Step("probe", probe)
-    yield Step("probe-ranks", probe, ranks=UNITS, devices=UNITS)
+    yield CheckStep("probe", probe)
+    yield CheckStep("probe-ranks", probe, ranks=UNITS, devices=UNITS)
     for dtype in scale.dtypes:
         compared = ("env", "--baseline", *where, "--dtype", dtype, "--rounds", str(scale.rounds))
         how = ("--new-tokens", str(scale.tokens), "--compile", scale.compile, "--format", "json")
-        yield Step(f"baseline-{dtype}", (*compared, *how), run=False)
+        yield CheckStep(f"baseline-{dtype}", (*compared, *how), run=False)
     large = ("bench", "--task", "gsm8k", "--device", device, "--offline", "--model", scale.large)
-    yield Step(
+    yield CheckStep(
         "large",
         (*large, *size, "--dtype", "bfloat16", "--profile", "--against", "transformers"),
     )
 
 
-def _forms(words: Words) -> Iterator[Step]:
+def _forms(words: Words) -> Iterator[CheckStep]:
     """ppd on one device, and where there are several on as many as it has units."""
     for form, options in FORMS.items():
         decode = ("decode", "--method", "ppd", *options, *words)
-        yield Step(f"ppd-{form}", decode, alone=True)
+        yield CheckStep(f"ppd-{form}", decode, alone=True)
         if form != "inline":
-            yield Step(f"ppd-{form}-several", decode, devices=UNITS)
-            yield Step(f"ppd-{form}-ranks", decode, ranks=UNITS, devices=UNITS)
+            yield CheckStep(f"ppd-{form}-several", decode, devices=UNITS)
+            yield CheckStep(f"ppd-{form}-ranks", decode, ranks=UNITS, devices=UNITS)
 
 
-def _spread(device: str, bench: Words) -> Iterator[Step]:
+def _spread(device: str, bench: Words) -> Iterator[CheckStep]:
     """Layers over all devices there are."""
     if device != "cpu":
-        yield Step("exact-spread", (*bench, "--device-map", "balanced"), devices=UNITS)
+        yield CheckStep("exact-spread", (*bench, "--device-map", "balanced"), devices=UNITS)
 
 
-Runner = Callable[[Step, Words, Path], int]
+Runner = Callable[[CheckStep, Words, Path], int]
 
 
-def in_a_process(step: Step, words: Words, out: Path) -> int:
+def in_a_process(step: CheckStep, words: Words, out: Path) -> int:
     """Run a step; what it prints goes into files of its name."""
     launch: Words = ("-m", "ppdbench")
     if step.ranks > 1:
@@ -147,46 +149,48 @@ def in_a_process(step: Step, words: Words, out: Path) -> int:
         return subprocess.run(command, stdout=said, stderr=log, env=environment).returncode
 
 
-def papers(step: Step, out: Path) -> tuple[Path, Path]:
+def papers(step: CheckStep, out: Path) -> tuple[Path, Path]:
     """Where a step's result goes, and what it says besides."""
     ending = "json" if "json" in step.words else "txt"
     return out / f"{step.name}.{ending}", out / f"{step.name}.log"
 
 
 @dataclass(slots=True)
-class Check:
+class GpuCheck:
     """The steps, where they write to, and how they ended so far."""
 
     out: Path
     devices: int
     runner: Runner = in_a_process
-    done: list[Done] = field(default_factory=list)
+    done: list[StepEnd] = field(default_factory=list)
 
-    def carry_out(self, step: Step) -> Done:
+    def carry_out(self, step: CheckStep) -> StepEnd:
         """One step, unless there are too few devices for it."""
         words = (*step.words, *self._target(step))
         command = f"ppdbench {' '.join(words)}"
         if step.devices > self.devices:
-            found = Done(step.name, command, left_out=f"{self.devices} of {step.devices} devices")
+            found = StepEnd(
+                step.name, command, left_out=f"{self.devices} of {step.devices} devices"
+            )
         else:
             start = time.monotonic()
             code = self.runner(step, words, self.out)
-            found = Done(step.name, command, code, round(time.monotonic() - start, 1))
+            found = StepEnd(step.name, command, code, round(time.monotonic() - start, 1))
         self.done.append(found)
         return found
 
-    def _target(self, step: Step) -> Words:
+    def _target(self, step: CheckStep) -> Words:
         if not step.run:
             return ()
         folder = self.out / step.name
         resume = ("--resume",) if (folder / "run.json").exists() else ()
         return ("--out", str(folder), *resume)
 
-    def report(self) -> Done:
+    def report(self) -> StepEnd:
         """One page about all runs there are."""
         runs = tuple(str(path.parent) for path in sorted(self.out.glob("*/run.json")))
         page = ("report", *runs, "--out", str(self.out / "report.html"))
-        return self.carry_out(Step("report", page, run=False))
+        return self.carry_out(CheckStep("report", page, run=False))
 
     @property
     def code(self) -> int:
@@ -201,14 +205,14 @@ class Check:
         return content
 
 
-def check(device: str, out: Path, scale: Scale, *, runner: Runner = in_a_process) -> Check:
+def check(device: str, out: Path, scale: CheckScale, *, runner: Runner = in_a_process) -> GpuCheck:
     """Carry all steps out, and write down how each one ended as soon as it did."""
     import torch
 
     from ppdbench.engine.quantized import installed
 
     out.mkdir(parents=True, exist_ok=True)
-    made = Check(out, UNITS if device == "cpu" else torch.cuda.device_count(), runner)
+    made = GpuCheck(out, UNITS if device == "cpu" else torch.cuda.device_count(), runner)
     for step in steps(device, scale, installed()):
         print(f"{step.name} ...", file=sys.stderr, flush=True)
         done = made.carry_out(step)
@@ -220,13 +224,13 @@ def check(device: str, out: Path, scale: Scale, *, runner: Runner = in_a_process
     return made
 
 
-def _outcome(done: Done) -> str:
+def _outcome(done: StepEnd) -> str:
     if done.left_out is not None:
         return f"left out ({done.left_out})"
     return "ok" if done.code == 0 else f"exit code {done.code}"
 
 
-def _sheet(device: str, made: Check) -> Sheet:
+def _sheet(device: str, made: GpuCheck) -> Sheet:
     rows = tuple((done.name, _outcome(done), done.seconds) for done in made.done)
     title = f"GPU check on {device}: {'all is well' if made.code == 0 else 'something is wrong'}"
     notes = (f"What each step printed, its run and report.html: {made.out}",)

@@ -27,9 +27,9 @@ from ppdbench.engine.loading import Loaded
 from ppdbench.engine.session import Session
 from ppdbench.machine.clock import Clock
 from ppdbench.machine.cores import confine, confined
-from ppdbench.methods.ppd.log import Log
+from ppdbench.methods.ppd.log import UnitLog
 from ppdbench.methods.ppd.strategy import PredictivePipelined
-from ppdbench.methods.ppd.units import Lower, Upper
+from ppdbench.methods.ppd.units import LowerLayers, UpperLayers
 from ppdbench.stats import median
 
 AT = 128  # tokens in the middle of a sequence
@@ -69,8 +69,8 @@ class Work:
         step = session.steps.prefill(AT)
         prompt = session.ids([3] * AT)
         self.hidden = session.run(session.embed(prompt, step), 0, staged.n_layers, step)[:, -1:]
-        self._lower = Lower(session, self.middle, k, Log("A"))
-        self._upper = Upper(session, self.middle, Chooser(Target()))
+        self._lower = LowerLayers(session, self.middle, k, UnitLog("A"))
+        self._upper = UpperLayers(session, self.middle, Chooser(Target()))
 
     def lower(self) -> None:
         """The candidates and what may follow them."""

@@ -65,7 +65,7 @@ NOTES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class BenchCase:
     """A model in one type and kind of passes, and what decodes with it."""
 
     model: str
@@ -99,7 +99,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class BenchOptions:
     """What a benchmark is told."""
 
     out: Path
@@ -108,15 +108,17 @@ class Asked:
     tokens: int
 
 
-def points(passes: Sequence[str], dtypes: Sequence[str], agrees: Sequence[str]) -> Iterator[Point]:
+def points(
+    passes: Sequence[str], dtypes: Sequence[str], agrees: Sequence[str]
+) -> Iterator[BenchCase]:
     """All of them."""
     for kind, dtype in product(passes, dtypes):
-        yield Point(model=REFERENCE, dtype=dtype, passes=kind)
+        yield BenchCase(model=REFERENCE, dtype=dtype, passes=kind)
         for agree in agrees:
-            yield Point(model=RANDOM, dtype=dtype, passes=kind, agree=agree)
+            yield BenchCase(model=RANDOM, dtype=dtype, passes=kind, agree=agree)
 
 
-def decoded(point: Point, asked: Asked) -> StoredRun:
+def decoded(point: BenchCase, asked: BenchOptions) -> StoredRun:
     """The run of a point, measured as far as it is not there."""
     config = DecodeConfig(
         model=point.spec,
@@ -140,7 +142,7 @@ def limits(out: Path, passes: Sequence[str], dtypes: Sequence[str]) -> dict[str,
     known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     deep = [RANDOM.replace("layers=16", f"layers={n}") for n in DEPTHS]
     for kind, dtype, model in product(passes, dtypes, (REFERENCE, *deep)):
-        point = Point(model=model, dtype=dtype, passes=kind)
+        point = BenchCase(model=model, dtype=dtype, passes=kind)
         if point.kind in known:
             continue
         loaded = load(point.spec)
@@ -171,7 +173,7 @@ def _bandwidth() -> float:
     return measure_bandwidth(torch.device("cpu"))
 
 
-def rows(point: Point, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def rows(point: BenchCase, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What each form got of what was promised at one point."""
     halves = allowed[point.kind]["halves"]
     sums = add_up(run.samples)
@@ -274,7 +276,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="per example, at most")
     parser.add_argument("--passes", action="append", choices=PASSES, help="both by default")
     told = parser.parse_args()
-    asked = Asked(out=told.out, task=told.task, examples=told.examples, tokens=told.tokens)
+    asked = BenchOptions(out=told.out, task=told.task, examples=told.examples, tokens=told.tokens)
     quiet()
     set_threads(1)
     asked.out.mkdir(parents=True, exist_ok=True)

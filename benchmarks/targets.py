@@ -58,7 +58,7 @@ PAIRS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TargetOptions:
     """What all measurements share."""
 
     rounds: int
@@ -66,7 +66,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TargetRow:
     """One row of the table: what, the goal as it is written, and every value measured."""
 
     what: str
@@ -80,7 +80,7 @@ class Line:
         return self.what, self.goal, median(self.values), low, high, self.note
 
 
-def baseline(asked: Asked) -> Iterator[Line]:
+def baseline(asked: TargetOptions) -> Iterator[TargetRow]:
     """Greedy against `generate()`, and against the bandwidth."""
     for name in (REFERENCE, SMALL, MIDDLE):
         report = compare_with_generate(
@@ -94,15 +94,17 @@ def baseline(asked: Asked) -> Iterator[Line]:
         note = f"{passes}, {report.identical}/{report.prompts} identical"
         if name != MIDDLE:
             ratios = [r.ratio for r in report.rounds]
-            yield Line(f"greedy / generate(), {name}", "2.0 or more", ratios, note)
+            yield TargetRow(f"greedy / generate(), {name}", "2.0 or more", ratios, note)
         else:
             steps = report.prompts * (report.new_tokens - 1)
             read = report.bytes_per_token * steps / report.bandwidth_bytes_per_s
             fractions = [read / r.greedy_decode_s for r in report.rounds]
-            yield Line(f"greedy, fraction of bandwidth, {name}", "0.75 or more", fractions, note)
+            yield TargetRow(
+                f"greedy, fraction of bandwidth, {name}", "0.75 or more", fractions, note
+            )
 
 
-def strategies(asked: Asked) -> Iterator[Line]:
+def strategies(asked: TargetOptions) -> Iterator[TargetRow]:
     """Our methods against their counterparts."""
     chosen, _ = with_peers(list(map(Choice.parse, OURS)), REFERENCE)
     _, samples = decoded(chosen, asked.rounds, compile=asked.compile)
@@ -116,10 +118,10 @@ def strategies(asked: Asked) -> Iterator[Line]:
         verdicts = {s["verdict"] for s in (*by_label[label], *by_label[theirs])}
         goal = {"greedy": "2.0", "prompt-lookup": "1.6"}.get(mine, "2.0")
         what = f"{label} / {theirs}, steps"
-        yield Line(what, f"{goal} or more", ratios, ", ".join(sorted(verdicts)))
+        yield TargetRow(what, f"{goal} or more", ratios, ", ".join(sorted(verdicts)))
 
 
-def bookkeeping(asked: Asked) -> Iterator[Line]:
+def bookkeeping(asked: TargetOptions) -> Iterator[TargetRow]:
     """What methods spend on bookkeeping, chains and trees, in eager passes and in compiled ones."""
     chosen = list(map(Choice.parse, (*OURS, *TREES)))
     for mode in dict.fromkeys(("off", asked.compile)):
@@ -130,7 +132,7 @@ def bookkeeping(asked: Asked) -> Iterator[Line]:
         passes = "compiled" if header["compilation"]["rows"] else "eager"
         what, goal = f"bookkeeping, share of a step, {passes}", f"{MOST_BOOKKEEPING} or less"
         listed = " ".join(f"{label} {shares[label]:.3f}" for label in over)
-        yield Line(what, goal, list(shares.values()), f"over: {listed}" if over else "")
+        yield TargetRow(what, goal, list(shares.values()), f"over: {listed}" if over else "")
 
 
 def decoded(
@@ -154,7 +156,7 @@ def decoded(
         return read.header, list(read.samples)
 
 
-def probing(asked: Asked) -> Iterator[Line]:
+def probing(asked: TargetOptions) -> Iterator[TargetRow]:
     """Probing every layer against plain greedy decoding, one by one and in a batch."""
     loaded = load(ModelSpec(name=REFERENCE, device="cpu"))
     n, prompts = 64, pseudo_prompts(loaded.tokenizer, 8, 64)
@@ -174,12 +176,14 @@ def probing(asked: Asked) -> Iterator[Line]:
     each = {"greedy": 2, "alone": 2, "together": 8}
     times = interleaved(work, asked.rounds, clock)
     per = {name: [t / each[name] for t in taken] for name, taken in times.items()}
-    yield Line("probing all layers / greedy", "1.10 or less", over(per["alone"], per["greedy"]))
+    yield TargetRow(
+        "probing all layers / greedy", "1.10 or less", over(per["alone"], per["greedy"])
+    )
     what = "probing one by one / in a batch of 8"
-    yield Line(what, "4.0 or more", over(per["alone"], per["together"]))
+    yield TargetRow(what, "4.0 or more", over(per["alone"], per["together"]))
 
 
-def growth(asked: Asked) -> Iterator[Line]:
+def growth(asked: TargetOptions) -> Iterator[TargetRow]:
     """Time per token with 2k of context over that with 128, against the bytes moved."""
     loaded = load(ModelSpec(name=SMALL, dtype="float32", device="cpu"))
     if loaded.staged.compiled.why_not() is None and asked.compile == "on":
@@ -199,10 +203,10 @@ def growth(asked: Asked) -> Iterator[Line]:
     step_s(short)
     ratios = [step_s(long) / step_s(short) / moved for _ in range(asked.rounds)]
     what = "growth of time over growth of bytes, 2k / 128"
-    yield Line(what, "1.3 or less", ratios, f"bytes grow {moved:.2f}x")
+    yield TargetRow(what, "1.3 or less", ratios, f"bytes grow {moved:.2f}x")
 
 
-def memory(asked: Asked) -> Iterator[Line]:
+def memory(asked: TargetOptions) -> Iterator[TargetRow]:
     """What the process holds at most beyond weights and cache while it decodes, over both.
 
     The libraries' own code is apart: it is the same for every model, and whoever has Python and
@@ -216,10 +220,10 @@ def memory(asked: Asked) -> Iterator[Line]:
     held = loaded.staged.parameters * loaded.staged.dtype.itemsize + session.cache.nbytes
     extra = (resident("VmHWM") - before) / held - 1
     what = f"peak memory over weights and KV, {MIDDLE}"
-    yield Line(what, "0.15 or less", [extra], f"libraries hold {before / 1e6:.0f} MB")
+    yield TargetRow(what, "0.15 or less", [extra], f"libraries hold {before / 1e6:.0f} MB")
 
 
-def run_once(name: str, asked: Asked) -> tuple[Loaded, Session]:
+def run_once(name: str, asked: TargetOptions) -> tuple[Loaded, Session]:
     """A model that has decoded one prompt; the peak is counted from when it was loaded."""
     loaded = load(ModelSpec(name=name, dtype="float32", device="cpu"))
     forget_peak_memory(loaded.staged.device)
@@ -271,7 +275,7 @@ def main() -> None:
     asked = parser.parse_args()
     quiet()
     set_threads(asked.threads)
-    shared = Asked(asked.rounds, asked.compile)
+    shared = TargetOptions(asked.rounds, asked.compile)
     chosen = [m for m in MEASUREMENTS if m.__name__ in asked.only.split(",")]
     lines = [line.cells() for measure in chosen for line in measure(shared)]
     header = ("what", "goal", "median", "low", "high", "note")

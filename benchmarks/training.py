@@ -25,7 +25,7 @@ from ppdbench.engine.shapes import parse
 from ppdbench.methods.layerskip.train import LayerSkipObjective
 from ppdbench.training.recipe import Recipe
 from ppdbench.training.run import new_model
-from ppdbench.training.text import Blocks
+from ppdbench.training.text import TokenBlocks
 from ppdbench.training.trainer import TrainConfig, Trainer
 
 PLAIN = Recipe(p_max=0.0, e_scale=None)
@@ -34,7 +34,7 @@ PLAIN = Recipe(p_max=0.0, e_scale=None)
 class Bare:
     """A loop anyone would write."""
 
-    def __init__(self, model: Any, blocks: Blocks, batch: int) -> None:
+    def __init__(self, model: Any, blocks: TokenBlocks, batch: int) -> None:
         self.model, self.blocks, self.batch = model.train(), blocks, batch
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
@@ -62,7 +62,7 @@ def main() -> None:
     quiet()
     shape = parse(arguments.shape)
     ids = np.random.default_rng(0).integers(3, shape.vocab, 200_000).astype(np.uint16)
-    blocks = Blocks(ids, arguments.sequence + 1, 0)
+    blocks = TokenBlocks(ids, arguments.sequence + 1, 0)
     config = TrainConfig(
         steps=1000, batch_size=arguments.batch, sequence=arguments.sequence, precision="bf16"
     )

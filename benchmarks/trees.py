@@ -4,7 +4,7 @@
 
 Both are run folders of `ppdbench probe --what drafts`. Trees of each method are grown from the
 first and expected to give what they give there. Beside it stands what decoding the outputs of
-the second with them gives: not timed, but the same steps (tests/trees/test_walk.py).
+the second with them gives: not timed, but the same steps (tests/trees/test_replay.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ppdbench.report.terminal import print_sheets
 from ppdbench.runs.store import read_whole
 from ppdbench.stats import Ratio
 from ppdbench.trees.calibration import Accuracies
-from ppdbench.trees.curve import Plan, curve
+from ppdbench.trees.curve import TreePlan, curve
 from ppdbench.trees.expected import basis, expected
 
 ROWS = (2, 4, 8, 16, 32, 64, 128)  # of a pass
@@ -27,7 +27,7 @@ ROWS = (2, 4, 8, 16, 32, 64, 128)  # of a pass
 
 def sheet(method: str, ours: Accuracies, theirs: Accuracies) -> Sheet:
     """A row for each size of tree."""
-    plan = Plan.of(ours)
+    plan = TreePlan.of(ours)
     kind, rows = plan.kinds[0], []
     for point in curve(plan, kind, ROWS):
         promised, found = expected(point.tree, ours), expected(point.tree, theirs)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ppdbench.runs.records import KINDS, DecodedSample, FailedSample, Method
+from ppdbench.runs.records import KINDS, DecodedSample, FailedSample, MethodRecord
 from ppdbench.runs.samples import to_line
 
 MODEL = {"name": "m", "revision": None, "dtype": "auto", "device": "auto"}
@@ -136,7 +136,7 @@ def header(kind: str, /, **parts: Any) -> dict[str, Any]:
 
 def _method(kind: str, about: Mapping[str, Any]) -> dict[str, Any]:
     if kind in ("drafts", "similarity"):
-        return _known({**METHOD, **about}, Method)
+        return _known({**METHOD, **about}, MethodRecord)
     return {**METHOD, "exact": True, **about}
 
 

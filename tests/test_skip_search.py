@@ -19,8 +19,8 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, DataError, UnknownName
 from ppdbench.methods.draft_verify.gaussian import GaussianProcess, expected_improvement
 from ppdbench.methods.draft_verify.skip_file import SkipSet, read_skips, save
-from ppdbench.methods.draft_verify.skip_score import Score, Scorer, predict
-from ppdbench.methods.draft_verify.skip_search import SEARCHES, Tries, find, search_skips
+from ppdbench.methods.draft_verify.skip_score import SkipScore, SkipScorer, predict
+from ppdbench.methods.draft_verify.skip_search import SEARCHES, TriedSets, find, search_skips
 from tests.decoding.matrix import free
 from tests.families import FAMILIES
 from tests.helpers import staged, tokens
@@ -36,9 +36,9 @@ def loaded(model: StagedModel) -> Loaded:
     return Loaded(ModelSpec(name="tiny"), model, None, frozenset(), 0, "f1")
 
 
-def scorer(model: StagedModel, n: int = 12, draft_length: int = 8) -> Scorer:
+def scorer(model: StagedModel, n: int = 12, draft_length: int = 8) -> SkipScorer:
     texts = [(prompt, Limits(n)) for prompt in PROMPTS]
-    return Scorer(model, texts, draft_length=draft_length)
+    return SkipScorer(model, texts, draft_length=draft_length)
 
 
 # What is measured
@@ -96,13 +96,13 @@ def test_the_prediction_walks_through_the_runs_of_matches() -> None:
 
 def test_outputs_of_one_token_cannot_be_measured() -> None:
     with pytest.raises(DataError, match="no output has a second token"):
-        Scorer(staged("llama"), [(PROMPTS[0], Limits(1))])
+        SkipScorer(staged("llama"), [(PROMPTS[0], Limits(1))])
 
 
 # What is found
 
 
-class Puzzle(Scorer):
+class Puzzle(SkipScorer):
     """Blocks that each multiply the speed-up by what is given here, for a model of 3 layers."""
 
     def __init__(self, factors: list[float]) -> None:
@@ -111,10 +111,10 @@ class Puzzle(Scorer):
         self.scores = {}
         self.asked: list[SkipSet] = []
 
-    def score(self, skips: SkipSet) -> Score:
+    def score(self, skips: SkipSet) -> SkipScore:
         self.asked.append(skips)
         blocks = [*skips.attention, *(4 + layer for layer in skips.mlp)]
-        return Score(1.0, 1.0, math.prod(self.factors[b] for b in blocks), 1)
+        return SkipScore(1.0, 1.0, math.prod(self.factors[b] for b in blocks), 1)
 
 
 FACTORS = [1.1, 0.8, 1.3, 0.9, 0.7, 1.2, 0.95, 1.05]
@@ -130,10 +130,10 @@ def test_both_searches_find_the_best_set_where_blocks_do_not_interact(strategy: 
 
 def test_greedy_finds_blocks_that_help_only_once_another_is_skipped() -> None:
     class Paired(Puzzle):
-        def score(self, skips: SkipSet) -> Score:
+        def score(self, skips: SkipSet) -> SkipScore:
             value = super().score(skips).speedup
             both = 0 in skips.attention and 0 in skips.mlp
-            return Score(1.0, 1.0, value * (2 if both else 1), 1)
+            return SkipScore(1.0, 1.0, value * (2 if both else 1), 1)
 
     found, _ = find(Paired(FACTORS), "greedy", 120, 0, quiet)
     assert found == SkipSet((0, 2), (0, 1, 3))
@@ -167,7 +167,7 @@ def test_bayes_does_better_than_the_same_number_of_random_sets() -> None:
         puzzle = Puzzle(factors)
         found, tried = find(puzzle, "bayes", 40, seed, quiet)
         sets = [tuple(draw.integers(0, 2, 8)) for _ in range(tried)]
-        tries = Tries(puzzle, 1000, 0, quiet)
+        tries = TriedSets(puzzle, 1000, 0, quiet)
         best = max(puzzle.score(tries.skips(point)).speedup for point in sets)
         wins += puzzle.score(found).speedup > best
     assert wins >= 4
@@ -252,7 +252,7 @@ def test_on_a_real_model_the_search_beats_the_default_set(stories: Path) -> None
     real = load(ModelSpec(name=str(stories), dtype="float32"))
     starts = ["Once upon a time", "Tim and his dog went to the park", "The sun was hot"]
     texts = [(real.tokenizer(s).input_ids, Limits(60, real.eos_ids)) for s in starts]
-    ours = Scorer(real.staged, texts)
+    ours = SkipScorer(real.staged, texts)
     found, _ = find(ours, "greedy", 60, 0, quiet)
     default = SkipSet.default(real.staged.n_layers)
     assert ours.score(found).speedup >= ours.score(default).speedup

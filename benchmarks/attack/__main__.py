@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.attack import inputs, kept, kills, mutants, programs, records, text
-from benchmarks.attack.base import Kind, Tally, attack
+from benchmarks.attack.base import AttackKind, Tally, attack
 from ppdbench.report.terminal import people
 
 # Each kind lies in a module of its own beside this one.
-KINDS: Sequence[Kind] = (
+KINDS: Sequence[AttackKind] = (
     inputs.KIND,
     kept.KIND,
     kills.KIND,

@@ -23,7 +23,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AttackKind:
     """Attacks of one kind. `attempts` takes whether the short form is wanted, as CI runs it."""
 
     name: str
@@ -46,7 +46,7 @@ class Tally:
         return self.tries - len(self.failures)
 
 
-def attack(kind: Kind, place: Path, *, short: bool, seconds: float) -> Tally:
+def attack(kind: AttackKind, place: Path, *, short: bool, seconds: float) -> Tally:
     """Make the attempts of one kind, in order, until the time is up."""
     began, tries, failures = time.monotonic(), 0, list[str]()
     attempts = list(kind.attempts(short))
@@ -67,7 +67,7 @@ def attack(kind: Kind, place: Path, *, short: bool, seconds: float) -> Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CommandEnd:
     """How a command ended and what it said."""
 
     code: int
@@ -87,7 +87,7 @@ def command(
     patience_s: float = PATIENCE_S,
     module: str = "ppdbench",
     place: Path | None = None,
-) -> Said:
+) -> CommandEnd:
     """Run `ppdbench WORDS` in a process of its own, as a user would."""
     offline = {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
     surroundings = {**os.environ, **offline, **(env or {})}
@@ -101,7 +101,7 @@ def command(
         timeout=patience_s,
         cwd=place,
     )
-    return Said(done.returncode, done.stdout, done.stderr)
+    return CommandEnd(done.returncode, done.stdout, done.stderr)
 
 
 def spread(attempts: Sequence[Attempt], wanted: int) -> Iterator[Attempt]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from benchmarks.attack.base import PATIENCE_S, Said
+from benchmarks.attack.base import PATIENCE_S, CommandEnd
 
 FORK = multiprocessing.get_context("fork")
 
@@ -57,13 +57,15 @@ class Forked:
             os.kill(self.process.pid or 0, signal.SIGKILL)
         self.process.join()
 
-    def wait(self) -> Said:
+    def wait(self) -> CommandEnd:
         """How it ended; one that does not end is killed."""
         self.process.join(self.patience_s)
         if self.process.exitcode is None:
             self.kill()
             raise TimeoutError(f"no end after {self.patience_s:.0f} s: {' '.join(self.words)}")
-        return Said(self.process.exitcode, self.out.read_text("utf-8"), self.err.read_text("utf-8"))
+        return CommandEnd(
+            self.process.exitcode, self.out.read_text("utf-8"), self.err.read_text("utf-8")
+        )
 
 
 @cache
@@ -78,7 +80,7 @@ def _import_all() -> None:
     import ppdbench.training.trainer  # noqa: F401
 
 
-def forked(words: Sequence[str], place: Path, patience_s: float = PATIENCE_S) -> Said:
+def forked(words: Sequence[str], place: Path, patience_s: float = PATIENCE_S) -> CommandEnd:
     """Run one command to its end."""
     return Forked(words, place, patience_s).wait()
 

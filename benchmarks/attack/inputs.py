@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from benchmarks.attack.base import Attempt, Kind, Said, spread
+from benchmarks.attack.base import AttackKind, Attempt, CommandEnd, spread
 
 SHORT = 25
 LIMIT_S = 20.0  # on a machine that has other things to do, too
@@ -169,21 +169,21 @@ TREES = ("broken.json", "list.json", "empty.txt", "cyclic-tree.json", "huge-tree
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadInput:
     """A command line, and words of which one must be in what it says."""
 
     words: tuple[str, ...]
     names: tuple[str, ...]
 
 
-def every_input() -> Iterator[Bad]:
+def every_input() -> Iterator[BadInput]:
     """All of them, command by command."""
     for command, good in COMMANDS.items():
         for option, kind in options_of(command).items():
             values = BAD.get(option, ())
             typed = ("x", "1.5") if kind is click.INT else ("x",) if kind is click.FLOAT else ()
             for value in dict.fromkeys((*values, *typed)):
-                yield Bad((*command.split(), *good, f"{option}={value}"), named(option, value))
+                yield BadInput((*command.split(), *good, f"{option}={value}"), named(option, value))
     yield from files()
     yield from others()
 
@@ -196,7 +196,7 @@ def named(option: str, value: str) -> tuple[str, ...]:
     return tuple(word for word in {*said, parts[0]} if word)
 
 
-def files() -> Iterator[Bad]:
+def files() -> Iterator[BadInput]:
     """Broken files where a command reads such a one."""
     for name in TASKS:
         for command in ("probe", "decode"):
@@ -209,9 +209,11 @@ def files() -> Iterator[Bad]:
                 "--data",
                 f"{FILES}good.jsonl",
             )
-            yield Bad(words, (f"{name}.yaml",))
+            yield BadInput(words, (f"{name}.yaml",))
     for name in DATA:
-        yield Bad(("probe", *COMMANDS["probe"], "--data", f"{FILES}{name}.jsonl"), (name, "squad"))
+        yield BadInput(
+            ("probe", *COMMANDS["probe"], "--data", f"{FILES}{name}.jsonl"), (name, "squad")
+        )
     for name in MODELS:
         for command in ("decode", "train heads", "env", "datastore"):
             if command == "datastore" and name in ("no-weights", "torn-weights", "bad-header"):
@@ -221,27 +223,27 @@ def files() -> Iterator[Bad]:
             if command != "decode" and name == "other-shapes":
                 continue
             words = (*command.split(), *COMMANDS[command], "--model", f"{FILES}{name}")
-            yield Bad(words, (name,))
+            yield BadInput(words, (name,))
     for name in TREES:
-        yield Bad(("tree", "show", f"{FILES}{name}"), (name,))
+        yield BadInput(("tree", "show", f"{FILES}{name}"), (name,))
         for method in ("medusa", "hidden-transfer", "prompt-tokens", "eagle"):
             words = ("decode", *COMMANDS["decode"], "--method", method)
-            yield Bad((*words, "--set", f"tree={FILES}{name}"), (name,))
+            yield BadInput((*words, "--set", f"tree={FILES}{name}"), (name,))
     for folder in ("nowhere", f"{FILES}empty", f"{FILES}torn-run", f"{FILES}text.txt"):
         tail = folder.rpartition("/")[2]
         for command in ("report", "theory --run", "sweep --show", "table ppd/2"):
-            yield Bad((*command.split(), folder), (tail,))
-        yield Bad(("check", folder, "--baseline", f"{FILES}broken.json"), (tail, "broken"))
+            yield BadInput((*command.split(), folder), (tail,))
+        yield BadInput(("check", folder, "--baseline", f"{FILES}broken.json"), (tail, "broken"))
 
 
-def others() -> Iterator[Bad]:
+def others() -> Iterator[BadInput]:
     """What no table of options holds."""
-    yield Bad(("prob",), ("prob",))
+    yield BadInput(("prob",), ("prob",))
     for name in ("/nowhere/c.json", f"{FILES}broken.json", f"{FILES}list.json"):
         build = ("tree", "build", "--calibration", name, "--out", "tree.json")
-        yield Bad(build, (name.rpartition("/")[2],))
+        yield BadInput(build, (name.rpartition("/")[2],))
     for command in COMMANDS:
-        yield Bad((*command.split(), *COMMANDS[command], "--nothing"), ("--nothing",))
+        yield BadInput((*command.split(), *COMMANDS[command], "--nothing"), ("--nothing",))
     for method, option, value in (
         *(("speculative", "draft_model", name) for name in ("/nowhere", "", "nobody/nothing")),
         *(("speculative", "draft_length", value) for value in ("0", "x", "-1")),
@@ -263,7 +265,7 @@ def others() -> Iterator[Bad]:
             words = (command, *COMMANDS[command][:-4], "--out", "run")
             tail = value.rpartition("/")[2]
             named_by = tuple(filter(None, (option, tail, method)))
-            yield Bad((*words, "--method", f"{method}:{option}={value}"), named_by)
+            yield BadInput((*words, "--method", f"{method}:{option}={value}"), named_by)
 
 
 def options_of(command: str) -> dict[str, Any]:
@@ -408,7 +410,7 @@ def attempts(short: bool) -> Iterable[Attempt]:
     return spread(every, SHORT) if short else every
 
 
-def judged(bad: Bad) -> Callable[[Path], str | None]:
+def judged(bad: BadInput) -> Callable[[Path], str | None]:
     """The attempt itself: why it was not survived, or None."""
 
     def run(place: Path) -> str | None:
@@ -423,7 +425,7 @@ def judged(bad: Bad) -> Callable[[Path], str | None]:
     return run
 
 
-def complaint(bad: Bad, said: Said) -> str | None:
+def complaint(bad: BadInput, said: CommandEnd) -> str | None:
     """What is wrong with the answer itself."""
     lines = said.err.splitlines()
     if said.code != 2:
@@ -449,7 +451,7 @@ def written(work: Path) -> str | None:
     return f"it wrote {', '.join(sorted(left)[:5])}" if left else None
 
 
-def forked(words: Sequence[str], work: Path, place: Path) -> Said | None:
+def forked(words: Sequence[str], work: Path, place: Path) -> CommandEnd | None:
     """Run a command in a process of its own; None if it does not end in time."""
     load_all()
     process = os.fork()
@@ -460,7 +462,7 @@ def forked(words: Sequence[str], work: Path, place: Path) -> Said | None:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             out, err = ((place / name).read_text("utf-8", "replace") for name in ("out", "err"))
-            return Said(os.waitstatus_to_exitcode(status), out, err)
+            return CommandEnd(os.waitstatus_to_exitcode(status), out, err)
         time.sleep(0.005)
     os.killpg(process, signal.SIGKILL)
     os.waitpid(process, 0)
@@ -504,4 +506,4 @@ def load_all() -> None:
     sys.stderr.flush()
 
 
-KIND = Kind("inputs", attempts)
+KIND = AttackKind("inputs", attempts)

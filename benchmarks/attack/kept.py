@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from benchmarks.attack.base import Attempt, Kind, Said, spread
+from benchmarks.attack.base import AttackKind, Attempt, CommandEnd, spread
 from benchmarks.attack.forks import forked
 from benchmarks.attack.records import DAMAGES, MODEL, Damage
 from ppdbench.files.resources import reference_model
@@ -27,7 +27,7 @@ LINES = ("twice", "swapped", "cut_at_a_line")  # of files that have some
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptFile:
     """A file to hurt, in a copy of the place that `make` fills, and who reads it."""
 
     file: str
@@ -56,9 +56,9 @@ def _dynamic_tree(place: Path) -> None:
 
 
 def _latency(place: Path) -> None:
-    from ppdbench.trees.latency import Latency, Pass
+    from ppdbench.trees.latency import Latency, PassTime
 
-    passes = tuple(Pass(rows, 0.01 * rows, 0.009 * rows, 0.011 * rows) for rows in (1, 4, 8))
+    passes = tuple(PassTime(rows, 0.01 * rows, 0.009 * rows, 0.011 * rows) for rows in (1, 4, 8))
     facts = {"model": "reference", "weight_hash": "0", "dtype": "float32", "device": "cpu"}
     made = Latency(synthetic=False, threads=1, context=256, rounds=3, passes=passes, **facts)
     made.save(place / "kept.json")
@@ -99,36 +99,36 @@ MEDUSA = str(reference_model("medusa") / "calibration.json")
 TRAIN: tuple[str, ...] = ("train", "heads", "--model", MODEL, "--steps", "4", "--batch-size", "2")
 TRAIN += ("--sequence", "16", "--layers", "2", "--checkpoint-every", "2", "--resume")
 TRAIN += ("--text", "SOUND/text.txt", "--out", "PLACE/run")
-FILES: dict[str, Kept] = {
-    "baseline": Kept(
+FILES: dict[str, KeptFile] = {
+    "baseline": KeptFile(
         "kept.json", ("check", "PLACE/run", "--baseline", "PLACE/kept.json"), _baseline
     ),
-    "calibration": Kept("kept.json", (*BUILD, "PLACE/kept.json", "--size", "8"), _calibration),
-    "tree": Kept("kept.json", SHOW, _tree),
-    "dynamic tree": Kept("kept.json", SHOW, _dynamic_tree),
-    "latency": Kept("kept.json", (*BUILD, MEDUSA, "--latency", "PLACE/kept.json"), _latency),
-    "skips": Kept("kept.json", _decoding("draft-verify", "skip=PLACE/kept.json"), _skips),
-    "datastore": Kept(
+    "calibration": KeptFile("kept.json", (*BUILD, "PLACE/kept.json", "--size", "8"), _calibration),
+    "tree": KeptFile("kept.json", SHOW, _tree),
+    "dynamic tree": KeptFile("kept.json", SHOW, _dynamic_tree),
+    "latency": KeptFile("kept.json", (*BUILD, MEDUSA, "--latency", "PLACE/kept.json"), _latency),
+    "skips": KeptFile("kept.json", _decoding("draft-verify", "skip=PLACE/kept.json"), _skips),
+    "datastore": KeptFile(
         "part/datastore.json",
         _decoding("rest", "datastore=PLACE/part"),
         partial(_part, "datastore"),
     ),
-    "heads": Kept(
+    "heads": KeptFile(
         "part/heads.json",
         ("probe", *ASKED, "--head", "PLACE/part", "--format", "json"),
         partial(_part, "heads"),
     ),
-    "training of a part": Kept(
+    "training of a part": KeptFile(
         "part/training.json",
         _decoding("medusa", "addon=PLACE/part"),
         partial(_part, "medusa"),
     ),
-    "training": Kept("run/training.json", TRAIN, _training),
-    "training log": Kept("run/train.jsonl", TRAIN, _training),
-    "stamp": Kept("run/tokens.json", TRAIN, _training),
+    "training": KeptFile("run/training.json", TRAIN, _training),
+    "training log": KeptFile("run/train.jsonl", TRAIN, _training),
+    "stamp": KeptFile("run/tokens.json", TRAIN, _training),
 }
 for _name in ("medusa", "eagle", "hidden-transfer", "prompt-tokens"):
-    FILES[_name] = Kept(
+    FILES[_name] = KeptFile(
         "part/addon.json", _decoding(_name, "addon=PLACE/part"), partial(_part, _name)
     )
 
@@ -141,7 +141,7 @@ def sound(name: str) -> Path:
     return place
 
 
-def said_of(name: str, place: Path, hurt: Callable[[Path], None]) -> Said:
+def said_of(name: str, place: Path, hurt: Callable[[Path], None]) -> CommandEnd:
     """What the command says of a copy of the file that was hurt."""
     kept, copy = FILES[name], place / "copy"
     shutil.copytree(sound(name), copy)
@@ -181,4 +181,4 @@ def attempts(short: bool) -> list[Attempt]:
     return list(spread(made, SHORT)) if short else made
 
 
-KIND = Kind("damaged files", attempts)
+KIND = AttackKind("damaged files", attempts)

@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attack.base import Attempt, Kind, spread
+from benchmarks.attack.base import AttackKind, Attempt, spread
 from benchmarks.attack.forks import Forked, forked
 from ppdbench.runs.records import TIMES
 from ppdbench.runs.store import read_run
@@ -110,4 +110,4 @@ def attempts(short: bool) -> list[Attempt]:
     return list(spread(made, SHORT)) if short else made
 
 
-KIND = Kind("kills", attempts)
+KIND = AttackKind("kills", attempts)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attack.base import Attempt, Kind
+from benchmarks.attack.base import AttackKind, Attempt
 from benchmarks.attack.forks import Forked
 
 Plant = Callable[[], None]
@@ -630,4 +630,4 @@ def survived(mutant: Mutant, place: Path) -> str | None:
     return f"speedups {claimed} were printed" if claimed else None
 
 
-KIND = Kind("planted bugs", _attempts)
+KIND = AttackKind("planted bugs", _attempts)

@@ -27,17 +27,17 @@ from typing import Any, NoReturn
 
 import psutil
 
-from benchmarks.attack.base import REPOSITORY, Attempt, Kind, spread
+from benchmarks.attack.base import REPOSITORY, AttackKind, Attempt, spread
 from ppdbench.errors import ConfigError
 from ppdbench.files import resources
 from ppdbench.machine import libc
 from ppdbench.sandbox import examiner
 from ppdbench.sandbox.exam import Exam
 from ppdbench.sandbox.outside import execute
-from ppdbench.sandbox.room import Limits
+from ppdbench.sandbox.process import SandboxLimits
 
 SETTLED_S = 0.1  # a signal that was sent has arrived by then
-LIMITS = Limits(cpu_s=1, wall_s=2.0)
+LIMITS = SandboxLimits(cpu_s=1, wall_s=2.0)
 PATIENCE_S = 40.0  # also on a machine that has much else to do
 ENDING_S = 2.0
 KERNEL = ("limits", "landlock", "seccomp")
@@ -55,7 +55,7 @@ NEW_MOUNTS, BIND = 0x00020000, 0x1000 | 0x4000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Sighting:
     """What the runner of a program saw, as it tells it."""
 
     outcome: str
@@ -202,7 +202,7 @@ class Scene:
                 name: bool(select.select([one], [], [], 0)[0]) for name, one in all_four.items()
             }
 
-    def run(self, source: str, layers: tuple[str, ...]) -> Found:
+    def run(self, source: str, layers: tuple[str, ...]) -> Sighting:
         """As the user that this process is by now."""
         libc.adopt_orphans()
         os.environ |= {"TMPDIR": str(self.temporary), "WITNESS": self.word}
@@ -214,7 +214,7 @@ class Scene:
                 self._aimed(source, decoy), self.exam(), LIMITS, layers=layers, unprotected=True
             )
             time.sleep(SETTLED_S)
-            return Found(
+            return Sighting(
                 found.outcome,
                 found.protection,
                 time.monotonic() - began,
@@ -304,12 +304,12 @@ def _ended(process: psutil.Process) -> bool:
 def has(user: str | None, way: str) -> bool:
     """Whether this machine has all layers of it for this user."""
 
-    def held() -> Found:
+    def held() -> Sighting:
         try:
             found = execute("", layers=WAYS[way], unprotected=True)
         except ConfigError:
-            return Found("", (), 0.0, (), "")
-        return Found(found.outcome, found.protection, 0.0, (), "")
+            return Sighting("", (), 0.0, (), "")
+        return Sighting(found.outcome, found.protection, 0.0, (), "")
 
     found = _as_user(user, held)
     return found is not None and set(found.protection) == set(WAYS[way])
@@ -319,13 +319,15 @@ def has(user: str | None, way: str) -> bool:
 def may_be(user: str) -> bool:
     """Whether that user can run this interpreter at all."""
     try:
-        found = _as_user(user, lambda: Found(execute("", unprotected=True).outcome, (), 0, (), ""))
+        found = _as_user(
+            user, lambda: Sighting(execute("", unprotected=True).outcome, (), 0, (), "")
+        )
     except KeyError:  # nobody of that name
         return False
     return found is not None
 
 
-def _as_user(user: str | None, work: Callable[[], Found]) -> Found | None:
+def _as_user(user: str | None, work: Callable[[], Sighting]) -> Sighting | None:
     """Done in a process of its own, which may be somebody else's; None where it broke off."""
     reader, writer = os.pipe()
 
@@ -346,7 +348,7 @@ def _as_user(user: str | None, work: Callable[[], Found]) -> Found | None:
         return None
     content = json.loads(said)
     lists = {name: tuple(content[name]) for name in ("protection", "left")}
-    return Found(**{**content, **lists})
+    return Sighting(**{**content, **lists})
 
 
 def _forked(work: Callable[[], Any]) -> int:
@@ -399,4 +401,4 @@ def _closed(place: Path) -> Path | None:
     return next((folder for folder in above if not folder.stat().st_mode & 0o001), None)
 
 
-KIND = Kind("programs", attempts)
+KIND = AttackKind("programs", attempts)

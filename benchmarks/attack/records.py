@@ -18,7 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attack.base import Attempt, Kind, Said, spread
+from benchmarks.attack.base import AttackKind, Attempt, CommandEnd, spread
 from benchmarks.attack.forks import forked
 
 LONG, SHORT = 640, 40
@@ -249,13 +249,13 @@ def _without_checksums(run: Path) -> None:
 
 
 @cache
-def expected(name: str, words: tuple[str, ...]) -> Said:
+def expected(name: str, words: tuple[str, ...]) -> CommandEnd:
     """What a command says of the sound run."""
     place = Path(tempfile.mkdtemp(dir=sound()))
     return _said(name, words, place, lambda _: None)
 
 
-def _said(name: str, words: Sequence[str], place: Path, hurt: Callable[[Path], None]) -> Said:
+def _said(name: str, words: Sequence[str], place: Path, hurt: Callable[[Path], None]) -> CommandEnd:
     """What a command says of a copy of the run that was hurt."""
     run = place / "run"
     shutil.copytree(sound() / name, run)
@@ -267,7 +267,7 @@ def _said(name: str, words: Sequence[str], place: Path, hurt: Callable[[Path], N
     out = page.read_text("utf-8") if page.exists() else said.out
     # What a page offers for download are the files as they lie.
     out = re.sub(r"base64,[^\"]*", "", out.replace(str(place), ""))
-    return Said(said.code, out, said.err.replace(str(place), ""))
+    return CommandEnd(said.code, out, said.err.replace(str(place), ""))
 
 
 def attempt(name: str, file: str, damage: Damage, words: list[str], seed: int, place: Path) -> Any:
@@ -277,7 +277,7 @@ def attempt(name: str, file: str, damage: Damage, words: list[str], seed: int, p
     return verdict(before, said, timed="--resume" in words)
 
 
-def verdict(before: Said, said: Said, *, timed: bool) -> str | None:
+def verdict(before: CommandEnd, said: CommandEnd, *, timed: bool) -> str | None:
     """Why it was not survived; `timed` commands measure anew and never say the same twice."""
     if "unexpected" in said.err or "Traceback" in said.err or said.code == 99:
         return said.last
@@ -312,4 +312,4 @@ def attempts(short: bool) -> list[Attempt]:
     return list(spread(made, SHORT)) if short else made
 
 
-KIND = Kind("damaged records", attempts)
+KIND = AttackKind("damaged records", attempts)

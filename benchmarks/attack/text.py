@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks.attack import scan
-from benchmarks.attack.base import Attempt, Kind, Said, spread
+from benchmarks.attack.base import AttackKind, Attempt, CommandEnd, spread
 from benchmarks.attack.forks import FORK, forked
 from benchmarks.attack.templates import OF_CHATS, TEMPLATES
 from ppdbench.files.resources import reference_model
@@ -151,7 +151,7 @@ def _refused(words: Sequence[str], folder: Path) -> str | None:
     return _mishap(said) or scan.of_lines(said.err) or scan.of_lines(said.out)
 
 
-def _said(words: Sequence[str], folder: Path) -> Said:
+def _said(words: Sequence[str], folder: Path) -> CommandEnd:
     for word in words:
         if word.startswith("MADE/"):
             _make(word.removeprefix("MADE/"))
@@ -161,7 +161,7 @@ def _said(words: Sequence[str], folder: Path) -> Said:
     return forked(words, folder / "said", PATIENCE_S)
 
 
-def _mishap(said: Said) -> str | None:
+def _mishap(said: CommandEnd) -> str | None:
     if "unexpected " in said.err or said.code not in (0, 1, 2, 3):
         return f"code {said.code}: {said.last[:200]}"
     return None
@@ -369,4 +369,4 @@ def attempts(short: bool) -> Iterable[Attempt]:
     return (*writers, *_live(), *errors, *templates)
 
 
-KIND = Kind("text", attempts)
+KIND = AttackKind("text", attempts)

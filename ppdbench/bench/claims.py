@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ppdbench.bench.closure import closes
+from ppdbench.bench.added_times import closes
 from ppdbench.bench.sums import SampleSums
 from ppdbench.stats import Ratio, ratio_of_timed
 

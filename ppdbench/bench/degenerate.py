@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-Kind = Literal["empty", "loop"]
+Degeneration = Literal["empty", "loop"]
 REPEATS = 3  # times in a row
 SHARE = 0.5  # of the output, at its end
 FEWEST = 12  # tokens of the loop together
 
 
-def degenerate(ids: Sequence[int], text: str | None) -> Kind | None:
+def degenerate(ids: Sequence[int], text: str | None) -> Degeneration | None:
     """What is wrong with an output; nothing with most.
 
     Empty: no letter and no digit in what is visible. A loop: the last half or more is one piece

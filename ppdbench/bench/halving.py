@@ -18,7 +18,7 @@ FEWEST_EXAMPLES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class HalvingStage:
     """How many cells get here, and the examples they are measured on: 1/`part` of each task."""
 
     cells: int
@@ -26,9 +26,9 @@ class Rung:
     part: int
 
 
-def rungs(search: str, n_cells: int, per_task: Sequence[int]) -> tuple[Rung, ...]:
+def rungs(search: str, n_cells: int, per_task: Sequence[int]) -> tuple[HalvingStage, ...]:
     """The rungs from all cells to all examples; a plain grid has just one."""
-    everything = Rung(n_cells, sum(per_task), 1)
+    everything = HalvingStage(n_cells, sum(per_task), 1)
     if search == "grid" or n_cells <= FEWEST_CELLS:
         return (everything,)
     parts = _parts(len(_halves(n_cells)), per_task)
@@ -38,7 +38,7 @@ def rungs(search: str, n_cells: int, per_task: Sequence[int]) -> tuple[Rung, ...
             f"with fewer than {FEWEST_EXAMPLES}; raise --limit or use --search grid"
         )
     return tuple(
-        Rung(cells, _examples(part, per_task), part)
+        HalvingStage(cells, _examples(part, per_task), part)
         for cells, part in zip(_halves(n_cells), parts, strict=False)
     )
 

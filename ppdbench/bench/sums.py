@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ppdbench.bench.degenerate import Kind, degenerate
+from ppdbench.bench.degenerate import Degeneration, degenerate
 
 Sample = Mapping[str, Any]
 
@@ -57,7 +57,7 @@ class SampleSums:
     baseline_step_ms: float
     again_ms: float
     """Of as many steps of greedy decoding, done once more."""
-    degenerate: Kind | None
+    degenerate: Degeneration | None
     """What is wrong with the output, where it is empty or loops."""
     matches: bytes
     """Of `ppd`: for each token 1 if it was among its candidates, else 0."""
@@ -121,7 +121,7 @@ def _as_often(sample: Sample, steps: int) -> float:
     return ms * steps / took if took else 0.0
 
 
-def _degenerate(sample: Sample) -> Kind | None:
+def _degenerate(sample: Sample) -> Degeneration | None:
     """What is wrong with an output; one that failed is none."""
     if sample["verdict"] == "failed":
         return None

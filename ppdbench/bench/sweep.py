@@ -17,7 +17,7 @@ from typing import Any
 from ppdbench.bench.claims import measured, over_greedy
 from ppdbench.bench.compiling import compilation_of, settle
 from ppdbench.bench.grid import Grid
-from ppdbench.bench.halving import SEARCHES, Rung, better, expected_samples, portion, rungs
+from ppdbench.bench.halving import SEARCHES, HalvingStage, better, expected_samples, portion, rungs
 from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
 from ppdbench.bench.runner import (
     Choice,
@@ -122,7 +122,7 @@ class Sweep:
         self,
         config: SweepConfig,
         built: PreparedCells,
-        steps: Sequence[Rung],
+        steps: Sequence[HalvingStage],
         loaded: Loaded,
         items: Sequence[Item],
     ) -> None:

@@ -93,11 +93,11 @@ def judge(
     )
 
 
-Judgement = tuple[str, CheckVerdict, str]  # limit, verdict, note
-PLAIN: Judgement = ("equal", "ok", "")
+Ruling = tuple[str, CheckVerdict, str]  # limit, verdict, note
+PLAIN: Ruling = ("equal", "ok", "")
 
 
-def _outcome(metric: str, pairs: Pairs, rule: Rule, alike: bool, noise: float) -> Judgement:
+def _outcome(metric: str, pairs: Pairs, rule: Rule, alike: bool, noise: float) -> Ruling:
     if rate(pairs.now) is None:
         return "some", "FAILED", "nothing left to count"
     changed = pairs.changed
@@ -110,7 +110,7 @@ def _outcome(metric: str, pairs: Pairs, rule: Rule, alike: bool, noise: float) -
     return limit, verdict, f"{where}; {note}" if note else where
 
 
-def _no_lower(metric: str, pairs: Pairs, rule: Rule, noise: float) -> Judgement:
+def _no_lower(metric: str, pairs: Pairs, rule: Rule, noise: float) -> Ruling:
     """A drop below what is allowed fails if the limit is firm, or the interval has no 0."""
     before, now = rate(pairs.before), rate(pairs.now)
     assert before is not None

@@ -301,7 +301,7 @@ def show_examples(run: FinishedRun, count: int | None, form: str) -> None:
     """Prompts and outputs of some examples, where asked for; beside other forms on stderr."""
     if count is None:
         return
-    from ppdbench.report.spoken import print_examples
+    from ppdbench.report.example_texts import print_examples
     from ppdbench.report.terminal import people
 
     print_examples(run.samples, count, run.spell, people(stderr=form != "table"))

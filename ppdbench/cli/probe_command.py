@@ -164,7 +164,7 @@ def _probe_matches(
     from ppdbench.engine.quiet import quiet
     from ppdbench.machine.environment import set_threads
     from ppdbench.probe import summary
-    from ppdbench.probe.ranks import Ranks
+    from ppdbench.probe.ranks import StoredRanks
     from ppdbench.probe.runner import run_probe
     from ppdbench.report import outputs, probe_tables
 
@@ -180,7 +180,7 @@ def _probe_matches(
         run = run_probe(config, layers, folder, resume=resume, report=report, shard=shard)
     if told_elsewhere(run):
         return 0
-    ranks = Ranks(run.samples)
+    ranks = StoredRanks(run.samples)
     rates = summary.match_rates(ranks, config.ks, run.buckets)
     _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
     outputs.of_matches(run.header, run.samples, ranks, rates, str(folder)).emit(form)

@@ -97,7 +97,7 @@ def _bar(console: Any) -> Iterator[Report]:
 
     pace = Pace()
 
-    class Left(ProgressColumn):
+    class TimeLeft(ProgressColumn):
         """rich's own forgets steps that took longer than half a minute."""
 
         def render(self, task: Task) -> Text:
@@ -105,7 +105,7 @@ def _bar(console: Any) -> Iterator[Report]:
             return Text("" if left is None else f"{spoken(left)} left", style="progress.remaining")
 
     told = TextColumn("{task.description}", markup=False)
-    columns = (told, BarColumn(), MofNCompleteColumn(), Left())
+    columns = (told, BarColumn(), MofNCompleteColumn(), TimeLeft())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(pace.text, total=None)
 

@@ -14,7 +14,7 @@ from ppdbench.cli.options import data_option, format_option, model_options, task
 from ppdbench.cli.progress import progress
 
 if TYPE_CHECKING:
-    from ppdbench.methods.draft_verify.skip_search import Found
+    from ppdbench.methods.draft_verify.skip_search import SearchResult
     from ppdbench.report.sheet import Sheet
 
 
@@ -76,7 +76,7 @@ def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
     return 0
 
 
-def _sheet(found: Found) -> Sheet:
+def _sheet(found: SearchResult) -> Sheet:
     from ppdbench.report.sheet import Sheet
 
     sets = {"found": (found.skips, found.score), "default": (found.default, found.default_score)}

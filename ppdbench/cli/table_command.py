@@ -16,7 +16,7 @@ from ppdbench.cli.options import export_option, format_option, model_options, sa
 
 if TYPE_CHECKING:
     from ppdbench.runs.store import StoredRun
-    from ppdbench.tables.base import Laid, PaperTable
+    from ppdbench.tables.base import PaperTable, TableSheets
 
 RUNS = "results/tables/runs"
 SCALING = ("data", "limit", "max_new_tokens")
@@ -116,11 +116,11 @@ def _check_asked(ctx: click.Context, runs: tuple[str, ...], running: bool) -> No
 
 def _run_missing(table: PaperTable, folder: Path, options: dict[str, Any]) -> None:
     from ppdbench.errors import ConfigError
-    from ppdbench.tables.steps import Scale, run_missing
+    from ppdbench.tables.steps import RunScale, run_missing
 
     if not table.recipe:
         raise ConfigError(f"table {table.name} needs no run; leave --run out")
-    scale = Scale(
+    scale = RunScale(
         model=_words(options, HANDED_ON),
         work=_words(options, SCALING),
         passing=_words(options, WITHOUT_INFLUENCE),
@@ -173,7 +173,7 @@ def _stored(table: PaperTable, runs: Sequence[str], folder: Path) -> list[Stored
     return stored
 
 
-def _show(table: PaperTable, laid: Laid, form: str, exports: Sequence[str]) -> None:
+def _show(table: PaperTable, laid: TableSheets, form: str, exports: Sequence[str]) -> None:
     from ppdbench.report.export import emit, write
 
     data = laid.data

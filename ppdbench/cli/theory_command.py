@@ -28,7 +28,7 @@ NOT_WITH_RUN = {
 
 
 @dataclass(slots=True)
-class Answer:
+class TheoryOutput:
     """What will be printed and drawn."""
 
     sheets: list[Sheet] = field(default_factory=list)
@@ -76,7 +76,7 @@ def command(figures: bool, plot: str | None, form: str, **options: Any) -> None:
         options["k"] = numbers("-k", options["k"])
     if plot:
         _check_plot(plot)
-    answer = Answer()
+    answer = TheoryOutput()
     if options["run"]:
         _from_run(answer, options, form, drawn=bool(figures or plot))
     elif options["p"] is not None:
@@ -107,7 +107,7 @@ def _check_combination(options: dict[str, Any], figures: bool) -> None:
         )
 
 
-def _from_numbers(answer: Answer, options: dict[str, Any]) -> None:
+def _from_numbers(answer: TheoryOutput, options: dict[str, Any]) -> None:
     from ppdbench import theory
     from ppdbench.report import theory_tables
 
@@ -128,14 +128,14 @@ def _from_numbers(answer: Answer, options: dict[str, Any]) -> None:
     answer.series["given"] = theory.figure_points([rate], n_layers=layers, exit_after=exit_after)
 
 
-def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -> None:
+def _from_run(answer: TheoryOutput, options: dict[str, Any], form: str, drawn: bool) -> None:
     from ppdbench.report import theory_tables
     from ppdbench.runs.store import read_whole
 
     run = read_whole(options["run"])
     reading_notes([run])
     chosen = {name: options[name] for name in ("exit_after", *ONLY_WITH_RUN)}
-    measured = theory_tables.measure(run, theory_tables.Wanted(ks=options["k"], **chosen))
+    measured = theory_tables.measure(run, theory_tables.RowFilter(ks=options["k"], **chosen))
     table = theory_tables.run_sheets(measured)
     answer.sheets += table if form == "table" else [theory_tables.run_sheet(measured)]
     answer.json.update(measured.to_json())
@@ -143,7 +143,7 @@ def _from_run(answer: Answer, options: dict[str, Any], form: str, drawn: bool) -
         answer.series["measured"], answer.measured = theory_tables.measured_points(measured)
 
 
-def _add_figures(answer: Answer, form: str) -> None:
+def _add_figures(answer: TheoryOutput, form: str) -> None:
     from ppdbench.report import theory_tables
 
     series = {"paper": theory_tables.paper_points(), **answer.series}
@@ -162,7 +162,7 @@ def _check_plot(path: str) -> None:
     check_path(path)
 
 
-def _draw(answer: Answer, path: str) -> None:
+def _draw(answer: TheoryOutput, path: str) -> None:
     from ppdbench.report import plots, theory_tables
 
     names = {"measured": answer.measured}

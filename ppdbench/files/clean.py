@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-Kind = Literal[
+Destination = Literal[
     "terminal",  # lines for people; newlines and tabs stay
     "line",  # one line for people: a notice or an error
     "csv",  # a cell
@@ -46,7 +46,7 @@ SUBSTITUTE = "▯"  # in pictures, where escapes would take too much room
 
 # The most characters of one text; what is longer loses its middle, and says so. JSON loses nothing,
 # nor do attributes, which hold whole files and drawings.
-LONGEST: dict[Kind, int] = {
+LONGEST: dict[Destination, int] = {
     "terminal": 20_000,
     "line": 4_000,
     "csv": 30_000,  # spreadsheets take 32,767
@@ -62,7 +62,7 @@ LONGEST: dict[Kind, int] = {
 }
 
 
-def clean(text: str, kind: Kind) -> str:
+def clean(text: str, kind: Destination) -> str:
     """The text as it may be written to a place of this kind."""
     rule = _RULES[kind]
     if kind == "json":
@@ -72,7 +72,7 @@ def clean(text: str, kind: Kind) -> str:
     return rule(_UNSEEN.sub(SUBSTITUTE if kind == "picture" else _seen, text))
 
 
-def cleaned(value: Any, kind: Kind) -> Any:
+def cleaned(value: Any, kind: Destination) -> Any:
     """The same with all texts that lists and objects hold, their keys included."""
     if isinstance(value, str):
         return clean(value, kind)
@@ -202,7 +202,7 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=,:+-]+", "_", text).lstrip(".-") or "_"
 
 
-_RULES: dict[Kind, Callable[[str], str]] = {
+_RULES: dict[Destination, Callable[[str], str]] = {
     "terminal": _terminal,
     "line": _line,
     "csv": _csv,

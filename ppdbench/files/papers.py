@@ -20,7 +20,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Publication:
     """A paper, or what stands for one, and where it is to be read."""
 
     title: str
@@ -30,8 +30,8 @@ class Work:
         return f"{self.title}, {self.link}"
 
 
-def _arxiv(number: str, title: str) -> Work:
-    return Work(title, f"https://arxiv.org/abs/{number}")
+def _arxiv(number: str, title: str) -> Publication:
+    return Publication(title, f"https://arxiv.org/abs/{number}")
 
 
 PPD = _arxiv(
@@ -73,7 +73,9 @@ BEHIND = {
         _arxiv("2211.17192", "Fast Inference from Transformers via Speculative Decoding"),
     ),
     "prompt-lookup": (
-        Work("Prompt Lookup Decoding", "https://github.com/apoorvumang/prompt-lookup-decoding"),
+        Publication(
+            "Prompt Lookup Decoding", "https://github.com/apoorvumang/prompt-lookup-decoding"
+        ),
     ),
     "lookahead": (
         _arxiv(
@@ -114,7 +116,7 @@ def names() -> list[str]:
     return sorted(_files(), key=lambda name: (name.split("/")[0], len(name), name))
 
 
-def paper_of(name: str) -> Work:
+def paper_of(name: str) -> Publication:
     """The paper that prints a table."""
     return TABLED[name.partition("/")[0]]
 

@@ -82,12 +82,12 @@ class EarlyExit:
         default = 1 if self.confidence else n_layers // 2
         return exit_layer_of("early-exit", self.exit_layer, default, n_layers)
 
-    def prepare(self, setup: Setup) -> Exits:
+    def prepare(self, setup: Setup) -> EarlyExitDecoder:
         """Settle the exit; there is nothing to load."""
-        return Exits(self, self.exit_in(setup.target.staged.n_layers))
+        return EarlyExitDecoder(self, self.exit_in(setup.target.staged.n_layers))
 
 
-class Exits(Decoder):
+class EarlyExitDecoder(Decoder):
     """One token after another, each through as many layers as it needs.
 
     A pass takes one row, and more only where rows that a layer has not seen wait for it.

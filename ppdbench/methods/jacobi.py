@@ -33,12 +33,12 @@ class Jacobi:
         if self.window < 1:
             raise ConfigError(f"jacobi: window={self.window}; use 1 or more")
 
-    def prepare(self, setup: Setup) -> FixedPoint:
+    def prepare(self, setup: Setup) -> JacobiProposer:
         """Nothing to load."""
-        return FixedPoint(self)
+        return JacobiProposer(self)
 
 
-class FixedPoint(Proposer):
+class JacobiProposer(Proposer):
     """The current guess for the places behind the newest token."""
 
     def __init__(self, options: Jacobi) -> None:

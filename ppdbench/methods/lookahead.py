@@ -44,12 +44,12 @@ class Lookahead:
             if value < least:
                 raise ConfigError(f"lookahead: {name}={value}; use {least} or more")
 
-    def prepare(self, setup: Setup) -> Ahead:
+    def prepare(self, setup: Setup) -> LookaheadProposer:
         """Nothing to load."""
-        return Ahead(self, setup.seed)
+        return LookaheadProposer(self, setup.seed)
 
 
-class Pool:
+class NgramPool:
     """The newest continuations of each token, without repeats."""
 
     def __init__(self, limit: int) -> None:
@@ -70,7 +70,7 @@ class Pool:
         return list(reversed(self._after.get(token, {})))
 
 
-class Window:
+class GuessWindow:
     """Guesses level by level, the oldest first: `levels[l][w]` stands w + l + 1 places ahead.
 
     In the first passes there are fewer levels and, as each of them costs a column, more
@@ -120,21 +120,21 @@ class Window:
         self.levels = [level[accepted:] + level[:accepted] for level in self.levels]
 
 
-class Ahead(Proposer):
+class LookaheadProposer(Proposer):
     """The pool and the window of one sequence."""
 
     trees = True
 
     def __init__(self, options: Lookahead, seed: int) -> None:
         self.options, self.seed = options, seed
-        self.rows = 1 + options.guesses * (options.ngram - 1) + Window.most_nodes(options)
+        self.rows = 1 + options.guesses * (options.ngram - 1) + GuessWindow.most_nodes(options)
         self._reset([0])
 
     def _reset(self, tokens: Sequence[int]) -> None:
-        self._pool = Pool(self.options.guesses)
+        self._pool = NgramPool(self.options.guesses)
         draw = random.Random(self.seed)
-        first = draw.choices(tokens, k=Window.columns(self.options, 1))
-        self._window = Window(first, self.options)
+        first = draw.choices(tokens, k=GuessWindow.columns(self.options, 1))
+        self._window = GuessWindow(first, self.options)
 
     def start(self, session: Session, prefill: Prefill) -> None:
         """Guess with tokens of the prompt: any will do, and these at least occur together."""

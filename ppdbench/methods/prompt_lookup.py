@@ -32,12 +32,12 @@ class PromptLookup:
             if getattr(self, name) < 1:
                 raise ConfigError(f"prompt-lookup: {name}={getattr(self, name)}; use 1 or more")
 
-    def prepare(self, setup: Setup) -> Lookup:
+    def prepare(self, setup: Setup) -> PromptLookupProposer:
         """Nothing to load."""
-        return Lookup(self)
+        return PromptLookupProposer(self)
 
 
-class Lookup(Proposer):
+class PromptLookupProposer(Proposer):
     """Where each n-gram was last seen, kept up to date token by token."""
 
     def __init__(self, options: PromptLookup) -> None:

@@ -34,9 +34,9 @@ PREFIX = "transformers:"
 class Generate:
     """transformers' generate(), as a user calls it."""
 
-    def prepare(self, setup: Setup) -> Peer:
+    def prepare(self, setup: Setup) -> GenerateDecoder:
         """The stock model beside ours."""
-        return Peer(setup.stock())
+        return GenerateDecoder(setup.stock())
 
 
 @strategy("transformers:greedy-static")
@@ -44,9 +44,9 @@ class Generate:
 class GenerateStatic:
     """transformers' generate() over its static cache."""
 
-    def prepare(self, setup: Setup) -> Peer:
+    def prepare(self, setup: Setup) -> GenerateDecoder:
         """The stock model beside ours."""
-        return Peer(setup.stock(), {"cache_implementation": "static"})
+        return GenerateDecoder(setup.stock(), {"cache_implementation": "static"})
 
 
 @strategy("transformers:early-exit")
@@ -64,11 +64,11 @@ class GenerateEarlyExit:
         """How many layers draft in a model of `n_layers`."""
         return exit_layer_of(f"{PREFIX}early-exit", self.exit_layer, n_layers // 4, n_layers)
 
-    def prepare(self, setup: Setup) -> Peer:
+    def prepare(self, setup: Setup) -> GenerateDecoder:
         """The stock model drafts for itself."""
         stock = setup.stock()
         options = {"assistant_early_exit": self.exit_in(setup.target.staged.n_layers)}
-        return Peer(stock, options, assistant=stock, draft_length=self.draft_length)
+        return GenerateDecoder(stock, options, assistant=stock, draft_length=self.draft_length)
 
 
 @strategy("transformers:prompt-lookup")
@@ -83,13 +83,13 @@ class GenerateLookup:
         _check("prompt-lookup", "longest_suffix", self.longest_suffix)
         _check("prompt-lookup", "max_draft", self.max_draft)
 
-    def prepare(self, setup: Setup) -> Peer:
+    def prepare(self, setup: Setup) -> GenerateDecoder:
         """Nothing but the stock model."""
         options = {
             "prompt_lookup_num_tokens": self.max_draft,
             "max_matching_ngram_size": self.longest_suffix,
         }
-        return Peer(setup.stock(), options)
+        return GenerateDecoder(setup.stock(), options)
 
 
 @strategy("transformers:assistant")
@@ -110,7 +110,7 @@ class GenerateAssistant:
             )
         _check("assistant", "draft_length", self.draft_length)
 
-    def prepare(self, setup: Setup) -> Peer:
+    def prepare(self, setup: Setup) -> GenerateDecoder:
         """The stock model and a smaller one."""
         try:
             assistant = setup.stock(self.draft_model)
@@ -123,7 +123,7 @@ class GenerateAssistant:
                 f"{PREFIX}assistant: draft_model={self.draft_model} has {known} words, the model "
                 f"{words}; use a draft model of the same tokenizer"
             )
-        return Peer(
+        return GenerateDecoder(
             setup.stock(),
             {"assistant_model": assistant.model},
             assistant=assistant,
@@ -136,7 +136,7 @@ def _check(name: str, option: str, value: int) -> None:
         raise ConfigError(f"{PREFIX}{name}: {option}={value}; use 1 or more")
 
 
-class Peer(Decoder):
+class GenerateDecoder(Decoder):
     """One way to call `generate()`; the session of the run stays unused."""
 
     foreign = True

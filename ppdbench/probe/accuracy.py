@@ -11,7 +11,7 @@ from ppdbench.errors import DataError
 from ppdbench.probe.summary import INTERVAL, matches_by_example
 from ppdbench.stats import clustered_wilson
 from ppdbench.trees.calibration import Accuracies
-from ppdbench.trees.record import Output
+from ppdbench.trees.record import RankedOutput
 
 TOPS = range(1, 11)
 
@@ -82,7 +82,7 @@ def calibration(samples: Sequence[Sample], method: str) -> Accuracies:
     if not _distances(group):
         raise DataError("no output is long enough to guess in; raise --max-new-tokens")
     ranks = ((sample["task"], [*_lines(sample).values()]) for sample in group)
-    outputs = [Output.of(task, lines) for task, lines in ranks if any(lines)]
+    outputs = [RankedOutput.of(task, lines) for task, lines in ranks if any(lines)]
     return Accuracies.counted(method, outputs)
 
 

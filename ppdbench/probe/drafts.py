@@ -94,7 +94,9 @@ def run_drafts(
         for name, (_, strategy) in zip(names, built, strict=True):
             decoders[name] = strategy.prepare(setup)
             started.callback(decoders[name].close)
-        ready = {name: (measures or Ranks)(name, decoder) for name, decoder in decoders.items()}
+        ready = {
+            name: (measures or GuessRanks)(name, decoder) for name, decoder in decoders.items()
+        }
         header = run_header(kind, config, loaded, work)
         header["methods"] = {
             name: {
@@ -217,7 +219,7 @@ def _spread(places: range) -> list[int]:
     return sorted({places[0], places[len(places) // 2], places[-1]})
 
 
-class Ranks:
+class GuessRanks:
     """The ranks of the true tokens among a method's guesses, by distance."""
 
     def __init__(self, label: str, decoder: Decoder) -> None:

@@ -25,16 +25,16 @@ from ppdbench.errors import NumericalError
 LOGITS_BUDGET = 16 << 20  # bytes of logits computed at once; comparing takes as much again
 HIDDEN_BUDGET = 32 << 20  # bytes of hidden states kept before they are turned into ranks
 
-Ranks = dict[int, list[int]]  # layers run -> rank per position
+RanksByLayer = dict[int, list[int]]  # layers run -> rank per position
 
 
 @dataclass(slots=True)
-class Probed:
+class ProbedSequence:
     """What one sequence gave."""
 
     output_ids: list[int]
-    ranks: Ranks
-    head_ranks: Ranks = field(default_factory=dict)
+    ranks: RanksByLayer
+    head_ranks: RanksByLayer = field(default_factory=dict)
     predictions: dict[int, list[int]] = field(default_factory=dict)
     elapsed_ms: float = 0.0
 
@@ -85,7 +85,7 @@ class Prober:
         *,
         stop_at: frozenset[int] = frozenset(),
         names: Sequence[str] = (),
-    ) -> list[Probed]:
+    ) -> list[ProbedSequence]:
         """Generate `n_tokens` after each prompt, whatever they are, and rank them.
 
         With `stop_at` an output ends at the first of these ids, that id included.
@@ -211,13 +211,13 @@ class _Kept:
             position, sequence = (~torch.isfinite(peaks)).nonzero()[0].tolist()
             self._refuse(self.last, position, sequence)
 
-    def finish(self) -> list[Probed]:
+    def finish(self) -> list[ProbedSequence]:
         """The results of every sequence."""
         # Lower layers first: what is wrong in one is wrong in all above it.
         self.rank_held()
         self._check_final()
         tokens = torch.cat(self.tokens, dim=1).tolist()
-        results = [Probed(output, {}) for output in tokens]
+        results = [ProbedSequence(output, {}) for output in tokens]
         for (layer, kind), parts in sorted(self.blocks.items()):
             for result, values in zip(results, torch.cat(parts).T.tolist(), strict=True):
                 where = {

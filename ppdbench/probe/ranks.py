@@ -15,14 +15,14 @@ Sample = Mapping[str, Any]
 Group = tuple[str, str]  # task and target
 
 
-class Matrix(NamedTuple):
+class RankMatrix(NamedTuple):
     """The ranks of one layer, and where there are any: outputs may differ in length."""
 
     ranks: npt.NDArray[Any]  # [example, position]
     known: npt.NDArray[np.bool_]
 
 
-class Ranks:
+class StoredRanks:
     """The ranks of probed samples by task and target, by head and layer."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
@@ -30,14 +30,14 @@ class Ranks:
         for sample in samples:
             group = sample["task"], sample.get("target", "greedy")
             self.groups.setdefault(group, []).append(sample)
-        self._made: dict[tuple[Group, str, int], Matrix] = {}
+        self._made: dict[tuple[Group, str, int], RankMatrix] = {}
 
     def layers(self, group: Group, field: str) -> list[int]:
         """Those that any of the samples was probed after."""
         names = {name for sample in self.groups[group] for name in sample.get(field) or ()}
         return sorted(map(int, names))
 
-    def matrix(self, group: Group, field: str, layer: int) -> Matrix:
+    def matrix(self, group: Group, field: str, layer: int) -> RankMatrix:
         """One layer, of all samples of a group."""
         found = self._made.get((group, field, layer))
         if found is None:
@@ -57,13 +57,13 @@ def _rows(samples: Sequence[Sample], field: str, layer: str) -> list[Sequence[in
     return rows
 
 
-def rank_matrix(rows: Sequence[Sequence[int]]) -> Matrix:
+def rank_matrix(rows: Sequence[Sequence[int]]) -> RankMatrix:
     """Ranks of several outputs."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     found = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
     known = np.arange(lengths.max()) < lengths[:, None]
     if known.all():
-        return Matrix(found.reshape(known.shape), known)
+        return RankMatrix(found.reshape(known.shape), known)
     ranks = np.zeros(known.shape, np.int32)
     ranks[known] = found
-    return Matrix(ranks, known)
+    return RankMatrix(ranks, known)

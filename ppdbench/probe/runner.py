@@ -17,7 +17,7 @@ from ppdbench.engine.loading import Loaded, load
 from ppdbench.engine.truth import StockTruth
 from ppdbench.errors import ConfigError
 from ppdbench.probe.buckets import default_bucket, divisors
-from ppdbench.probe.match import Probed, Prober
+from ppdbench.probe.match import ProbedSequence, Prober
 from ppdbench.runs.header import run_header
 from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.store import RunFolder, begun_header, check_target
@@ -236,7 +236,7 @@ def _probe_missing(
             report(f"probing {batch[0].task.name}", done, total)
 
 
-def _hold(loaded: Loaded, item: Item, result: Probed) -> None:
+def _hold(loaded: Loaded, item: Item, result: ProbedSequence) -> None:
     """Refuse to go on where the first example's ranks are not those of the stock model."""
     truth = StockTruth.load(loaded.spec)
     hold_ranks(truth, item.ids, result.output_ids, result.ranks)
@@ -258,7 +258,9 @@ def _batches(items: list[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def _sample(item: Item, target: Target, result: Probed, exact: bool, shown: bool) -> dict[str, Any]:
+def _sample(
+    item: Item, target: Target, result: ProbedSequence, exact: bool, shown: bool
+) -> dict[str, Any]:
     sample: dict[str, Any] = {
         "example_id": item.example.id,
         "task": item.task.name,

@@ -17,7 +17,7 @@ from torch.nn.functional import cosine_similarity
 from ppdbench.decoding.decoder import Decoder
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
-from ppdbench.methods.hidden_transfer.strategy import Transferring
+from ppdbench.methods.hidden_transfer.strategy import HiddenTransferProposer
 from ppdbench.runs.workload import Item
 
 DIGITS = 5  # kept of a cosine
@@ -27,7 +27,7 @@ class Cosines:
     """The cosine of each pseudo state and the true one: by step, then by layers run."""
 
     def __init__(self, label: str, decoder: Decoder) -> None:
-        if not isinstance(decoder, Transferring):
+        if not isinstance(decoder, HiddenTransferProposer):
             raise ConfigError(f"--method {label}: it has no pseudo states; use hidden-transfer")
         self.decoder = decoder
 

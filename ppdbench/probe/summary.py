@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ppdbench.errors import DataError
-from ppdbench.probe.ranks import Group, Matrix, Ranks, rank_matrix
+from ppdbench.probe.ranks import Group, RankMatrix, StoredRanks, rank_matrix
 from ppdbench.stats import clustered_wilson
 
 TOTAL = "total"
@@ -61,7 +61,7 @@ class Saturation:
     deepest: int  # layer that was probed
 
 
-def match_rates(ranks: Ranks, ks: Sequence[int], buckets: Mapping[str, int]) -> list[Rate]:
+def match_rates(ranks: StoredRanks, ks: Sequence[int], buckets: Mapping[str, int]) -> list[Rate]:
     """All rates of a probe run, per bucket and pooled. `buckets` gives each task's size."""
     if not ranks.groups:
         raise DataError("the run holds no finished probe samples")
@@ -77,7 +77,7 @@ def match_rates(ranks: Ranks, ks: Sequence[int], buckets: Mapping[str, int]) -> 
 
 
 def _bucketed(
-    matrix: Matrix, layer: int, ks: Sequence[int], names: tuple[Group, str], size: int
+    matrix: RankMatrix, layer: int, ks: Sequence[int], names: tuple[Group, str], size: int
 ) -> list[Rate]:
     ranks, known = matrix
     starts = range(0, ranks.shape[1], size)
@@ -117,12 +117,12 @@ def bucket_label(first: int, size: int) -> str:
     return str(first) if size == 1 else f"{first}-{first + size - 1}"
 
 
-def saturation(ranks: Ranks, n_layers: int | None = None) -> list[Saturation]:
+def saturation(ranks: StoredRanks, n_layers: int | None = None) -> list[Saturation]:
     """Per task and target, over the probed layers of a model that has `n_layers`, if not all."""
     return [_saturation(ranks, group, n_layers) for group in ranks.groups]
 
 
-def _saturation(all_ranks: Ranks, group: Group, n_layers: int | None) -> Saturation:
+def _saturation(all_ranks: StoredRanks, group: Group, n_layers: int | None) -> Saturation:
     layers = all_ranks.layers(group, "ranks")
     matrices = [all_ranks.matrix(group, "ranks", layer) for layer in layers]
     # [layer, token]: whether the token is the layer's first choice

@@ -15,7 +15,7 @@ from ppdbench.bench.summary import overall, summarize
 from ppdbench.bench.sums import SampleSums
 from ppdbench.bench.sweep_summary import swept
 from ppdbench.probe import accuracy, closeness, summary
-from ppdbench.probe.ranks import Ranks
+from ppdbench.probe.ranks import StoredRanks
 from ppdbench.report import decode_tables, draft_tables, probe_tables, sweep_tables
 from ppdbench.report.export import emit
 from ppdbench.report.page.runs import DECODES, PROBES, SIMILARITY, SWEEPS, Run
@@ -28,14 +28,14 @@ Samples = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class PrintedOutput:
     """Tables that people read, one with every figure, and the content of JSON."""
 
     sheets: list[Sheet]
     long: Sheet
     content: Any
 
-    def marked(self, words: str | None) -> Output:
+    def marked(self, words: str | None) -> PrintedOutput:
         """The same with these words under every table."""
         return replace(self, sheets=marked(self.sheets, words))
 
@@ -48,7 +48,7 @@ class Output:
         emit(self.sheets_for(form == "csv"), self.content, form)
 
 
-def of_run(run: Run) -> Output:
+def of_run(run: Run) -> PrintedOutput:
     """What a stored run's own command printed."""
     header, place = run.header, str(run.stored.path)
     if run.kind in DECODES:
@@ -58,7 +58,7 @@ def of_run(run: Run) -> Output:
     return _of_probes(run, header, place).marked(run.unfinished)
 
 
-def _of_probes(run: Run, header: Header, place: str) -> Output:
+def _of_probes(run: Run, header: Header, place: str) -> PrintedOutput:
     if run.kind in PROBES:
         return of_matches(header, run.done, run.ranks, run.rates, place)
     if run.kind in SIMILARITY:
@@ -66,44 +66,50 @@ def _of_probes(run: Run, header: Header, place: str) -> Output:
     return of_drafts(header, run.done, place)
 
 
-def of_decoding(header: Header, sums: Sequence[SampleSums]) -> Output:
+def of_decoding(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
     """Of `decode` and `bench`."""
     found = summarize(header, sums)
     long = decode_tables.long(found)
     lacking = unfinished(header, (one.about for one in sums))
     if header["kind"] == "decode":
         content = found[0] if len(found) == 1 else found
-        return Output(decode_tables.sheets(found), long, content).marked(lacking)
+        return PrintedOutput(decode_tables.sheets(found), long, content).marked(lacking)
     together = overall(header, sums)
     sheets = decode_tables.comparison(found, together, beside(header, sums))
-    return Output(sheets, long, found).marked(lacking)
+    return PrintedOutput(sheets, long, found).marked(lacking)
 
 
-def of_sweep(header: Header, sums: Sequence[SampleSums]) -> Output:
+def of_sweep(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
     """Of `sweep`."""
     found = swept(header, sums)
-    return Output(sweep_tables.sheets(found), sweep_tables.long(found), sweep_tables.to_json(found))
+    return PrintedOutput(
+        sweep_tables.sheets(found), sweep_tables.long(found), sweep_tables.to_json(found)
+    )
 
 
 def of_matches(
-    header: Header, samples: Samples, ranks: Ranks, rates: Sequence[summary.Rate], run: str
-) -> Output:
+    header: Header, samples: Samples, ranks: StoredRanks, rates: Sequence[summary.Rate], run: str
+) -> PrintedOutput:
     """Of `probe`."""
     saturations = summary.saturation(ranks, header["model"]["n_layers"])
     sheets = probe_tables.sheets(header, rates, saturations, fewest_examples(samples))
     content = summary.to_json(header, samples, rates, saturations, run)
-    return Output(sheets, probe_tables.long(rates), content)
+    return PrintedOutput(sheets, probe_tables.long(rates), content)
 
 
-def of_drafts(header: Header, samples: Samples, run: str) -> Output:
+def of_drafts(header: Header, samples: Samples, run: str) -> PrintedOutput:
     """Of `probe --what drafts`."""
     rows = accuracy.accuracies(samples)
     sheets = draft_tables.sheets(header, rows, fewest_examples(samples))
-    return Output(sheets, draft_tables.long(rows), accuracy.to_json(header, samples, rows, run))
+    return PrintedOutput(
+        sheets, draft_tables.long(rows), accuracy.to_json(header, samples, rows, run)
+    )
 
 
-def of_similarity(header: Header, samples: Samples, run: str) -> Output:
+def of_similarity(header: Header, samples: Samples, run: str) -> PrintedOutput:
     """Of `probe --what similarity`."""
     rows = closeness.similarities(samples)
     content = closeness.to_json(rows, header, run)
-    return Output(draft_tables.similarity_sheets(header, rows), draft_tables.long(rows), content)
+    return PrintedOutput(
+        draft_tables.similarity_sheets(header, rows), draft_tables.long(rows), content
+    )

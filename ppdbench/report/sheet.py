@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ppdbench.files.clean import Kind, clean
+from ppdbench.files.clean import Destination, clean
 
 Cell = str | int | float | None
 
@@ -41,7 +41,7 @@ class Sheet:
         if unknown:
             raise ValueError(f"{self.title}: no column {', '.join(sorted(unknown))}")
 
-    def cleaned(self, kind: Kind) -> Sheet:
+    def cleaned(self, kind: Destination) -> Sheet:
         """The same table, with texts that may be written to a place of this kind."""
 
         def safe(text: str) -> str:

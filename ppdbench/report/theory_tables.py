@@ -19,7 +19,7 @@ from ppdbench import theory
 from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files import papers
-from ppdbench.probe.ranks import Group, Ranks
+from ppdbench.probe.ranks import Group, StoredRanks
 from ppdbench.probe.summary import RANKS_OF_HEAD
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
@@ -63,7 +63,7 @@ class TheoryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RowFilter:
     """Which rows of a run are asked for; None means all."""
 
     exit_after: int | None = None
@@ -74,7 +74,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRows:
     """The rows of a run, and how many of its examples could not be used."""
 
     run: str
@@ -111,7 +111,7 @@ class Measured:
         }
 
 
-def measure(run: StoredRun, wanted: Wanted, ranks: Ranks | None = None) -> Measured:
+def measure(run: StoredRun, wanted: RowFilter, ranks: StoredRanks | None = None) -> MeasuredRows:
     """Match rates of a probe run, and what theory makes of them; `ranks` where they are there."""
     if run.header.get("kind") != "probe":
         raise DataError(
@@ -120,7 +120,9 @@ def measure(run: StoredRun, wanted: Wanted, ranks: Ranks | None = None) -> Measu
     n_layers = _n_layers(run)
     if wanted.exit_after is not None:
         theory.check_exit(n_layers, wanted.exit_after)
-    ranks = ranks or Ranks(s for s in run.samples if s.get("method") == "probe" and s.get("ranks"))
+    ranks = ranks or StoredRanks(
+        s for s in run.samples if s.get("method") == "probe" and s.get("ranks")
+    )
     if not ranks.groups:
         raise DataError(f"{run.path} has no probe samples; finish it with --resume")
     _check_present(ranks, wanted)
@@ -135,14 +137,14 @@ def measure(run: StoredRun, wanted: Wanted, ranks: Ranks | None = None) -> Measu
         raise DataError(f"{run.path}: no layer before the last was probed")
     used = sum(map(len, ranks.groups.values()))
     lacking = unfinished(run.header, run.samples)
-    return Measured(str(run.path), n_layers, tuple(rows), len(run.samples) - used, lacking)
+    return MeasuredRows(str(run.path), n_layers, tuple(rows), len(run.samples) - used, lacking)
 
 
 def _n_layers(run: StoredRun) -> int:
     return int(run.header["model"]["n_layers"])
 
 
-def _ks(run: StoredRun, wanted: Wanted) -> tuple[int, ...]:
+def _ks(run: StoredRun, wanted: RowFilter) -> tuple[int, ...]:
     """The ks asked for, or those the run was made for: ranks answer for every k."""
     ks = wanted.ks or tuple(run.header.get("config", {}).get("ks") or DEFAULT_KS)
     if min(ks) < 1:
@@ -150,7 +152,7 @@ def _ks(run: StoredRun, wanted: Wanted) -> tuple[int, ...]:
     return ks
 
 
-def _check_present(ranks: Ranks, wanted: Wanted) -> None:
+def _check_present(ranks: StoredRanks, wanted: RowFilter) -> None:
     """Refuse choices that would leave nothing, naming what the run has."""
     tasks, targets = zip(*ranks.groups, strict=True)
     probed = {
@@ -171,7 +173,7 @@ def _check_present(ranks: Ranks, wanted: Wanted) -> None:
 
 
 def _rows_of_group(
-    all_ranks: Ranks, group: Group, n_layers: int, ks: Sequence[int], wanted: Wanted
+    all_ranks: StoredRanks, group: Group, n_layers: int, ks: Sequence[int], wanted: RowFilter
 ) -> list[TheoryRow]:
     rows = []
     for head, key in RANKS_OF_HEAD.items():
@@ -234,7 +236,7 @@ def _reason_below_half(n_layers: int) -> str:
     raise AssertionError(f"a layer below half of {n_layers} was accepted")
 
 
-def run_sheet(measured: Measured) -> Sheet:
+def run_sheet(measured: MeasuredRows) -> Sheet:
     """One table with a column for everything, for files."""
     header = tuple(TheoryRow.__dataclass_fields__)
     return Sheet(
@@ -262,7 +264,7 @@ TERMINAL_COLUMNS = {
 }
 
 
-def run_sheets(measured: Measured) -> list[Sheet]:
+def run_sheets(measured: MeasuredRows) -> list[Sheet]:
     """A table for each task and target, for terminals; notes stand below the last."""
     groups: dict[tuple[str, str], list[TheoryRow]] = {}
     for row in measured.rows:
@@ -352,7 +354,7 @@ def paper_points() -> list[theory.FigurePoint]:
     ]
 
 
-def measured_points(measured: Measured) -> tuple[list[theory.FigurePoint], str]:
+def measured_points(measured: MeasuredRows) -> tuple[list[theory.FigurePoint], str]:
     """A run's points for the figures, and words for which layer and target they are of.
 
     The figures have room for one layer and one target: the earliest layer that PPD can exit

@@ -9,10 +9,10 @@ from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
     from ppdbench.training.evaluate import ExitQuality, Quality
-    from ppdbench.training.run import Plan
+    from ppdbench.training.run import TrainingPlan
 
 
-def plan_sheet(plan: Plan) -> Sheet:
+def plan_sheet(plan: TrainingPlan) -> Sheet:
     """The answer to `--dry-run`."""
     rows = (
         ("parameters", f"{plan.parameters:,}"),

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ppdbench.report.plots import INK, PALETTE, plain, quiet_style
-from ppdbench.report.tree_tables import Shown, View
+from ppdbench.report.tree_tables import ShownTree, TreeView
 from ppdbench.trees.build import Built
-from ppdbench.trees.curve import Point
+from ppdbench.trees.curve import SizePoint
 from ppdbench.trees.latency import Latency
 from ppdbench.trees.tree import Node, Tree
 
@@ -39,7 +39,7 @@ def speedup_curve(built: Built) -> Figure:
     return picture
 
 
-def _tokens(axes: Axes, kind: str, points: Sequence[Point]) -> None:
+def _tokens(axes: Axes, kind: str, points: Sequence[SizePoint]) -> None:
     lines = {kind: [point.tokens_per_step for point in points]}
     lines |= {name: [point.others[name] for point in points] for name in points[0].others}
     sizes = [point.size for point in points]
@@ -70,7 +70,7 @@ def _times(axes: Axes, latency: Latency, most: int) -> None:
     axes.legend()
 
 
-def _speedups(axes: Axes, points: Sequence[Point], chosen: Point) -> None:
+def _speedups(axes: Axes, points: Sequence[SizePoint], chosen: SizePoint) -> None:
     axes.axhline(1, color=INK, linewidth=0.8, linestyle="--")
     values = [point.speedup or 0.0 for point in points]
     axes.plot([p.rows for p in points], values, color=PALETTE[0], marker="o", markersize=3.5)
@@ -97,7 +97,7 @@ LIKELIEST = 0.6  # beyond it nodes are so dark that their text is white
 
 
 @quiet_style()
-def tree_picture(shown: Shown) -> Figure:
+def tree_picture(shown: ShownTree) -> Figure:
     """Nodes by depth, as dark as they are likely, with their ranks; states below each other."""
     places = [_places(view.tree) for view in shown.views]
     heights = [HEAD + LEVEL * (view.tree.depth + 1) for view in shown.views]
@@ -133,7 +133,7 @@ def _places(tree: Tree) -> dict[Node, tuple[float, int]]:
     return {path: (x + leaves, depth) for path, (x, depth) in places.items()}
 
 
-def _draw_tree(axes: Axes, view: View, places: Mapping[Node, tuple[float, int]]) -> None:
+def _draw_tree(axes: Axes, view: TreeView, places: Mapping[Node, tuple[float, int]]) -> None:
     for path in view.tree.paths:
         ends = (places[path[:-1]], places[path])
         axes.plot(*zip(*ends, strict=True), color="#999999", linewidth=0.8, zorder=1)
@@ -148,7 +148,7 @@ def _draw_tree(axes: Axes, view: View, places: Mapping[Node, tuple[float, int]])
     axes.spines["bottom"].set_visible(False)
 
 
-def _draw_node(axes: Axes, view: View, number: int, x: float, y: float) -> None:
+def _draw_node(axes: Axes, view: TreeView, number: int, x: float, y: float) -> None:
     likely = 0.0 if view.reached is None else view.reached[number]
     axes.plot(x, y, "o", color=BLUES(likely), markeredgecolor=INK, markeredgewidth=0.6, ms=NODE)
     path = view.nodes[number]

@@ -15,7 +15,7 @@ from ppdbench.report.terminal import people
 from ppdbench.stats import Ratio
 from ppdbench.trees.build import Built
 from ppdbench.trees.calibration import Accuracies
-from ppdbench.trees.curve import Plan, Point
+from ppdbench.trees.curve import SizePoint, TreePlan
 from ppdbench.trees.dynamic import DynamicTree
 from ppdbench.trees.expected import basis, expected, in_states
 from ppdbench.trees.latency import Latency
@@ -43,7 +43,7 @@ def curve_sheet(built: Built) -> Sheet:
     )
 
 
-def _row(plan: Plan, point: Point, is_chosen: bool) -> dict[str, Cell]:
+def _row(plan: TreePlan, point: SizePoint, is_chosen: bool) -> dict[str, Cell]:
     row: dict[str, Cell] = {"rows": point.rows, "nodes": point.nodes}
     row["tokens/step"] = point.tokens_per_step
     if plan.accuracies.outputs:
@@ -54,7 +54,7 @@ def _row(plan: Plan, point: Point, is_chosen: bool) -> dict[str, Cell]:
     return {**row, "chosen": "yes" if is_chosen else ""}
 
 
-def _counting_notes(plan: Plan, rivals: Sequence[str]) -> Iterator[str]:
+def _counting_notes(plan: TreePlan, rivals: Sequence[str]) -> Iterator[str]:
     inserted = "; the others make guesses" if plan.inserted else ""
     yield (
         f"rows: of a pass; nodes: those that hold tokens, the newest included{inserted}. "
@@ -97,7 +97,7 @@ def curve_json(built: Built) -> dict[str, Any]:
     }
 
 
-def _point_json(point: Point) -> dict[str, Any]:
+def _point_json(point: SizePoint) -> dict[str, Any]:
     return {
         "size": point.size,
         "rows": point.rows,
@@ -115,7 +115,7 @@ def _point_json(point: Point) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class View:
+class TreeView:
     """One tree with what is known of its nodes, each beginning with the newest token.
 
     A static tree has no `prompts`; nothing has probabilities without accuracies. `reached` says
@@ -150,13 +150,13 @@ class View:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownTree:
     """A static tree, or the states of a dynamic one, and what a step is expected to give.
 
     `basis` says from what that is known.
     """
 
-    views: tuple[View, ...]
+    views: tuple[TreeView, ...]
     title: str
     tokens: Ratio | None = None
     basis: str = ""
@@ -172,11 +172,11 @@ class Shown:
         return (f"{'; '.join(notes)}.",)
 
 
-def show(tree: Tree | DynamicTree, accuracies: Accuracies | None) -> Shown:
+def show(tree: Tree | DynamicTree, accuracies: Accuracies | None) -> ShownTree:
     """What there is to see of a tree, with accuracies or without."""
     kind = "static" if isinstance(tree, Tree) else "dynamic"
     if accuracies is None:
-        return Shown(tuple(_bare(tree)), f"{kind} tree")
+        return ShownTree(tuple(_bare(tree)), f"{kind} tree")
     tokens = expected(tree, accuracies)
     views = (
         replace(view, **vars(known))
@@ -184,19 +184,19 @@ def show(tree: Tree | DynamicTree, accuracies: Accuracies | None) -> Shown:
     )
     within = "" if tokens.low is None else f" [{tokens.low:.3f}, {tokens.high:.3f}]"
     title = f"{kind} tree, {accuracies.method}: {tokens.value:.3f}{within} tokens a step expected"
-    return Shown(tuple(views), title, tokens, basis(accuracies))
+    return ShownTree(tuple(views), title, tokens, basis(accuracies))
 
 
-def _bare(tree: Tree | DynamicTree) -> Iterator[View]:
+def _bare(tree: Tree | DynamicTree) -> Iterator[TreeView]:
     """A view for each state, with nothing known of its nodes."""
     if isinstance(tree, Tree):
-        yield View("tree", tree)
+        yield TreeView("tree", tree)
         return
     for k, state in enumerate(tree.states, 1):
-        yield View(f"state {k} of {tree.reach}", state.tree, prompts=state.prompts)
+        yield TreeView(f"state {k} of {tree.reach}", state.tree, prompts=state.prompts)
 
 
-def print_shown(shown: Shown, console: Console | None = None) -> None:
+def print_shown(shown: ShownTree, console: Console | None = None) -> None:
     """Draw trees with lines."""
     console = console or people()
     console.print(Text(shown.title, style="bold"))
@@ -209,7 +209,7 @@ def print_shown(shown: Shown, console: Console | None = None) -> None:
         console.print(Text(note, style="dim"))
 
 
-def _drawn(view: View) -> Branches:
+def _drawn(view: TreeView) -> Branches:
     root = Branches(_label(view, 0), guide_style="dim")
     made: dict[Node, Branches] = {(): root}
     for place, path in enumerate(view.tree.paths, 1):
@@ -217,7 +217,7 @@ def _drawn(view: View) -> Branches:
     return root
 
 
-def _label(view: View, place: int) -> Text:
+def _label(view: TreeView, place: int) -> Text:
     path = view.nodes[place]
     label = Text(f"rank {path[-1]}" if path else "newest token")
     if view.reached is not None:
@@ -228,7 +228,7 @@ def _label(view: View, place: int) -> Text:
     return label
 
 
-def nodes_sheet(shown: Shown) -> Sheet:
+def nodes_sheet(shown: ShownTree) -> Sheet:
     """Every node in a row."""
     rows = [row for view in shown.views for row in _node_rows(view)]
     return Sheet(
@@ -240,7 +240,7 @@ def nodes_sheet(shown: Shown) -> Sheet:
     )
 
 
-def _node_rows(view: View) -> Iterator[dict[str, Cell]]:
+def _node_rows(view: TreeView) -> Iterator[dict[str, Cell]]:
     for place, path in enumerate(view.nodes):
         row: dict[str, Cell] = {} if view.prompts is None else {"state": view.name}
         row |= {"node": " ".join(map(str, path)) or "newest token", "depth": len(path)}
@@ -251,7 +251,7 @@ def _node_rows(view: View) -> Iterator[dict[str, Cell]]:
         yield row
 
 
-def shown_json(shown: Shown) -> dict[str, Any]:
+def shown_json(shown: ShownTree) -> dict[str, Any]:
     """The same for programs."""
     return {
         "title": shown.title,
@@ -263,7 +263,7 @@ def shown_json(shown: Shown) -> dict[str, Any]:
     }
 
 
-def _view_json(view: View) -> dict[str, Any]:
+def _view_json(view: TreeView) -> dict[str, Any]:
     facts: Mapping[str, Any] = {
         "prompts": view.prompts,
         "accepted": view.reached,

@@ -534,7 +534,7 @@ class Source(Record, frozen=True, kw_only=True):
     """Hash of the programs' tests."""
 
 
-class Method(Record, frozen=True, kw_only=True):
+class MethodRecord(Record, frozen=True, kw_only=True):
     """A method as it ran."""
 
     name: Name
@@ -545,7 +545,7 @@ class Method(Record, frozen=True, kw_only=True):
     """What it loaded, with hashes."""
 
 
-class DecodingMethod(Method, frozen=True, kw_only=True):
+class DecodingMethod(MethodRecord, frozen=True, kw_only=True):
     """A method as it decoded."""
 
     exact: bool
@@ -782,7 +782,7 @@ class DraftsHeader(_WithMethods, frozen=True, kw_only=True):
 
     config: DraftsSettings
     """What it was told."""
-    methods: dict[str, Method]
+    methods: dict[str, MethodRecord]
     """The methods by label, in their order."""
 
 

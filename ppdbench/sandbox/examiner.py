@@ -86,7 +86,7 @@ class Caller:
 
     def _plain(self, content: Any) -> Any:
         try:
-            return unpack(content, lambda number: Remote(self, number))
+            return unpack(content, lambda number: RemoteFunction(self, number))
         except (ValueError, TypeError, ArithmeticError, RecursionError):
             self._stop("ended early")
 
@@ -95,7 +95,7 @@ class Caller:
         raise Stopped
 
 
-class Remote:
+class RemoteFunction:
     """A function of the program, called where the program is."""
 
     def __init__(self, caller: Caller, number: int) -> None:
@@ -106,7 +106,7 @@ class Remote:
 
 
 def _number_of(value: Any) -> int | None:
-    return value._number if isinstance(value, Remote) else None
+    return value._number if isinstance(value, RemoteFunction) else None
 
 
 def _error(kinds: Any, said: Any) -> Exception:

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from ppdbench.machine import libc
 from ppdbench.sandbox import audit, candidate, examiner, landlock, namespaces, places, seccomp
+from ppdbench.sandbox.coverage import unheld
 from ppdbench.sandbox.exam import Exam
-from ppdbench.sandbox.held import unheld
 from ppdbench.sandbox.wire import Wire
 
 Steps = dict[str, Callable[[], None]]

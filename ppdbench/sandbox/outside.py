@@ -13,9 +13,9 @@ from typing import Literal, get_args
 
 from ppdbench.errors import ConfigError
 from ppdbench.sandbox.exam import Exam
-from ppdbench.sandbox.room import Limits, Room, Walls
+from ppdbench.sandbox.process import SandboxLimits, SandboxProcess, SandboxSettings
 
-Outcome = Literal[
+ProgramOutcome = Literal[
     "passed",
     "failed",
     "timed out",
@@ -29,14 +29,14 @@ START_S = 60.0  # enough for an interpreter on a machine that has much else to d
 LAST_WORD_S = 2.0
 LOOK_S = 0.05
 NO_EXAM = Exam()
-DEFAULT = Limits()
+DEFAULT = SandboxLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
     """How a program ended or its tests went, what was raised, and which layers held it."""
 
-    outcome: Outcome
+    outcome: ProgramOutcome
     protection: tuple[str, ...]
     raised: str | None = None
 
@@ -49,7 +49,7 @@ class Execution:
 def execute(
     program: str,
     exam: Exam = NO_EXAM,
-    limits: Limits = DEFAULT,
+    limits: SandboxLimits = DEFAULT,
     *,
     layers: Sequence[str] = LAYERS,
     unprotected: bool = False,
@@ -59,8 +59,8 @@ def execute(
     `passed` is the word of the process that runs the tests; without tests it is the program's
     own, that it came to its end. Where no layer holds a harm nothing runs, unless `unprotected`.
     """
-    walls = Walls(limits, tuple(layers), unprotected)
-    with _rooms(program, exam, walls) as (candidate, tests):
+    settings = SandboxSettings(limits, tuple(layers), unprotected)
+    with _children(program, exam, settings) as (candidate, tests):
         stopped = _watch(candidate, tests, limits)
         return _judged(candidate, tests, stopped, limits)
 
@@ -72,30 +72,36 @@ def check_held() -> None:
 
 
 @contextmanager
-def _rooms(program: str, exam: Exam, walls: Walls) -> Iterator[tuple[Room, Room]]:
+def _children(
+    program: str, exam: Exam, settings: SandboxSettings
+) -> Iterator[tuple[SandboxProcess, SandboxProcess]]:
     """The process of the program and that of its tests; both are gone afterwards."""
     asked, answered = os.pipe(), os.pipe()
-    started = list[Room]()
+    started = list[SandboxProcess]()
     try:
         try:
-            started.append(Room("program", {"program": program}, (asked[0], answered[1]), walls))
-            started.append(Room("tests", {"exam": exam._asdict()}, (answered[0], asked[1]), walls))
+            started.append(
+                SandboxProcess("program", {"program": program}, (asked[0], answered[1]), settings)
+            )
+            started.append(
+                SandboxProcess("tests", {"exam": exam._asdict()}, (answered[0], asked[1]), settings)
+            )
         finally:
             for end in (*asked, *answered):
                 os.close(end)
         yield started[0], started[1]
     finally:
-        for room in started:
-            room.end()
+        for child in started:
+            child.end()
 
 
 @dataclass(slots=True)
 class _Watch:
     """What is known while both rooms are at work."""
 
-    candidate: Room
-    tests: Room
-    limits: Limits
+    candidate: SandboxProcess
+    tests: SandboxProcess
+    limits: SandboxLimits
     deadline: float
     began: bool = False
     leaving: bool = False  # there is a verdict, that the program has gone
@@ -109,7 +115,7 @@ class _Watch:
             self.leaving, self.deadline = True, time.monotonic() + LAST_WORD_S
         return bool(self.candidate.told("cpu_s")) or time.monotonic() >= self.deadline
 
-    def stopped(self) -> Outcome | None:
+    def stopped(self) -> ProgramOutcome | None:
         """The limit that is reached. The program's own clock starts when both rooms are closed."""
         if not self.began and self.candidate.began and self.tests.began:
             self.began, self.deadline = True, time.monotonic() + self.limits.wall_s
@@ -118,14 +124,16 @@ class _Watch:
         return "timed out" if time.monotonic() >= self.deadline else None
 
 
-def _watch(candidate: Room, tests: Room, limits: Limits) -> Outcome | None:
+def _watch(
+    candidate: SandboxProcess, tests: SandboxProcess, limits: SandboxLimits
+) -> ProgramOutcome | None:
     """Read what comes until there is a verdict, both have ended, or a limit is reached."""
     watch = _Watch(candidate, tests, limits, time.monotonic() + START_S)
     with selectors.DefaultSelector() as pipes:
-        for room in (candidate, tests):
-            assert room.process.stdout is not None
-            pipes.register(room.report, selectors.EVENT_READ, room.said)
-            pipes.register(room.process.stdout, selectors.EVENT_READ, room.output)
+        for child in (candidate, tests):
+            assert child.process.stdout is not None
+            pipes.register(child.report, selectors.EVENT_READ, child.said)
+            pipes.register(child.process.stdout, selectors.EVENT_READ, child.output)
         while pipes.get_map():
             left = watch.deadline - time.monotonic()
             for key, _ in pipes.select(max(0.0, min(LOOK_S, left))):
@@ -140,17 +148,22 @@ def _watch(candidate: Room, tests: Room, limits: Limits) -> Outcome | None:
     return None
 
 
-def _judged(candidate: Room, tests: Room, stopped: Outcome | None, limits: Limits) -> Execution:
-    rooms = (candidate, tests)
-    for unheld in (room.told("unheld").get("unheld") for room in rooms):
+def _judged(
+    candidate: SandboxProcess,
+    tests: SandboxProcess,
+    stopped: ProgramOutcome | None,
+    limits: SandboxLimits,
+) -> Execution:
+    children = (candidate, tests)
+    for unheld in (child.told("unheld").get("unheld") for child in children):
         if unheld:
             raise ConfigError(
                 f"generated programs are not run: nothing here holds {'; '.join(unheld)}; install "
                 "bubblewrap, use a newer Linux, or take the risk with "
                 "--allow-code-execution=unprotected"
             )
-    for room in rooms:
-        if not room.began:
+    for child in children:
+        if not child.began:
             raise ConfigError(
                 f"the sandbox for generated code does not start here ({room.last_line()}); "
                 "leave --allow-code-execution out"
@@ -159,7 +172,7 @@ def _judged(candidate: Room, tests: Room, stopped: Outcome | None, limits: Limit
         return Execution(stopped, candidate.held)
     verdict = tests.told("outcome")
     outcome = verdict.get("outcome", "ended early")
-    assert outcome in get_args(Outcome)
+    assert outcome in get_args(ProgramOutcome)
     if outcome == "ended early" and max(candidate.cpu_s, tests.cpu_s) >= 0.9 * limits.cpu_s:
         outcome = "timed out"
     return Execution(outcome, candidate.held, _name(verdict.get("raised")))

@@ -1,6 +1,6 @@
 """What a table is made of: a paper's numbers, stored runs, and a layout that shows both.
 
-    PROBE = Step("my-probe", "probe --task squad --layers {10/40},{20/40} -k 1,3,5")
+    PROBE = RecipeStep("my-probe", "probe --task squad --layers {10/40},{20/40} -k 1,3,5")
 
     @table("ppd/2", recipe=(PROBE,))
     def match_rates(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
@@ -9,8 +9,8 @@ A layout gets runs of one model that hold samples. The setting of the paper and 
 every table without its doing. A table whose numbers cannot be measured here has no recipe; its
 layout gets no runs and shows what the package itself can tell.
 
-Where the paper's own layout is wide, a layout returns `Laid`: one sheet with a column for every
-number, for CSV and JSON, and the sheets that people read, with cells like `36.1 (38.9)`.
+Where the paper's own layout is wide, a layout returns `TableSheets`: one sheet with a column for
+every number, for CSV and JSON, and the sheets that people read, with cells like `36.1 (38.9)`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ppdbench.files.papers import Paper as Paper
 from ppdbench.registry import Registry
 from ppdbench.report.sheet import Sheet
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.recipe import GIVEN, Recipe, Step
+from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe
 from ppdbench.tables.setting import settings
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class TableSheets:
     """A table laid out twice: for programs and for people."""
 
     data: Sheet
     shown: tuple[Sheet, ...]
 
 
-Layout = Callable[[Paper, Sequence[StoredRun]], Sheet | Laid]
+TableLayout = Callable[[Paper, Sequence[StoredRun]], Sheet | TableSheets]
 Draw = Callable[[Paper, Sequence[StoredRun]], "Figure"]
 
 
@@ -49,8 +49,8 @@ class PaperTable:
     """One table of a paper: where its numbers are, and how ours stand beside them."""
 
     name: str
-    recipe: Recipe
-    layout: Layout
+    recipe: TableRecipe
+    layout: TableLayout
     tasks: frozenset[str] = frozenset()
     draw: Draw | None = None
 
@@ -60,15 +60,15 @@ class PaperTable:
         commands = "; ".join(f"ppdbench {step.command}" for step in self.recipe)
         return f"ppdbench table {self.name} --run, which is: {commands}"
 
-    def build(self, runs: Sequence[StoredRun]) -> Laid:
+    def build(self, runs: Sequence[StoredRun]) -> TableSheets:
         """The table from these runs, with both settings above it."""
         check_runs(runs)
         runs, paper = self._on_its_tasks(runs), papers.read(self.name)
         made = self.layout(paper, runs)
-        laid = Laid(made, (made,)) if isinstance(made, Sheet) else made
+        laid = TableSheets(made, (made,)) if isinstance(made, Sheet) else made
         above = settings(paper, runs)
         first, *others = laid.shown
-        return Laid(_under(laid.data, above), (_under(first, above), *others))
+        return TableSheets(_under(laid.data, above), (_under(first, above), *others))
 
     def picture(self, runs: Sequence[StoredRun]) -> Figure:
         """The figure whose points the table holds, if it is one."""
@@ -100,18 +100,18 @@ def _under(sheet: Sheet, above: Sequence[str]) -> Sheet:
 
 
 TABLES: Registry[PaperTable] = Registry("table")
-STEPS: dict[str, Step] = {}
+STEPS: dict[str, RecipeStep] = {}
 
 
 def table(
-    name: str, *, recipe: Recipe = (), tasks: Collection[str] = (), draw: Draw | None = None
-) -> Callable[[Layout], Layout]:
+    name: str, *, recipe: TableRecipe = (), tasks: Collection[str] = (), draw: Draw | None = None
+) -> Callable[[TableLayout], TableLayout]:
     """Register a layout as the table called `name`.
 
     It gets samples of `tasks`, or all if none are named; `draw` makes the picture of a figure.
     """
 
-    def register(layout: Layout) -> Layout:
+    def register(layout: TableLayout) -> TableLayout:
         known = set(GIVEN)
         for step in recipe:
             if STEPS.setdefault(step.name, step) != step:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.tables.base import Laid, pair
+from ppdbench.tables.base import TableSheets, pair
 
 Values = Mapping[str, Cell]
 
@@ -27,14 +27,14 @@ class Quantity:
         """Printed, measured, and the second less the first."""
         return f"{self.name} paper", self.name, f"{self.name} diff"
 
-    def cells(self, row: Row) -> tuple[Cell, ...]:
+    def cells(self, row: ComparedRow) -> tuple[Cell, ...]:
         """The cells under these columns; None where nothing was printed or measured."""
         printed, measured = row.theirs.get(self.key), row.ours.get(self.key)
         if isinstance(printed, int | float) and isinstance(measured, int | float):
             return printed, measured, measured - printed
         return printed, measured, None
 
-    def pair(self, row: Row) -> str | None:
+    def pair(self, row: ComparedRow) -> str | None:
         """Both in one cell."""
         printed, measured, _ = self.cells(row)
         if printed is None and measured is None:
@@ -48,7 +48,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedRow:
     """What a row is called, what the paper printed in it, and what was measured for it."""
 
     names: tuple[Cell, ...]
@@ -60,9 +60,9 @@ def compared(
     title: str,
     names: tuple[str, ...],
     quantities: Sequence[Quantity],
-    rows: Sequence[Row],
+    rows: Sequence[ComparedRow],
     notes: Sequence[str] = (),
-) -> Laid:
+) -> TableSheets:
     """The table of these rows, for programs and for people."""
     data = Sheet(
         title,
@@ -78,10 +78,10 @@ def compared(
         notes=(PAIRS, *notes),
         groups=(len(names), *(1 for _ in quantities)),
     )
-    return Laid(data, (shown,))
+    return TableSheets(data, (shown,))
 
 
-def blanks(rows: Sequence[Row], why: str) -> tuple[str, ...]:
+def blanks(rows: Sequence[ComparedRow], why: str) -> tuple[str, ...]:
     """A note on the rows that nothing was measured for, if there are any."""
     n = sum(all(value is None for value in row.ours.values()) for row in rows)
     return (f"{n} of {len(rows)} rows have nothing of ours: {why}.",) if n else ()

@@ -11,7 +11,7 @@ from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import table
-from ppdbench.tables.recipe import Step
+from ppdbench.tables.recipe import RecipeStep
 
 METHODS = {
     "autoregressive": "greedy",
@@ -21,7 +21,7 @@ METHODS = {
 }
 TASKS = ("xsum", "gsm8k")
 
-SPEEDUPS = Step(
+SPEEDUPS = RecipeStep(
     "hidden-transfer-speedups",
     "bench --task xsum --task gsm8k --shots 1 --method greedy --method draft-verify "
     "--method medusa --method hidden-transfer --method lookahead --method prompt-tokens",

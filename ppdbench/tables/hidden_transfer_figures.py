@@ -18,8 +18,8 @@ from ppdbench.probe.accuracy import accuracies
 from ppdbench.probe.closeness import similarities
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.base import Laid, table
-from ppdbench.tables.recipe import Step
+from ppdbench.tables.base import TableSheets, table
+from ppdbench.tables.recipe import RecipeStep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,26 +37,28 @@ OWN, PLAIN, MASKED, HEADS, EARLY = (
 FIRST_AT, SECOND_AT = (5, 10, 15, 20, 25), (20, 25, 30)  # of 32 layers
 SHOWN = (1, 3, 5, 10)
 
-EXITS = Step(
+EXITS = RecipeStep(
     "hidden-transfer-exits",
     f"train medusa {TRAINED} --heads 3 --layers 0 --rank 16 --after {{35/40}}",
 )
-DRAFTS = Step(
+DRAFTS = RecipeStep(
     "hidden-transfer-drafts",
     f"probe --what drafts {ON_TASKS} --method medusa --method hidden-transfer "
     "--method hidden-transfer:masked=true --method medusa:addon={hidden-transfer-exits}",
 )
-SIMILAR = Step(
+SIMILAR = RecipeStep(
     "hidden-transfer-similarity", f"probe --what similarity {ON_TASKS} --method hidden-transfer"
 )
 
 
-def _compared(name: str, layers: Sequence[int], before: str = "") -> tuple[Step, Step]:
+def _compared(name: str, layers: Sequence[int], before: str = "") -> tuple[RecipeStep, RecipeStep]:
     """Candidates for one step, one for each layer, and a probe of all of them."""
     shares = [f"{{{layer}/32}}" for layer in layers]
-    train = Step(name, f"train hidden-transfer {TRAINED}{before} --compare {','.join(shares)}")
+    train = RecipeStep(
+        name, f"train hidden-transfer {TRAINED}{before} --compare {','.join(shares)}"
+    )
     methods = " ".join(f"--method {OWN}:addon={{{name}}}/layer-{share}" for share in shares)
-    return train, Step(f"{name}-drafts", f"probe --what drafts {ON_TASKS} {methods}")
+    return train, RecipeStep(f"{name}-drafts", f"probe --what drafts {ON_TASKS} {methods}")
 
 
 FIRST = _compared("hidden-transfer-first", FIRST_AT)
@@ -64,7 +66,7 @@ SECOND = _compared("hidden-transfer-second", SECOND_AT, before=" --layers {15/32
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """One value of a curve: an accuracy (`k`) or a cosine, of guesses so far ahead."""
 
     figure: str
@@ -97,7 +99,7 @@ def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Figure:
     tasks=TASKS,
     draw=_draw,
 )
-def figures(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def figures(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The points of all curves, and what the paper says of them."""
     points = _all_points(runs)
     columns = ("figure", "task", "series", "layer", "distance", "k", "value", "n")
@@ -109,7 +111,7 @@ def figures(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     )
     drawn = [_accuracies(figure, points) for figure in ("3", "5", "6", "7")]
     shown = (*filter(None, (*drawn, _closeness(points))), _statements(paper, points))
-    return Laid(data, shown)
+    return TableSheets(data, shown)
 
 
 NOTES = (
@@ -119,7 +121,7 @@ NOTES = (
 )
 
 
-def _all_points(runs: Sequence[StoredRun]) -> list[Point]:
+def _all_points(runs: Sequence[StoredRun]) -> list[CurvePoint]:
     """The points of all runs, of which there must be some."""
     points = [point for run in runs for point in _points(run)]
     if not points:
@@ -130,11 +132,11 @@ def _all_points(runs: Sequence[StoredRun]) -> list[Point]:
     return points
 
 
-def _points(run: StoredRun) -> list[Point]:
+def _points(run: StoredRun) -> list[CurvePoint]:
     kind = run.header["kind"]
     if kind == "similarity":
         return [
-            Point("4", s.task, PLAIN, s.layer, s.step, None, s.similarity, s.n)
+            CurvePoint("4", s.task, PLAIN, s.layer, s.step, None, s.similarity, s.n)
             for s in similarities(run.samples)
             if s.task != ALL
         ]
@@ -142,7 +144,7 @@ def _points(run: StoredRun) -> list[Point]:
         return []
     names = {label: _named(run, label) for label in run.header["methods"]}
     return [
-        Point(figure, a.task, series, layer, a.distance, a.k, a.accuracy, a.n)
+        CurvePoint(figure, a.task, series, layer, a.distance, a.k, a.accuracy, a.n)
         for a in accuracies(run.samples)
         if a.task != ALL and a.method in names
         for figure, series, layer in names[a.method]
@@ -167,7 +169,7 @@ def _named(run: StoredRun, label: str) -> list[tuple[str, str, int | None]]:
     return [("3", PLAIN, None), ("7", PLAIN, None)]
 
 
-def _accuracies(figure: str, points: Sequence[Point]) -> Sheet | None:
+def _accuracies(figure: str, points: Sequence[CurvePoint]) -> Sheet | None:
     """A figure of accuracies: a row for each curve and distance, or layer."""
     cells: dict[tuple[Cell, ...], dict[int, float]] = {}
     for p in points:
@@ -183,7 +185,7 @@ def _accuracies(figure: str, points: Sequence[Point]) -> Sheet | None:
     )
 
 
-def _closeness(points: Sequence[Point]) -> Sheet | None:
+def _closeness(points: Sequence[CurvePoint]) -> Sheet | None:
     rows = [(p.task, p.distance, p.layer, p.value) for p in points if p.figure == "4"]
     if not rows:
         return None
@@ -203,23 +205,23 @@ TITLES = {
 # What the paper says, and what our points say of it: None where they say nothing.
 
 
-def _best(points: Sequence[Point]) -> bool | None:
+def _best(points: Sequence[CurvePoint]) -> bool | None:
     """Whether hidden transfer's first guess is right most often, at every distance."""
     by_place = _by(points, "3", lambda p: (p.task, p.distance), lambda p: p.series)
     judged = [of[PLAIN] >= max(of.values()) for of in by_place.values() if {PLAIN, HEADS} <= {*of}]
     return all(judged) if judged else None
 
 
-def _rises(points: Sequence[Point]) -> bool | None:
+def _rises(points: Sequence[CurvePoint]) -> bool | None:
     """Whether closeness is larger at the end than where a step began, for every step."""
     by_step = _by(points, "4", lambda p: (p.task, p.distance), lambda p: p.layer)
     return all(of[max(of)] > of[min(of)] for of in by_step.values()) if by_step else None
 
 
-def _falls(figure: str) -> Callable[[Sequence[Point]], bool | None]:
+def _falls(figure: str) -> Callable[[Sequence[CurvePoint]], bool | None]:
     """Whether accuracy falls more from the middle of the layers on than up to there."""
 
-    def judge(points: Sequence[Point]) -> bool | None:
+    def judge(points: Sequence[CurvePoint]) -> bool | None:
         by_task = _by(points, figure, lambda p: p.task, lambda p: p.layer)
         judged = []
         for of in by_task.values():
@@ -233,7 +235,7 @@ def _falls(figure: str) -> Callable[[Sequence[Point]], bool | None]:
     return judge
 
 
-def _masking_costs(points: Sequence[Point]) -> bool | None:
+def _masking_costs(points: Sequence[CurvePoint]) -> bool | None:
     """Whether the second step is right less often when it may not see the first."""
     second = [p for p in points if p.distance == 2]
     by_task = _by(second, "7", lambda p: p.task, lambda p: p.series)
@@ -242,10 +244,10 @@ def _masking_costs(points: Sequence[Point]) -> bool | None:
 
 
 def _by(
-    points: Sequence[Point],
+    points: Sequence[CurvePoint],
     figure: str,
-    group: Callable[[Point], Any],
-    name: Callable[[Point], Any],
+    group: Callable[[CurvePoint], Any],
+    name: Callable[[CurvePoint], Any],
 ) -> dict[Any, dict[Any, float]]:
     """First guesses (or cosines) of a figure by group, then by name."""
     found: dict[Any, dict[Any, float]] = {}
@@ -255,7 +257,7 @@ def _by(
     return found
 
 
-JUDGES: Mapping[tuple[str, str], Callable[[Sequence[Point]], bool | None]] = {
+JUDGES: Mapping[tuple[str, str], Callable[[Sequence[CurvePoint]], bool | None]] = {
     ("figure 3", "setup"): _best,
     ("figure 4", "qualitative"): _rises,
     ("figure 5", "qualitative"): _falls("5"),
@@ -265,7 +267,7 @@ JUDGES: Mapping[tuple[str, str], Callable[[Sequence[Point]], bool | None]] = {
 ANSWERS = {True: "holds", False: "does not hold", None: None}
 
 
-def _statements(paper: Paper, points: Sequence[Point]) -> Sheet:
+def _statements(paper: Paper, points: Sequence[CurvePoint]) -> Sheet:
     rows = []
     for row in paper["rows"]:
         judge = JUDGES.get((row["item"], row["kind"]))

@@ -15,9 +15,9 @@ from ppdbench.errors import DataError
 from ppdbench.files.papers import Paper
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
-from ppdbench.tables.base import Laid, table
-from ppdbench.tables.compared import Quantity, Row, blanks, compared
-from ppdbench.tables.recipe import Step, layers_at
+from ppdbench.tables.base import TableSheets, table
+from ppdbench.tables.compared import ComparedRow, Quantity, blanks, compared
+from ppdbench.tables.recipe import RecipeStep, layers_at
 
 PaperRow = Mapping[str, Any]
 Summary = Mapping[str, Any]
@@ -32,28 +32,28 @@ METHODS = {
 GENERATED, PARSED = ("cnn_dailymail", "xsum", "humaneval"), ("topv2",)
 UNSAID_LENGTH = 12  # Table 3 does not say how long drafts are; Table 2 has 12 on the same task
 
-ONE_SHOT = Step(
+ONE_SHOT = RecipeStep(
     "layerskip-cnn",
     "bench --task cnn_dailymail --shots 1 --method greedy --method draft-verify "
     "--method early-exit:exit_layer={8/32} --method early-exit:exit_layer={15/40} "
     "--method layerskip:exit_layer={8/32},draft_length=12 "
     "--method layerskip:exit_layer={15/40},draft_length=12",
 )
-ZERO_SHOT = Step(
+ZERO_SHOT = RecipeStep(
     "layerskip-xsum",
     "bench --task xsum --method greedy --method draft-verify "
     "--method early-exit:exit_layer={8/32} --method early-exit:exit_layer={15/40} "
     "--method layerskip:exit_layer={8/32},draft_length=12 "
     "--method layerskip:exit_layer={15/40},draft_length=4",
 )
-CODE = Step(
+CODE = RecipeStep(
     "layerskip-code",
     "bench --task humaneval --method greedy "
     "--method early-exit:exit_layer={8/32} --method early-exit:exit_layer={15/40} "
     "--method layerskip:exit_layer={8/32},draft_length=6 "
     "--method layerskip:exit_layer={7/40},draft_length=4",
 )
-SCRATCH = Step(
+SCRATCH = RecipeStep(
     "layerskip-scratch",
     "bench --task cnn_dailymail --shots 1 --method greedy "
     + " ".join(
@@ -61,21 +61,21 @@ SCRATCH = Step(
         for exit_layer in ("{8/24}", "{8/32}")
     ),
 )
-FINETUNED_CODE = Step(
+FINETUNED_CODE = RecipeStep(
     "layerskip-code-finetuned",
     "bench --task humaneval --method greedy --method early-exit:exit_layer={6/32} "
     "--method layerskip:exit_layer={6/32},draft_length=12",
 )
 
 
-def _parses(name: str, draft_length: int, tokens: int) -> Step:
+def _parses(name: str, draft_length: int, tokens: int) -> RecipeStep:
     """TOPv2 with three exits."""
     exits = ("{18/24}", "{12/24}", "{6/24}")
     early = " ".join(f"--method early-exit:exit_layer={e}" for e in exits)
     drafts = " ".join(
         f"--method layerskip:exit_layer={e},draft_length={draft_length}" for e in exits
     )
-    return Step(
+    return RecipeStep(
         name,
         f"bench --task topv2 --max-new-tokens {tokens} --method greedy {early} {drafts}",
     )
@@ -103,7 +103,7 @@ UNLIKE = "draft-verify is printed from its own paper, with other references; d a
 
 
 @table("layerskip/2", recipe=(ONE_SHOT, ZERO_SHOT, CODE), tasks=GENERATED)
-def generation(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def generation(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Quality, acceptance and speed after continual pretraining."""
     return _generated(
         "Table 2: generation after continual pretraining", paper, runs, (SAME_WEIGHTS, UNLIKE)
@@ -111,7 +111,7 @@ def generation(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
 
 
 @table("layerskip/3", recipe=(SCRATCH,), tasks=GENERATED[:1])
-def from_scratch(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def from_scratch(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The same for models trained from scratch."""
     rows = [
         {**row, "num_speculations": UNSAID_LENGTH if row["exit_layer"] else None}
@@ -124,19 +124,19 @@ def from_scratch(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
 
 
 @table("layerskip/4", recipe=(FINETUNED_CODE,), tasks=GENERATED[2:])
-def code(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def code(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Code completion after finetuning on code."""
     return _generated("Table 4: HumanEval after finetuning on code", paper, runs, (SAME_WEIGHTS,))
 
 
 @table("layerskip/5", recipe=(PARSES_GPU,), tasks=PARSED)
-def parses(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def parses(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Parsing after finetuning on TOPv2, on a GPU."""
     return _parsed("Table 5: TOPv2 after task finetuning, GPU", paper, runs)
 
 
 @table("layerskip/10", recipe=(PARSES_CPU,), tasks=PARSED)
-def parses_on_cpu(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def parses_on_cpu(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The same on a CPU, where speedups follow from the times."""
     length = paper["setting"]["num_speculations"]
     greedy = next(r for r in paper["rows"] if r["method"] == "autoregressive")
@@ -151,13 +151,15 @@ def parses_on_cpu(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     return _parsed("Table 10: TOPv2 after task finetuning, CPU", {**paper, "rows": rows}, runs)
 
 
-def _generated(title: str, paper: Paper, runs: Sequence[StoredRun], notes: Sequence[str]) -> Laid:
+def _generated(
+    title: str, paper: Paper, runs: Sequence[StoredRun], notes: Sequence[str]
+) -> TableSheets:
     quantities = (ROUGE, ACCEPTED, SPEED, SPEEDUP)
     scores = {"rouge2": "rouge2"}
     return _compared(title, paper, runs, quantities, scores, (*notes, ACCEPTANCE))
 
 
-def _parsed(title: str, paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def _parsed(title: str, paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     quantities = (EXACT, ACCEPTED, TIME, SPEEDUP)
     scores = {"exact_match": "topv2_exact_match"}
     notes = (SAME_WEIGHTS, ACCEPTANCE, "The paper's model was finetuned on this task.")
@@ -171,7 +173,7 @@ def _compared(
     quantities: Sequence[Quantity],
     scores: Mapping[str, str],
     notes: Sequence[str],
-) -> Laid:
+) -> TableSheets:
     """Every printed row with what was measured at the same depth."""
     ours = _measured(runs, {decoded.our_task(row["task"]) for row in paper["rows"]})
     depth = depth_of(ours)
@@ -182,7 +184,7 @@ def _compared(
         key = _key(row, exits.get((row["task"], _share(row, paper))))
         if key in ours and key not in made:
             made[key] = values(ours[key], scores)
-        rows.append(Row(_names(row, paper, key, depth), row, made.get(key, {})))
+        rows.append(ComparedRow(_names(row, paper, key, depth), row, made.get(key, {})))
     missing = blanks(rows, "they were not run at this depth and draft length")
     return compared(
         title, NAMES, quantities, rows, (*notes, *missing, *decoded.unclaimed(ours.values()))

@@ -16,14 +16,14 @@ from ppdbench.files.papers import Paper
 from ppdbench.files.resources import reference_model
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
-from ppdbench.tables.base import Laid, table
-from ppdbench.tables.compared import Quantity, Row, compared
-from ppdbench.tables.recipe import Step, layer_at
+from ppdbench.tables.base import TableSheets, table
+from ppdbench.tables.compared import ComparedRow, Quantity, compared
+from ppdbench.tables.recipe import RecipeStep, layer_at
 from ppdbench.training.record import Exit, Shipped, read_quality
 
 Exits = Mapping[int, Exit]  # what was measured, by layers run
 
-EXITS = Step(
+EXITS = RecipeStep(
     "layerskip-exits",
     "bench --task gsm8k --method greedy --method early-exit:exit_layer={16/32}",
 )
@@ -45,7 +45,7 @@ NOTES = (
 
 
 @table("layerskip/1", recipe=(EXITS,), tasks=METRICS)
-def exits(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def exits(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The last and the middle layer, baseline against LayerSkip."""
     model = runs[0].header["model"]
     scores, held_out = _scores(runs), _held_out(model["name"])
@@ -53,10 +53,15 @@ def exits(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     for row in paper["rows"]:
         cells = printed.setdefault((row["task"], row["model"]), {})
         cells[f"{row['exit']} {row['variant']}"] = row["value"]
-    rows = [Row((task, of), cells, scores.get(task, {})) for (task, of), cells in printed.items()]
+    rows = [
+        ComparedRow((task, of), cells, scores.get(task, {}))
+        for (task, of), cells in printed.items()
+    ]
     middle = layer_at(MIDDLE, model["n_layers"])
     rows += [
-        Row((what, model["name"]), {}, _of_held_out(held_out, metric, model["n_layers"], middle))
+        ComparedRow(
+            (what, model["name"]), {}, _of_held_out(held_out, metric, model["n_layers"], middle)
+        )
         for metric, what in HELD_OUT.items()
         if held_out
     ]

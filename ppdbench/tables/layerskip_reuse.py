@@ -10,14 +10,14 @@ from ppdbench.errors import DataError
 from ppdbench.files.papers import Paper
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
-from ppdbench.tables.base import Laid, table
-from ppdbench.tables.compared import Row, blanks, compared
+from ppdbench.tables.base import TableSheets, table
+from ppdbench.tables.compared import ComparedRow, blanks, compared
 from ppdbench.tables.layerskip import SPEEDUP, TIME, depth_of, values
-from ppdbench.tables.recipe import Step, layers_at
+from ppdbench.tables.recipe import RecipeStep, layers_at
 
 Key = tuple[str, str, int]  # task, what is reused, layers run
 
-REUSE = Step(
+REUSE = RecipeStep(
     "layerskip-reuse",
     "bench --task topv2 --task cnn_dailymail --max-new-tokens 50 --method greedy "
     + " ".join(
@@ -31,7 +31,7 @@ REUSES = {"kvq": True, "kv": None, "none": False}  # ours, and whether the paper
 
 
 @table("layerskip/6", recipe=(REUSE,), tasks=("topv2", "cnn_dailymail"))
-def reuse(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def reuse(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Time per token with and without reusing what drafting has computed."""
     printed = {
         (decoded.our_task(row["task"]), row["exit_layer"], row["kvq_reuse"]): row
@@ -47,7 +47,7 @@ def reuse(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
             theirs = {} if reused is None else printed[task, exit_layer, reused]
             summary = ours.get((task, name, at))
             names = (task, f"{exit_layer}/{layers}", f"{at}/{depth}", name)
-            rows.append(Row(names, theirs, values(summary, {}) if summary else {}))
+            rows.append(ComparedRow(names, theirs, values(summary, {}) if summary else {}))
     return compared(
         "Table 6: reuse of the KV cache and the exit query cache",
         ("task", "E paper", "E", "reuse"),

@@ -18,7 +18,7 @@ from ppdbench.files.papers import Paper
 from ppdbench.files.resources import reference_model
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.base import Laid, table
+from ppdbench.tables.base import TableSheets, table
 
 Stage = Mapping[str, Any]
 
@@ -113,7 +113,7 @@ RECIPE = ("tokens", "p_max", "e_scale", "curriculum", "R", "time_scale")
 
 
 @table("layerskip/text")
-def recipes(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def recipes(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The recipe of each training, and the numbers that the text claims."""
     trainings = [
         (row["experiment"], row["model"], *(row[name] for name in RECIPE)) for row in paper["rows"]
@@ -127,7 +127,7 @@ def recipes(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
         for name, value in zip(RECIPE, values, strict=True)
     ]
     data = (*long, *(("paper", *claim) for claim in claims))
-    return Laid(
+    return TableSheets(
         Sheet(title, ("of", "what", "value", "where"), data, notes=(CLAIMS, NO_DIFFERENCE)),
         (
             Sheet(

@@ -8,17 +8,17 @@ from typing import Any
 
 from ppdbench.errors import DataError
 from ppdbench.files.papers import Paper
-from ppdbench.probe.ranks import Ranks
+from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import INTERVAL, Rate, match_rates
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.recipe import Step, beside
+from ppdbench.tables.recipe import RecipeStep, beside
 
 # The paper's tasks under our names, in its order, with the positions of one bucket.
 TASKS = {"squad": "squad", "wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
 BUCKETS = {"squad": 2, "wmt_en_fr": 16, "cnn_dailymail": 16}
 
-MATCHES = Step(
+MATCHES = RecipeStep(
     "ppd-matches",
     "probe --task squad --task wmt_en_fr --task cnn_dailymail "
     "--layers {10/40},{20/40},{30/40},{35/40},{37/40} -k 1,3,5 --head {heads}",
@@ -36,7 +36,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedRate:
     """One match rate of the paper and what stands beside it; either may be missing."""
 
     task: str
@@ -85,12 +85,12 @@ def failed(sample: Mapping[str, Any]) -> bool:
     return sample.get("verdict") == "failed"
 
 
-def compare(paper: Paper, runs: Sequence[StoredRun]) -> list[Compared]:
+def compare(paper: Paper, runs: Sequence[StoredRun]) -> list[ComparedRate]:
     """Every match rate that the paper prints, with ours where there is one."""
     printed = paper["rows"]
     samples = probes(runs, MATCHES.command)
     ks = sorted({row["k"] for row in printed})
-    greedy = Ranks(sample for sample in samples if sample["target"] == "greedy")
+    greedy = StoredRanks(sample for sample in samples if sample["target"] == "greedy")
     rates = match_rates(greedy, ks, BUCKETS)
     return _joined(printed, rates, paper["setting"]["layers"], n_layers(runs))
 
@@ -103,7 +103,7 @@ def n_layers(runs: Sequence[StoredRun]) -> int:
 
 def _joined(
     printed: Sequence[Mapping[str, Any]], rates: Sequence[Rate], of: int, depth: int
-) -> list[Compared]:
+) -> list[ComparedRate]:
     theirs = sorted({row["layer"] for row in printed})
     layers = beside(theirs, of, sorted({r.layer for r in rates if r.layer < depth}), depth)
     by_key = {(r.task, r.layer, r.k, r.head, r.bucket): r for r in rates}
@@ -113,12 +113,12 @@ def _joined(
         layer = layers.get(row["layer"])
         ours = None if layer is None else by_key.get((task, layer, row["k"], head, bucket))
         found.append(
-            Compared(task, row["k"], head, bucket, row["layer"], layer, row["match_rate"], ours)
+            ComparedRate(task, row["k"], head, bucket, row["layer"], layer, row["match_rate"], ours)
         )
     return found
 
 
-LONG: Mapping[str, Callable[[Compared], Cell]] = {
+LONG: Mapping[str, Callable[[ComparedRate], Cell]] = {
     "task": lambda c: c.task,
     "head": lambda c: c.head,
     "k": lambda c: c.k,
@@ -134,7 +134,7 @@ LONG: Mapping[str, Callable[[Compared], Cell]] = {
 }
 
 
-def long(title: str, compared: Sequence[Compared]) -> Sheet:
+def long(title: str, compared: Sequence[ComparedRate]) -> Sheet:
     """Every number in a column of its own, for other programs."""
     rows = tuple(tuple(value(c) for value in LONG.values()) for c in compared)
     return Sheet(title, tuple(LONG), rows, notes=(HEADS, INTERVALS))

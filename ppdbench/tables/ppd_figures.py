@@ -13,8 +13,8 @@ from ppdbench.files import papers
 from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.base import Laid, table
-from ppdbench.tables.compared import Quantity, Row, compared
+from ppdbench.tables.base import TableSheets, table
+from ppdbench.tables.compared import ComparedRow, Quantity, compared
 from ppdbench.tables.matches import HEAD, HEADS, MATCHES, TASKS, compare, n_layers
 from ppdbench.theory import FigurePoint, MatchRate, figure_points
 
@@ -36,7 +36,7 @@ STATED: Mapping[str, Callable[[FigurePoint], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ComparedPoint:
     """A point of the paper, and ours for the same task, head and k where there is one."""
 
     paper: FigurePoint
@@ -52,7 +52,7 @@ class Placed:
 class Curves:
     """All points, and after which layer of how many each side's lie."""
 
-    points: tuple[Placed, ...]
+    points: tuple[ComparedPoint, ...]
     paper_depth: str
     depth: str
 
@@ -70,12 +70,12 @@ def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Figure:
 
 
 @table("ppd/figures", recipe=(MATCHES,), tasks=TASKS.values(), draw=_draw)
-def figures(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def figures(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The eighteen points, and what the paper's text says of some of them."""
     curves = _curves(paper, runs)
-    rows = [Row(p.names, _values(p.paper), _values(p.ours)) for p in curves.points]
+    rows = [ComparedRow(p.names, _values(p.paper), _values(p.ours)) for p in curves.points]
     laid = compared("Figures 3 and 4: points", ("task", "head", "k"), QUANTITIES, rows)
-    return Laid(laid.data, (*laid.shown, _statements(paper, curves)))
+    return TableSheets(laid.data, (*laid.shown, _statements(paper, curves)))
 
 
 def _values(point: FigurePoint | None) -> dict[str, Cell]:
@@ -93,7 +93,7 @@ def _curves(paper: Paper, runs: Sequence[StoredRun]) -> Curves:
         if c.ours is not None and c.layer is not None and 2 * c.layer >= depth:
             ours = _point(MatchRate(c.task, c.k, trained, c.ours.match_rate), depth, c.layer)
         theirs = _point(MatchRate(c.task, c.k, trained, c.paper), of, layer)
-        placed.append(Placed(theirs, ours))
+        placed.append(ComparedPoint(theirs, ours))
     return Curves(tuple(placed), f"{layer}/{of}", f"{compared[0].layer or '-'}/{depth}")
 
 
@@ -120,7 +120,7 @@ def _statements(paper: Paper, curves: Curves) -> Sheet:
 
 
 def _statement(
-    row: Mapping[str, Any], by_names: Mapping[tuple[str, str, int], Placed]
+    row: Mapping[str, Any], by_names: Mapping[tuple[str, str, int], ComparedPoint]
 ) -> tuple[Cell, ...]:
     place = by_names[TASKS[row["task"]], HEAD[row["trained"]], row["k"]]
     value = STATED[row["quantity"]]

@@ -13,15 +13,15 @@ from ppdbench.errors import DataError
 from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.base import Laid, table
-from ppdbench.tables.compared import Quantity, Row, compared
+from ppdbench.tables.base import TableSheets, table
+from ppdbench.tables.compared import ComparedRow, Quantity, compared
 from ppdbench.tables.matches import TASKS as ALL_TASKS
-from ppdbench.tables.recipe import Step
+from ppdbench.tables.recipe import RecipeStep
 
 TASKS = {name: ALL_TASKS[name] for name in ("cnn_dm", "squad")}  # as the paper orders them
 TOKENS = 128  # latency is for so many
 
-LATENCY = Step(
+LATENCY = RecipeStep(
     "ppd-latency",
     "bench --method ppd:form=split,k=1 --method ppd:form=split,k=3 --task cnn_dailymail "
     f"--task squad --max-new-tokens {TOKENS}",
@@ -43,7 +43,7 @@ QUANTITIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class LatencyRow:
     """One row of Table 3: a match rate, the seconds for the output, the gain over greedy."""
 
     p: float | None
@@ -63,7 +63,7 @@ class Timed:
 
 
 @table("ppd/3", recipe=(LATENCY,), tasks=TASKS.values())
-def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Latency for 128 tokens, with and without PPD: the paper's, and each form that was run."""
     ours = _ours(runs)
     if not ours:
@@ -85,7 +85,9 @@ def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     )
 
 
-def _rows(printed: Mapping[tuple[str, int], Timed], ours: Mapping[Key, Timed]) -> list[Row]:
+def _rows(
+    printed: Mapping[tuple[str, int], LatencyRow], ours: Mapping[Key, LatencyRow]
+) -> list[ComparedRow]:
     """What was printed stands beside every form that was run."""
     ks = sorted({k for _, _, k in ours} | {k for _, k in printed})
     rows = []
@@ -95,21 +97,21 @@ def _rows(printed: Mapping[tuple[str, int], Timed], ours: Mapping[Key, Timed]) -
                 theirs, measured = printed.get((task, k)), ours.get((task, form, k))
                 if theirs or measured:
                     names = (task, form if k else "greedy", k)
-                    rows.append(Row(names, _values(theirs), _values(measured)))
+                    rows.append(ComparedRow(names, _values(theirs), _values(measured)))
     return rows
 
 
-def _values(timed: Timed | None) -> dict[str, Cell]:
+def _values(timed: LatencyRow | None) -> dict[str, Cell]:
     return {} if timed is None else timed.values()
 
 
-def _printed(paper: Paper) -> dict[tuple[str, int], Timed]:
+def _printed(paper: Paper) -> dict[tuple[str, int], LatencyRow]:
     """The paper's rows by task and k, greedy being k = 0."""
     greedy = {row["task"]: row["latency_s"] for row in paper["rows"] if row["k"] == 0}
     found = {}
     for row in paper["rows"]:
         p, seconds = row["match_rate"], row["latency_s"]
-        found[TASKS[row["task"]], row["k"]] = Timed(
+        found[TASKS[row["task"]], row["k"]] = LatencyRow(
             p,
             seconds,
             greedy[row["task"]] / seconds if row["k"] else None,
@@ -118,9 +120,9 @@ def _printed(paper: Paper) -> dict[tuple[str, int], Timed]:
     return found
 
 
-def _ours(runs: Sequence[StoredRun]) -> dict[Key, Timed]:
+def _ours(runs: Sequence[StoredRun]) -> dict[Key, LatencyRow]:
     """What runs with units measured, by task, form and k; greedy on one unit as k = 0."""
-    found: dict[Key, Timed] = {}
+    found: dict[Key, LatencyRow] = {}
     for run in runs:
         for summary in summarize(run.header, add_up(run.samples), scores=False):
             if summary.get("units", 1) < 2 or summary["greedy_ms_per_token"] is None:
@@ -131,8 +133,8 @@ def _ours(runs: Sequence[StoredRun]) -> dict[Key, Timed]:
             seconds = _seconds(summary["prefill_ms"], summary["ms_per_token"])
             # None where it may not be claimed.
             speedup = greedy / seconds if summary["speedup_one_unit"] else None
-            found[task, form, 0] = Timed(None, greedy, None, None)
-            found[task, form, k] = Timed(
+            found[task, form, 0] = LatencyRow(None, greedy, None, None)
+            found[task, form, k] = LatencyRow(
                 summary["p"], seconds, speedup, summary["predicted_speedup"]
             )
     return found

@@ -10,13 +10,13 @@ from itertools import groupby
 from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.base import Laid, pair, table
+from ppdbench.tables.base import TableSheets, pair, table
 from ppdbench.tables.matches import (
     BESIDE,
     HEADS,
     MATCHES,
     TASKS,
-    Compared,
+    ComparedRate,
     compare,
     long,
     n_layers,
@@ -25,17 +25,17 @@ from ppdbench.tables.matches import (
 
 
 @table("ppd/2", recipe=(MATCHES,), tasks=TASKS.values())
-def pooled(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def pooled(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """A row for each head and k, a column for each layer, as printed."""
     compared = compare(paper, runs)
     of, depth = paper["setting"]["layers"], n_layers(runs)
     tasks = [_pooled(task, list(group), of, depth) for task, group in _grouped(compared, "task")]
     tasks[-1] = _noted(tasks[-1], f"ours (paper's), in %. {HEADS} {BESIDE}")
-    return Laid(long("Table 2: match rates", compared), tuple(tasks))
+    return TableSheets(long("Table 2: match rates", compared), tuple(tasks))
 
 
-def _grouped(compared: Sequence[Compared], name: str) -> list[tuple[str, list[Compared]]]:
-    def key(c: Compared) -> str:
+def _grouped(compared: Sequence[ComparedRate], name: str) -> list[tuple[str, list[ComparedRate]]]:
+    def key(c: ComparedRate) -> str:
         return str(getattr(c, name))
 
     order = list(dict.fromkeys(map(key, compared)))
@@ -43,7 +43,7 @@ def _grouped(compared: Sequence[Compared], name: str) -> list[tuple[str, list[Co
     return [(value, list(group)) for value, group in groupby(ordered, key)]
 
 
-def _pooled(task: str, compared: Sequence[Compared], of: int, depth: int) -> Sheet:
+def _pooled(task: str, compared: Sequence[ComparedRate], of: int, depth: int) -> Sheet:
     columns = {c.layer_paper: _depths(c, of, depth) for c in compared}
     rows: dict[tuple[Cell, ...], dict[int, str]] = {}
     for c in compared:
@@ -56,7 +56,7 @@ def _pooled(task: str, compared: Sequence[Compared], of: int, depth: int) -> She
     )
 
 
-def _depths(c: Compared, of: int, depth: int) -> str:
+def _depths(c: ComparedRate, of: int, depth: int) -> str:
     ours = "-" if c.layer is None else f"{c.layer}/{depth}"
     return pair(ours, f"{c.layer_paper}/{of}")
 
@@ -65,7 +65,7 @@ def _noted(sheet: Sheet, note: str) -> Sheet:
     return replace(sheet, notes=(*sheet.notes, note))
 
 
-def _by_position(number: int, paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def _by_position(number: int, paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The paper's layout, ours in the row below: a row for each layer, a column per bucket."""
     compared = compare(paper, runs)
     of, depth = paper["setting"]["layers"], n_layers(runs)
@@ -74,10 +74,10 @@ def _by_position(number: int, paper: Paper, runs: Sequence[StoredRun]) -> Laid:
         _positions(f"{title}, k={k}", group, of, depth) for k, group in _grouped(compared, "k")
     ]
     sheets[-1] = _noted(sheets[-1], f"In %, by position of the token. {HEADS} {BESIDE}")
-    return Laid(long(title, compared), tuple(sheets))
+    return TableSheets(long(title, compared), tuple(sheets))
 
 
-def _positions(title: str, compared: Sequence[Compared], of: int, depth: int) -> Sheet:
+def _positions(title: str, compared: Sequence[ComparedRate], of: int, depth: int) -> Sheet:
     buckets = {bucket: bucket.replace("-", "-\n") for bucket, _ in _grouped(compared, "bucket")}
     rows: dict[tuple[Cell, ...], dict[str, float]] = {}
     for c in compared:

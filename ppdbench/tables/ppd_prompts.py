@@ -10,13 +10,13 @@ from typing import Any
 from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Sheet
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.base import Laid, table
+from ppdbench.tables.base import TableSheets, table
 from ppdbench.tables.matches import TASKS
 from ppdbench.tasks import load_task
 
 
 @table("ppd/1")
-def prompts(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def prompts(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Each prompt, line by line, with ours rendered for the names of its variables."""
     rows = [_compared(row) for row in paper["rows"]]
     data = Sheet("Table 1: prompts", tuple(rows[0]), tuple(tuple(row.values()) for row in rows))
@@ -25,7 +25,7 @@ def prompts(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
         "Compared byte by byte. The paper's rule is read as 21 hyphens, its apostrophes and "
         "ellipses as ASCII, as its data has them; nothing stands around a prompt."
     )
-    return Laid(data, (*shown[:-1], replace(shown[-1], notes=(note,))))
+    return TableSheets(data, (*shown[:-1], replace(shown[-1], notes=(note,))))
 
 
 def _compared(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,18 +7,18 @@ from fractions import Fraction
 from typing import Any
 
 from ppdbench.files.papers import Paper
-from ppdbench.probe.ranks import Ranks
+from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, match_rates
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import table
 from ppdbench.tables.matches import BUCKETS, TASKS, n_layers, probes
-from ppdbench.tables.recipe import Step, layer_at
+from ppdbench.tables.recipe import RecipeStep, layer_at
 
 K = 3  # early candidates, in all of the table
 TARGETS = {"greedy": "greedy", "top_k_sampling": "top-k", "top_p_sampling": "top-p"}
 
-SAMPLED = Step(
+SAMPLED = RecipeStep(
     "ppd-sampled",
     "probe --task cnn_dailymail --task squad --layers {20/40} -k 3 --target greedy "
     "--target top-k --top-k 3 --target top-p --top-p 0.95 --limit 100",
@@ -30,7 +30,7 @@ def sampled(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
     """A row for each way of drawing and task, as printed."""
     depth = n_layers(runs)
     layer = layer_at(Fraction(1, 2), depth)
-    rates = match_rates(Ranks(probes(runs, SAMPLED.command)), (K,), BUCKETS)
+    rates = match_rates(StoredRanks(probes(runs, SAMPLED.command)), (K,), BUCKETS)
     ours = {
         (rate.target, rate.task): rate
         for rate in rates

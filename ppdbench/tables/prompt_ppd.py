@@ -9,14 +9,14 @@ from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
-from ppdbench.tables.base import Laid, table
-from ppdbench.tables.compared import Quantity, Row, blanks, compared
-from ppdbench.tables.recipe import Step
+from ppdbench.tables.base import TableSheets, table
+from ppdbench.tables.compared import ComparedRow, Quantity, blanks, compared
+from ppdbench.tables.recipe import RecipeStep
 
 TASK = "mt_bench"
 METHODS = {"vanilla": "greedy", "medusa": "medusa", "prompt_ppd": "prompt-tokens"}
 
-COMPARISON = Step(
+COMPARISON = RecipeStep(
     "prompt-ppd-comparison",
     f"bench --task {TASK} --method greedy --method medusa --method prompt-tokens",
 )
@@ -41,7 +41,7 @@ NOTES = (
 
 
 @table("prompt_ppd/1", recipe=(COMPARISON,), tasks=(TASK,))
-def comparison(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def comparison(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Throughput, accept length, latency of a pass, trained share and tree sizes."""
     summaries = decoded.summaries(runs, (TASK,))
     ours = {s["method"]: _values(s) for s in summaries}
@@ -49,7 +49,7 @@ def comparison(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
         row["model"]: row["throughput_tok_s"] for row in paper["rows"] if row["method"] == "vanilla"
     }
     rows = [
-        Row(
+        ComparedRow(
             (row["model"], METHODS[row["method"]]),
             _printed(row, vanilla[row["model"]]),
             ours.get(METHODS[row["method"]], {}),

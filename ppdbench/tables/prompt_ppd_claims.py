@@ -17,9 +17,9 @@ from ppdbench.probe.accuracy import accuracies
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
-from ppdbench.tables.base import Laid, table
+from ppdbench.tables.base import TableSheets, table
 from ppdbench.tables.prompt_ppd import COMPARISON
-from ppdbench.tables.recipe import Step
+from ppdbench.tables.recipe import RecipeStep
 from ppdbench.tables.variants import METHOD, TASK, TOKENS, Variant, variants
 
 Number = float | None
@@ -28,10 +28,10 @@ Claim = tuple[str, Number, Number, Number, Number, Number, str]
 
 MT_BENCH, EXACT_TASKS = "mt_bench", ("humaneval", "gsm8k")
 PAIR = "--method medusa --method prompt-tokens"
-SPEEDUPS = Step(
+SPEEDUPS = RecipeStep(
     "prompt-ppd-speedups", f"bench --task humaneval --task gsm8k --method greedy {PAIR}"
 )
-GUESSES = Step(
+GUESSES = RecipeStep(
     "prompt-ppd-guesses", f"probe --what drafts --task {TASK} --max-new-tokens {TOKENS} {PAIR}"
 )
 TASKS = (MT_BENCH, *EXACT_TASKS, TASK)
@@ -39,7 +39,7 @@ MEDUSA, TOP = "medusa", 10
 
 
 @dataclass(frozen=True)
-class Measured:
+class ClaimMeasures:
     """What runs say that claims are about."""
 
     runs: Sequence[StoredRun]
@@ -163,15 +163,15 @@ def _less(span: Span | None) -> Span | None:
     return None if span is None else (0.0 - span[1], 0.0 - span[0])
 
 
-CLAIMS: Mapping[str, Callable[[Measured], Span | None]] = {
+CLAIMS: Mapping[str, Callable[[ClaimMeasures], Span | None]] = {
     "speedup_max": lambda m: m.speedups((MT_BENCH, *EXACT_TASKS)),
     "speedup_range_greedy_all_tasks": lambda m: m.speedups((MT_BENCH, *EXACT_TASKS)),
     "speedup_range_coding_math": lambda m: m.speedups(EXACT_TASKS),
-    "speedup_over_medusa_max": Measured.over_medusa,
+    "speedup_over_medusa_max": ClaimMeasures.over_medusa,
     "trainable_parameter_fraction": lambda m: m.fact(
         lambda facts: facts["added_parameters"] / facts["model_parameters"]
     ),
-    "tree_size_relative_to_medusa": Measured.tree_size,
+    "tree_size_relative_to_medusa": ClaimMeasures.tree_size,
     "acceptance_rate_gain_long_range_max": lambda m: m.gain(3),
     "top10_accuracy_gap_over_medusa_distance1": lambda m: m.gap(1, TOP),
     "top10_accuracy_gap_over_medusa_distance3": lambda m: m.gap(3, TOP),
@@ -205,9 +205,9 @@ CLAIMS: Mapping[str, Callable[[Measured], Span | None]] = {
 
 
 @table("prompt_ppd/claims", recipe=(COMPARISON, SPEEDUPS, GUESSES), tasks=TASKS)
-def claims(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def claims(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Every claim with the range that was measured for it."""
-    measured, title = Measured(runs), "Numeric claims of the text"
+    measured, title = ClaimMeasures(runs), "Numeric claims of the text"
     rows = [_row(row, measured) for row in paper["rows"]]
     data = Sheet(
         title,
@@ -221,7 +221,7 @@ def claims(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
         tuple(_shown(*row) for row in rows),
         notes=NOTES,
     )
-    return Laid(data, (shown,))
+    return TableSheets(data, (shown,))
 
 
 NOTES = (
@@ -232,7 +232,7 @@ NOTES = (
 )
 
 
-def _row(row: Mapping[str, Any], measured: Measured) -> Claim:
+def _row(row: Mapping[str, Any], measured: ClaimMeasures) -> Claim:
     find = CLAIMS.get(row["claim"])
     low, high = (find(measured) if find else None) or (None, None)
     return row["claim"], row["value"], row["low"], row["high"], low, high, row["where"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from ppdbench.files.papers import Paper
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.base import Laid, table
-from ppdbench.tables.recipe import Step
+from ppdbench.tables.base import TableSheets, table
+from ppdbench.tables.recipe import RecipeStep
 from ppdbench.tables.variants import (
     BATCH,
     ENSEMBLE,
@@ -21,7 +21,7 @@ from ppdbench.tables.variants import (
 )
 
 PaperRow = Mapping[str, Any]
-Wanted = Callable[[Variant], bool]
+VariantFilter = Callable[[Variant], bool]
 
 TEXT = "--loss ce"  # no distillation: the text's own tokens
 SIZES = (1, 2, 5, 10, 20)
@@ -44,7 +44,7 @@ LEARNED = training("prompts-learned", f"--epts {ENSEMBLE} --aggregation learned 
 by_exits = {n: training(f"prompts-exits-{n}", f"--exits {n}") for n in (3, 2)}
 
 
-def _passes(epts: int, epochs: int, batch: int = BATCH, loss: str = "") -> Step:
+def _passes(epts: int, epochs: int, batch: int = BATCH, loss: str = "") -> RecipeStep:
     """A training that passes over a text as often as one of the paper's; the text is small."""
     name = f"prompts-{epts}-epochs-{epochs}-batch-{batch}" + ("-text" if loss else "")
     how_long = f"--max-documents 12 --epochs {epochs}"
@@ -58,12 +58,12 @@ by_length = [
 ]
 
 
-def _recipe(name: str, trained: Sequence[Step]) -> tuple[Step, ...]:
+def _recipe(name: str, trained: Sequence[RecipeStep]) -> tuple[RecipeStep, ...]:
     """Trainings, and a probe of what came of all of them."""
     return (*trained, probing(name, trained))
 
 
-def _plain(epts: int | None = None, **options: Any) -> Wanted:
+def _plain(epts: int | None = None, **options: Any) -> VariantFilter:
     """Variants with these options and all others as usual; any ensemble where `epts` is None."""
 
     def wanted(variant: Variant) -> bool:
@@ -80,7 +80,7 @@ def _longest(known: Iterable[Variant]) -> Variant | None:
 
 
 @table("prompt_ppd/2", recipe=_recipe("prompts-sizes", [*by_size.values()]), tasks=(TASK,))
-def ensemble_sizes(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def ensemble_sizes(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """How many embeddings a prompt token has."""
     known = [v for v in variants(runs) if not v.distilled]
     notes = ("Trained on the text, without distillation.",)
@@ -98,7 +98,7 @@ def ensemble_sizes(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     recipe=_recipe("prompts-trainings", by_length),
     tasks=(TASK,),
 )
-def trainings(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def trainings(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Distillation, length of training, batch size."""
     known = variants(runs)
 
@@ -114,7 +114,7 @@ def trainings(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
 
 
 @table("prompt_ppd/4", recipe=_recipe("prompts-prefixes", [BASE, PREFIX]), tasks=(TASK,))
-def prefix_tuning(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def prefix_tuning(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """With and without trained keys and values that prompt tokens alone see."""
     known = _usual(runs)
     return ablation(
@@ -131,7 +131,7 @@ def prefix_tuning(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     recipe=_recipe("prompts-heads", [BASE, ONE_STAGE, TWO_STAGES]),
     tasks=(TASK,),
 )
-def custom_head(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def custom_head(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """A decoding head for prompt tokens, trained with them or after them."""
     known = _usual(runs)
 
@@ -148,7 +148,7 @@ def custom_head(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     recipe=_recipe("prompts-masks", [by_size[ENSEMBLE], *by_mask.values()]),
     tasks=(TASK,),
 )
-def masks(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def masks(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """What the embeddings of a prompt token see of each other."""
     return _ensembles("Table 6: attention masks for EPTs", paper, runs, "mask", {})
 
@@ -158,14 +158,14 @@ def masks(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
     recipe=_recipe("prompts-aggregations", [by_size[ENSEMBLE], LEARNED]),
     tasks=(TASK,),
 )
-def aggregations(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def aggregations(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """A plain mean over an ensemble, or learned weights."""
     ours = {"average": "mean", "learned_weight": "learned"}
     return _ensembles("Table 7: aggregation of EPTs", paper, runs, "aggregation", ours)
 
 
 @table("prompt_ppd/8", recipe=_recipe("prompts-exits", [BASE, *by_exits.values()]), tasks=(TASK,))
-def multi_exit(paper: Paper, runs: Sequence[StoredRun]) -> Laid:
+def multi_exit(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The mean of what the last layers give."""
     known = _usual(runs)
     return ablation(
@@ -184,7 +184,7 @@ def _usual(runs: Sequence[StoredRun]) -> list[Variant]:
 
 def _ensembles(
     title: str, paper: Paper, runs: Sequence[StoredRun], option: str, ours: Mapping[str, str]
-) -> Laid:
+) -> TableSheets:
     """Ensembles that differ in one option, all of one size: the largest that every value has."""
     known = [v for v in variants(runs) if not v.distilled]
     values = {row[option]: ours.get(row[option], row[option]) for row in paper["rows"]}

@@ -19,7 +19,7 @@ WORKING = ("probe", "decode", "bench")  # on tasks and examples
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecipeStep:
     """One command, as it is typed after `ppdbench`, without --model, --limit and --out.
 
     `{20/40}` stands for that share of the model's layers, `{name}` for the folder of an earlier
@@ -62,7 +62,7 @@ class Step:
         return words
 
 
-Recipe = tuple[Step, ...]
+TableRecipe = tuple[RecipeStep, ...]
 
 
 def with_layers(command: str, n_layers: int) -> str:

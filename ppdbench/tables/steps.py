@@ -17,7 +17,7 @@ from pathlib import Path
 from ppdbench.errors import ConfigError, Interrupted, PpdbenchError
 from ppdbench.files.json_file import read_versioned, write_versioned
 from ppdbench.runs.store import HEADER, StoredRun, read_whole
-from ppdbench.tables.recipe import GIVEN, Recipe, Step
+from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe
 
 MARK, FORMAT, VERSION = "step.json", "ppdbench-step", 1
 BEGUN = (HEADER, "training.json")  # what runs and trainings write first
@@ -26,7 +26,7 @@ GRACE_S = 2.0  # for a process that the keyboard has interrupted too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class RunScale:
     """What a user adds to a recipe; words are options as they are typed."""
 
     model: tuple[str, ...] = ()  # to every step
@@ -35,7 +35,7 @@ class Scale:
     text: str | None = None
     heads: str | None = None
 
-    def options(self, step: Step) -> list[str]:
+    def options(self, step: RecipeStep) -> list[str]:
         """What decides, beside its command, what a step gives."""
         words = [*self.model, *(self.work if step.works_on_examples else ())]
         if "text" in step.names and self.text is not None:
@@ -62,13 +62,13 @@ class StepFailed(PpdbenchError):
     """A step ended without a result; what it said stands before this."""
 
 
-def stored_runs(recipe: Recipe, folder: Path) -> list[StoredRun]:
+def stored_runs(recipe: TableRecipe, folder: Path) -> list[StoredRun]:
     """The runs of those steps that have been begun, in the order of the recipe."""
     places = [folder / step.name for step in recipe]
     return [read_whole(place) for place in places if (place / HEADER).is_file()]
 
 
-def missing(recipe: Recipe, folder: Path) -> list[Step]:
+def missing(recipe: TableRecipe, folder: Path) -> list[RecipeStep]:
     """The steps that have left no trace."""
     places = {step.name: folder / step.name for step in recipe}
     return [
@@ -79,9 +79,9 @@ def missing(recipe: Recipe, folder: Path) -> list[Step]:
 
 
 def run_missing(
-    recipe: Recipe,
+    recipe: TableRecipe,
     folder: Path,
-    scale: Scale,
+    scale: RunScale,
     *,
     depth: Callable[[], int],
     report: Callable[[str], None],
@@ -98,7 +98,7 @@ def run_missing(
         _carry_out(step, folder, scale, words)
 
 
-def finished(step: Step, folder: Path, scale: Scale) -> bool:
+def finished(step: RecipeStep, folder: Path, scale: RunScale) -> bool:
     """Whether a step is done as it is asked for now; one done otherwise is not overwritten."""
     mark = folder / step.name / MARK
     if not mark.is_file():
@@ -124,7 +124,7 @@ def _read_mark(path: Path) -> Mark:
     return found
 
 
-def command_of(step: Step, folder: Path, scale: Scale, words: Sequence[str]) -> list[str]:
+def command_of(step: RecipeStep, folder: Path, scale: RunScale, words: Sequence[str]) -> list[str]:
     """The whole command line of a step whose own words are these."""
     place = folder / step.name
     work = scale.work if step.works_on_examples else ()
@@ -148,7 +148,7 @@ def _typed(options: Sequence[str]) -> str:
     return " ".join(options) or "no options"
 
 
-def _carry_out(step: Step, folder: Path, scale: Scale, words: Sequence[str]) -> None:
+def _carry_out(step: RecipeStep, folder: Path, scale: RunScale, words: Sequence[str]) -> None:
     code = _run(words)
     if code in (-signal.SIGINT, Interrupted.exit_code):
         raise Interrupted(f"interrupted in step {step.name}; the same command goes on from there")

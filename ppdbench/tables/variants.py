@@ -16,9 +16,9 @@ from ppdbench.files.papers import Paper
 from ppdbench.probe.accuracy import accuracies
 from ppdbench.report.sheet import Cell
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.base import Laid
-from ppdbench.tables.compared import Quantity, Row, blanks, compared
-from ppdbench.tables.recipe import Step
+from ppdbench.tables.base import TableSheets
+from ppdbench.tables.compared import ComparedRow, Quantity, blanks, compared
+from ppdbench.tables.recipe import RecipeStep
 
 TASK, TOKENS = "alpaca", 20  # the paper's accuracy is on this task, over so many steps
 METHOD = "prompt-tokens"
@@ -62,16 +62,20 @@ class Variant:
         return all(self.options.get(name, DEFAULTS[name]) == v for name, v in wanted.items())
 
 
-def training(name: str, options: str = "", *, batch: int = BATCH, how_long: str = STEPS) -> Step:
+def training(
+    name: str, options: str = "", *, batch: int = BATCH, how_long: str = STEPS
+) -> RecipeStep:
     """A step that trains one variant."""
     words = f"train prompt-tokens --text {{text}} {SMALL} {how_long} --batch-size {batch} {options}"
-    return Step(name, words.rstrip())
+    return RecipeStep(name, words.rstrip())
 
 
-def probing(name: str, trained: Sequence[Step]) -> Step:
+def probing(name: str, trained: Sequence[RecipeStep]) -> RecipeStep:
     """A step that probes variants, all on the same outputs."""
     methods = " ".join(f"--method {METHOD}:addon={{{step.name}}}" for step in trained)
-    return Step(name, f"probe --what drafts --task {TASK} --max-new-tokens {TOKENS} {methods}")
+    return RecipeStep(
+        name, f"probe --what drafts --task {TASK} --max-new-tokens {TOKENS} {methods}"
+    )
 
 
 def variants(runs: Sequence[StoredRun]) -> list[Variant]:
@@ -125,7 +129,7 @@ Find = Callable[[Mapping[str, Any]], Variant | None]
 
 def ablation(
     title: str, paper: Paper, names: Sequence[str], find: Find, notes: Sequence[str]
-) -> Laid:
+) -> TableSheets:
     """A table of accuracies: `names` are the columns of the paper that tell its variants apart."""
     printed: dict[tuple[Cell, ...], dict[str, float]] = {}
     first: dict[tuple[Cell, ...], Mapping[str, Any]] = {}
@@ -136,7 +140,7 @@ def ablation(
     rows = []
     for key, theirs in printed.items():
         ours = find(first[key])
-        rows.append(Row((*key, _trained(ours)), theirs, ours.accuracy if ours else {}))
+        rows.append(ComparedRow((*key, _trained(ours)), theirs, ours.accuracy if ours else {}))
     heads = (*(name.replace("_", " ") for name in names), "ours")
     missing = blanks(rows, "no such prompt tokens were trained and probed")
     return compared(title, heads, QUANTITIES, rows, (*NOTES, *notes, *missing))

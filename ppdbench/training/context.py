@@ -17,7 +17,7 @@ from ppdbench.training.layers import TrainedLayers
 _NOTHING = torch.empty(0)
 
 
-class Kept:
+class TextRows:
     """Keys and values of a text in one layer.
 
     A layer is handed what is its own and looks nothing up by its number: passes that are compiled
@@ -33,7 +33,7 @@ class Kept:
         return key, value
 
 
-class Joined:
+class JoinedRows:
     """The same for rows behind the text, some of them with `given` keys and values."""
 
     def __init__(self, keys: Tensor, values: Tensor, given: Sequence[TrainedRows]) -> None:
@@ -46,31 +46,31 @@ class Joined:
         return torch.cat([self.keys, key], dim=2), torch.cat([self.values, value], dim=2)
 
 
-class Context:
+class TextContext:
     """What a text leaves in every layer."""
 
     def __init__(self, n_layers: int) -> None:
-        self.kept = [Kept() for _ in range(n_layers)]
+        self.kept = [TextRows() for _ in range(n_layers)]
 
-    def at(self, layer: int) -> Kept:
+    def at(self, layer: int) -> TextRows:
         """Where a layer leaves what the text gives."""
         return self.kept[layer]
 
 
-class Later:
+class LaterContext:
     """What rows behind the text look at in every layer."""
 
-    def __init__(self, context: Context, given: Sequence[TrainedRows] = ()) -> None:
+    def __init__(self, context: TextContext, given: Sequence[TrainedRows] = ()) -> None:
         self.context, self.given = context, given
 
-    def at(self, layer: int) -> Joined:
+    def at(self, layer: int) -> JoinedRows:
         """A layer's own part of it."""
         kept = self.context.kept[layer]
-        return Joined(kept.keys, kept.values, [given.of(layer) for given in self.given])
+        return JoinedRows(kept.keys, kept.values, [given.of(layer) for given in self.given])
 
 
 @torch.no_grad()
-def read(layers: TrainedLayers, tokens: Tensor) -> tuple[Context, Tensor]:
+def read(layers: TrainedLayers, tokens: Tensor) -> tuple[TextContext, Tensor]:
     """Run a text [batch, length]; what it leaves, and the states after the last layer."""
-    context = Context(layers.n_layers)
+    context = TextContext(layers.n_layers)
     return context, layers.last(tokens, context)

@@ -19,7 +19,7 @@ from ppdbench.engine.vocabulary import ranks_of
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
 
-Head = Callable[[torch.Tensor], torch.Tensor]
+HeadLogits = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def by_layer(
     ids: npt.NDArray[Any],
     sequence: int,
     *,
-    heads: Mapping[int, Head] | None = None,
+    heads: Mapping[int, HeadLogits] | None = None,
     batch: int = 2,
     watch: Report = silent,
 ) -> list[ExitQuality]:
@@ -101,7 +101,7 @@ def by_layer(
         final = layers.logits(states[layers.n_layers]).argmax(-1)
         for layer in range(1, 1 + layers.n_layers):
             normed = layers.adapter.norm(states[layer])
-            readers: dict[str, Head] = {"N": layers.adapter.readout}
+            readers: dict[str, HeadLogits] = {"N": layers.adapter.readout}
             if heads and layer in heads:
                 readers["Y"] = heads[layer]
             for name, reader in readers.items():

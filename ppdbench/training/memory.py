@@ -31,7 +31,7 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBytes:
     """Bytes of what stays from the first step to the last."""
 
     model: int
@@ -44,12 +44,12 @@ class Held:
         return self.model + self.added + self.optimizer
 
 
-def held_by(model: Any, objective: Objective) -> Held:
+def held_by(model: Any, objective: Objective) -> HeldBytes:
     """Counted from the parameters, which may have no memory yet."""
     own = {id(p) for p in model.parameters()}
     parts = [*objective.parameters(), *objective.buffers()]
     trained = sum(p.numel() for p in objective.parameters() if p.requires_grad)
-    return Held(
+    return HeldBytes(
         model=sum(p.numel() * p.element_size() for p in model.parameters()),
         added=sum(p.numel() * p.element_size() for p in parts if id(p) not in own),
         optimizer=(GRADIENT + MOMENTS) * trained,
@@ -57,21 +57,21 @@ def held_by(model: Any, objective: Objective) -> Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeRoom:
     """What a place has free for one of the processes that share it."""
 
     place: str
     free: int
 
     @classmethod
-    def found(cls, device: torch.device) -> Room:
+    def found(cls, device: torch.device) -> FreeRoom:
         """As much as there is now."""
         memory = FreeMemory.found(device)
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
         return cls(name_of(memory.home), memory.free[memory.home] // processes)
 
 
-def check_held(held: Held, room: Room) -> None:
+def check_held(held: HeldBytes, room: FreeRoom) -> None:
     """Refuse parts that do not even fit while nothing runs, before any are made."""
     if held.total > room.free:
         raise ConfigError(
@@ -80,7 +80,7 @@ def check_held(held: Held, room: Room) -> None:
         )
 
 
-def _parts(held: Held) -> str:
+def _parts(held: HeldBytes) -> str:
     return (
         f"{gb(held.total)} (model {gb(held.model)}, what is trained beside it {gb(held.added)}, "
         f"gradients and optimizer {gb(held.optimizer)})"
@@ -88,7 +88,7 @@ def _parts(held: Held) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Diary:
+class StepTrace:
     """What one short step made and gave back: `events` are numbers of tensors, ~n where n goes."""
 
     sequences: int
@@ -97,7 +97,7 @@ class Diary:
     sizes: tuple[int, ...]  # bytes by number
 
 
-class Passes:
+class StepMemory:
     """What a step holds on its way, for any number of sequences of any length.
 
     A long step makes the same tensors in the same order as a short one. So the size of each is
@@ -105,7 +105,7 @@ class Passes:
     What a step leaves behind are gradients, which are counted elsewhere.
     """
 
-    def __init__(self, ones: Sequence[Diary], two: Diary) -> None:
+    def __init__(self, ones: Sequence[StepTrace], two: StepTrace) -> None:
         """From steps over one sequence of different lengths, and over two of the first length."""
         self._ones, self._two = sorted(ones, key=lambda diary: diary.tokens), two
         self._alike = len({len(diary.sizes) for diary in (*ones, two)}) == 1
@@ -145,7 +145,7 @@ class Passes:
 
 def measure_passes(
     objective: Objective, step: int, steps: int, sequence: int, precision: str
-) -> Passes:
+) -> StepMemory:
     """Measured by short steps that change nothing."""
     shortest = objective.shortest
     lengths = [shortest + more for more in LENGTHS if shortest + more < sequence]
@@ -157,27 +157,27 @@ def measure_passes(
         ones = [kept_diary(objective, 1, length, step, steps, precision) for length in lengths]
         two = kept_diary(objective, 2, lengths[0], step, steps, precision)
     objective.train(mode)
-    return Passes(ones, two)
+    return StepMemory(ones, two)
 
 
 def kept_diary(
     objective: Objective, rows: int, length: int, step: int, steps: int, precision: str
-) -> Diary:
+) -> StepTrace:
     """One step there and back over so many sequences."""
     device, low = next(objective.parameters()).device, LOW.get(precision)
     blocks = torch.full((rows, length + 1), ORDINARY, device=device)
-    ledger = Ledger()
+    ledger = TensorLedger()
     with ledger, torch.compiler.set_stance("force_eager"):
         with torch.autocast(device.type, low, enabled=low is not None):
             loss = objective(blocks, step, steps)["loss"]
         loss.backward()
         del loss
-    diary = Diary(rows, length, tuple(ledger.events), tuple(ledger.sizes))
+    diary = StepTrace(rows, length, tuple(ledger.events), tuple(ledger.sizes))
     objective.zero_grad()
     return diary
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TensorLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the memory of all tensors that are made while it is in force."""
 
     def __init__(self) -> None:
@@ -213,14 +213,14 @@ def _storages(values: Any) -> list[torch.UntypedStorage]:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """All that a run takes, and what there is for it."""
 
-    held: Held
-    passes: Sequence[Passes]  # at several steps of the run
+    held: HeldBytes
+    passes: Sequence[StepMemory]  # at several steps of the run
     sequences: int  # at once
     tokens: int  # of a sequence
-    room: Room
+    room: FreeRoom
 
     @property
     def passes_bytes(self) -> int:

@@ -39,10 +39,10 @@ from ppdbench.methods.prompt_tokens.train import PromptPlan, PromptsObjective, o
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import Quality
 from ppdbench.training.heads import HeadsObjective, some_exits
-from ppdbench.training.memory import LOW, Need, Room, check_held, held_by, measure_passes
+from ppdbench.training.memory import LOW, FreeRoom, MemoryNeed, check_held, held_by, measure_passes
 from ppdbench.training.objective import Objective
 from ppdbench.training.recipe import Recipe, fitted
-from ppdbench.training.text import Blocks, TextSpec, documents, tokenized
+from ppdbench.training.text import TextSpec, TokenBlocks, documents, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
 
 TOKENS, HELD_OUT = "tokens.bin", "held-out.bin"
@@ -68,7 +68,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """What a run would do and need, for `--dry-run`."""
 
     parameters: int
@@ -99,7 +99,7 @@ class Training:
         check_numbers(objective, "what training begins with")
         self.processes = _processes(next(model.parameters()).device)
         self.ids = ids = self._tokenized(job.text, TOKENS)
-        self.blocks = Blocks(ids, job.config.sequence + 1, job.config.seed)
+        self.blocks = TokenBlocks(ids, job.config.sequence + 1, job.config.seed)
         self.config = job.config
         if job.epochs is not None:
             steps = round(job.epochs * self.blocks.count / job.config.batch_size)
@@ -120,11 +120,11 @@ class Training:
         main: bool = self.processes.is_main_process
         return main
 
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingPlan:
         """Counts, memory, and time from a few steps that change nothing on disk."""
         config, blocks, need = self.config, self.blocks, self.need()
         seconds = None if need.short else self._seconds_per_step()
-        return Plan(
+        return TrainingPlan(
             parameters=sum(p.numel() for p in self.model.parameters()),
             trained=sum(p.numel() for p in self.objective.parameters() if p.requires_grad),
             tokens=len(self.ids),
@@ -141,12 +141,12 @@ class Training:
             total_seconds=None if seconds is None else seconds * config.steps,
         )
 
-    def need(self) -> Need:
+    def need(self) -> MemoryNeed:
         """The memory that the run takes, and what there is: what is free, and what is in use."""
         config = self.config
         held = held_by(self.model, self.objective)
-        room = Room.found(next(self.objective.parameters()).device)
-        return Need(
+        room = FreeRoom.found(next(self.objective.parameters()).device)
+        return MemoryNeed(
             held=held,
             passes=[
                 measure_passes(
@@ -270,7 +270,7 @@ def _prepared(spec: ModelSpec, job: Job, make: Make) -> tuple[Any, Any, Objectiv
 
 def _check_fits(model: Any, make: Make, device: torch.device) -> None:
     """`model` is one without weights, and so is what is made for it here."""
-    check_held(held_by(model, make(model, False)), Room.found(device))
+    check_held(held_by(model, make(model, False)), FreeRoom.found(device))
 
 
 def heads(

@@ -177,7 +177,7 @@ def _of_hub(source: str, spec: TextSpec) -> Iterator[str]:
         raise DataError(f"{source} cannot be read: {' '.join(str(error).split())[:200]}") from error
 
 
-class Blocks:
+class TokenBlocks:
     """Blocks of `length` tokens over a row of ids on disk."""
 
     def __init__(self, ids: npt.NDArray[Any], length: int, seed: int) -> None:

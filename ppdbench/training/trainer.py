@@ -23,7 +23,7 @@ from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError
 from ppdbench.files.whole import write_whole
 from ppdbench.runs.workload import Report
 from ppdbench.training.record import read_log, read_state
-from ppdbench.training.text import Blocks
+from ppdbench.training.text import TokenBlocks
 
 SCHEDULES = ("cosine", "constant")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -102,7 +102,7 @@ class Trainer:
     """Trains `objective`, a module that maps (blocks, step, steps) to a dict with its loss."""
 
     def __init__(
-        self, objective: nn.Module, blocks: Blocks, config: TrainConfig, out: Path, facts: Any
+        self, objective: nn.Module, blocks: TokenBlocks, config: TrainConfig, out: Path, facts: Any
     ) -> None:
         from accelerate import Accelerator
         from accelerate.utils import DistributedDataParallelKwargs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ppdbench.errors import ConfigError
 from ppdbench.files.paths import check_path
 from ppdbench.trees.calibration import Accuracies
-from ppdbench.trees.curve import Plan, Point, curve, fastest, timed
+from ppdbench.trees.curve import SizePoint, TreePlan, curve, fastest, timed
 from ppdbench.trees.latency import Latency, measure
 
 if TYPE_CHECKING:
@@ -56,17 +56,17 @@ class BuildConfig:
 class Built:
     """The chosen tree among those it was compared with."""
 
-    plan: Plan
+    plan: TreePlan
     kind: str
-    points: tuple[Point, ...]
-    chosen: Point
+    points: tuple[SizePoint, ...]
+    chosen: SizePoint
     latency: Latency | None
 
 
 def build(config: BuildConfig, report: Report | None = None) -> Built:
     """Grow a tree of each size, time passes of as many rows, and choose."""
     accuracies = Accuracies.load(config.calibration)
-    plan = Plan.of(accuracies, config.depth, config.rows_per_guess, config.seed)
+    plan = TreePlan.of(accuracies, config.depth, config.rows_per_guess, config.seed)
     kind = config.kind or plan.kinds[0]
     latency = _stored(config)
     sizes = config.sizes or (SIZES if latency is None else latency.sizes)
@@ -82,7 +82,7 @@ def build(config: BuildConfig, report: Report | None = None) -> Built:
     return Built(plan, kind, tuple(points), chosen, latency)
 
 
-def _of_size(size: int, kind: str, points: list[Point]) -> Point:
+def _of_size(size: int, kind: str, points: list[SizePoint]) -> SizePoint:
     """The tree of a size, which may be that of a smaller one where it cannot grow."""
     fitting = [point for point in points if point.rows <= size]
     if not fitting:

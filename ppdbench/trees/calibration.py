@@ -21,7 +21,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_versioned, write_versioned
 from ppdbench.files.yaml_file import Keys, kind
 from ppdbench.stats import wilson
-from ppdbench.trees.record import Output
+from ppdbench.trees.record import RankedOutput
 
 FORMAT, VERSION = "ppdbench-calibration", 2
 COUNTS_ALONE = 1  # the version without outputs
@@ -40,7 +40,7 @@ class Accuracies:
     method: str
     hits: tuple[tuple[int, ...], ...]
     n: int
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[RankedOutput, ...] = ()
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -85,7 +85,7 @@ class Accuracies:
         )
 
     @classmethod
-    def counted(cls, method: str, outputs: Sequence[Output]) -> Accuracies:
+    def counted(cls, method: str, outputs: Sequence[RankedOutput]) -> Accuracies:
         """Of outputs, at the places where every distance has a token to guess."""
         if not outputs:
             raise ConfigError("there are no outputs; list one or more")
@@ -130,8 +130,8 @@ class Accuracies:
         write_versioned(Path(path), FORMAT, version, content)
 
 
-def _output(keys: Keys) -> Output:
+def _output(keys: Keys) -> RankedOutput:
     task, ranks = keys.text("task"), keys.texts("ranks")
     keys.refuse_the_rest()
     with keys.telling():
-        return Output(task, ranks)
+        return RankedOutput(task, ranks)

@@ -28,7 +28,7 @@ INSERTING = (DYNAMIC, "hidden-transfer")
 
 
 @dataclass(frozen=True)
-class Plan:
+class TreePlan:
     """What trees of a method are made from, whatever their size.
 
     `depth` is how far guesses reach, `inserted` how many rows each of them takes per node.
@@ -46,7 +46,7 @@ class Plan:
         depth: int | None = None,
         inserted: float | None = None,
         seed: int = 0,
-    ) -> Plan:
+    ) -> TreePlan:
         """As asked for, the rest as the method has it."""
         reach = accuracies.distances
         if depth is not None and not 1 <= depth <= reach:
@@ -122,7 +122,7 @@ def _method(accuracies: Accuracies) -> str:
 
 
 @dataclass(frozen=True)
-class Point:
+class SizePoint:
     """The best tree of a size and what it promises; how fast, once passes are timed.
 
     `nodes` count the newest token; `others` are the tokens of a step with trees of other kinds
@@ -142,11 +142,11 @@ class Point:
     speedup: float | None = None
 
 
-def curve(plan: Plan, kind: str, sizes: Iterable[int]) -> list[Point]:
+def curve(plan: TreePlan, kind: str, sizes: Iterable[int]) -> list[SizePoint]:
     """A point for each size that has a tree of its own."""
     plan.check(kind)
     sizes = sorted(set(sizes))
-    points: list[Point] = []
+    points: list[SizePoint] = []
     for size in sizes:
         tree = plan.tree(kind, size)
         if tree is not None and (not points or tree != points[-1].tree):
@@ -159,7 +159,7 @@ def curve(plan: Plan, kind: str, sizes: Iterable[int]) -> list[Point]:
     return points
 
 
-def _point(plan: Plan, kind: str, size: int, tree: Tree | DynamicTree) -> Point:
+def _point(plan: TreePlan, kind: str, size: int, tree: Tree | DynamicTree) -> SizePoint:
     nodes = tree.nodes if isinstance(tree, DynamicTree) else len(tree)
     others = {
         other: 1.0 if (rival := plan.tree(other, size)) is None else plan.tokens(rival).value
@@ -167,12 +167,12 @@ def _point(plan: Plan, kind: str, size: int, tree: Tree | DynamicTree) -> Point:
         if other != kind
     }
     tokens = plan.tokens(tree)
-    return Point(
+    return SizePoint(
         size, tree, plan.rows(tree), 1 + nodes, tokens.value, others, tokens.low, tokens.high
     )
 
 
-def timed(points: Iterable[Point], latency: Latency) -> list[Point]:
+def timed(points: Iterable[SizePoint], latency: Latency) -> list[SizePoint]:
     """The same with the time of their passes, and the speedup over greedy decoding."""
     return [
         replace(
@@ -184,6 +184,6 @@ def timed(points: Iterable[Point], latency: Latency) -> list[Point]:
     ]
 
 
-def fastest(points: Sequence[Point]) -> Point:
+def fastest(points: Sequence[SizePoint]) -> SizePoint:
     """The point of the largest speedup, of equals the smallest tree."""
     return max(points, key=lambda point: point.speedup or 0.0)

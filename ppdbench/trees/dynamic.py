@@ -36,14 +36,14 @@ from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.static import expected_tokens, grow, probabilities
 from ppdbench.trees.tree import FORMAT, VERSION, Tree, listed, open_tree, read_paths
 
-Matrix = npt.NDArray[np.float64]
+FloatMatrix = npt.NDArray[np.float64]
 
 # Squarings of the chain: after 2**50 steps nothing is left of where it started.
 SQUARINGS = 50
 
 
 @dataclass(frozen=True)
-class State:
+class TreeState:
     """The tree verified in one state, and how many prompt tokens follow each of its nodes.
 
     `prompts` begins with the newest token, which is a node here.
@@ -63,18 +63,18 @@ class State:
         """Rows of its pass: the newest token, nodes, and prompt tokens of so many rows each."""
         return len(self.prompts) + per_prompt * sum(self.prompts)
 
-    def within(self, depth: int) -> State:
+    def within(self, depth: int) -> TreeState:
         """Without the nodes that lie deeper."""
         depths = (0, *self.tree.depths)
         kept = (count for count, deep in zip(self.prompts, depths, strict=True) if deep <= depth)
-        return State(self.tree.within(depth), tuple(kept))
+        return TreeState(self.tree.within(depth), tuple(kept))
 
 
 @dataclass(frozen=True)
 class DynamicTree:
     """A tree for each state; `states[k - 1]` is used where guesses reach k tokens ahead."""
 
-    states: tuple[State, ...]
+    states: tuple[TreeState, ...]
 
     def __post_init__(self) -> None:
         if not self.states:
@@ -115,7 +115,7 @@ class DynamicTree:
         """A static tree as it is decoded with: every node has all prompt tokens."""
         tree.check(max_depth=reach)
         cut = [tree.within(k) for k in range(1, reach + 1)]
-        return cls(tuple(State(part, (reach,) * (1 + len(part))) for part in cut))
+        return cls(tuple(TreeState(part, (reach,) * (1 + len(part))) for part in cut))
 
     def check(self, *, max_depth: int | None = None, max_size: int | None = None) -> None:
         """Refuse a tree that asks for prompt tokens nobody trained, or rows that no cache has."""
@@ -151,11 +151,11 @@ def load_tree(
     return tree
 
 
-def _state(keys: Keys) -> State:
+def _state(keys: Keys) -> TreeState:
     paths, prompts = read_paths(keys), keys.items("prompts")
     keys.refuse_the_rest()
     with keys.telling():
-        return State(Tree(paths), tuple(prompts))
+        return TreeState(Tree(paths), tuple(prompts))
 
 
 # What a tree is worth
@@ -174,7 +174,7 @@ def last_of(tree: Tree, reached: Sequence[float]) -> tuple[float, ...]:
     return tuple(max(0.0, left) for left in last)  # rounding may leave less than nothing
 
 
-def transitions(tree: DynamicTree, accuracies: Accuracies) -> Matrix:
+def transitions(tree: DynamicTree, accuracies: Accuracies) -> FloatMatrix:
     """p(s_i | s_k) [k - 1, i - 1]: the last node accepted in s_k has i prompt tokens."""
     chain = np.zeros((tree.reach, tree.reach))
     for row, state in zip(chain, tree.states, strict=True):
@@ -183,7 +183,7 @@ def transitions(tree: DynamicTree, accuracies: Accuracies) -> Matrix:
     return chain
 
 
-def steady_state(chain: Matrix) -> Matrix:
+def steady_state(chain: FloatMatrix) -> FloatMatrix:
     """Which part of all steps is spent in each state.
 
     Decoding begins in the last state, since all prompt tokens follow the prompt. To stay
@@ -193,7 +193,7 @@ def steady_state(chain: Matrix) -> Matrix:
     for _ in range(SQUARINGS):
         many = many @ many
         many /= many.sum(axis=1, keepdims=True)
-    shares: Matrix = many[-1]
+    shares: FloatMatrix = many[-1]
     return shares
 
 
@@ -238,7 +238,7 @@ def allot(
     for tree in candidates:
         affordable = (rows - 1 - len(tree)) // rows_per_prompt
         last = last_probabilities(tree, accuracies)
-        states.append(State(tree, _prompts(last, f, affordable)))
+        states.append(TreeState(tree, _prompts(last, f, affordable)))
     return DynamicTree(tuple(states))
 
 

@@ -13,9 +13,9 @@ from ppdbench.trees.dynamic import (
     steady_state,
     transitions,
 )
+from ppdbench.trees.replay import Replay, replay
 from ppdbench.trees.static import check_known, expected_tokens, probabilities
 from ppdbench.trees.tree import Tree
-from ppdbench.trees.walk import Walk, walk
 
 
 def _trees(tree: Tree | DynamicTree) -> list[Tree]:
@@ -23,13 +23,13 @@ def _trees(tree: Tree | DynamicTree) -> list[Tree]:
     return [tree] if isinstance(tree, Tree) else [state.tree for state in tree.states]
 
 
-def played(tree: Tree | DynamicTree, accuracies: Accuracies) -> Walk | None:
+def played(tree: Tree | DynamicTree, accuracies: Accuracies) -> Replay | None:
     """Decoding of the outputs calibrated on, where the calibration has them."""
     for each in _trees(tree):
         check_known(each, accuracies)
     if not accuracies.outputs:
         return None
-    return walk(tree, accuracies.outputs, accuracies.unguided)
+    return replay(tree, accuracies.outputs, accuracies.unguided)
 
 
 def expected(tree: Tree | DynamicTree, accuracies: Accuracies) -> Ratio:
@@ -43,7 +43,7 @@ def expected(tree: Tree | DynamicTree, accuracies: Accuracies) -> Ratio:
 
 
 @dataclass(frozen=True)
-class InState:
+class StateOdds:
     """How likely the nodes of a tree are to be accepted, and to be the last, the newest token
     first; how much of the time decoding is in this state, and what a step in it gives.
     """
@@ -54,7 +54,7 @@ class InState:
     tokens: float
 
 
-def in_states(tree: Tree | DynamicTree, accuracies: Accuracies) -> list[InState]:
+def in_states(tree: Tree | DynamicTree, accuracies: Accuracies) -> list[StateOdds]:
     """For each state; a static tree has one, which is not said to be one."""
     trees, walked = _trees(tree), played(tree, accuracies)
     if walked is not None:
@@ -71,7 +71,7 @@ def in_states(tree: Tree | DynamicTree, accuracies: Accuracies) -> list[InState]
         else:
             reached = (1.0, *probabilities(each, accuracies))
         shown = None if isinstance(tree, Tree) else share
-        found.append(InState(reached, last_of(each, reached), shown, sum(reached)))
+        found.append(StateOdds(reached, last_of(each, reached), shown, sum(reached)))
     return found
 
 

@@ -36,7 +36,7 @@ WARMUP = 3  # rounds that do not count
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassTime:
     """The median time of a pass of so many rows, and between what half of the times lie."""
 
     rows: int
@@ -61,7 +61,7 @@ class Latency:
     threads: int
     context: int
     rounds: int
-    passes: tuple[Pass, ...]
+    passes: tuple[PassTime, ...]
 
     def __post_init__(self) -> None:
         if list(self.sizes) != sorted({1, *self.sizes}):
@@ -111,11 +111,11 @@ class Latency:
         write_versioned(Path(path), FORMAT, VERSION, content)
 
 
-def _pass(keys: Keys) -> Pass:
+def _pass(keys: Keys) -> PassTime:
     rows = keys.number("rows")
     times = [keys.real(name) for name in ("seconds", "low", "high")]
     with keys.telling():
-        made = Pass(rows, *times)
+        made = PassTime(rows, *times)
     keys.refuse_the_rest()
     return made
 
@@ -147,7 +147,7 @@ def measure(
 
     wanted = sorted({1, *sizes})
     _check(loaded, wanted, context, rounds)
-    passes = _Passes(loaded, context, wanted[-1], clock)
+    passes = _TimedPasses(loaded, context, wanted[-1], clock)
     times: dict[int, list[float]] = {size: [] for size in wanted}
     for number in range(-WARMUP, rounds):
         if report is not None:
@@ -170,9 +170,9 @@ def measure(
     )
 
 
-def _middle(rows: int, seconds: Sequence[float]) -> Pass:
+def _middle(rows: int, seconds: Sequence[float]) -> PassTime:
     low, high = np.quantile(seconds, (0.25, 0.75))
-    return Pass(rows, median(seconds), float(low), float(high))
+    return PassTime(rows, median(seconds), float(low), float(high))
 
 
 def _check(loaded: Loaded, sizes: Sequence[int], context: int, rounds: int) -> None:
@@ -187,7 +187,7 @@ def _check(loaded: Loaded, sizes: Sequence[int], context: int, rounds: int) -> N
         )
 
 
-class _Passes:
+class _TimedPasses:
     """Passes of any size over the same context, whose buffers are allocated once."""
 
     def __init__(self, loaded: Loaded, context: int, most: int, clock: Clock | None) -> None:

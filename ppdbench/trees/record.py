@@ -21,7 +21,7 @@ BEYOND = "."
 
 
 @dataclass(frozen=True)
-class Output:
+class RankedOutput:
     """The ranks of one output's tokens among the guesses, `ranks[j][i]` at distance j + 1."""
 
     task: str
@@ -64,7 +64,7 @@ class Output:
         return [[line[:n].count(digit) for digit in DIGITS] for line in self.ranks]
 
     @classmethod
-    def of(cls, task: str, ranks: Sequence[Sequence[int]]) -> Output:
+    def of(cls, task: str, ranks: Sequence[Sequence[int]]) -> RankedOutput:
         """Ranks as they were counted, by distance."""
         # Earlier versions counted each distance only where the farthest one has a token.
         tokens = max((len(line) + j for j, line in enumerate(ranks) if line), default=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import demo
-from benchmarks.demo import LESS, Step, carry_out, shown, steps
+from benchmarks.demo import LESS, DemoStep, carry_out, shown, steps
 from ppdbench.report.page.runs import read_runs
 from tests.conftest import ROOT
 
@@ -41,7 +41,7 @@ def test_a_step_that_takes_too_long_is_stopped_and_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("probe", "--offline", "--out", str(tmp_path / "run"))  # torch alone takes longer
-    assert carry_out(Step("", 0, words, "probe"), tmp_path, 0.3) == demo.INTERRUPTED
+    assert carry_out(DemoStep("", 0, words, "probe"), tmp_path, 0.3) == demo.INTERRUPTED
     assert "stopped after" in capsys.readouterr().out
 
 

@@ -13,9 +13,9 @@ import torch
 from benchmarks.gpu_check import (
     GPU,
     NO_GPU,
-    Check,
-    Scale,
-    Step,
+    CheckScale,
+    CheckStep,
+    GpuCheck,
     Words,
     check,
     in_a_process,
@@ -25,7 +25,7 @@ from benchmarks.gpu_check import (
 )
 from ppdbench.cli.main import run
 
-TINY = Scale(
+TINY = CheckScale(
     model="synthetic:layers=4,hidden=32,heads=4,vocab=300,context=1024,agree=0.9",
     methods=("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "ppd"),
     limit=1,
@@ -36,7 +36,7 @@ TINY = Scale(
 )
 
 
-def here(step: Step, words: Words, out: Path) -> int:
+def here(step: CheckStep, words: Words, out: Path) -> int:
     """A step without the time that a process of its own takes to begin."""
     if step.ranks > 1:
         return in_a_process(step, words, out)
@@ -51,19 +51,19 @@ def here(step: Step, words: Words, out: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuCheck]:
     yield check("cpu", tmp_path_factory.mktemp("check"), TINY, runner=here)
 
 
 @pytest.mark.slow
-def test_every_step_ends_well_on_the_cpu(made: Check) -> None:
+def test_every_step_ends_well_on_the_cpu(made: GpuCheck) -> None:
     wrong = {done.name: done.code for done in made.done if done.code or done.left_out}
     assert not wrong, {name: (made.out / f"{name}.log").read_text() for name in wrong}
     assert made.code == 0
 
 
 @pytest.mark.slow
-def test_what_it_writes_can_be_read(made: Check) -> None:
+def test_what_it_writes_can_be_read(made: GpuCheck) -> None:
     content = json.loads((made.out / "gpu-check.json").read_text())
     assert content["ok"]
     named = [step["name"] for step in content["steps"]]
@@ -77,25 +77,25 @@ def test_what_it_writes_can_be_read(made: Check) -> None:
 
 
 @pytest.mark.slow
-def test_finished_steps_are_not_done_again(made: Check) -> None:
+def test_finished_steps_are_not_done_again(made: GpuCheck) -> None:
     step = next(step for step in steps("cpu", TINY, ()) if step.name == "exact-float32")
     before = (made.out / step.name / "samples.jsonl").read_bytes()
-    again = Check(made.out, 1, here)
+    again = GpuCheck(made.out, 1, here)
     assert again.carry_out(step).code == 0
     assert (made.out / step.name / "samples.jsonl").read_bytes() == before
 
 
 def test_a_step_that_fails_fails_the_check(tmp_path: Path) -> None:
     codes = iter([0, 1])
-    made = Check(tmp_path, 1, lambda step, words, out: next(codes))
-    made.carry_out(Step("good", ()))
+    made = GpuCheck(tmp_path, 1, lambda step, words, out: next(codes))
+    made.carry_out(CheckStep("good", ()))
     assert made.code == 0
-    made.carry_out(Step("bad", ()))
+    made.carry_out(CheckStep("bad", ()))
     assert made.code == 1
 
 
 def test_steps_that_need_more_devices_are_left_out_and_named(tmp_path: Path) -> None:
-    made = Check(tmp_path, 1, lambda step, words, out: 0)
+    made = GpuCheck(tmp_path, 1, lambda step, words, out: 0)
     for step in steps("cuda", GPU, ("nf4",)):
         made.carry_out(step)
     left_out = {done.name for done in made.done if done.left_out == "1 of 2 devices"}

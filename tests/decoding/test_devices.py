@@ -12,8 +12,8 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.methods import METHODS
-from ppdbench.methods.hidden_transfer.network import Transfer
-from ppdbench.methods.hidden_transfer.strategy import Transferring
+from ppdbench.methods.hidden_transfer.network import TransferMatrices
+from ppdbench.methods.hidden_transfer.strategy import HiddenTransferProposer
 from ppdbench.probe.match import Prober
 from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import CAPACITY, Case, Oracle, assert_exact
@@ -38,7 +38,9 @@ def loaded(name: str) -> Loaded:
 
 def transferring() -> Decoder:
     """Rows that join in the middle, made of what a layer on another device gave."""
-    return Transferring(Transfer((1, 2, 3), (torch.eye(32),) * 3), TREE, {}, masked=False)
+    return HiddenTransferProposer(
+        TransferMatrices((1, 2, 3), (torch.eye(32),) * 3), TREE, {}, masked=False
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "opt-350m-like"])

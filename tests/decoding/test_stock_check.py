@@ -30,13 +30,13 @@ from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ExactnessError
-from ppdbench.methods.early_exit import EarlyExit, Exits
+from ppdbench.methods.early_exit import EarlyExit, EarlyExitDecoder
 from ppdbench.methods.hidden_transfer import network as hidden_transfer
-from ppdbench.methods.hidden_transfer.network import Transfer
-from ppdbench.methods.hidden_transfer.strategy import Transferring
+from ppdbench.methods.hidden_transfer.network import TransferMatrices
+from ppdbench.methods.hidden_transfer.strategy import HiddenTransferProposer
 from ppdbench.methods.prompt_tokens import network as prompt_tokens
 from ppdbench.methods.prompt_tokens.network import Chain, Prompts
-from ppdbench.methods.prompt_tokens.strategy import Prompted
+from ppdbench.methods.prompt_tokens.strategy import PromptTokensProposer
 from ppdbench.probe.drafts import hold_guesses
 from ppdbench.probe.match import Prober
 from ppdbench.trees.dynamic import DynamicTree
@@ -111,7 +111,7 @@ def test_early_exits_are_held_at_their_own_depth(
     def seen() -> MethodOutput:
         session = Session(model, CAPACITY)
         session.watch = watch = LogitWatch(range(32))
-        decoded = Exits(options, 2).decode(session, PROMPT, LIMITS, CLOCK, GREEDY)
+        decoded = EarlyExitDecoder(options, 2).decode(session, PROMPT, LIMITS, CLOCK, GREEDY)
         return MethodOutput("early-exit", decoded, watch, False)
 
     depths = set(seen().watch.depths.values())
@@ -191,17 +191,17 @@ def joining(model: StagedModel) -> dict[str, Decoder]:
     """Methods that put rows of their own behind a text, in all the forms that these take."""
     draw, size = torch.Generator().manual_seed(0), model.hidden_size
     matrices = tuple(torch.randn(size, size, generator=draw) for _ in range(3))
-    transfer = Transfer((1, 2, 2), matrices)
+    transfer = TransferMatrices((1, 2, 2), matrices)
     chain = Tree(((0,), (0, 0), (0, 0, 0)))
     found: dict[str, Decoder] = {
-        f"hidden-transfer {masked}": Transferring(transfer, chain, {}, masked=masked)
+        f"hidden-transfer {masked}": HiddenTransferProposer(transfer, chain, {}, masked=masked)
         for masked in (False, True)
     }
     for epts in (1, 2):
         rows = torch.randn(3 * epts, size, generator=draw).to(model.dtype)
         prompts = Prompts(Chain(3, epts), rows)
         tree = DynamicTree.uniform(chain, 3)
-        found[f"prompt-tokens {epts}"] = Prompted(prompts, tree, model, {})
+        found[f"prompt-tokens {epts}"] = PromptTokensProposer(prompts, tree, model, {})
     return found
 
 

@@ -21,7 +21,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.methods.base import METHODS
-from ppdbench.methods.early_exit import EarlyExit, Exits
+from ppdbench.methods.early_exit import EarlyExit, EarlyExitDecoder
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, cases, decode, reference
 from tests.families import FAMILIES, stock_model
 from tests.helpers import staged, tokens
@@ -34,7 +34,7 @@ def setup(model: StagedModel, capacity: int = CAPACITY) -> Setup:
     return Setup(Loaded(ModelSpec(), model, None, frozenset(), 0, ""), capacity)
 
 
-def made(model: StagedModel, **options: Any) -> Exits:
+def made(model: StagedModel, **options: Any) -> EarlyExitDecoder:
     return EarlyExit(**options).prepare(setup(model))
 
 

@@ -17,14 +17,14 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
-from ppdbench.methods.jacobi import FixedPoint, Jacobi
+from ppdbench.methods.jacobi import Jacobi, JacobiProposer
 from ppdbench.testing import assert_order_is_nothing
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, reference
 from tests.families import FAMILIES
 from tests.helpers import staged, tokens
 
 
-def prepared(model: StagedModel, **options: int) -> FixedPoint:
+def prepared(model: StagedModel, **options: int) -> JacobiProposer:
     loaded = Loaded(ModelSpec(name="tiny"), model, None, frozenset(), 0, "")
     return Jacobi(**options).prepare(Setup(loaded, CAPACITY))
 

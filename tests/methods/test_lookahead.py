@@ -17,7 +17,7 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
-from ppdbench.methods.lookahead import Ahead, Lookahead, Pool, Window, merged
+from ppdbench.methods.lookahead import GuessWindow, Lookahead, LookaheadProposer, NgramPool, merged
 from ppdbench.testing import assert_order_is_nothing
 from tests.decoding.matrix import (
     CAPACITY,
@@ -44,11 +44,11 @@ def setup(model: StagedModel) -> Setup:
     return Setup(Loaded(ModelSpec(name="tiny"), model, None, frozenset(), 0, ""), CAPACITY)
 
 
-def prepared(model: StagedModel, **options: Any) -> Ahead:
+def prepared(model: StagedModel, **options: Any) -> LookaheadProposer:
     return Lookahead(**options).prepare(setup(model))
 
 
-class Watched(Ahead):
+class Watched(LookaheadProposer):
     """Keeps every draft with the text it was made for and what came of it."""
 
     def __init__(self, options: Lookahead) -> None:
@@ -150,7 +150,7 @@ def test_a_draft_fits_the_room_and_the_rows(options: dict[str, Any]) -> None:
             assert 1 + len(draft) <= decoder.rows
             largest = max(largest, draft.riders)
     if options.get("ngram", 0) < 30:  # else the outputs end while the window still fills
-        assert largest == Window.most_nodes(Lookahead(**options))
+        assert largest == GuessWindow.most_nodes(Lookahead(**options))
 
 
 def test_riders_predict_what_greedy_decoding_says_after_their_ancestors() -> None:
@@ -174,7 +174,7 @@ def test_riders_predict_what_greedy_decoding_says_after_their_ancestors() -> Non
 
 
 def test_a_guess_sees_its_column_and_the_oldest_level_up_to_it() -> None:
-    window = Window([], Lookahead(window=3, ngram=4))
+    window = GuessWindow([], Lookahead(window=3, ngram=4))
     window.levels = [[10, 11, 12], [20, 21, 22], [30, 31, 32]]
     nodes, parents = window.nodes(5)
     lines: list[list[int]] = []
@@ -188,7 +188,7 @@ def test_a_guess_sees_its_column_and_the_oldest_level_up_to_it() -> None:
 
 
 def test_a_draft_that_was_cut_is_learnt_from_only_as_far_as_it_went() -> None:
-    class Greedy(Ahead):
+    class Greedy(LookaheadProposer):
         def propose(self, session: Session, room: int) -> Draft:
             return super().propose(session, room + 6)
 
@@ -202,7 +202,7 @@ def test_a_draft_that_was_cut_is_learnt_from_only_as_far_as_it_went() -> None:
 
 
 def test_the_window_fills_level_by_level_then_yields_one_ngram_per_column() -> None:
-    window = Window([1, 2, 3, 4, 5], Lookahead(window=3, ngram=4))
+    window = GuessWindow([1, 2, 3, 4, 5], Lookahead(window=3, ngram=4))
     assert list(window.shift([12, 13, 14, 15, 16], 0)) == []
     assert window.levels == [[2, 3, 4, 5], [13, 14, 15, 16]]
     assert list(window.shift([24, 25, 26, 27], 0)) == []
@@ -213,14 +213,14 @@ def test_the_window_fills_level_by_level_then_yields_one_ngram_per_column() -> N
 
 
 def test_accepted_tokens_move_the_window_on() -> None:
-    window = Window([], Lookahead(window=3, ngram=3))
+    window = GuessWindow([], Lookahead(window=3, ngram=3))
     window.levels = [[1, 2, 3], [11, 12, 13]]
     list(window.shift([21, 22, 23], 2))
     assert window.levels == [[13, 11, 12], [23, 21, 22]]
 
 
 def test_columns_beyond_the_end_of_the_output_are_dropped() -> None:
-    window = Window([], Lookahead(window=3, ngram=3))
+    window = GuessWindow([], Lookahead(window=3, ngram=3))
     window.levels = [[1, 2, 3], [11, 12, 13]]
     window.fit(4)
     assert window.levels == [[1, 2, 3], [11, 12, 13]]
@@ -235,7 +235,7 @@ def test_columns_beyond_the_end_of_the_output_are_dropped() -> None:
 
 
 def test_the_pool_keeps_the_newest_ngrams_without_repeats() -> None:
-    pool = Pool(2)
+    pool = NgramPool(2)
     for ngram in ([1, 5, 5], [1, 6, 6], [2, 9, 9], [1, 5, 5], [1, 7, 7]):
         pool.add(ngram)
     assert pool.after(1) == [(7, 7), (5, 5)]

@@ -19,7 +19,7 @@ from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
 from ppdbench.machine.clock import Clock
 from ppdbench.methods import method
-from ppdbench.methods.transformers_generate import Peer
+from ppdbench.methods.transformers_generate import GenerateDecoder
 from tests.helpers import tokens
 
 MODEL = "synthetic:layers=4,hidden=32,heads=2,vocab=300,context=96,agree=0.9"
@@ -39,9 +39,9 @@ def setup() -> Setup:
     return Setup(load(ModelSpec(name=MODEL, device="cpu")), 96)
 
 
-def peer(setup: Setup, name: str) -> Peer:
+def peer(setup: Setup, name: str) -> GenerateDecoder:
     made = method(name).build(PEERS[name]).prepare(setup)
-    assert isinstance(made, Peer)
+    assert isinstance(made, GenerateDecoder)
     return made
 
 

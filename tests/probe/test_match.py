@@ -66,7 +66,7 @@ def body_path(stock: Any) -> str:
 
 def probe_one(
     model: Loaded, prompts: list[list[int]], n: int, target: Target = GREEDY, **options: Any
-) -> list[match.Probed]:
+) -> list[match.ProbedSequence]:
     room = max(map(len, prompts)) + n
     prober = Prober(model, range(1, model.staged.n_layers + 1), room, **options)
     generators = [generator_for(0, str(i)) for i in range(len(prompts))]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ppdbench.probe.ranks import Ranks
+from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import matches_by_example, saturation
 from ppdbench.report.probe_tables import saturation_sheet
 
@@ -18,7 +18,7 @@ def sample(*by_layer: list[int], task: str = "a") -> dict[str, Any]:
 
 def test_a_token_is_known_where_it_first_is_the_first_choice_and_settled_where_it_stays() -> None:
     # One token is settled early, one is known early and lost again, one comes late.
-    (found,) = saturation(Ranks([sample([0, 0, 5], [0, 3, 1], [0, 0, 0])]))
+    (found,) = saturation(StoredRanks([sample([0, 0, 5], [0, 3, 1], [0, 0, 0])]))
     assert found.n == 3
     assert (found.earliest, found.stays) == ({2: 2, 6: 1}, {2: 1, 6: 2})
     assert found.earliest_mean == pytest.approx((2 + 2 + 6) / 3)
@@ -26,18 +26,18 @@ def test_a_token_is_known_where_it_first_is_the_first_choice_and_settled_where_i
 
 
 def test_a_sampled_token_that_nobody_would_have_chosen_counts_for_the_last_layer() -> None:
-    (found,) = saturation(Ranks([sample([4], [3], [2])]))
+    (found,) = saturation(StoredRanks([sample([4], [3], [2])]))
     assert (found.earliest, found.stays) == ({6: 1}, {6: 1})
 
 
 def test_a_token_that_only_an_early_layer_chose_is_known_there_and_settles_nowhere() -> None:
-    (found,) = saturation(Ranks([sample([0], [0], [1])]))
+    (found,) = saturation(StoredRanks([sample([0], [0], [1])]))
     assert (found.earliest, found.stays) == ({2: 1}, {6: 1})
 
 
 def test_outputs_of_unequal_length_and_several_tasks() -> None:
     samples = [sample([0, 0], [0, 0]), sample([1], [0]), sample([0], [0], task="b")]
-    assert [(s.task, s.n, s.stays) for s in saturation(Ranks(samples))] == [
+    assert [(s.task, s.n, s.stays) for s in saturation(StoredRanks(samples))] == [
         ("a", 3, {2: 2, 4: 1}),
         ("b", 1, {2: 1}),
     ]
@@ -50,7 +50,7 @@ def test_matches_are_counted_by_example(rows: list[list[int]]) -> None:
 
 
 def test_tokens_that_no_probed_layer_settles_need_more_than_the_last_probed_one() -> None:
-    probed = Ranks([sample([0, 0, 5, 5], [0, 3, 1, 0])])  # layers 2 and 4
+    probed = StoredRanks([sample([0, 0, 5, 5], [0, 3, 1, 0])])  # layers 2 and 4
     (found,) = saturation(probed, n_layers=6)
     assert (found.n, found.earliest, found.stays) == (4, {2: 2, 4: 1}, {2: 1, 4: 1})
     assert (found.earliest_mean, found.stays_mean) == (None, None)

@@ -24,8 +24,8 @@ from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.methods.hidden_transfer import network as hidden_transfer
-from ppdbench.methods.hidden_transfer.network import Transfer
-from ppdbench.methods.hidden_transfer.strategy import Transferring
+from ppdbench.methods.hidden_transfer.network import TransferMatrices
+from ppdbench.methods.hidden_transfer.strategy import HiddenTransferProposer
 from ppdbench.probe.closeness import similarities
 from ppdbench.probe.similarity import Cosines
 from ppdbench.runs.store import read_run
@@ -41,7 +41,7 @@ MODEL = "synthetic:layers=4,hidden=32,heads=2,vocab=300"
 
 
 @dataclass(frozen=True)
-class Knowing(Transfer):
+class Knowing(TransferMatrices):
     """Transfers what the next tokens of the text really have."""
 
     states: dict[int, Tensor]
@@ -52,8 +52,8 @@ class Knowing(Transfer):
         return true[:, first + step + 1 :][:, : hidden.shape[1]]
 
 
-def measured(transfer: Transfer, name: str = "llama", spare: int = 64) -> dict[str, Any]:
-    decoder = Transferring(transfer, CHAIN, {}, masked=False)
+def measured(transfer: TransferMatrices, name: str = "llama", spare: int = 64) -> dict[str, Any]:
+    decoder = HiddenTransferProposer(transfer, CHAIN, {}, masked=False)
     session = Session(staged(name), len(TEXT), spare=spare)
     item = cast(Item, SimpleNamespace(ids=TEXT[:PROMPT]))
     found: dict[str, Any] = Cosines("own", decoder)(session, item, TEXT[PROMPT:])["similarity"]
@@ -89,7 +89,7 @@ def test_the_true_state_stays_the_true_state(name: str, spare: int) -> None:
 def test_where_it_transfers_it_is_the_matrix_alone() -> None:
     draw = torch.Generator().manual_seed(0)
     matrices = tuple(torch.randn(32, 32, generator=draw) for _ in LAYERS)
-    found, states = measured(Transfer(LAYERS, matrices)), true_states("llama")
+    found, states = measured(TransferMatrices(LAYERS, matrices)), true_states("llama")
     places = range(PROMPT - 1, len(TEXT) - 3)
     for step, (layer, matrix) in enumerate(zip(LAYERS, matrices, strict=True), start=1):
         at = states[layer][0]

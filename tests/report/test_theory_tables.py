@@ -8,19 +8,21 @@ import pytest
 from ppdbench import theory
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.report import theory_tables
-from ppdbench.report.theory_tables import Measured, TheoryRow, Wanted
+from ppdbench.report.theory_tables import MeasuredRows, RowFilter, TheoryRow
 from ppdbench.runs.store import read_run
 from tests.report import probe_sample, write_run
 
 BOTH = [probe_sample("a"), probe_sample("b")]
 
 
-def measure(folder: Path, samples: list[dict[str, Any]] = BOTH, **wanted: Any) -> Measured:
+def measure(folder: Path, samples: list[dict[str, Any]] = BOTH, **wanted: Any) -> MeasuredRows:
     header = wanted.pop("header", {})
-    return theory_tables.measure(read_run(write_run(folder, samples, **header)), Wanted(**wanted))
+    return theory_tables.measure(
+        read_run(write_run(folder, samples, **header)), RowFilter(**wanted)
+    )
 
 
-def only(measured: Measured, **fields: Any) -> TheoryRow:
+def only(measured: MeasuredRows, **fields: Any) -> TheoryRow:
     (row,) = [r for r in measured.rows if all(getattr(r, k) == v for k, v in fields.items())]
     return row
 

@@ -13,7 +13,7 @@ from ppdbench.engine.loading import ModelSpec
 from ppdbench.report import plots, tree_plots
 from ppdbench.report.terminal import print_sheets
 from ppdbench.report.tree_tables import (
-    Shown,
+    ShownTree,
     curve_json,
     curve_sheet,
     nodes_sheet,
@@ -23,7 +23,7 @@ from ppdbench.report.tree_tables import (
 )
 from ppdbench.trees.build import BuildConfig, Built, build
 from ppdbench.trees.calibration import Accuracies
-from ppdbench.trees.dynamic import DynamicTree, State, search
+from ppdbench.trees.dynamic import DynamicTree, TreeState, search
 from ppdbench.trees.expected import expected, in_states
 from ppdbench.trees.static import grow
 from ppdbench.trees.tree import Tree
@@ -33,11 +33,11 @@ from tests.trees.test_latency import curve as times
 KNOWN = accuracies((0.5, 0.15), (0.4, 0.1), method="prompt-tokens")
 STATIC = Tree(((0,), (1,), (0, 0)))
 DYNAMIC = DynamicTree(
-    (State(Tree(((0,), (1,))), (2, 2, 1)), State(Tree(((0,), (0, 0))), (2, 2, 1)))
+    (TreeState(Tree(((0,), (1,))), (2, 2, 1)), TreeState(Tree(((0,), (0, 0))), (2, 2, 1)))
 )
 
 
-def drawing(shown: Shown, width: int = 80) -> list[str]:
+def drawing(shown: ShownTree, width: int = 80) -> list[str]:
     out = io.StringIO()
     print_shown(shown, Console(file=out, width=width))
     return [line.rstrip() for line in out.getvalue().splitlines()]
@@ -115,7 +115,7 @@ def test_what_was_played_is_shown_with_its_interval_and_its_outputs(method: str)
 
 def test_a_state_that_no_output_came_by_has_its_accuracies() -> None:
     known = Accuracies.counted("prompt-tokens", outputs(0))
-    tree = DynamicTree(tuple(State(s.tree, (2,) * len(s.prompts)) for s in DYNAMIC.states))
+    tree = DynamicTree(tuple(TreeState(s.tree, (2,) * len(s.prompts)) for s in DYNAMIC.states))
     first = show(tree, known).views[0]
     assert first.share == 0
     assert first.reached is not None

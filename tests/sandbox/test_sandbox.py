@@ -21,11 +21,11 @@ from ppdbench.errors import ConfigError
 from ppdbench.sandbox import outside
 from ppdbench.sandbox.exam import Exam
 from ppdbench.sandbox.outside import LAYERS, Execution
-from ppdbench.sandbox.room import Limits
+from ppdbench.sandbox.process import SandboxLimits
 from ppdbench.sandbox.seccomp import ARCHITECTURES, program
 from tests.conftest import ROOT
 
-QUICK = Limits(cpu_s=1, wall_s=10)
+QUICK = SandboxLimits(cpu_s=1, wall_s=10)
 WRAPPED = ("bubblewrap", "limits", "landlock", "seccomp", "audit hook")
 BARE = LAYERS[1:]
 NO_NAMESPACES = ("limits", "landlock", "seccomp")
@@ -34,7 +34,7 @@ LEAST = ("limits", "audit hook")
 
 def execute(
     program: str,
-    limits: Limits = outside.DEFAULT,
+    limits: SandboxLimits = outside.DEFAULT,
     exam: Exam = outside.NO_EXAM,
     *,
     layers: Sequence[str] = LAYERS,
@@ -283,13 +283,13 @@ def test_an_endless_loop_is_ended_by_its_processor_time(layers: tuple[str, ...])
 
 
 def test_waiting_is_ended_by_the_clock() -> None:
-    found = execute("import time\ntime.sleep(60)", Limits(wall_s=0.5))
+    found = execute("import time\ntime.sleep(60)", SandboxLimits(wall_s=0.5))
     assert found.outcome == "timed out"
 
 
 def test_words_now_and_then_do_not_put_the_end_off() -> None:
     source = "import time\nwhile True:\n    print('x', flush=True)\n    time.sleep(0.01)"
-    assert execute(source, Limits(wall_s=1)).outcome == "timed out"
+    assert execute(source, SandboxLimits(wall_s=1)).outcome == "timed out"
 
 
 def test_signals_do_not_put_the_end_off() -> None:
@@ -318,7 +318,7 @@ def test_more_output_than_anyone_reads_is_too_much_wherever_it_goes() -> None:
 def test_memory_is_bounded(layers: tuple[str, ...]) -> None:
     assert execute("x = bytearray(3 << 30)", layers=layers).outcome == "out of memory"
     grow = "x = []\nwhile True: x.append(bytearray(1 << 24))"
-    found = execute(grow, Limits(memory_bytes=1 << 28), layers=layers)
+    found = execute(grow, SandboxLimits(memory_bytes=1 << 28), layers=layers)
     assert found.outcome == "out of memory"
 
 

@@ -14,7 +14,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.files import papers
 from ppdbench.tables import TABLES
 from ppdbench.tables.base import table
-from ppdbench.tables.recipe import GIVEN, Step, beside, layer_at, layers_at, with_layers
+from ppdbench.tables.recipe import GIVEN, RecipeStep, beside, layer_at, layers_at, with_layers
 
 DEPTHS = "{10/40},{20/40},{30/40},{35/40},{37/40}"
 
@@ -58,7 +58,9 @@ def test_each_of_our_layers_stands_beside_the_nearest_of_theirs_and_only_once() 
 
 
 def test_names_become_what_they_stand_for_and_empty_options_go() -> None:
-    step = Step("b", "probe --head {heads} --layers {1/2} --method medusa:addon={a} --text {text}")
+    step = RecipeStep(
+        "b", "probe --head {heads} --layers {1/2} --method medusa:addon={a} --text {text}"
+    )
     assert step.names == {"heads", "a", "text"}
     words = step.words(4, {"heads": None, "a": "runs/a", "text": "my text.txt"})
     assert words == [
@@ -69,18 +71,18 @@ def test_names_become_what_they_stand_for_and_empty_options_go() -> None:
 
 def test_a_step_leaves_a_folder_behind() -> None:
     with pytest.raises(ValueError, match="leaves no folder"):
-        Step("a", "list methods")
+        RecipeStep("a", "list methods")
 
 
 def test_one_name_is_one_command_and_steps_know_those_before_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ppdbench.tables.base.STEPS", {"a": Step("a", "probe --task squad")})
-    other = table("none/1", recipe=(Step("a", "probe --task xsum"),))
+    monkeypatch.setattr("ppdbench.tables.base.STEPS", {"a": RecipeStep("a", "probe --task squad")})
+    other = table("none/1", recipe=(RecipeStep("a", "probe --task xsum"),))
     with pytest.raises(ValueError, match="another command elsewhere"):
         other(_no_layout)
     with pytest.raises(ValueError, match="not run before it"):
-        table("none/2", recipe=(Step("b", "probe --head {c}"),))(_no_layout)
+        table("none/2", recipe=(RecipeStep("b", "probe --head {c}"),))(_no_layout)
     assert "none/1" not in TABLES
 
 

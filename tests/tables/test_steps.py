@@ -15,14 +15,14 @@ import pytest
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, Interrupted
 from ppdbench.tables import steps
-from ppdbench.tables.recipe import Step
-from ppdbench.tables.steps import Scale, StepFailed, run_missing
+from ppdbench.tables.recipe import RecipeStep
+from ppdbench.tables.steps import RunScale, StepFailed, run_missing
 from tests.tables.made import probed, write_run
 
-FIRST = Step("first", "probe --task squad --layers {1/2} --limit 100")
-SECOND = Step("second", "bench --task squad --method medusa:addon={trained}")
-OTHER = Step("other", "decode --task squad")
-TRAINED = Step("trained", "train medusa --text {text}")
+FIRST = RecipeStep("first", "probe --task squad --layers {1/2} --limit 100")
+SECOND = RecipeStep("second", "bench --task squad --method medusa:addon={trained}")
+OTHER = RecipeStep("other", "decode --task squad")
+TRAINED = RecipeStep("trained", "train medusa --text {text}")
 
 
 class Recorder:
@@ -53,8 +53,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder]:
     return record
 
 
-def make(folder: Path, *recipe: Step, **scale: object) -> None:
-    run_missing(recipe, folder, Scale(**scale), depth=lambda: 8, report=print)  # type: ignore[arg-type]
+def make(folder: Path, *recipe: RecipeStep, **scale: object) -> None:
+    run_missing(recipe, folder, RunScale(**scale), depth=lambda: 8, report=print)  # type: ignore[arg-type]
 
 
 def test_steps_run_with_the_models_layers_and_what_the_user_adds(
@@ -87,7 +87,7 @@ def test_what_is_finished_is_not_run_again_nor_the_models_depth_asked(
     def depth() -> int:
         raise AssertionError
 
-    run_missing((FIRST,), tmp_path, Scale(passing=("--offline",)), depth=depth, report=print)
+    run_missing((FIRST,), tmp_path, RunScale(passing=("--offline",)), depth=depth, report=print)
     assert ran.lines == []
 
 
@@ -123,7 +123,7 @@ def test_a_folder_of_other_options_or_another_recipe_is_not_mixed_in(
     with pytest.raises(ConfigError, match="was run with --limit 4, now it is no options"):
         make(tmp_path, FIRST)
     with pytest.raises(ConfigError, match="made by another recipe"):
-        make(tmp_path, Step("first", "probe --task xsum"), work=("--limit", "4"))
+        make(tmp_path, RecipeStep("first", "probe --task xsum"), work=("--limit", "4"))
 
 
 def test_a_table_that_trains_asks_for_a_text_before_anything_runs(

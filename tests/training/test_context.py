@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from ppdbench.engine.shapes import parse
-from ppdbench.training.context import Later, read
+from ppdbench.training.context import LaterContext, read
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.run import new_model
 from tests.training.test_training import blocks
@@ -23,7 +23,7 @@ def graphs(n_layers: int) -> int:
     counters.clear()
     layers = TrainedLayers(new_model(parse(SHAPE.format(n_layers)), 0), 16, compiled=True)
     context, _ = read(layers, blocks()[:, :-1])
-    step, later = layers.step(16), Later(context)
+    step, later = layers.step(16), LaterContext(context)
     hidden = layers.embed(blocks()[:, :-1], step)
     with torch.no_grad():
         for index in range(n_layers):

@@ -17,7 +17,14 @@ from ppdbench.methods.layerskip.train import LayerSkipObjective
 from ppdbench.training import run as runs
 from ppdbench.training.evaluate import MEASURING
 from ppdbench.training.heads import HeadsObjective, some_exits
-from ppdbench.training.memory import Diary, Ledger, Passes, held_by, kept_diary, measure_passes
+from ppdbench.training.memory import (
+    StepMemory,
+    StepTrace,
+    TensorLedger,
+    held_by,
+    kept_diary,
+    measure_passes,
+)
 from ppdbench.training.recipe import Recipe
 from ppdbench.training.trainer import Trainer
 from tests.families import stock_model
@@ -27,14 +34,14 @@ TRAIN = ["train", "heads", "--model", "./model", "--text", "text.txt", "--split-
 SMALL = ["--sequence", "16", "--batch-size", "4", "--steps", "2"]
 
 
-def diary(tokens: int, *sizes: int, sequences: int = 1, kept: tuple[int, ...] = ()) -> Diary:
+def diary(tokens: int, *sizes: int, sequences: int = 1, kept: tuple[int, ...] = ()) -> StepTrace:
     """Of tensors that are all there at once and then go, but for some."""
     numbers = range(len(sizes))
-    return Diary(sequences, tokens, (*numbers, *(~n for n in numbers if n not in kept)), sizes)
+    return StepTrace(sequences, tokens, (*numbers, *(~n for n in numbers if n not in kept)), sizes)
 
 
 def test_all_tensors_that_are_made_are_written_down_and_views_are_not() -> None:
-    ledger = Ledger()
+    ledger = TensorLedger()
     given = torch.zeros(100)
     with ledger:
         made = given + 1
@@ -47,14 +54,14 @@ def test_all_tensors_that_are_made_are_written_down_and_views_are_not() -> None:
 def test_each_tensor_is_carried_forward_by_itself() -> None:
     ones = [diary(n, 5000, 10 * n, n * n, 7000, kept=(3,)) for n in (16, 32, 64)]
     two = diary(16, 5000, 320, 256, 7000, sequences=2, kept=(3,))
-    passes = Passes(ones, two)
+    passes = StepMemory(ones, two)
     assert passes.bytes(1, 64) == 5000 + 640 + 64 * 64
     assert passes.bytes(3, 2048) == 5000 + 3 * 20480 + 2048 * 2048  # a mask is not made thrice
 
 
 def test_steps_that_are_not_alike_are_reckoned_too_high() -> None:
     ones = [diary(n, 100 * n) for n in (16, 32)]
-    passes = Passes([*ones, diary(64, 5000, 6400)], diary(16, 3200, sequences=2))
+    passes = StepMemory([*ones, diary(64, 5000, 6400)], diary(16, 3200, sequences=2))
     assert passes.bytes(2, 128) == 4 * (5000 + 6400)
 
 
@@ -69,7 +76,7 @@ def test_a_step_holds_what_was_worked_out_from_short_ones(kind: str) -> None:
     )
     passes = measure_passes(objective, 0, 10, 400, "no")
     truth = kept_diary(objective.eval(), 8, 400, 0, 10, "no")
-    assert passes.bytes(8, 400) == pytest.approx(Passes([truth], truth).bytes(1, 400), rel=0.02)
+    assert passes.bytes(8, 400) == pytest.approx(StepMemory([truth], truth).bytes(1, 400), rel=0.02)
 
 
 def test_parts_without_weights_are_as_large_as_real_ones() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.training.text import Blocks, TextSpec, documents, in_both, tokenized
+from ppdbench.training.text import TextSpec, TokenBlocks, documents, in_both, tokenized
 
 TOKENIZER = tokenizer(300, 512)
 
@@ -105,7 +105,7 @@ def test_tokens_whose_stamp_is_damaged_are_made_anew(
 
 
 def test_every_block_comes_once_per_epoch_in_an_order_of_its_own() -> None:
-    blocks = Blocks(np.arange(1000, dtype=np.uint16), 10, seed=1)
+    blocks = TokenBlocks(np.arange(1000, dtype=np.uint16), 10, seed=1)
     epochs = [
         [int(row[0]) for step in range(25) for row in blocks.batch(25 * epoch + step, 4)]
         for epoch in (0, 1)
@@ -116,10 +116,10 @@ def test_every_block_comes_once_per_epoch_in_an_order_of_its_own() -> None:
 
 def test_a_batch_depends_on_the_seed_and_the_step_alone() -> None:
     ids = np.arange(1000, dtype=np.uint16)
-    again = Blocks(ids, 10, seed=1)
+    again = TokenBlocks(ids, 10, seed=1)
     again.batch(90, 4)
-    assert (again.batch(7, 4) == Blocks(ids, 10, seed=1).batch(7, 4)).all()
-    assert (again.batch(7, 4) != Blocks(ids, 10, seed=2).batch(7, 4)).any()
+    assert (again.batch(7, 4) == TokenBlocks(ids, 10, seed=1).batch(7, 4)).all()
+    assert (again.batch(7, 4) != TokenBlocks(ids, 10, seed=2).batch(7, 4)).any()
 
 
 def test_bad_text_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_bad_text_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no text to train on"):
         TextSpec(sources=())
     with pytest.raises(DataError, match="fewer than one block"):
-        Blocks(np.arange(5, dtype=np.uint16), 10, seed=0)
+        TokenBlocks(np.arange(5, dtype=np.uint16), 10, seed=0)
     with pytest.raises(DataError, match="--offline forbids"):
         list(documents(TextSpec(sources=("hub:some/set",), offline=True)))
 

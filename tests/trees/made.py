@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ppdbench.trees.calibration import Accuracies
-from ppdbench.trees.record import RANKS, Output
+from ppdbench.trees.record import RANKS, RankedOutput
 
 
 def accuracies(*distances: tuple[float, ...], method: str = "medusa", n: int = 1000) -> Accuracies:
@@ -29,7 +29,9 @@ def drawn(seed: int, distances: int = 3, top: int = 6, method: str = "prompt-tok
     return Accuracies(method, tuple(hits), n)
 
 
-def outputs(seed: int, n: int = 6, tokens: int = 40, distances: int = 3) -> tuple[Output, ...]:
+def outputs(
+    seed: int, n: int = 6, tokens: int = 40, distances: int = 3
+) -> tuple[RankedOutput, ...]:
     """Easy and hard stretches in turns: in easy ones guesses are right, in hard ones wrong."""
     draw = random.Random(seed)
     made = []
@@ -39,7 +41,7 @@ def outputs(seed: int, n: int = 6, tokens: int = 40, distances: int = 3) -> tupl
             [_rank(draw, easy[(place + d) // 8]) for place in range(tokens - d)]
             for d in range(distances)
         ]
-        made.append(Output.of(f"task {number % 2}", ranks))
+        made.append(RankedOutput.of(f"task {number % 2}", ranks))
     return tuple(made)
 
 

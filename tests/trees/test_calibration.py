@@ -10,7 +10,7 @@ import pytest
 
 from ppdbench.errors import ConfigError
 from ppdbench.trees.calibration import ENOUGH_TOKENS, Accuracies
-from ppdbench.trees.record import Output
+from ppdbench.trees.record import RankedOutput
 from tests.trees.made import outputs
 
 SOME = Accuracies("medusa", ((600, 200, 50), (400, 100, 80)), 1000)
@@ -44,7 +44,9 @@ def test_saved_accuracies_are_read_back(tmp_path: Path) -> None:
 
 
 def test_outputs_are_counted_where_every_distance_has_a_token() -> None:
-    known = Accuracies.counted("medusa", [Output("a", ("0010", "1.0")), Output("b", ("2", ""))])
+    known = Accuracies.counted(
+        "medusa", [RankedOutput("a", ("0010", "1.0")), RankedOutput("b", ("2", ""))]
+    )
     assert known.n == 3
     assert [row[:3] for row in known.hits] == [(2, 1, 0), (1, 1, 0)]
 

@@ -15,7 +15,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.dynamic import (
     DynamicTree,
-    State,
+    TreeState,
     allot,
     amortized_tokens,
     last_probabilities,
@@ -31,7 +31,7 @@ from tests.trees.made import accuracies, drawn
 KNOWN = accuracies((0.5, 0.15), (0.4, 0.1), method="prompt-tokens")
 # The newest token and two nodes, one prompt token less than all.
 BY_HAND = DynamicTree(
-    (State(Tree(((0,), (1,))), (2, 2, 1)), State(Tree(((0,), (0, 0))), (2, 2, 1)))
+    (TreeState(Tree(((0,), (1,))), (2, 2, 1)), TreeState(Tree(((0,), (0, 0))), (2, 2, 1)))
 )
 
 
@@ -106,7 +106,7 @@ def test_every_node_keeps_one_prompt_token() -> None:
 
 def test_with_rows_enough_nothing_is_removed() -> None:
     assert allot(candidates(KNOWN, 3), KNOWN, 99) == DynamicTree(
-        (State(Tree(((0,), (1,))), (2, 2, 2)), State(Tree(((0,), (0, 0))), (2, 2, 2)))
+        (TreeState(Tree(((0,), (1,))), (2, 2, 2)), TreeState(Tree(((0,), (0, 0))), (2, 2, 2)))
     )
 
 
@@ -146,7 +146,7 @@ def test_no_other_prompt_tokens_are_better_with_two_states(seed: int) -> None:
     for rows in range(8, 13):
         each = [_all_prompts(tree, rows - 1 - len(tree)) for tree in trees]
         best = max(
-            amortized_tokens(DynamicTree((State(trees[0], a), State(trees[1], b))), known)
+            amortized_tokens(DynamicTree((TreeState(trees[0], a), TreeState(trees[1], b))), known)
             for a, b in itertools.product(*each)
         )
         assert amortized_tokens(allot(trees, known, rows), known) == pytest.approx(best)
@@ -166,7 +166,7 @@ def test_with_three_states_greedy_removal_is_close_to_the_best(seed: int) -> Non
     for rows in (8, 10):
         kept = [way for way in every if sum(way) <= rows - 3]
         best = max(
-            amortized_tokens(DynamicTree(tuple(map(State, trees, ways))), known)
+            amortized_tokens(DynamicTree(tuple(map(TreeState, trees, ways))), known)
             for ways in itertools.product(kept, repeat=3)
             if all(sum(way) == min(rows - 3, 9) for way in ways)
         )
@@ -197,7 +197,7 @@ def test_a_simulation_gives_the_amortized_tokens(seed: int) -> None:
 def test_a_simulation_through_all_states_gives_the_amortized_tokens() -> None:
     known = accuracies((0.6, 0.2), (0.5, 0.2), (0.5, 0.2), method="prompt-tokens")
     trees = candidates(known, 6)
-    tree = DynamicTree(tuple(State(t, (3, 1, 2, 3, 1, 2)[: 1 + len(t)]) for t in trees))
+    tree = DynamicTree(tuple(TreeState(t, (3, 1, 2, 3, 1, 2)[: 1 + len(t)]) for t in trees))
     assert min(steady_state(transitions(tree, known))) > 0.1
     assert simulated(tree, known, 60_000) == pytest.approx(amortized_tokens(tree, known), rel=0.01)
 

@@ -12,7 +12,7 @@ import pytest
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.errors import ConfigError
 from ppdbench.trees import latency
-from ppdbench.trees.latency import WARMUP, Latency, Pass, isotonic, measure
+from ppdbench.trees.latency import WARMUP, Latency, PassTime, isotonic, measure
 from tests.helpers import ScriptedClock
 
 MODEL = "synthetic:layers=2,hidden=32,heads=2,vocab=300,context=64"
@@ -25,7 +25,7 @@ def loaded() -> Loaded:
 
 def curve(*milliseconds: float, sizes: tuple[int, ...] = (1, 2, 4, 8)) -> Latency:
     seconds = [1e-3 * time for time in milliseconds]
-    passes = [Pass(n, s, 0.9 * s, 1.2 * s) for n, s in zip(sizes, seconds, strict=True)]
+    passes = [PassTime(n, s, 0.9 * s, 1.2 * s) for n, s in zip(sizes, seconds, strict=True)]
     return Latency(
         model="tiny",
         synthetic=True,
@@ -57,7 +57,7 @@ def test_sizes_take_turns_in_alternating_order_and_medians_are_kept() -> None:
     found = measure(loaded(), [3], context=8, rounds=3, clock=clock)
     assert found.sizes == (1, 3)
     assert [each.seconds for each in found.passes] == [2, 6]
-    assert found.passes[1] == Pass(3, 6, 5.5, 6.5)
+    assert found.passes[1] == PassTime(3, 6, 5.5, 6.5)
     assert clock.left == []
     assert clock.synchronized == 2 * (WARMUP + 3)
 
@@ -74,7 +74,7 @@ def test_the_facts_of_the_measurement_are_kept() -> None:
 def test_passes_run_their_rows_and_leave_the_cache_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    passes = latency._Passes(loaded(), 8, 12, None)
+    passes = latency._TimedPasses(loaded(), 8, 12, None)
     session, seen = passes.session, []
     forward = session.run
 

@@ -25,7 +25,7 @@ from ppdbench.methods.draft_verify.skip_file import SkipSet
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class SkipScore:
     """What a set promises.
 
     `cost` is what a drafting pass reads of the weights against a pass of the whole model,
@@ -63,7 +63,7 @@ def _walk(matches: Sequence[bool], cost: float, longest: int) -> float:
     return spent
 
 
-class Written:
+class GreedyOutput:
     """One greedy output with its cache rows, on which sets are tried."""
 
     def __init__(self, model: StagedModel, prompt_ids: list[int], limits: Limits) -> None:
@@ -104,7 +104,7 @@ class Written:
         return same
 
 
-class Scorer:
+class SkipScorer:
     """Scores sets on the outputs of some prompts; every set is measured once."""
 
     def __init__(
@@ -115,8 +115,8 @@ class Scorer:
         draft_length: int = 8,
     ) -> None:
         self.model, self.draft_length = model, draft_length
-        self.texts = [Written(model, ids, limits) for ids, limits in prompts]
-        self.scores: dict[SkipSet, Score] = {}
+        self.texts = [GreedyOutput(model, ids, limits) for ids, limits in prompts]
+        self.scores: dict[SkipSet, SkipScore] = {}
         if not any(text.step for text in self.texts):
             raise DataError(
                 "nothing to measure skipped blocks on: no output has a second token; use more "
@@ -124,16 +124,16 @@ class Scorer:
             )
 
     @torch.inference_mode()
-    def score(self, skips: SkipSet) -> Score:
+    def score(self, skips: SkipSet) -> SkipScore:
         """Agreement, cost and predicted speed-up of a set."""
         if skips not in self.scores:
             self.scores[skips] = self._measure(skips)
         return self.scores[skips]
 
-    def _measure(self, skips: SkipSet) -> Score:
+    def _measure(self, skips: SkipSet) -> SkipScore:
         model = SkippedModel(self.model, skips.attention, skips.mlp)
         matches = [text.matches(model) for text in self.texts]
         cost = model.cost()
         speedup, length = predict(matches, cost, self.draft_length)
         agreement = sum(map(sum, matches)) / sum(map(len, matches))
-        return Score(agreement, cost, speedup, length)
+        return SkipScore(agreement, cost, speedup, length)

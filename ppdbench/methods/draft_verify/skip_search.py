@@ -25,33 +25,33 @@ from ppdbench.methods.draft_verify.gaussian import (
     expected_improvement,
 )
 from ppdbench.methods.draft_verify.skip_file import SkipSet, read_skips, save
-from ppdbench.methods.draft_verify.skip_score import Score, Scorer
+from ppdbench.methods.draft_verify.skip_score import SkipScore, SkipScorer
 from ppdbench.registry import Registry
 from ppdbench.runs.workload import Report, RunConfig, Workload, cut_tokens, limits_of
 
-Search = Callable[["Tries"], None]
+Search = Callable[["TriedSets"], None]
 
 SEARCHES: Registry[Search] = Registry("search")
 N_CANDIDATES = 512
 NEW_TOKENS = 64
 
-Point = tuple[int, ...]  # one 0 or 1 per attention, then one per MLP
+Choices = tuple[int, ...]  # one 0 or 1 per attention, then one per MLP
 
 
 class Exhausted(Exception):
     """The budget of a search is spent."""
 
 
-class Tries:
+class TriedSets:
     """The sets tried so far and what each promises, within a budget."""
 
-    def __init__(self, scorer: Scorer, budget: int, seed: int, report: Report) -> None:
+    def __init__(self, scorer: SkipScorer, budget: int, seed: int, report: Report) -> None:
         self.scorer, self.budget, self.report = scorer, budget, report
         self.generator = np.random.default_rng(seed)
         self.n_layers = scorer.model.n_layers
-        self.values: dict[Point, float] = {}
+        self.values: dict[Choices, float] = {}
 
-    def value(self, point: Point) -> float:
+    def value(self, point: Choices) -> float:
         """The predicted speed-up at a point; one that is new counts against the budget."""
         if point not in self.values:
             if len(self.values) >= self.budget:
@@ -60,29 +60,29 @@ class Tries:
             self.report("searching", len(self.values), self.budget)
         return self.values[point]
 
-    def skips(self, point: Point) -> SkipSet:
+    def skips(self, point: Choices) -> SkipSet:
         """The set that a point stands for."""
         n = self.n_layers
         chosen = [i for i, skipped in enumerate(point) if skipped]
         return SkipSet(tuple(i for i in chosen if i < n), tuple(i - n for i in chosen if i >= n))
 
-    def point(self, skips: SkipSet) -> Point:
+    def point(self, skips: SkipSet) -> Choices:
         """The point that stands for a set."""
         chosen = {*skips.attention, *(self.n_layers + layer for layer in skips.mlp)}
         return tuple(int(i in chosen) for i in range(2 * self.n_layers))
 
     @property
-    def best(self) -> Point:
+    def best(self) -> Choices:
         """The point that promises the most; of equals the first."""
         return max(self.values, key=lambda point: self.values[point])
 
 
-def _with(point: Point, block: int) -> Point:
+def _with(point: Choices, block: int) -> Choices:
     return (*point[:block], 1, *point[block + 1 :])
 
 
 @SEARCHES.register("greedy")
-def greedy(tries: Tries) -> None:
+def greedy(tries: TriedSets) -> None:
     """Skip the block that helps most, again and again, until none does.
 
     What a block gained earlier says in which order blocks are worth trying now; one that is
@@ -108,7 +108,7 @@ def greedy(tries: Tries) -> None:
 
 
 @SEARCHES.register("bayes")
-def bayes(tries: Tries) -> None:
+def bayes(tries: TriedSets) -> None:
     """Try where a Gaussian process expects the most, after some sets at random."""
     size, draw = 2 * tries.n_layers, tries.generator
     default = SkipSet.default(tries.n_layers)
@@ -127,36 +127,36 @@ def bayes(tries: Tries) -> None:
         tries.value(new[int(hopes.argmax())])
 
 
-def _points(rows: Array) -> list[Point]:
+def _points(rows: Array) -> list[Choices]:
     return [tuple(row) for row in rows.tolist()]
 
 
-def _is_draft(point: Point) -> bool:
+def _is_draft(point: Choices) -> bool:
     """Whether some blocks are skipped and some are left."""
     return 0 < sum(point) < len(point)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The best set a search came upon, what it promises, and the default set beside it."""
 
     model: str
     n_layers: int
     skips: SkipSet
-    score: Score
+    score: SkipScore
     default: SkipSet
-    default_score: Score
+    default_score: SkipScore
     tried: int
     cut: int  # prompts that lost tokens to fit the model
 
 
 def find(
-    scorer: Scorer, strategy: str, budget: int, seed: int, report: Report
+    scorer: SkipScorer, strategy: str, budget: int, seed: int, report: Report
 ) -> tuple[SkipSet, int]:
     """The best set within a budget of tries, and how many were made."""
     if budget < 1:
         raise ConfigError(f"budget of {budget} tries; use 1 or more")
-    tries = Tries(scorer, budget, seed, report)
+    tries = TriedSets(scorer, budget, seed, report)
     with suppress(Exhausted):
         SEARCHES.get(strategy)(tries)
     return tries.skips(tries.best), len(tries.values)
@@ -175,7 +175,7 @@ def search_skips(
     """The set of blocks to skip that promises the most on the outputs of `prompts`."""
     limits = Limits(max_new_tokens, loaded.eos_ids)
     texts = [(list(ids), limits) for ids in prompts]
-    scorer = Scorer(loaded.staged, texts, draft_length=draft_length)
+    scorer = SkipScorer(loaded.staged, texts, draft_length=draft_length)
     return find(scorer, strategy, budget, seed, lambda *_: None)[0]
 
 
@@ -204,7 +204,7 @@ def check_out(path: Path) -> None:
         raise ConfigError(f"--out {path}: folder {path.parent} does not exist")
 
 
-def run_search(config: SearchConfig, out: Path, *, report: Report) -> Found:
+def run_search(config: SearchConfig, out: Path, *, report: Report) -> SearchResult:
     """Search on the examples of the tasks and add what was found to the file `out`."""
     check_out(out)
     work = Workload.read(config)
@@ -212,11 +212,11 @@ def run_search(config: SearchConfig, out: Path, *, report: Report) -> Found:
     items = work.encode(loaded)
     report("reading examples", 0, None)
     texts = [(item.ids, limits_of(item, loaded)) for item in items]
-    scorer = Scorer(loaded.staged, texts, draft_length=config.draft_length)
+    scorer = SkipScorer(loaded.staged, texts, draft_length=config.draft_length)
     skips, tried = find(scorer, config.search, config.budget, config.seed, report)
     default = SkipSet.default(loaded.staged.n_layers)
     save(out, config.model.name, skips)
-    return Found(
+    return SearchResult(
         model=config.model.name,
         n_layers=loaded.staged.n_layers,
         skips=skips,

@@ -74,7 +74,7 @@ class DraftVerify:
         return drafter
 
 
-class Threshold:
+class MovingThreshold:
     """The probability below which a token ends its draft, moved after every draft."""
 
     def __init__(self, options: DraftVerify) -> None:
@@ -103,10 +103,10 @@ class SelfDrafter(Proposer):
     def __init__(self, options: DraftVerify, skipped: SkippedModel) -> None:
         self.options, self.skipped = options, skipped
         self.rows = 1 + options.draft_length
-        self.threshold = Threshold(options)
+        self.threshold = MovingThreshold(options)
 
     def start(self, session: Session, prefill: Prefill) -> None:
-        self.threshold = Threshold(self.options)
+        self.threshold = MovingThreshold(self.options)
         self._session = self.skipped.over(session)
         self._chooser: Chooser = prefill.chooser
 

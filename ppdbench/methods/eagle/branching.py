@@ -20,12 +20,12 @@ from torch import Tensor
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.sampling import Chooser
 from ppdbench.errors import NumericalError
-from ppdbench.methods.eagle.rows import Branches
+from ppdbench.methods.eagle.rows import NewestLevel
 from ppdbench.trees.choice import fingerprint
 from ppdbench.trees.tree import Tree
 
 
-class Grower(Protocol):
+class DraftGrower(Protocol):
     """Makes drafts of at most `nodes` nodes and `depth` levels, with `spare` rows of guesses.
 
     `loaded` holds the fingerprint of the tree, if it came from a file.
@@ -36,12 +36,12 @@ class Grower(Protocol):
     spare: int
     loaded: Mapping[str, str]
 
-    def grow(self, branches: Branches, room: int, chooser: Chooser) -> Draft:
+    def grow(self, branches: NewestLevel, room: int, chooser: Chooser) -> Draft:
         """A draft of what may follow, no deeper than `room`."""
         ...
 
 
-class Chain:
+class ChainGrower:
     """The likeliest token again and again, or a drawn one."""
 
     loaded: Mapping[str, str] = MappingProxyType({})
@@ -49,7 +49,7 @@ class Chain:
     def __init__(self, length: int) -> None:
         self.depth = self.nodes = self.spare = length
 
-    def grow(self, branches: Branches, room: int, chooser: Chooser) -> Draft:
+    def grow(self, branches: NewestLevel, room: int, chooser: Chooser) -> Draft:
         tokens: list[Tensor] = []
         peaks: list[Tensor] = []
         drawn: list[Tensor] = []
@@ -66,7 +66,7 @@ class Chain:
         return Draft.chain(ids, probabilities=torch.cat(drawn) if drawn else None)
 
 
-class Dynamic:
+class DynamicGrower:
     """The likeliest paths: `top` continuations of each of the `top` likeliest nodes of a level."""
 
     loaded: Mapping[str, str] = MappingProxyType({})
@@ -76,7 +76,7 @@ class Dynamic:
         self.nodes = min(nodes, top + (depth - 1) * top**2)
         self.spare = (depth - 1) * top
 
-    def grow(self, branches: Branches, room: int, chooser: Chooser) -> Draft:
+    def grow(self, branches: NewestLevel, room: int, chooser: Chooser) -> Draft:
         top = self.top
         tokens, scores = (found[0] for found in branches.likeliest(top))
         places = torch.arange(top, device=tokens.device)  # of the newest level, among all found
@@ -110,7 +110,7 @@ class Dynamic:
 
 
 @dataclass(frozen=True)
-class Level:
+class TreeLevel:
     """The nodes of a static tree at one depth.
 
     `origin` says which row of the pass before each was read from, `rank` which of the guesses
@@ -122,7 +122,7 @@ class Level:
     inner: Tensor
 
 
-class Static:
+class StaticGrower:
     """The same shape at every step."""
 
     def __init__(self, tree: Tree, device: torch.device) -> None:
@@ -132,7 +132,7 @@ class Static:
         self.levels = _levels(self.tree, device)
         self.spare = sum(len(level.inner) for level in self.levels)
 
-    def grow(self, branches: Branches, room: int, chooser: Chooser) -> Draft:
+    def grow(self, branches: NewestLevel, room: int, chooser: Chooser) -> Draft:
         found: list[Tensor] = []
         peaks: list[Tensor] = []
         levels = self.levels[:room]
@@ -146,16 +146,16 @@ class Static:
         return Draft.tree(ids, self.tree.parents[: len(ids)])
 
 
-def _levels(tree: Tree, device: torch.device) -> list[Level]:
+def _levels(tree: Tree, device: torch.device) -> list[TreeLevel]:
     """The tree level by level, as index tensors on the device."""
     inner = {path[:-1] for path in tree.paths}
-    levels: list[Level] = []
+    levels: list[TreeLevel] = []
     before: list[tuple[int, ...]] = [()]
     for depth in range(1, tree.depth + 1):
         nodes = [path for path in tree.paths if len(path) == depth]
         grown = [place for place, path in enumerate(nodes) if path in inner]
         rows = ([before.index(path[:-1]) for path in nodes], [path[-1] for path in nodes], grown)
-        levels.append(Level(*(torch.tensor(row, device=device) for row in rows)))
+        levels.append(TreeLevel(*(torch.tensor(row, device=device) for row in rows)))
         before = [nodes[place] for place in grown]
     return levels
 

@@ -36,23 +36,23 @@ class DraftRows:
         states: Tensor = self.network(tokens, features, step, self.cache)
         return states
 
-    def branches(self, state: Tensor) -> Branches:
+    def branches(self, state: Tensor) -> NewestLevel:
         """Guesses that go on from `state` [1, 1, hidden], that of the last true row."""
         n = self.held
         seen = torch.ones(1, n, dtype=torch.bool, device=state.device)
-        return Branches(self.network, self.cache, state, seen, self.steps.index[0, n - 1 : n])
+        return NewestLevel(self.network, self.cache, state, seen, self.steps.index[0, n - 1 : n])
 
-    def branches_at(self, features: Tensor, rows: Tensor) -> Branches:
+    def branches_at(self, features: Tensor, rows: Tensor) -> NewestLevel:
         """A branch in place of each of several true rows [n], from features [1, n, hidden].
 
         Each sees the true rows before the one that it stands for.
         """
         seen = self.steps.index[:, : self.held] < rows[:, None]
-        return Branches(self.network, self.cache, features, seen, rows - 1)
+        return NewestLevel(self.network, self.cache, features, seen, rows - 1)
 
 
 @dataclass
-class Branches:
+class NewestLevel:
     """The newest level of guesses: what a pass over the next level needs to know of it.
 
     `states` [1, n, hidden] stand in for the target's features, `seen` [n, key] says which rows

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ppdbench.decoding.draft import Draft
     from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.session import Session
-    from ppdbench.methods.eagle.branching import Grower
+    from ppdbench.methods.eagle.branching import DraftGrower
     from ppdbench.methods.eagle.network import DraftNetwork
 
 
@@ -60,49 +60,51 @@ class Eagle:
         if self.reads and not (len(parts) == 3 and all(part.isdecimal() for part in parts)):
             raise ConfigError(f"eagle: reads={self.reads!r}; use three layers, such as 2+16+29")
 
-    def prepare(self, setup: Setup) -> Drafter:
+    def prepare(self, setup: Setup) -> EagleProposer:
         """Load the network, make room for its rows, lay out the tree."""
         from ppdbench.methods.eagle.files import load_network
 
         reads = tuple(map(int, self.reads.split("+"))) if self.reads else ()
         network, fingerprint = load_network(self.addon, setup.target, reads)
         grower = self._grower(network, setup)
-        drafter = Drafter(network, grower, setup.capacity, {"addon": fingerprint, **grower.loaded})
+        drafter = EagleProposer(
+            network, grower, setup.capacity, {"addon": fingerprint, **grower.loaded}
+        )
         drafter.used = {"addon": self.addon or "reference"}
         return drafter
 
-    def _grower(self, network: DraftNetwork, setup: Setup) -> Grower:
+    def _grower(self, network: DraftNetwork, setup: Setup) -> DraftGrower:
         from ppdbench.methods.eagle import branching
         from ppdbench.trees.tree import Tree
 
         top = min(self.top_k, network.n_words)
         if self.tree == "chain" or (self.tree == "dynamic" and top == 1):
-            return branching.Chain(self.depth)
+            return branching.ChainGrower(self.depth)
         if self.tree == "dynamic":
-            return branching.Dynamic(self.depth, top, self.nodes)
+            return branching.DynamicGrower(self.depth, top, self.nodes)
         tree = Tree.load(self.tree, max_size=setup.capacity)
         if tree.top == 1:
-            return branching.Chain(tree.depth)
+            return branching.ChainGrower(tree.depth)
         if tree.top > network.n_words:
             raise ConfigError(
                 f"eagle: {self.tree} takes {tree.top} guesses after a token; the draft "
                 f"vocabulary has {network.n_words}"
             )
-        return branching.Static(tree, setup.target.staged.device)
+        return branching.StaticGrower(tree, setup.target.staged.device)
 
 
-class Drafter(Proposer):
+class EagleProposer(Proposer):
     """The network's rows over one sequence: row i is of token i + 1 and the feature at i."""
 
     def __init__(
-        self, network: DraftNetwork, grower: Grower, capacity: int, loaded: dict[str, str]
+        self, network: DraftNetwork, grower: DraftGrower, capacity: int, loaded: dict[str, str]
     ) -> None:
-        from ppdbench.methods.eagle.branching import Chain
+        from ppdbench.methods.eagle.branching import ChainGrower
         from ppdbench.methods.eagle.rows import DraftRows
 
         self.network, self.grower = network, grower
         self.rows = 1 + grower.nodes
-        self.trees = not isinstance(grower, Chain)
+        self.trees = not isinstance(grower, ChainGrower)
         self.taps = network.reads
         self.loaded = loaded
         self._rows = DraftRows(network, capacity, grower.spare)

@@ -29,11 +29,11 @@ from ppdbench.files.yaml_file import Keys
 METHOD = "hidden-transfer"
 
 # Runs layers [first, last) over rows [batch, row, hidden] that are no tokens.
-Run = Callable[[Tensor, int, int, Step], Tensor]
+RunLayers = Callable[[Tensor, int, int, Step], Tensor]
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TransferMatrices:
     """The matrix of each step and the number of layers after which it is applied."""
 
     layers: tuple[int, ...]
@@ -42,9 +42,9 @@ class Transfer:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def first(self, steps: int) -> Transfer:
+    def first(self, steps: int) -> TransferMatrices:
         """Its first steps alone."""
-        return Transfer(self.layers[:steps], self.matrices[:steps])
+        return TransferMatrices(self.layers[:steps], self.matrices[:steps])
 
     def state(self, step: int, hidden: Tensor) -> Tensor:
         """Pseudo states of a step, counted from 0."""
@@ -66,7 +66,7 @@ def check_layers(layers: Sequence[int], n_layers: int) -> None:
         )
 
 
-def load_transfer(folder: str | Path, loaded: Loaded) -> tuple[Transfer, Path, str]:
+def load_transfer(folder: str | Path, loaded: Loaded) -> tuple[TransferMatrices, Path, str]:
     """The transfer in `folder`, where it lies, and its fingerprint."""
     addon = open_addon(folder, METHOD, loaded)
     keys = Keys(addon.options, f"{addon.folder}, options")
@@ -78,11 +78,11 @@ def load_transfer(folder: str | Path, loaded: Loaded) -> tuple[Transfer, Path, s
     size = loaded.staged.hidden_size
     matrices = [addon.take(f"step.{i + 1}", (size, size)) for i in range(len(layers))]
     addon.close()
-    return Transfer(tuple(layers), tuple(matrices)), addon.folder, addon.fingerprint
+    return TransferMatrices(tuple(layers), tuple(matrices)), addon.folder, addon.fingerprint
 
 
 @dataclass(frozen=True)
-class Behind:
+class PseudoStatePass:
     """Where pseudo states go that are made of a text the model has run already.
 
     `places` are tokens of the text, `steps` the steps made for each, counted from 1. Step i
@@ -110,7 +110,11 @@ class Behind:
 
 
 def transferred(
-    transfer: Transfer, states: Mapping[int, Tensor], where: Behind, n_layers: int, run: Run
+    transfer: TransferMatrices,
+    states: Mapping[int, Tensor],
+    where: PseudoStatePass,
+    n_layers: int,
+    run: RunLayers,
 ) -> Tensor:
     """What the last layer gives for pseudo states: [batch, step, place, hidden].
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.masks import Step
     from ppdbench.engine.session import Session
     from ppdbench.engine.truth import TokenLine
-    from ppdbench.methods.hidden_transfer.network import Run, Transfer
+    from ppdbench.methods.hidden_transfer.network import RunLayers, TransferMatrices
     from ppdbench.trees.tree import Tree
 
 
@@ -41,7 +41,7 @@ class HiddenTransfer:
     tree: str = option("", "tree file (the add-on's tree.json, or a general one)", names="tree")
     masked: bool = option(False, "hide the pseudo states of earlier steps from later ones")
 
-    def prepare(self, setup: Setup) -> Transferring:
+    def prepare(self, setup: Setup) -> HiddenTransferProposer:
         """Load the matrices and the tree that their guesses fill."""
         from ppdbench.methods.hidden_transfer.network import load_transfer
         from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
@@ -50,18 +50,18 @@ class HiddenTransfer:
         tree = choose(self.tree, folder, len(transfer), setup.capacity)
         check_top("hidden-transfer", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": hash_, "tree": fingerprint(tree)}
-        transferring = Transferring(transfer, tree, loaded, masked=self.masked)
+        transferring = HiddenTransferProposer(transfer, tree, loaded, masked=self.masked)
         transferring.used = used_parts(self.addon, self.tree, folder)
         return transferring
 
 
-class Transferring(Proposer):
+class HiddenTransferProposer(Proposer):
     """Fills the tree with the guesses made behind the last token accepted."""
 
     _states: Tensor  # of that token's pseudo states after the last layer: [1, step, hidden]
 
     def __init__(
-        self, transfer: Transfer, tree: Tree, loaded: Mapping[str, str], *, masked: bool
+        self, transfer: TransferMatrices, tree: Tree, loaded: Mapping[str, str], *, masked: bool
     ) -> None:
         self.all_steps, self.transfer = transfer, transfer.first(tree.depth)
         self.tree, self.masked, self.loaded = tree, masked, loaded
@@ -178,25 +178,25 @@ class Transferring(Proposer):
     def behind(
         self,
         session: Session,
-        transfer: Transfer,
+        transfer: TransferMatrices,
         states: Mapping[int, Tensor],
         length: int,
         places: Sequence[int],
-        run: Run | None = None,
+        run: RunLayers | None = None,
     ) -> Tensor:
         """Pseudo states [1, step, place, hidden] in the end, behind places of a cached text."""
         import torch
 
-        from ppdbench.methods.hidden_transfer.network import Behind, transferred
+        from ppdbench.methods.hidden_transfer.network import PseudoStatePass, transferred
 
         steps = tuple(range(1, 1 + len(transfer)))
         at = torch.tensor(places, device=session.model.device)
-        where = Behind(at, steps, length, session.capacity - 1, masked=self.masked)
+        where = PseudoStatePass(at, steps, length, session.capacity - 1, masked=self.masked)
         found = transferred(transfer, states, where, session.model.n_layers, run or session.run)
         session.cache.truncate(length)
         return found
 
 
-def _transfer(transfer: Transfer, step: int, n: int, hidden: Tensor) -> Tensor:
+def _transfer(transfer: TransferMatrices, step: int, n: int, hidden: Tensor) -> Tensor:
     """Pseudo states of a step for the first `n` rows of a pass."""
     return transfer.state(step, hidden[0, :n])[None]

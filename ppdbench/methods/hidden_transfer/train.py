@@ -29,13 +29,13 @@ from ppdbench.engine.masks import Step
 from ppdbench.errors import ConfigError
 from ppdbench.methods.hidden_transfer.network import (
     METHOD,
-    Behind,
-    Transfer,
+    PseudoStatePass,
+    TransferMatrices,
     check_layers,
     transferred,
 )
 from ppdbench.runs.workload import Report, silent
-from ppdbench.training.context import Context, Later
+from ppdbench.training.context import LaterContext, TextContext
 from ppdbench.training.evaluate import CandidateQuality, DistanceQuality, by_distance
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.objective import Objective
@@ -124,11 +124,11 @@ class TransferObjective(Objective):
         after = f", layer {layers[-1]}" if self.plan.compare else ""
         return f"step {len(layers)}{after}"
 
-    def _transfer(self, job: int) -> Transfer:
+    def _transfer(self, job: int) -> TransferMatrices:
         """The steps up to that of a job; only its own matrix is differentiated."""
         steps = self.jobs[job]
         earlier = tuple(matrix.detach() for matrix in self.matrices[: len(steps) - 1])
-        return Transfer(steps, (*earlier, self.matrices[job]))
+        return TransferMatrices(steps, (*earlier, self.matrices[job]))
 
     def _trained(self, tokens: Tensor, job: int) -> tuple[Tensor, Tensor]:
         """Logits of the job's guesses, and the model's own: [batch, place, vocab]."""
@@ -137,19 +137,23 @@ class TransferObjective(Objective):
         if self.plan.mask == CHAINED:
             steps, known = tuple(range(1, 1 + ahead)), 0
         else:
-            transfer = Transfer(transfer.layers[-1:], transfer.matrices[-1:])
+            transfer = TransferMatrices(transfer.layers[-1:], transfer.matrices[-1:])
             steps, known = (ahead,), ahead - 1 if self.plan.mask == TRUE else 0
         n = tokens.shape[1]
-        states, own = self._guesses(tokens, transfer, Behind(places, steps, n, n - 1, known))
+        states, own = self._guesses(
+            tokens, transfer, PseudoStatePass(places, steps, n, n - 1, known)
+        )
         return self.layers.logits(states[:, -1]), own[:, ahead:]
 
     def _places(self, tokens: Tensor, ahead: int) -> Tensor:
         """All that have a token so far ahead."""
         return torch.arange(tokens.shape[1] - ahead, device=tokens.device)
 
-    def _guesses(self, tokens: Tensor, transfer: Transfer, where: Behind) -> tuple[Tensor, Tensor]:
+    def _guesses(
+        self, tokens: Tensor, transfer: TransferMatrices, where: PseudoStatePass
+    ) -> tuple[Tensor, Tensor]:
         """Pseudo states [batch, step, place, hidden] in the end, and the model's own logits."""
-        layers, context = self.layers, Context(self.layers.n_layers)
+        layers, context = self.layers, TextContext(self.layers.n_layers)
         states: dict[int, Tensor] = {}
 
         def tap(layer: int, hidden: Tensor) -> None:
@@ -158,7 +162,7 @@ class TransferObjective(Objective):
 
         def run(hidden: Tensor, first: int, last: int, step: Step) -> Tensor:
             for index in range(first, last):
-                hidden = layers.layer(index, hidden, step, cache=Later(context))
+                hidden = layers.layer(index, hidden, step, cache=LaterContext(context))
             return hidden
 
         with torch.no_grad():
@@ -192,7 +196,7 @@ class TransferObjective(Objective):
         ahead, n = len(self.jobs[job]), tokens.shape[1]
         places = self._places(tokens, ahead)
         steps, masked = tuple(range(1, 1 + ahead)), self.plan.mask == MASKED
-        where = Behind(places, steps, n, n - 1, masked=masked)
+        where = PseudoStatePass(places, steps, n, n - 1, masked=masked)
         states, own = self._guesses(tokens, self._transfer(job), where)
         for step in steps:
             logits = self.layers.logits(states[:, step - 1])

@@ -33,7 +33,7 @@ MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class HeadsShape:
     """How many heads, each of how many blocks; `rank` None: a whole matrix, 0: none of its own.
 
     They read the state `after` so many layers (0: all).
@@ -78,7 +78,7 @@ class MedusaHeads:
 
 
 @dataclass(frozen=True, slots=True)
-class Medusa:
+class MedusaAddon:
     """Heads and where they came from."""
 
     heads: MedusaHeads
@@ -87,7 +87,7 @@ class Medusa:
     facts: dict[str, Any]
 
 
-def load_medusa(asked: str, loaded: Loaded) -> Medusa:
+def load_medusa(asked: str, loaded: Loaded) -> MedusaAddon:
     """The heads of an add-on, or of a published file or its folder, checked against the model."""
     where = addon_folder(asked, METHOD, loaded)
     published = None if (where / ADDON.header).is_file() else _published(where)
@@ -101,7 +101,7 @@ def load_medusa(asked: str, loaded: Loaded) -> Medusa:
     heads = _stacked(weights, shape, loaded)
     weights.close()
     folder = where if published is None else published.parent
-    return Medusa(heads, folder, weights.fingerprint, weights.facts())
+    return MedusaAddon(heads, folder, weights.fingerprint, weights.facts())
 
 
 def _published(where: Path) -> Path | None:
@@ -111,24 +111,24 @@ def _published(where: Path) -> Path | None:
     return next((where / name for name in PUBLISHED if (where / name).is_file()), None)
 
 
-def _declared(addon: Addon) -> Shape:
+def _declared(addon: Addon) -> HeadsShape:
     """What the header of an add-on says."""
     rank = None if addon.options.get("rank") is None else addon.number("rank", 0)
     after = addon.number("after", 0) if "after" in addon.options else 0
-    return Shape(addon.number("heads", 1), addon.number("layers", 0), rank, after)
+    return HeadsShape(addon.number("heads", 1), addon.number("layers", 0), rank, after)
 
 
-def _counted(weights: Weights) -> Shape:
+def _counted(weights: Weights) -> HeadsShape:
     """What the names in a published file say."""
     found = [match for name in weights.names() if (match := MATRIX.fullmatch(name))]
     if not found:
         raise ConfigError(
             f"{weights.file} holds no Medusa heads: no tensor has a name like 0.1.weight"
         )
-    return Shape(1 + max(int(m[1]) for m in found), max(int(m[2]) for m in found), None)
+    return HeadsShape(1 + max(int(m[1]) for m in found), max(int(m[2]) for m in found), None)
 
 
-def _stacked(weights: Weights, shape: Shape, loaded: Loaded) -> MedusaHeads:
+def _stacked(weights: Weights, shape: HeadsShape, loaded: Loaded) -> MedusaHeads:
     vocab, width = loaded.staged.vocab_size, loaded.staged.adapter.head_width
 
     def each(part: str, size: tuple[int, ...]) -> Tensor:

@@ -46,7 +46,7 @@ class Medusa:
                 f"medusa: typical={self.typical}; use 0 (off), or above 0 and below 1"
             )
 
-    def prepare(self, setup: Setup) -> Guessing:
+    def prepare(self, setup: Setup) -> MedusaProposer:
         """Load the heads and the tree that they fill."""
         from ppdbench.methods.medusa.network import load_medusa
         from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
@@ -56,12 +56,12 @@ class Medusa:
         check_top("medusa", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}
         facts = {**medusa.facts, "nodes": [1 + len(tree)], "rows": [1 + len(tree)]}
-        guessing = Guessing(medusa.heads, tree, loaded, self.typical, facts)
+        guessing = MedusaProposer(medusa.heads, tree, loaded, self.typical, facts)
         guessing.used = used_parts(self.addon, self.tree, medusa.folder)
         return guessing
 
 
-class Guessing(Proposer):
+class MedusaProposer(Proposer):
     """Fills the tree from the last hidden state of the newest token that the model has run."""
 
     _state: Tensor  # [1, hidden]

@@ -28,7 +28,7 @@ SPIN_S = 0.02  # then the receiver sleeps, so that an idle unit costs nothing
 LOOK_S = 0.1  # how often a sleeping receiver looks whether the other side is alive
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message says."""
 
     PROMPT = 0  # hidden states of prompt tokens
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     END = 4  # the output ends
 
 
-KINDS = tuple(Kind)
+KINDS = tuple(MessageKind)
 
 
 def _whole_lines(size: int) -> int:
@@ -47,7 +47,7 @@ def _whole_lines(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MessageLayout:
     """Room in a message: ids, and rows of hidden states of one width and type."""
 
     ids: int
@@ -86,7 +86,7 @@ class Layout:
 class Message:
     """What arrived; `states` [1, rows, hidden] last until the next message is asked for."""
 
-    kind: Kind
+    kind: MessageKind
     ids: list[int]
     states: Tensor
     logit: float
@@ -105,12 +105,14 @@ class Packet:
         self._at, self._row_bytes = states.data_ptr(), states.shape[1] * states.element_size()
         self._first = [states[None, :n] for n in range(len(states) + 1)]  # so many rows each
 
-    def write(self, kind: Kind, ids: Sequence[int], states: Tensor | None, logit: float) -> None:
+    def write(
+        self, kind: MessageKind, ids: Sequence[int], states: Tensor | None, logit: float
+    ) -> None:
         """Fill in a message; `states` is [1, rows, hidden]."""
         fast = self._fast
         rows = 0 if states is None else states.shape[1]
         fast[0], fast[1], fast[2] = kind, len(ids), rows
-        for place, token in enumerate(ids, start=Layout.HEAD):
+        for place, token in enumerate(ids, start=MessageLayout.HEAD):
             fast[place] = token
         self._logit[0] = logit
         if states is not None:
@@ -127,7 +129,7 @@ class Packet:
         """The message and when it was sent; its states where they are, or moved to `landing`."""
         fast = self._fast
         kind, n, rows = KINDS[fast[0]], fast[1], fast[2]
-        ids = fast[Layout.HEAD : Layout.HEAD + n].tolist()
+        ids = fast[MessageLayout.HEAD : MessageLayout.HEAD + n].tolist()
         states = self._first[rows]
         if landing is not None:
             states = landing[:, :rows].copy_(states)
@@ -140,7 +142,11 @@ class Channel(Protocol):
     spent_s: float
 
     def send(
-        self, kind: Kind, ids: Sequence[int] = (), states: Tensor | None = None, logit: float = 0.0
+        self,
+        kind: MessageKind,
+        ids: Sequence[int] = (),
+        states: Tensor | None = None,
+        logit: float = 0.0,
     ) -> None:
         """Hand a message over; does not wait for the receiver."""
         ...
@@ -154,7 +160,7 @@ class Channel(Protocol):
         ...
 
 
-class Spent:
+class CommunicationTime:
     """Time that communication took: handing over, and what a waiting receiver loses.
 
     What is still under way when the receiver begins to wait for it costs from the moment it
@@ -175,7 +181,7 @@ class Spent:
 
 
 # Asked while a receiver waits, with the seconds it has waited so far; raises to end the wait.
-Watch = Callable[[float], None]
+WatchCall = Callable[[float], None]
 
 
 def nobody(waited_s: float = 0.0) -> None:
@@ -186,10 +192,10 @@ def nobody(waited_s: float = 0.0) -> None:
 yield_core: Callable[[], None] = getattr(os, "sched_yield", nobody)
 
 
-class SharedChannel(Spent):
+class SharedChannel(CommunicationTime):
     """A ring of messages in memory that two processes of one machine share."""
 
-    def __init__(self, context: Any, layout: Layout) -> None:
+    def __init__(self, context: Any, layout: MessageLayout) -> None:
         super().__init__()
         self.layout = layout
         self._memory = torch.zeros(SLOTS, layout.nbytes, dtype=torch.uint8)
@@ -197,7 +203,7 @@ class SharedChannel(Spent):
         self._filled, self._free = context.Semaphore(0), context.Semaphore(SLOTS)
         self.connect()
 
-    def connect(self, device: torch.device | None = None, watch: Watch = nobody) -> None:
+    def connect(self, device: torch.device | None = None, watch: WatchCall = nobody) -> None:
         """Make ready in this process: where states land, and whom to ask while nothing comes."""
         self._packets = [self.layout.view(slot) for slot in self._memory]
         self._landing = _landing(self.layout, device)
@@ -212,7 +218,11 @@ class SharedChannel(Spent):
         return {n: getattr(self, n) for n in ("layout", "_memory", "_filled", "_free")}
 
     def send(
-        self, kind: Kind, ids: Sequence[int] = (), states: Tensor | None = None, logit: float = 0.0
+        self,
+        kind: MessageKind,
+        ids: Sequence[int] = (),
+        states: Tensor | None = None,
+        logit: float = 0.0,
     ) -> None:
         began = time.perf_counter_ns()
         self._wait(self._free)
@@ -249,21 +259,21 @@ class SharedChannel(Spent):
             self._watch(time.perf_counter() - began)
 
 
-def _landing(layout: Layout, device: torch.device | None) -> Tensor | None:
+def _landing(layout: MessageLayout, device: torch.device | None) -> Tensor | None:
     """Where states go that a GPU is to read; a CPU reads them where they arrive."""
     if device is None or device.type == "cpu":
         return None
     return torch.zeros(1, layout.rows, layout.width, dtype=layout.dtype, device=device)
 
 
-class GroupChannel(Spent):
+class GroupChannel(CommunicationTime):
     """Messages of one size to and from one rank of a torch.distributed process group.
 
     They go through host memory, whatever device the model is on. A message leaves when the
     other side asks for it, so that a few may be under way.
     """
 
-    def __init__(self, layout: Layout, peer: int, group: Any, device: torch.device) -> None:
+    def __init__(self, layout: MessageLayout, peer: int, group: Any, device: torch.device) -> None:
         super().__init__()
         self._peer, self._group, self._source = peer, group, group
         self._out = torch.zeros(SLOTS, layout.nbytes, dtype=torch.uint8)
@@ -275,7 +285,11 @@ class GroupChannel(Spent):
         self._landing = _landing(layout, device)
 
     def send(
-        self, kind: Kind, ids: Sequence[int] = (), states: Tensor | None = None, logit: float = 0.0
+        self,
+        kind: MessageKind,
+        ids: Sequence[int] = (),
+        states: Tensor | None = None,
+        logit: float = 0.0,
     ) -> None:
         began = time.perf_counter_ns()
         slot = self._count % SLOTS
@@ -319,7 +333,7 @@ def take_spent(*channels: Channel) -> float:
 class Link(Protocol):
     """A way between the first process of a form and one of its units, before it is open."""
 
-    def open(self, rank: int, device: torch.device, watch: Watch) -> tuple[Channel, Channel]:
+    def open(self, rank: int, device: torch.device, watch: WatchCall) -> tuple[Channel, Channel]:
         """What to receive from and what to send to, in the process with this rank."""
         ...
 
@@ -332,11 +346,11 @@ class SharedLink:
     from_unit: SharedChannel
 
     @classmethod
-    def make(cls, context: Any, layout: Layout) -> SharedLink:
+    def make(cls, context: Any, layout: MessageLayout) -> SharedLink:
         """Fresh memory."""
         return cls(SharedChannel(context, layout), SharedChannel(context, layout))
 
-    def open(self, rank: int, device: torch.device, watch: Watch) -> tuple[Channel, Channel]:
+    def open(self, rank: int, device: torch.device, watch: WatchCall) -> tuple[Channel, Channel]:
         for channel in (self.to_unit, self.from_unit):
             channel.connect(device, watch)
         ours = (self.from_unit, self.to_unit)
@@ -355,11 +369,11 @@ class GroupLink:
     meeting: str
     world: int
     peer: int
-    layout: Layout
+    layout: MessageLayout
     patience_s: float
     direct: bool = False
 
-    def open(self, rank: int, device: torch.device, watch: Watch) -> tuple[Channel, Channel]:
+    def open(self, rank: int, device: torch.device, watch: WatchCall) -> tuple[Channel, Channel]:
         return self.within(self.groups(rank, device), rank, device)
 
     def groups(self, rank: int, device: torch.device) -> list[Any]:

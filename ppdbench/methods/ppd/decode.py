@@ -21,8 +21,8 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import check_finite
 from ppdbench.engine.session import Session
 from ppdbench.machine.clock import Clock
-from ppdbench.methods.ppd.log import Account, Log
-from ppdbench.methods.ppd.units import Ahead, Lower, Upper, pieces
+from ppdbench.methods.ppd.log import UnitLog, UnitReport
+from ppdbench.methods.ppd.units import Candidates, LowerLayers, UpperLayers, pieces
 
 
 class UpperHalf(Protocol):
@@ -32,7 +32,7 @@ class UpperHalf(Protocol):
         """The next rows of the prompt."""
         ...
 
-    def offer(self, ahead: Ahead) -> None:
+    def offer(self, ahead: Candidates) -> None:
         """Candidates that need nothing more; the right one is taken without asking again."""
         ...
 
@@ -48,28 +48,28 @@ class UpperHalf(Protocol):
         """The token after the newest row, and the largest logit."""
         ...
 
-    def end(self) -> Account:
+    def end(self) -> UnitReport:
         """The output ends."""
         ...
 
 
-class InPlace:
+class LocalUpperHalf:
     """The upper half in this process: it runs when its token is asked for.
 
     It shares the lower half's log, whose events the lower half reports.
     """
 
-    def __init__(self, upper: Upper, log: Log) -> None:
+    def __init__(self, upper: UpperLayers, log: UnitLog) -> None:
         self._upper, self._log = upper, log
         self._prompt: Tensor | None = None
         self._row: Tensor | None = None
-        self._offered: Ahead | None = None
+        self._offered: Candidates | None = None
         self._count = 0
 
     def prompt(self, hidden: Tensor, *, whole: bool) -> None:
         self._prompt = self._upper.prompt(hidden, whole=whole)
 
-    def offer(self, ahead: Ahead) -> None:
+    def offer(self, ahead: Candidates) -> None:
         self._offered = ahead
 
     def take(self, hidden: Tensor) -> None:
@@ -91,13 +91,13 @@ class InPlace:
             self._row = self._offered.state(row)
         return token, logit
 
-    def end(self) -> Account:
-        return Account()
+    def end(self) -> UnitReport:
+        return UnitReport()
 
 
 @torch.inference_mode()
 def pipelined(
-    lower: Lower, upper: UpperHalf, prompt_ids: list[int], limits: Limits, clock: Clock
+    lower: LowerLayers, upper: UpperHalf, prompt_ids: list[int], limits: Limits, clock: Clock
 ) -> Decoded:
     """One output."""
     session = lower.session
@@ -162,7 +162,7 @@ def _refuse_nan(session: Session, peaks: list[float]) -> None:
     check_finite(torch.tensor(peaks), session.model.n_layers)
 
 
-def _record(matches: list[bool], accounts: Sequence[Account], began: float) -> Pipelined:
+def _record(matches: list[bool], accounts: Sequence[UnitReport], began: float) -> Pipelined:
     """What the units did, times counted from the beginning of the output."""
     events = [event for account in accounts for event in account.events]
     return Pipelined(

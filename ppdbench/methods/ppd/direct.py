@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.loading import ModelSpec, resolve_device
-from ppdbench.methods.ppd.channel import SLOTS, GroupChannel, Kind, Layout, Message, Packet, Spent
+from ppdbench.methods.ppd.channel import (
+    SLOTS,
+    CommunicationTime,
+    GroupChannel,
+    Message,
+    MessageKind,
+    MessageLayout,
+    Packet,
+)
 
 
 def own_gpus(spec: ModelSpec, units: int) -> bool:
@@ -31,17 +39,19 @@ def own_gpus(spec: ModelSpec, units: int) -> bool:
     )
 
 
-class Staged:
+class StagedMessage:
     """A message on a device, and its numbers on the host."""
 
-    def __init__(self, layout: Layout, wire: Tensor) -> None:
+    def __init__(self, layout: MessageLayout, wire: Tensor) -> None:
         self._there, states = layout.parts(wire)
         self._here = torch.zeros(self._there.shape, dtype=self._there.dtype)
         if wire.is_cuda:
             self._here = self._here.pin_memory()
         self._packet = Packet(self._here, states)
 
-    def write(self, kind: Kind, ids: Sequence[int], states: Tensor | None, logit: float) -> None:
+    def write(
+        self, kind: MessageKind, ids: Sequence[int], states: Tensor | None, logit: float
+    ) -> None:
         """Fill in a message; the device gets to it when it has computed the states."""
         self._packet.write(kind, ids, states, logit)
         self._there.copy_(self._here, non_blocking=True)
@@ -56,14 +66,14 @@ class DirectChannel(GroupChannel):
     """Like its base, with buffers on the device; `groups` are for sending and for receiving."""
 
     def __init__(
-        self, layout: Layout, peer: int, groups: tuple[Any, Any], device: torch.device
+        self, layout: MessageLayout, peer: int, groups: tuple[Any, Any], device: torch.device
     ) -> None:
-        Spent.__init__(self)
+        CommunicationTime.__init__(self)
         self._peer, (self._group, self._source) = peer, groups
         wires = torch.zeros(SLOTS + 1, layout.nbytes, dtype=torch.uint8, device=device)
         self._out, self._back = wires[:SLOTS], wires[SLOTS]
-        self._packets: list[Any] = [Staged(layout, wire) for wire in self._out]
-        self._received: Any = Staged(layout, self._back)
+        self._packets: list[Any] = [StagedMessage(layout, wire) for wire in self._out]
+        self._received: Any = StagedMessage(layout, self._back)
         self._under_way = [None] * SLOTS
         self._count = 0
         self._landing = None

@@ -15,14 +15,14 @@ from ppdbench.errors import UnitError
 from ppdbench.machine.clock import Clock
 from ppdbench.machine.cores import confined, share_out, threads_per_unit
 from ppdbench.methods.ppd import ranks
-from ppdbench.methods.ppd.decode import InPlace, UpperHalf, pipelined
-from ppdbench.methods.ppd.log import Log
-from ppdbench.methods.ppd.plan import Plan
+from ppdbench.methods.ppd.config import PipelineConfig
+from ppdbench.methods.ppd.decode import LocalUpperHalf, UpperHalf, pipelined
+from ppdbench.methods.ppd.log import UnitLog
 from ppdbench.methods.ppd.process import can_copy
-from ppdbench.methods.ppd.replicated import REPLICA_ROWS, Main, Replicas
+from ppdbench.methods.ppd.replicated import REPLICA_ROWS, MainProcess, Replicas
 from ppdbench.methods.ppd.split import UpperUnit
 from ppdbench.methods.ppd.times import layer_times
-from ppdbench.methods.ppd.units import Lower, Upper
+from ppdbench.methods.ppd.units import LowerLayers, UpperLayers
 
 
 class Form(Decoder):
@@ -32,31 +32,31 @@ class Form(Decoder):
     has_candidates = True
     """Whether this process itself runs the first layers for candidates."""
 
-    def __init__(self, plan: Plan, units: int) -> None:
+    def __init__(self, config: PipelineConfig, units: int) -> None:
         if units > 1 and ranks.world() > 1:
             ranks.check_world(self.name, units)
-        self.plan, self.rows, self.units = plan, plan.k, units
+        self.config, self.rows, self.units = config, config.k, units
         self.threads = threads_per_unit(units)
-        self.compiles = plan.target.staged.device.type == "cpu" and ranks.world() == 1
+        self.compiles = config.target.staged.device.type == "cpu" and ranks.world() == 1
         self._cores = share_out(units, self.threads)
         self._started = ExitStack()
 
     def begin(self) -> None:
         """Measure the parts and start the other units, which have the model as it is now."""
-        plan = self.plan
+        config = self.config
         # After all candidates at once, while their token is on its way; else after that alone.
-        read = plan.k if self.has_candidates and plan.in_the_middle else 1
+        read = config.k if self.has_candidates and config.in_the_middle else 1
         with confined(self._cores[0], self.threads):
             times = layer_times(
-                *(plan.target.staged, plan.capacity, plan.exit_after, plan.k),
-                head=plan.early_head(),
+                *(config.target.staged, config.capacity, config.exit_after, config.k),
+                head=config.early_head(),
                 read=read,
             )
         self.facts = {
             "form": self.name,
-            "n_layers": plan.target.staged.n_layers,
-            "exit_after": plan.exit_after,
-            "k": plan.k,
+            "n_layers": config.target.staged.n_layers,
+            "exit_after": config.exit_after,
+            "k": config.k,
             "units": self.units,
             "threads_per_unit": self.threads,
             "layer_times": times,
@@ -70,7 +70,7 @@ class Form(Decoder):
     @contextmanager
     def _halves(
         self, session: Session, prompt_ids: list[int], chooser: Chooser
-    ) -> Iterator[tuple[Lower, UpperHalf]]:
+    ) -> Iterator[tuple[LowerLayers, UpperHalf]]:
         """Both halves of the model for one output."""
         raise NotImplementedError
 
@@ -107,19 +107,19 @@ class Inline(Form):
 
     name = "inline"
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan, units=1)
+    def __init__(self, config: PipelineConfig) -> None:
+        super().__init__(config, units=1)
 
     def _begin(self) -> list[int]:
-        return [self.plan.target.staged.weight_bytes() + self.plan.head_bytes]
+        return [self.config.target.staged.weight_bytes() + self.config.head_bytes]
 
     @contextmanager
     def _halves(
         self, session: Session, prompt_ids: list[int], chooser: Chooser
-    ) -> Iterator[tuple[Lower, UpperHalf]]:
-        plan, log = self.plan, Log("main")
-        upper = InPlace(Upper(session, plan.exit_after, chooser), log)
-        yield Lower(session, plan.exit_after, plan.k, log, plan.early_head()), upper
+    ) -> Iterator[tuple[LowerLayers, UpperHalf]]:
+        config, log = self.config, UnitLog("main")
+        upper = LocalUpperHalf(UpperLayers(session, config.exit_after, chooser), log)
+        yield LowerLayers(session, config.exit_after, config.k, log, config.early_head()), upper
 
 
 class Split(Form):
@@ -127,30 +127,35 @@ class Split(Form):
 
     name = "split"
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan, units=2)
+    def __init__(self, config: PipelineConfig) -> None:
+        super().__init__(config, units=2)
         # A half that a unit loads by itself is no model that can be compiled.
-        self.compiles = self.compiles and can_copy(plan.target.staged.device)
+        self.compiles = self.compiles and can_copy(config.target.staged.device)
 
     def _begin(self) -> list[int]:
-        plan = self.plan
-        if plan.compiled(self.threads).counts and not self.compiles:
+        config = self.config
+        if config.compiled(self.threads).counts and not self.compiles:
             raise UnitError(
                 "ppd: passes of this run are compiled, and unit B cannot share them once a GPU is "
                 "in use; use --compile off, or hide the GPU with CUDA_VISIBLE_DEVICES="
             )
-        self._upper = UpperUnit(plan, self.threads, self._cores[1])
+        self._upper = UpperUnit(config, self.threads, self._cores[1])
         self._started.callback(self._upper.close)
-        lower = plan.target.staged.part_bytes(range(plan.exit_after)) + plan.head_bytes
+        lower = config.target.staged.part_bytes(range(config.exit_after)) + config.head_bytes
         return [lower, self._upper.weight_bytes]
 
     @contextmanager
     def _halves(
         self, session: Session, prompt_ids: list[int], chooser: Chooser
-    ) -> Iterator[tuple[Lower, UpperHalf]]:
-        plan = self.plan
+    ) -> Iterator[tuple[LowerLayers, UpperHalf]]:
+        config = self.config
         with self._upper.output(session, len(prompt_ids), chooser) as upper:
-            yield Lower(session, plan.exit_after, plan.k, Log("A"), plan.early_head()), upper
+            yield (
+                LowerLayers(
+                    session, config.exit_after, config.k, UnitLog("A"), config.early_head()
+                ),
+                upper,
+            )
 
 
 class Replicated(Form):
@@ -159,24 +164,24 @@ class Replicated(Form):
     name = "replicated"
     has_candidates = False
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan, units=1 + plan.k)
+    def __init__(self, config: PipelineConfig) -> None:
+        super().__init__(config, units=1 + config.k)
         self.rows = REPLICA_ROWS
 
     def _begin(self) -> list[int]:
-        self._replicas = Replicas(self.plan, self.threads, self._cores[1:])
+        self._replicas = Replicas(self.config, self.threads, self._cores[1:])
         self._started.callback(self._replicas.close)
-        main = self.plan.target.staged.weight_bytes() + self.plan.head_bytes
+        main = self.config.target.staged.weight_bytes() + self.config.head_bytes
         return [main, *self._replicas.weight_bytes]
 
     @contextmanager
     def _halves(
         self, session: Session, prompt_ids: list[int], chooser: Chooser
-    ) -> Iterator[tuple[Lower, UpperHalf]]:
-        plan, log = self.plan, Log("main")
-        upper = InPlace(Upper(session, plan.exit_after, chooser), log)
+    ) -> Iterator[tuple[LowerLayers, UpperHalf]]:
+        config, log = self.config, UnitLog("main")
+        upper = LocalUpperHalf(UpperLayers(session, config.exit_after, chooser), log)
         with self._replicas.output(session, prompt_ids) as links:
-            yield Main(session, plan.exit_after, links, log, plan.early_head()), upper
+            yield MainProcess(session, config.exit_after, links, log, config.early_head()), upper
 
 
 FORMS: dict[str, type[Inline] | type[Split] | type[Replicated]] = {

@@ -11,14 +11,14 @@ Event = tuple[str, str, int, float, float]  # unit, what, for which token, from,
 
 
 @dataclass(slots=True)
-class Account:
+class UnitReport:
     """What a unit reports after an output."""
 
     communication_s: float = 0.0
     events: list[Event] = field(default_factory=list)
 
 
-class Log:
+class UnitLog:
     """Notes of one unit, kept for the first tokens only, so that long outputs cost nothing."""
 
     def __init__(self, unit: str) -> None:

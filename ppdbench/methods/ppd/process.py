@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from ppdbench.errors import PpdbenchError, UnitError
-from ppdbench.methods.ppd.channel import Watch
+from ppdbench.methods.ppd.channel import WatchCall
 
 START_S = 300.0  # to import, load and lay out the weights
 STOP_S = 2.0
@@ -44,7 +44,7 @@ class Server(Protocol):
 
 
 # Makes a unit ready in its own process, which asks the second while it waits for the others.
-Maker = Callable[[Any, Watch], Server]
+Maker = Callable[[Any, WatchCall], Server]
 
 
 @dataclass(slots=True)
@@ -201,7 +201,7 @@ def _serve(make: Maker, order: Any, line: Connection, parent: int) -> None:
             server.close()
 
 
-def _next_task(line: Connection, watch: Watch) -> Any:
+def _next_task(line: Connection, watch: WatchCall) -> Any:
     """What to do next. A copy of a process holds both ends of its line, so it never ends."""
     while not line.poll(IDLE_S):
         watch(0.0)

@@ -21,32 +21,32 @@ from ppdbench.engine.loading import load
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
 from ppdbench.machine.cores import Cores, confine
-from ppdbench.methods.ppd.channel import Channel, Kind, Layout, Watch, take_spent
-from ppdbench.methods.ppd.crew import Crew, Join, Order
-from ppdbench.methods.ppd.log import Account, Log
-from ppdbench.methods.ppd.plan import Plan
-from ppdbench.methods.ppd.units import Ahead, EarlyHead, Lower, Sessions, own_head
+from ppdbench.methods.ppd.channel import Channel, MessageKind, MessageLayout, WatchCall, take_spent
+from ppdbench.methods.ppd.config import PipelineConfig
+from ppdbench.methods.ppd.log import UnitLog, UnitReport
+from ppdbench.methods.ppd.unit_group import JoinTask, UnitGroup, UnitSetup
+from ppdbench.methods.ppd.units import Candidates, EarlyHead, LowerLayers, UnitSessions, own_head
 
 REPLICA_ROWS = 2  # the token that a replica did not guess, and its next candidate
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ReplicaCall:
     """One replica, for one output: its channel, and what it reports at the end."""
 
     channel: Channel
-    finish: Callable[[], Account]
+    finish: Callable[[], UnitReport]
 
 
-class Main(Lower):
+class MainProcess(LowerLayers):
     """The lower half of the main process, whose candidates run elsewhere."""
 
     def __init__(
         self,
         session: Session,
         exit_after: int,
-        replicas: Sequence[Line],
-        log: Log,
+        replicas: Sequence[ReplicaCall],
+        log: UnitLog,
         head: EarlyHead = own_head,
     ) -> None:
         super().__init__(session, exit_after, len(replicas), log, head)
@@ -64,13 +64,13 @@ class Main(Lower):
     def offers(self) -> bool:
         return False
 
-    def _first_layers(self, words: list[int]) -> Ahead:
+    def _first_layers(self, words: list[int]) -> Candidates:
         """Each replica gets one candidate and answers only if it is the token."""
         for replica, word in zip(self._replicas, words, strict=True):
-            replica.channel.send(Kind.OFFER, (word,))
-        return Ahead(words, None)
+            replica.channel.send(MessageKind.OFFER, (word,))
+        return Candidates(words, None)
 
-    def _adopted(self, ahead: Ahead, row: int) -> Tensor:
+    def _adopted(self, ahead: Candidates, row: int) -> Tensor:
         self._tell(ahead.ids[row])
         return self._middle(self._replicas[row].channel.receive().states)
 
@@ -84,12 +84,12 @@ class Main(Lower):
 
     def _tell(self, token: int) -> None:
         for replica in self._replicas:
-            replica.channel.send(Kind.TOKEN, (token,))
+            replica.channel.send(MessageKind.TOKEN, (token,))
 
-    def end(self) -> Account:
+    def end(self) -> UnitReport:
         for replica in self._replicas:
-            replica.channel.send(Kind.END)
-        account = Account(
+            replica.channel.send(MessageKind.END)
+        account = UnitReport(
             take_spent(*(replica.channel for replica in self._replicas)), self.log.events
         )
         for replica in self._replicas:
@@ -112,8 +112,8 @@ def run_rows(session: Session, tokens: Sequence[int], start: int, layers: int) -
 
 @torch.inference_mode()
 def serve_replica(
-    session: Session, layers: int, prompt: list[int], main: Channel, log: Log
-) -> Account:
+    session: Session, layers: int, prompt: list[int], main: Channel, log: UnitLog
+) -> UnitReport:
     """A replica's part in one output."""
     began = time.perf_counter()
     session.reset(prompt)
@@ -121,25 +121,25 @@ def serve_replica(
     session.run(session.embed(session.ids(prompt), step), 0, layers, step)
     log.note("prompt", 0, began)
     rows, unseen, number = len(prompt), list[int](), 0
-    while (message := main.receive()).kind is not Kind.END:
+    while (message := main.receive()).kind is not MessageKind.END:
         began = time.perf_counter()
         number += 1
         guess = message.ids[0]
         hidden = run_rows(session, [*unseen, guess], rows, layers)
         rows += len(unseen)
         log.note("ahead", number, began)
-        if (message := main.receive()).kind is Kind.END:
+        if (message := main.receive()).kind is MessageKind.END:
             break
         if message.ids[0] == guess:
-            main.send(Kind.TAKE, (), hidden)
+            main.send(MessageKind.TAKE, (), hidden)
             rows, unseen = rows + 1, []
         else:
             unseen = message.ids
-    return Account(take_spent(main), log.events)
+    return UnitReport(take_spent(main), log.events)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ReplicaTask:
     """What a replica needs for one output."""
 
     prompt: list[int]
@@ -149,7 +149,7 @@ class Task:
 class Replica:
     """A replica, in its own process."""
 
-    def __init__(self, order: Order, watch: Watch) -> None:
+    def __init__(self, order: UnitSetup, watch: WatchCall) -> None:
         quiet()
         confine(order.cores, order.threads)
         self._order, self._watch = order, watch
@@ -158,17 +158,17 @@ class Replica:
             self._staged.compile(order.compiled.counts, wider=order.compiled.wider)
         self._layers = self._staged.n_layers - order.exit_after
         own = range(self._layers)
-        self._sessions = Sessions(self._staged, order.capacity, own, REPLICA_ROWS)
+        self._sessions = UnitSessions(self._staged, order.capacity, own, REPLICA_ROWS)
         self.facts: dict[str, Any] = {"weight_bytes": self._staged.weight_bytes()}
 
-    def serve(self, task: Task | Join) -> Account | None:
+    def serve(self, task: ReplicaTask | JoinTask) -> UnitReport | None:
         """One output."""
         order = self._order
-        if isinstance(task, Join):
+        if isinstance(task, JoinTask):
             self._main, _ = order.link.open(order.rank, self._staged.device, self._watch)
             return None
         session = self._sessions.of(task.fixed_rows)
-        log = Log(f"replica {order.rank}")
+        log = UnitLog(f"replica {order.rank}")
         return serve_replica(session, self._layers, task.prompt, self._main, log)
 
     def close(self) -> None:
@@ -178,17 +178,17 @@ class Replica:
 class Replicas:
     """The replicas as the main process has them."""
 
-    def __init__(self, plan: Plan, threads: int, cores: Sequence[Cores]) -> None:
-        staged = plan.target.staged
-        layout = Layout(1, 1, staged.hidden_size, staged.dtype)
-        names = [f"replica {rank}" for rank in range(1, 1 + plan.k)]
-        self._crew = Crew(plan, names, Replica, layout, threads, cores, shared=False)
-        self.weight_bytes = self._crew.weight_bytes
-        self.close = self._crew.close
+    def __init__(self, config: PipelineConfig, threads: int, cores: Sequence[Cores]) -> None:
+        staged = config.target.staged
+        layout = MessageLayout(1, 1, staged.hidden_size, staged.dtype)
+        names = [f"replica {rank}" for rank in range(1, 1 + config.k)]
+        self._group = UnitGroup(config, names, Replica, layout, threads, cores, shared=False)
+        self.weight_bytes = self._group.weight_bytes
+        self.close = self._group.close
 
     @contextmanager
-    def output(self, session: Session, prompt: list[int]) -> Iterator[list[Line]]:
+    def output(self, session: Session, prompt: list[int]) -> Iterator[list[ReplicaCall]]:
         """The replicas for one output."""
-        tasks = [Task(prompt, session.fixed_rows) for _ in self.weight_bytes]
-        with self._crew.output(tasks) as units:
-            yield [Line(wires[0], finish) for wires, finish in units]
+        tasks = [ReplicaTask(prompt, session.fixed_rows) for _ in self.weight_bytes]
+        with self._group.output(tasks) as units:
+            yield [ReplicaCall(wires[0], finish) for wires, finish in units]

@@ -23,32 +23,39 @@ from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.machine.cores import Cores, confine
-from ppdbench.methods.ppd.channel import Channel, Kind, Layout, Message, Watch, take_spent
-from ppdbench.methods.ppd.crew import Crew, Join, Order
-from ppdbench.methods.ppd.log import Account, Log
-from ppdbench.methods.ppd.plan import Plan
-from ppdbench.methods.ppd.units import Ahead, Sessions, Upper
+from ppdbench.methods.ppd.channel import (
+    Channel,
+    Message,
+    MessageKind,
+    MessageLayout,
+    WatchCall,
+    take_spent,
+)
+from ppdbench.methods.ppd.config import PipelineConfig
+from ppdbench.methods.ppd.log import UnitLog, UnitReport
+from ppdbench.methods.ppd.unit_group import JoinTask, UnitGroup, UnitSetup
+from ppdbench.methods.ppd.units import Candidates, UnitSessions, UpperLayers
 
 PROMPT_ROWS = 8  # hidden states of a prompt travel in messages of so many
 
 
-class Remote:
+class RemoteUpperHalf:
     """The upper half as the lower one sees it, through a channel each way."""
 
-    def __init__(self, out: Channel, back: Channel, finish: Callable[[], Account]) -> None:
+    def __init__(self, out: Channel, back: Channel, finish: Callable[[], UnitReport]) -> None:
         self._out, self._back, self._finish = out, back, finish
 
     def prompt(self, hidden: Tensor, *, whole: bool) -> None:
         n = hidden.shape[1]
         for first in range(0, n, PROMPT_ROWS):
             rows = hidden[:, first : first + PROMPT_ROWS]
-            self._out.send(Kind.PROMPT, (n, int(whole)), rows)
+            self._out.send(MessageKind.PROMPT, (n, int(whole)), rows)
 
-    def offer(self, ahead: Ahead) -> None:
-        self._out.send(Kind.OFFER, ahead.ids, ahead.states)
+    def offer(self, ahead: Candidates) -> None:
+        self._out.send(MessageKind.OFFER, ahead.ids, ahead.states)
 
     def take(self, hidden: Tensor) -> None:
-        self._out.send(Kind.TAKE, (), hidden)
+        self._out.send(MessageKind.TAKE, (), hidden)
 
     def answered(self) -> bool:
         return self._back.ready()
@@ -57,18 +64,20 @@ class Remote:
         message = self._back.receive()
         return message.ids[0], message.logit
 
-    def end(self) -> Account:
+    def end(self) -> UnitReport:
         """B may be at work on a token that nobody wants any more."""
-        self._out.send(Kind.END)
-        while self._back.receive().kind is not Kind.END:
+        self._out.send(MessageKind.END)
+        while self._back.receive().kind is not MessageKind.END:
             pass
         theirs = self._finish()
         spent = take_spent(self._out, self._back)
-        return Account(spent + theirs.communication_s, theirs.events)
+        return UnitReport(spent + theirs.communication_s, theirs.events)
 
 
 @torch.inference_mode()
-def serve_upper(upper: Upper, prompt: int, inbox: Channel, outbox: Channel, log: Log) -> Account:
+def serve_upper(
+    upper: UpperLayers, prompt: int, inbox: Channel, outbox: Channel, log: UnitLog
+) -> UnitReport:
     """Unit B's part in one output, whose prompt has so many tokens."""
     began = time.perf_counter()
     hidden = _prompt(upper, prompt, inbox)
@@ -76,18 +85,18 @@ def serve_upper(upper: Upper, prompt: int, inbox: Channel, outbox: Channel, log:
     number = 1
     log.note("finish", number, began)
     while True:
-        outbox.send(Kind.TOKEN, (token,), logit=logit)
+        outbox.send(MessageKind.TOKEN, (token,), logit=logit)
         state = _next_state(inbox, token)
         if state is None:
-            outbox.send(Kind.END)
-            return Account(take_spent(inbox, outbox), log.events)
+            outbox.send(MessageKind.END)
+            return UnitReport(take_spent(inbox, outbox), log.events)
         began = time.perf_counter()
         number += 1
         token, logit = upper.token(state)
         log.note("finish", number, began)
 
 
-def _prompt(upper: Upper, n: int, inbox: Channel) -> Tensor:
+def _prompt(upper: UpperLayers, n: int, inbox: Channel) -> Tensor:
     """All rows of the prompt, part by part; what the last layer gave for the last part."""
     while upper.rows < n:
         message = inbox.receive()
@@ -108,8 +117,8 @@ def _fill(hidden: Tensor, at: int, message: Message) -> int:
 
 def _next_state(inbox: Channel, token: int) -> Tensor | None:
     """The row of `token`: an offered one, or the one sent for it; None at the end."""
-    while (message := inbox.receive()).kind is not Kind.END:
-        if message.kind is Kind.TAKE:
+    while (message := inbox.receive()).kind is not MessageKind.END:
+        if message.kind is MessageKind.TAKE:
             return message.states
         if token in message.ids:
             row = message.ids.index(token)
@@ -118,7 +127,7 @@ def _next_state(inbox: Channel, token: int) -> Tensor | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class UpperTask:
     """What unit B needs for one output; the generator's state, where tokens are drawn."""
 
     prompt: int
@@ -127,7 +136,7 @@ class Task:
     state: Tensor | None
 
 
-def _upper_part(order: Order) -> tuple[StagedModel, int]:
+def _upper_part(order: UnitSetup) -> tuple[StagedModel, int]:
     """The model as unit B has it, and how many bytes of weights that adds to unit A's.
 
     The final norm and the head serve both: in shared memory they are there once.
@@ -143,19 +152,19 @@ def _upper_part(order: Order) -> tuple[StagedModel, int]:
 class UpperServer:
     """Unit B, in its own process."""
 
-    def __init__(self, order: Order, watch: Watch) -> None:
+    def __init__(self, order: UnitSetup, watch: WatchCall) -> None:
         quiet()
         confine(order.cores, order.threads)
         self._order, self._watch = order, watch
         self._staged, weight_bytes = _upper_part(order)
         own = range(order.exit_after, self._staged.n_layers)
-        self._sessions = Sessions(self._staged, order.capacity, own)
+        self._sessions = UnitSessions(self._staged, order.capacity, own)
         self.facts: dict[str, Any] = {"weight_bytes": weight_bytes}
 
-    def serve(self, task: Task | Join) -> Account | None:
+    def serve(self, task: UpperTask | JoinTask) -> UnitReport | None:
         """One output."""
         order = self._order
-        if isinstance(task, Join):
+        if isinstance(task, JoinTask):
             self._wires = order.link.open(order.rank, self._staged.device, self._watch)
             return None
         session = self._sessions.of(task.fixed_rows)
@@ -163,8 +172,8 @@ class UpperServer:
         chooser = Chooser(task.target)
         if task.state is not None:
             chooser.generator.set_state(task.state)
-        upper = Upper(session, order.exit_after, chooser)
-        return serve_upper(upper, task.prompt, *self._wires, Log("B"))
+        upper = UpperLayers(session, order.exit_after, chooser)
+        return serve_upper(upper, task.prompt, *self._wires, UnitLog("B"))
 
     def close(self) -> None:
         """Nothing that outlives the process."""
@@ -173,17 +182,19 @@ class UpperServer:
 class UpperUnit:
     """Unit B as unit A has it."""
 
-    def __init__(self, plan: Plan, threads: int, cores: Cores) -> None:
-        staged, rows = plan.target.staged, max(plan.k, PROMPT_ROWS)
-        layout = Layout(max(plan.k, 2), rows, staged.hidden_size, staged.dtype)
-        self._crew = Crew(plan, ["unit B"], UpperServer, layout, threads, [cores], shared=True)
-        self.weight_bytes = self._crew.weight_bytes[0]
-        self.close = self._crew.close
+    def __init__(self, config: PipelineConfig, threads: int, cores: Cores) -> None:
+        staged, rows = config.target.staged, max(config.k, PROMPT_ROWS)
+        layout = MessageLayout(max(config.k, 2), rows, staged.hidden_size, staged.dtype)
+        self._group = UnitGroup(
+            config, ["unit B"], UpperServer, layout, threads, [cores], shared=True
+        )
+        self.weight_bytes = self._group.weight_bytes[0]
+        self.close = self._group.close
 
     @contextmanager
-    def output(self, session: Session, prompt: int, chooser: Chooser) -> Iterator[Remote]:
+    def output(self, session: Session, prompt: int, chooser: Chooser) -> Iterator[RemoteUpperHalf]:
         """The upper half for one output."""
         state = None if chooser.target.greedy else chooser.generator.get_state()
-        task = Task(prompt, session.fixed_rows, chooser.target, state)
-        with self._crew.output([task]) as [((back, out), finish)]:
-            yield Remote(out, back, finish)
+        task = UpperTask(prompt, session.fixed_rows, chooser.target, state)
+        with self._group.output([task]) as [((back, out), finish)]:
+            yield RemoteUpperHalf(out, back, finish)

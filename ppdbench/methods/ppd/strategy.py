@@ -62,15 +62,15 @@ class PredictivePipelined:
 
     def prepare(self, setup: Setup) -> Form:
         """Settle the exit and read the head; units start when the run begins."""
+        from ppdbench.methods.ppd.config import PipelineConfig
         from ppdbench.methods.ppd.forms import FORMS
-        from ppdbench.methods.ppd.plan import Plan
 
         loaded = setup.target
         exit_after = self.exit_in(loaded.staged.n_layers)
         if self.k > loaded.staged.vocab_size:
             raise ConfigError(f"ppd: k={self.k}; use 1..{loaded.staged.vocab_size}")
         head, fingerprint = self._head(loaded, exit_after)
-        plan = Plan(
+        config = PipelineConfig(
             target=loaded,
             capacity=setup.capacity,
             exit_after=exit_after,
@@ -78,7 +78,7 @@ class PredictivePipelined:
             head=head,
             patience_s=self.patience,
         )
-        form = FORMS[self.form](plan)
+        form = FORMS[self.form](config)
         form.used = {"head": self.head or "the model's own"}
         form.loaded = {"head": fingerprint} if fingerprint else {}
         return form

@@ -19,7 +19,7 @@ from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from ppdbench.methods.ppd.log import Account, Log
+from ppdbench.methods.ppd.log import UnitLog, UnitReport
 
 # More parts overlap better, but small ones use the processor badly.
 LEAST_PIECE, MOST_PIECES = 32, 4
@@ -44,7 +44,7 @@ def likeliest(logits: Tensor, k: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class Ahead:
+class Candidates:
     """Candidates for the next token and what the first layers gave for each: [1, k, hidden].
 
     Nothing is here of those that run elsewhere. `early` [1, k, vocab] is what the early head
@@ -65,7 +65,7 @@ class Ahead:
         return self.states[:, row : row + 1]
 
 
-class Lower:
+class LowerLayers:
     """Layers [0, exit_after): the prompt, the newest token, and candidates for the next one.
 
     Candidates run as many layers as the other half has, the first `ahead`; the rest of this
@@ -77,7 +77,7 @@ class Lower:
         session: Session,
         exit_after: int,
         k: int,
-        log: Log,
+        log: UnitLog,
         head: EarlyHead = own_head,
     ) -> None:
         self.session, self.exit_after, self.k, self.head = session, exit_after, k, head
@@ -117,35 +117,37 @@ class Lower:
         self.log.note("early head", number, began)
         return words
 
-    def look_ahead(self, words: list[int], number: int) -> Ahead:
+    def look_ahead(self, words: list[int], number: int) -> Candidates:
         """The first layers for every candidate for output `number`."""
         began = time.perf_counter()
         ahead = self._first_layers(words)
         self.log.note("ahead", number, began)
         return ahead
 
-    def read_ahead(self, ahead: Ahead, number: int) -> None:
+    def read_ahead(self, ahead: Candidates, number: int) -> None:
         """The early head for output `number`, after each candidate for the one before."""
         assert ahead.states is not None
         began = time.perf_counter()
         ahead.early = self.head(self.session, ahead.states)
         self.log.note("early head", number, began)
 
-    def next_candidates(self, ahead: Ahead, token: int, newest: Tensor, number: int) -> list[int]:
+    def next_candidates(
+        self, ahead: Candidates, token: int, newest: Tensor, number: int
+    ) -> list[int]:
         """Candidates for output `number` after `token`, whose state is `newest`."""
         row = ahead.row(token)
         if row is None or ahead.early is None:
             return self.candidates(newest, number)
         return likeliest(ahead.early[0, row], self.k)
 
-    def _first_layers(self, words: list[int]) -> Ahead:
+    def _first_layers(self, words: list[int]) -> Candidates:
         session, n = self.session, len(words)
         # One candidate is no tree: without a mask it takes the way that every token takes.
         step = session.chain(1, self.rows) if n == 1 else session.tree([-1] * n, self.rows)
         states = session.run(session.embed(session.ids(words), step), 0, self.ahead, step)
-        return Ahead(words, states)
+        return Candidates(words, states)
 
-    def follow(self, ahead: Ahead, token: int, number: int) -> Tensor:
+    def follow(self, ahead: Candidates, token: int, number: int) -> Tensor:
         """The state of the chosen token: [1, 1, hidden], from its candidate if it was one."""
         began = time.perf_counter()
         row = ahead.row(token)
@@ -160,7 +162,7 @@ class Lower:
         self.rows += 1
         return session.run(session.embed(session.ids([token]), step), 0, self.exit_after, step)
 
-    def _adopted(self, ahead: Ahead, row: int) -> Tensor:
+    def _adopted(self, ahead: Candidates, row: int) -> Tensor:
         """One candidate kept, the others dropped, this half finished for it."""
         self.session.cache.keep(self.rows, [row], range(self.ahead))
         return self._middle(ahead.state(row))
@@ -173,12 +175,12 @@ class Lower:
             return hidden
         return self.session.run(hidden, self.ahead, self.exit_after, step)
 
-    def end(self) -> Account:
+    def end(self) -> UnitReport:
         """The output ends."""
-        return Account(events=self.log.events)
+        return UnitReport(events=self.log.events)
 
 
-class Upper:
+class UpperLayers:
     """Layers from the exit on, the head, and the choice of the token."""
 
     def __init__(self, session: Session, exit_after: int, chooser: Chooser) -> None:
@@ -214,7 +216,7 @@ def pieces(prompt: list[int]) -> list[list[int]]:
     return [prompt[i : i + size] for i in range(0, len(prompt), size)]
 
 
-class Sessions:
+class UnitSessions:
     """A unit's buffers for the layers it runs: one set for each shape of passes asked for."""
 
     def __init__(self, model: StagedModel, capacity: int, layers: range, spare: int = 0) -> None:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ppdbench.decoding.draft import Insertion
 from ppdbench.methods.prompt_tokens.network import Prompts
-from ppdbench.trees.dynamic import State
+from ppdbench.trees.dynamic import TreeState
 from ppdbench.trees.tree import Tree
 
 
-class Pattern:
+class ChainPattern:
     """One tree with its chains; `rows` of a pass, the newest token included.
 
     `chains` says for the newest token and then for each node where among the inserted rows its
@@ -68,13 +68,13 @@ class Pattern:
         return lines
 
 
-def first_pattern(known: int, prompts: Prompts) -> Pattern:
+def first_pattern(known: int, prompts: Prompts) -> ChainPattern:
     """A chain of tokens that are known, with all prompt tokens behind the last."""
     chain = Tree(tuple((0,) * depth for depth in range(1, known)))
-    return Pattern(chain, (*(0,) * (known - 1), prompts.chain.prompts), prompts)
+    return ChainPattern(chain, (*(0,) * (known - 1), prompts.chain.prompts), prompts)
 
 
-def within_any_room(state: State, prompts: Prompts) -> list[Pattern]:
+def within_any_room(state: TreeState, prompts: Prompts) -> list[ChainPattern]:
     """The tree of a state without the nodes below depth 0, 1 and so on, up to all of it."""
     cut = (state.within(depth) for depth in range(1 + state.tree.depth))
-    return [Pattern(each.tree, each.prompts, prompts) for each in cut]
+    return [ChainPattern(each.tree, each.prompts, prompts) for each in cut]

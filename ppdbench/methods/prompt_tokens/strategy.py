@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.session import Session
     from ppdbench.engine.staged import StagedModel
     from ppdbench.engine.truth import TokenLine
-    from ppdbench.methods.prompt_tokens.chains import Pattern
+    from ppdbench.methods.prompt_tokens.chains import ChainPattern
     from ppdbench.methods.prompt_tokens.network import Prompts
     from ppdbench.trees.dynamic import DynamicTree
 
@@ -43,7 +43,7 @@ class PromptTokens:
         "", "tree file, dynamic or static (the add-on's tree.json, or a general one)", names="tree"
     )
 
-    def prepare(self, setup: Setup) -> Prompted:
+    def prepare(self, setup: Setup) -> PromptTokensProposer:
         """Load the prompt tokens and the tree that they fill."""
         from ppdbench.methods.prompt_tokens.network import load_prompts
         from ppdbench.trees.choice import check_top, choose_dynamic, fingerprint, used_parts
@@ -52,16 +52,16 @@ class PromptTokens:
         tree = choose_dynamic(self.tree, prompts.folder, prompts.chain.prompts, setup.capacity)
         check_top("prompt-tokens", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": prompts.fingerprint, "tree": fingerprint(tree)}
-        prompted = Prompted(prompts, tree, setup.target.staged, loaded)
+        prompted = PromptTokensProposer(prompts, tree, setup.target.staged, loaded)
         prompted.used = used_parts(self.addon, self.tree, prompts.folder)
         return prompted
 
 
-class Prompted(Proposer):
+class PromptTokensProposer(Proposer):
     """Guesses with the chain of the last node that was accepted."""
 
     trees = True
-    _pattern: Pattern
+    _pattern: ChainPattern
     _exits: list[
         Tensor
     ]  # of each exit what the chain of the last accepted node gave: [row, hidden]
@@ -78,7 +78,7 @@ class Prompted(Proposer):
             "rows": [state.rows(prompts.chain.epts) for state in tree.states],
         }
         self.patterns = [within_any_room(state, prompts) for state in tree.states]
-        self._first_patterns: dict[int, Pattern] = {}
+        self._first_patterns: dict[int, ChainPattern] = {}
         self.rows = max(self._opening(1).rows, *(each[-1].rows for each in self.patterns))
         self.top = tree.top
         self.taps = tuple(range(model.n_layers, model.n_layers - prompts.exits, -1))
@@ -103,7 +103,7 @@ class Prompted(Proposer):
         self._pattern = self._opening(len(known))
         return Draft.chain(known[1:], insertions=(self._pattern.insertion,))
 
-    def _opening(self, known: int) -> Pattern:
+    def _opening(self, known: int) -> ChainPattern:
         from ppdbench.methods.prompt_tokens.chains import first_pattern
 
         if known not in self._first_patterns:

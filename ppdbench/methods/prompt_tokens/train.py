@@ -37,7 +37,7 @@ from ppdbench.methods.prompt_tokens.network import (
     chains_behind,
 )
 from ppdbench.runs.workload import Report, silent
-from ppdbench.training.context import Later, read
+from ppdbench.training.context import LaterContext, read
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import TrainedLayers, cross_entropy
@@ -204,7 +204,7 @@ class PromptsObjective(Objective):
         prompts = self.prompts(hidden.dtype)
         step = chains_behind(prompts, places, tokens.shape[1], tokens.shape[1] - 1)
         rows = layers.adapter.place(prompts.words(n), step.positions)
-        later = Later(context, step.given)
+        later = LaterContext(context, step.given)
         outputs = [rows.expand(len(tokens), -1, -1)]
         for index in range(layers.n_layers):
             outputs.append(layers.layer(index, outputs[-1], step, cache=later))

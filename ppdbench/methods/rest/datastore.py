@@ -37,7 +37,7 @@ Ids = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class DatastoreHeader:
     """What `datastore.json` says besides format and version."""
 
     tokenizer: str
@@ -68,7 +68,7 @@ class Header:
 class Datastore:
     """Tokens [n] and the order of their suffixes [n], as files that are read where needed."""
 
-    def __init__(self, header: Header, tokens: Ids, suffixes: Ids) -> None:
+    def __init__(self, header: DatastoreHeader, tokens: Ids, suffixes: Ids) -> None:
         self.header = header
         # Views: what a memmap hands out is slower, and it is asked for single values.
         self.tokens = tokens.view(np.ndarray)
@@ -150,7 +150,7 @@ def load(folder: Path) -> Datastore:
     return Datastore(header, tokens, suffixes)
 
 
-def _header(folder: Path) -> Header:
+def _header(folder: Path) -> DatastoreHeader:
     path = folder / HEADER
     try:
         values = json.loads(path.read_text("utf-8"))
@@ -169,7 +169,9 @@ def _header(folder: Path) -> Header:
             "the datastore again"
         )
     try:
-        return Header(**{field.name: values[field.name] for field in fields(Header)})
+        return DatastoreHeader(
+            **{field.name: values[field.name] for field in fields(DatastoreHeader)}
+        )
     except KeyError as error:
         raise ConfigError(f"{path} lacks {error}; build the datastore again") from error
     except ValueError as error:
@@ -217,7 +219,7 @@ def build(
     tokens = tokenized(text, tokenizer, vocab_size, folder / TOKENS)
     _check_tokens(tokens, vocab_size)
     suffixes = suffix_array(tokens, depth, report)
-    header = Header(
+    header = DatastoreHeader(
         tokenizer=vocabulary_hash(tokenizer),
         vocab_size=vocab_size,
         eos=tokenizer.eos_token_id,

@@ -53,7 +53,7 @@ class Rest:
                 "and give --set datastore=DIR"
             )
 
-    def prepare(self, setup: Setup) -> Retrieval:
+    def prepare(self, setup: Setup) -> RestProposer:
         """Open the datastore, which must be this model's."""
         from ppdbench.engine.loading import REFERENCE
         from ppdbench.files.resources import reference_model
@@ -68,10 +68,10 @@ class Rest:
                 f"rest: longest_suffix={self.longest_suffix}, but the datastore is sorted by "
                 f"{store.header.depth} tokens; use 1..{store.header.depth}"
             )
-        return Retrieval(self, store)
+        return RestProposer(self, store)
 
 
-class Retrieval(Proposer):
+class RestProposer(Proposer):
     """Lookups in one datastore; nothing is remembered from step to step."""
 
     trees = True

@@ -52,7 +52,7 @@ class Area:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PointMark:
     """A point of a series; its shape says which, for those who do not see its colour."""
 
     x: float
@@ -76,7 +76,7 @@ class Label:
     bold: bool = False
 
 
-Shape = Box | Line | Area | Mark | Label
+Shape = Box | Line | Area | PointMark | Label
 N_MARKS = 4
 REACH = 3.4  # of a mark, from its middle
 
@@ -100,7 +100,7 @@ def slug(*parts: str) -> str:
     return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def outline(mark: Mark) -> list[Point]:
+def outline(mark: PointMark) -> list[Point]:
     """The corners of a mark that is not round: a square, a triangle, a diamond."""
     x, y, r = mark.x, mark.y, REACH
     return {
@@ -155,7 +155,7 @@ def _written(shapes: Sequence[Shape]) -> Iterator[Child]:
                 yield _line(shape)
             case Area():
                 yield _area(shape)
-            case Mark():
+            case PointMark():
                 yield _mark(shape)
             case Label():
                 yield _label(shape)
@@ -187,7 +187,7 @@ def _area(area: Area) -> Node:
     return h("path", d=_path(area.points) + "Z", class_=f"pale f-{area.paint}")
 
 
-def _mark(mark: Mark) -> Node:
+def _mark(mark: PointMark) -> Node:
     look = f"hollow s-{mark.paint}" if mark.hollow else f"f-{mark.paint}"
     corners = outline(mark)
     if corners:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ppdbench.report.page.drawing import WIDTH, Label, Line, Mark, Point, Shape
+from ppdbench.report.page.drawing import WIDTH, Label, Line, Point, PointMark, Shape
 
 ROW = 16.0  # height of a line of the legend
 LETTER = 5.8  # width of one at the usual size, near enough to place what follows
@@ -118,7 +118,7 @@ def legend(keys: Sequence[Key], left: float = 8.0, top: float = 14.0) -> tuple[l
         if key.line:
             shapes.append(Line([(x, y - 4), (x + sign, y - 4)], key.paint, 2, key.dashed))
         if key.shape is not None:
-            shapes.append(Mark(x + sign / 2, y - 4, key.paint, key.shape, key.hollow))
+            shapes.append(PointMark(x + sign / 2, y - 4, key.paint, key.shape, key.hollow))
         shapes.append(Label(x + sign + 6, y, key.text, "ink"))
         x += width
     return shapes, y + 8 - (top - 14)

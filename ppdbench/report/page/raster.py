@@ -17,8 +17,8 @@ from ppdbench.report.page.drawing import (
     Drawing,
     Label,
     Line,
-    Mark,
     Point,
+    PointMark,
     Shape,
     outline,
 )
@@ -72,7 +72,7 @@ def _write(axes: Axes, label: Label, order: int) -> None:
     )
 
 
-def _patch(shape: Box | Area | Mark) -> Patch:
+def _patch(shape: Box | Area | PointMark) -> Patch:
     if isinstance(shape, Box):
         edge = _colour(shape.outline) if shape.outline else "none"
         size = max(0.0, shape.width), max(0.0, shape.height)

@@ -15,7 +15,7 @@ from ppdbench.errors import ConfigError, DataError
 from ppdbench.probe.accuracy import Accuracy, accuracies
 from ppdbench.probe.buckets import stored_buckets
 from ppdbench.probe.closeness import Similarity, similarities
-from ppdbench.probe.ranks import Ranks
+from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import Rate, match_rates
 from ppdbench.runs.samples import fewest_examples
 from ppdbench.runs.store import StoredRun, read_header, read_once, read_whole
@@ -118,9 +118,9 @@ class Run:
         return overall(self.header, self.sums) if len(self.tasks) > 1 else self.summaries
 
     @cached_property
-    def ranks(self) -> Ranks:
+    def ranks(self) -> StoredRanks:
         """A probe run's ranks, layer by layer."""
-        return Ranks(self.done)
+        return StoredRanks(self.done)
 
     @cached_property
     def rates(self) -> list[Rate]:

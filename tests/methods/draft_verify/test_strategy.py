@@ -23,7 +23,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.methods.draft_verify.skip_file import SkipSet
-from ppdbench.methods.draft_verify.strategy import DraftVerify, SelfDrafter, Threshold
+from ppdbench.methods.draft_verify.strategy import DraftVerify, MovingThreshold, SelfDrafter
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, reference
 from tests.families import FAMILIES
 from tests.helpers import staged, tokens
@@ -192,7 +192,7 @@ def first_three(model: StagedModel, target: Target) -> dict[tuple[int, ...], flo
 
 
 def test_the_threshold_moves_by_the_published_rule() -> None:
-    threshold = Threshold(DraftVerify())
+    threshold = MovingThreshold(DraftVerify())
     threshold.learn(accepted=2, drafted=4)  # the first rate counts whole: 0.5
     assert threshold.value == pytest.approx(0.9 * 0.6 + 0.1 * 0.61)
     threshold.learn(accepted=4, drafted=4)  # smoothed: 0.75, still below 0.9
@@ -205,13 +205,16 @@ def test_the_threshold_moves_by_the_published_rule() -> None:
 
 
 def test_a_draft_of_full_length_does_not_lower_the_threshold() -> None:
-    threshold = Threshold(DraftVerify(draft_length=4))
+    threshold = MovingThreshold(DraftVerify(draft_length=4))
     threshold.learn(accepted=4, drafted=4)
     assert threshold.value == 0.6
 
 
 def test_the_threshold_stays_a_probability() -> None:
-    high, low = Threshold(DraftVerify(threshold=1.0)), Threshold(DraftVerify(threshold=0.0))
+    high, low = (
+        MovingThreshold(DraftVerify(threshold=1.0)),
+        MovingThreshold(DraftVerify(threshold=0.0)),
+    )
     for _ in range(5):
         high.learn(accepted=0, drafted=4)
         low.learn(accepted=4, drafted=4)

@@ -23,7 +23,7 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError, NumericalError, UnsupportedModel
 from ppdbench.methods import METHODS
-from ppdbench.methods.eagle.branching import Chain, Dynamic, Static
+from ppdbench.methods.eagle.branching import ChainGrower, DynamicGrower, StaticGrower
 from ppdbench.methods.eagle.files import load_network
 from ppdbench.methods.eagle.network import (
     DraftNetwork,
@@ -34,7 +34,7 @@ from ppdbench.methods.eagle.network import (
     feature_layers,
 )
 from ppdbench.methods.eagle.rows import DraftRows
-from ppdbench.methods.eagle.strategy import Drafter, Eagle
+from ppdbench.methods.eagle.strategy import Eagle, EagleProposer
 from ppdbench.methods.eagle.train import EagleObjective, EaglePlan
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from ppdbench.trees.tree import Tree
@@ -98,7 +98,7 @@ def published(folder: Path, model: StagedModel, version: int) -> str:
     return written(folder, model, tensors_of(random_network(model, version)))
 
 
-def random_drafter(model: StagedModel, version: int, folder: Path, **options: Any) -> Drafter:
+def random_drafter(model: StagedModel, version: int, folder: Path, **options: Any) -> EagleProposer:
     addon = published(folder, model, version)
     return Eagle(addon=addon, **{**SMALL, **options}).prepare(setup(model))
 
@@ -129,12 +129,12 @@ def trained(
     return take_over(ModelSpec(name="tiny"), stock, words), folder
 
 
-def ready(trained: tuple[Loaded, Path], **options: Any) -> Drafter:
+def ready(trained: tuple[Loaded, Path], **options: Any) -> EagleProposer:
     loaded, folder = trained
     return Eagle(addon=str(folder), **{**SMALL, **options}).prepare(Setup(loaded, CAPACITY))
 
 
-def accepted(decoder: Drafter, model: StagedModel, n: int = 6) -> float:
+def accepted(decoder: EagleProposer, model: StagedModel, n: int = 6) -> float:
     """Accepted tokens per step; every output is checked to be greedy's."""
     results = [assert_exact(decoder, Case("own", p, Limits(36)), model) for p in PROMPTS[:n]]
     return sum(sum(r.accepted) for r in results) / sum(len(r.accepted) for r in results)
@@ -244,7 +244,7 @@ def test_a_network_that_is_always_right_is_always_accepted(tmp_path: Path) -> No
 # The draft
 
 
-class Watched(Drafter):
+class Watched(EagleProposer):
     """Keeps every draft with the text that it was made for."""
 
     seen: list[tuple[list[int], Draft]]
@@ -255,7 +255,7 @@ class Watched(Drafter):
         return draft
 
 
-def watch(decoder: Drafter, model: StagedModel, n: int = 16) -> list[tuple[list[int], Draft]]:
+def watch(decoder: EagleProposer, model: StagedModel, n: int = 16) -> list[tuple[list[int], Draft]]:
     decoder.__class__ = Watched
     assert isinstance(decoder, Watched)
     decoder.seen = []
@@ -379,7 +379,7 @@ def test_a_draft_costs_one_pass_per_depth_and_one_wait(
     passes: list[int] = []
     waits: list[int] = []
     rooms: list[int] = []
-    forward, listed, propose = Eagle3.forward, Tensor.tolist, Drafter.propose
+    forward, listed, propose = Eagle3.forward, Tensor.tolist, EagleProposer.propose
 
     def run(self: Eagle3, ids: Tensor, *rest: Any) -> Tensor:
         passes.append(ids.shape[1])
@@ -389,14 +389,14 @@ def test_a_draft_costs_one_pass_per_depth_and_one_wait(
         waits.append(tensor.numel())
         return listed(tensor)
 
-    def drafted(self: Drafter, session: Session, room: int) -> Draft:
+    def drafted(self: EagleProposer, session: Session, room: int) -> Draft:
         rooms.append(room)
         with monkeypatch.context() as inside:
             inside.setattr(Tensor, "tolist", read)
             return propose(self, session, room)
 
     monkeypatch.setattr(Eagle3, "forward", run)
-    monkeypatch.setattr(Drafter, "propose", drafted)
+    monkeypatch.setattr(EagleProposer, "propose", drafted)
     decode(decoder, Case("own", PROMPTS[0], Limits(30)), model)
     assert len(waits) == len(rooms) > 5
     # One of them reads what was accepted; before the first draft it is the prompt.
@@ -411,7 +411,9 @@ def test_no_draft_is_deeper_than_the_room(tmp_path: Path) -> None:
             assert max(opened(decoder, model)[1](room).depths) == room
 
 
-def opened(decoder: Drafter, model: StagedModel, chooser: Chooser = GREEDY) -> tuple[Session, Any]:
+def opened(
+    decoder: EagleProposer, model: StagedModel, chooser: Chooser = GREEDY
+) -> tuple[Session, Any]:
     """A sequence right before its first draft, and what makes one."""
     session = Session(model, CAPACITY, spare=decoder.rows)
     session.reset(PROMPTS[0])
@@ -972,16 +974,16 @@ def test_nan_is_an_error_not_a_draft(tree: str, tmp_path: Path) -> None:
 
 def test_trees_grow_as_asked(tmp_path: Path) -> None:
     model = staged("llama")
-    kinds = {"dynamic": Dynamic, "chain": Chain, static(tmp_path): Static}
+    kinds = {"dynamic": DynamicGrower, "chain": ChainGrower, static(tmp_path): StaticGrower}
     for tree, kind in kinds.items():
         decoder = random_drafter(model, 3, tmp_path, tree=tree)
         assert type(decoder.grower) is kind
-        assert decoder.trees is (kind is not Chain)
+        assert decoder.trees is (kind is not ChainGrower)
     path = tmp_path / "line.json"
     Tree(((0,), (0, 0), (0, 0, 0))).save(path)
     for options in ({"top_k": 1}, {"tree": str(path)}):
         line = random_drafter(model, 3, tmp_path, **options)
-        assert type(line.grower) is Chain
+        assert type(line.grower) is ChainGrower
     assert random_drafter(model, 3, tmp_path, depth=1, top_k=3, nodes=60).rows == 4
 
 

@@ -24,8 +24,8 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
 from ppdbench.methods import METHODS
-from ppdbench.methods.hidden_transfer.network import Transfer, load_transfer
-from ppdbench.methods.hidden_transfer.strategy import HiddenTransfer, Transferring
+from ppdbench.methods.hidden_transfer.network import TransferMatrices, load_transfer
+from ppdbench.methods.hidden_transfer.strategy import HiddenTransfer, HiddenTransferProposer
 from ppdbench.methods.hidden_transfer.train import TransferObjective, TransferPlan
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from ppdbench.trees.tree import Tree
@@ -40,17 +40,19 @@ PROMPTS = [tokens(9, seed) for seed in range(8)]
 TEXT = tokens(24, seed=40)
 
 
-def random_transfer(layers: tuple[int, ...] = LAYERS, size: int = 32) -> Transfer:
+def random_transfer(layers: tuple[int, ...] = LAYERS, size: int = 32) -> TransferMatrices:
     draw = torch.Generator().manual_seed(0)
     some = [torch.eye(size) + 0.2 * torch.randn(size, size, generator=draw) for _ in layers]
-    return Transfer(layers, tuple(some))
+    return TransferMatrices(layers, tuple(some))
 
 
-def transferring(tree: Tree = TREE, *, masked: bool = False, **options: Any) -> Transferring:
-    return Transferring(random_transfer(**options), tree, {}, masked=masked)
+def transferring(
+    tree: Tree = TREE, *, masked: bool = False, **options: Any
+) -> HiddenTransferProposer:
+    return HiddenTransferProposer(random_transfer(**options), tree, {}, masked=masked)
 
 
-def session_for(model: StagedModel, decoder: Transferring) -> Session:
+def session_for(model: StagedModel, decoder: HiddenTransferProposer) -> Session:
     return Session(model, CAPACITY, spare=decoder.rows)
 
 
@@ -108,7 +110,7 @@ def test_a_chain_may_be_sampled() -> None:
 # Where pseudo states stand and what they see
 
 
-def by_hand(model: StagedModel, text: list[int], transfer: Transfer, place: int) -> Tensor:
+def by_hand(model: StagedModel, text: list[int], transfer: TransferMatrices, place: int) -> Tensor:
     """Logits [step, vocab]: the text up to a place, each pseudo state simply the next token."""
     cache, steps = model.new_cache(CAPACITY)
     known, states = text[: place + 1], {}
@@ -178,7 +180,7 @@ def test_masked_steps_do_not_see_earlier_ones() -> None:
     def guesses(first: float, masked: bool) -> Tensor:
         decoder = transferring(masked=masked)
         matrices = (first * decoder.transfer.matrices[0], *decoder.transfer.matrices[1:])
-        decoder.all_steps = Transfer(LAYERS, matrices)
+        decoder.all_steps = TransferMatrices(LAYERS, matrices)
         return decoder.guesses(session_for(model, decoder), TEXT, places)
 
     assert torch.equal(guesses(1, True)[:, 1:], guesses(2, True)[:, 1:])
@@ -232,12 +234,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
     return take_over(ModelSpec(name="tiny"), stock, words), folder
 
 
-def ready(trained: tuple[Loaded, Path], **options: Any) -> Transferring:
+def ready(trained: tuple[Loaded, Path], **options: Any) -> HiddenTransferProposer:
     loaded, folder = trained
     return HiddenTransfer(addon=str(folder), **options).prepare(Setup(loaded, CAPACITY))
 
 
-def accepted(decoder: Transferring, model: StagedModel) -> float:
+def accepted(decoder: HiddenTransferProposer, model: StagedModel) -> float:
     """Accepted tokens per step; every output is checked to be greedy's."""
     results = [assert_exact(decoder, Case("own", p, Limits(36)), model) for p in PROMPTS]
     return sum(sum(r.accepted) for r in results) / sum(len(r.accepted) for r in results)
@@ -245,10 +247,10 @@ def accepted(decoder: Transferring, model: StagedModel) -> float:
 
 def test_training_raises_what_is_accepted(trained: tuple[Loaded, Path]) -> None:
     model = trained[0].staged
-    untrained = Transfer(LAYERS, (torch.eye(32),) * 3)
+    untrained = TransferMatrices(LAYERS, (torch.eye(32),) * 3)
     learnt = accepted(ready(trained), model)
     assert learnt > 0.5
-    assert learnt > 2 * accepted(Transferring(untrained, TREE, {}, masked=False), model)
+    assert learnt > 2 * accepted(HiddenTransferProposer(untrained, TREE, {}, masked=False), model)
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -258,7 +260,9 @@ def test_a_perturbed_matrix_is_accepted_less_and_changes_no_output(
     model, whole = trained[0].staged, ready(trained)
     matrices = list(whole.transfer.matrices)
     matrices[step] = matrices[step].flip(0)
-    broken = Transferring(Transfer(LAYERS, tuple(matrices)), whole.tree, {}, masked=False)
+    broken = HiddenTransferProposer(
+        TransferMatrices(LAYERS, tuple(matrices)), whole.tree, {}, masked=False
+    )
     assert accepted(broken, model) < accepted(whole, model)
 
 

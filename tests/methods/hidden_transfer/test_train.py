@@ -17,8 +17,8 @@ from ppdbench.cli.main import run
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
-from ppdbench.methods.hidden_transfer.network import Transfer
-from ppdbench.methods.hidden_transfer.strategy import Transferring
+from ppdbench.methods.hidden_transfer.network import TransferMatrices
+from ppdbench.methods.hidden_transfer.strategy import HiddenTransferProposer
 from ppdbench.methods.hidden_transfer.train import TransferObjective, TransferPlan
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.trainer import TrainConfig
@@ -143,7 +143,7 @@ def test_what_is_measured_is_what_decoding_guesses(family: str, masked: bool) ->
         ours = [logits for logits, _ in made._decoded(text, 2)]
         trained = [made._trained(text, job)[0][0] for job in range(3)]
     matrices = tuple(m.detach() for m in made.matrices)
-    decoder = Transferring(Transfer(LAYERS, matrices), CHAIN, {}, masked=masked)
+    decoder = HiddenTransferProposer(TransferMatrices(LAYERS, matrices), CHAIN, {}, masked=masked)
     session = Session(staged(family), 40, spare=decoder.rows)
     theirs = decoder.guesses(session, text[0].tolist(), range(13))
     for distance in range(3):

@@ -26,7 +26,7 @@ from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
 from ppdbench.methods import METHODS
 from ppdbench.methods.medusa.network import load_medusa
-from ppdbench.methods.medusa.strategy import Guessing, Medusa
+from ppdbench.methods.medusa.strategy import Medusa, MedusaProposer
 from ppdbench.methods.medusa.train import MedusaObjective, MedusaPlan
 from ppdbench.runs.store import read_run
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
@@ -67,7 +67,7 @@ def written(folder: Path, tensors: dict[str, Tensor]) -> str:
     return str(folder)
 
 
-def random_heads(model: StagedModel, folder: Path, **options: Any) -> Guessing:
+def random_heads(model: StagedModel, folder: Path, **options: Any) -> MedusaProposer:
     addon = written(folder, published(model.adapter.head_width))
     return Medusa(addon=addon, **options).prepare(setup(model))
 
@@ -89,12 +89,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
     return take_over(ModelSpec(name="tiny"), stock, words), folder
 
 
-def ready(trained: tuple[Loaded, Path], **options: Any) -> Guessing:
+def ready(trained: tuple[Loaded, Path], **options: Any) -> MedusaProposer:
     loaded, folder = trained
     return Medusa(addon=str(folder), **options).prepare(Setup(loaded, CAPACITY))
 
 
-def accepted(decoder: Guessing, model: StagedModel) -> float:
+def accepted(decoder: MedusaProposer, model: StagedModel) -> float:
     """Accepted tokens per step; every output is checked to be greedy's."""
     results = [assert_exact(decoder, Case("own", p, Limits(36)), model) for p in PROMPTS]
     return sum(sum(r.accepted) for r in results) / sum(len(r.accepted) for r in results)
@@ -159,7 +159,7 @@ def test_heads_one_place_off_are_hardly_accepted(trained: tuple[Loaded, Path]) -
 # The draft
 
 
-class Watched(Guessing):
+class Watched(MedusaProposer):
     """Keeps every draft with the text that it was made for."""
 
     seen: list[tuple[list[int], Draft]]
@@ -291,7 +291,7 @@ def test_published_files_are_read_by_name_or_by_folder(name: str, tmp_path: Path
 # Typical acceptance
 
 
-def steps(decoder: Guessing, model: StagedModel) -> int:
+def steps(decoder: MedusaProposer, model: StagedModel) -> int:
     """Passes that the same number of tokens took."""
     return sum(len(decode(decoder, Case("", p, Limits(36)), model).accepted) for p in PROMPTS)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ppdbench.methods.ppd import process
-from ppdbench.methods.ppd.channel import SLOTS, Kind, Layout, SharedChannel
+from ppdbench.methods.ppd.channel import SLOTS, MessageKind, MessageLayout, SharedChannel
 from ppdbench.methods.ppd.process import Unit, can_copy
 
 ROWS, WIDTH = 3, 6
@@ -20,7 +20,7 @@ ROWS, WIDTH = 3, 6
 
 def ends(dtype: torch.dtype = torch.float32) -> tuple[SharedChannel, SharedChannel]:
     """Where messages go in and where they come out, both in this process."""
-    into = SharedChannel(multiprocessing, Layout(4, ROWS, WIDTH, dtype))
+    into = SharedChannel(multiprocessing, MessageLayout(4, ROWS, WIDTH, dtype))
     out = copy.copy(into)
     out.connect()
     return into, out
@@ -32,35 +32,35 @@ def test_a_message_arrives_as_it_was_sent(dtype: torch.dtype, rows: int) -> None
     into, out = ends(dtype)
     whole = torch.randn(1, WIDTH, ROWS).to(dtype)
     for states in (whole.transpose(1, 2)[:, :rows], whole.transpose(1, 2)[:, :rows].contiguous()):
-        into.send(Kind.OFFER, (7, 2**40, 0), states)
+        into.send(MessageKind.OFFER, (7, 2**40, 0), states)
         message = out.receive()
-        assert (message.kind, message.ids) == (Kind.OFFER, [7, 2**40, 0])
+        assert (message.kind, message.ids) == (MessageKind.OFFER, [7, 2**40, 0])
         assert torch.equal(message.states, states)
-    into.send(Kind.TOKEN, (5,), logit=-2.5)
+    into.send(MessageKind.TOKEN, (5,), logit=-2.5)
     message = out.receive()
-    assert (message.kind, message.ids, message.logit) == (Kind.TOKEN, [5], -2.5)
+    assert (message.kind, message.ids, message.logit) == (MessageKind.TOKEN, [5], -2.5)
     assert message.states.shape == (1, 0, WIDTH)
 
 
 def test_states_stay_while_others_are_on_their_way() -> None:
     into, out = ends()
     sent = [torch.full((1, ROWS, WIDTH), float(i)) for i in range(3 * SLOTS)]
-    into.send(Kind.TAKE, (), sent[0])
+    into.send(MessageKind.TAKE, (), sent[0])
     first = out.receive()
     for states in sent[1:SLOTS]:
-        into.send(Kind.TAKE, (), states)
+        into.send(MessageKind.TAKE, (), states)
     assert torch.equal(first.states, sent[0])
     for number in range(1, len(sent)):
         assert torch.equal(out.receive().states, sent[number])
         if number + SLOTS - 1 < len(sent):
-            into.send(Kind.TAKE, (), sent[number + SLOTS - 1])
+            into.send(MessageKind.TAKE, (), sent[number + SLOTS - 1])
 
 
 def test_what_is_ready_can_be_seen_without_waiting() -> None:
     into, out = ends()
     assert not out.ready()
-    into.send(Kind.TOKEN, (1,))
-    into.send(Kind.TOKEN, (2,))
+    into.send(MessageKind.TOKEN, (1,))
+    into.send(MessageKind.TOKEN, (2,))
     assert out.ready()
     assert out.ready()
     assert [out.receive().ids for _ in range(2)] == [[1], [2]]

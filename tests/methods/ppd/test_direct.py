@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.loading import ModelSpec
-from ppdbench.methods.ppd import crew
-from ppdbench.methods.ppd.channel import Kind, Layout
+from ppdbench.methods.ppd import unit_group
+from ppdbench.methods.ppd.channel import MessageKind, MessageLayout
+from ppdbench.methods.ppd.config import device_of
 from ppdbench.methods.ppd.direct import DirectChannel, own_gpus
-from ppdbench.methods.ppd.plan import device_of
 from tests.decoding.matrix import assert_exact, cases
 from tests.methods.ppd.test_forms import FAR, loaded, prepared
 from tests.pretend import There, gpus
 
-LAYOUT = Layout(ids=4, rows=3, width=8, dtype=torch.float32)
+LAYOUT = MessageLayout(ids=4, rows=3, width=8, dtype=torch.float32)
 
 
 class Line:
@@ -50,11 +50,11 @@ def exchange(device: str) -> Any:
     ours, theirs = ends(device)
     for number in range(9):
         states = torch.full((1, 2, 8), float(number), device=device)
-        ours.send(Kind.OFFER, (number, 7), states)
-        theirs.send(Kind.TOKEN, (number,), logit=number / 3)
+        ours.send(MessageKind.OFFER, (number, 7), states)
+        theirs.send(MessageKind.TOKEN, (number,), logit=number / 3)
         answer, message = ours.receive(), theirs.receive()
-        assert (answer.kind, answer.ids, answer.logit) == (Kind.TOKEN, [number], number / 3)
-        assert (message.kind, message.ids) == (Kind.OFFER, [number, 7])
+        assert (answer.kind, answer.ids, answer.logit) == (MessageKind.TOKEN, [number], number / 3)
+        assert (message.kind, message.ids) == (MessageKind.OFFER, [number, 7])
         assert message.states.shape == (1, 2, 8)
         assert message.states.tolist() == states.tolist()
     return message
@@ -90,7 +90,7 @@ def test_units_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_units_that_talk_directly_give_greedys_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "own_gpus", lambda spec, units: True)
+    monkeypatch.setattr(unit_group, "own_gpus", lambda spec, units: True)
     form = prepared(FAR, form="split", k=2)
     try:
         for case in list(cases(loaded(FAR).staged))[:6]:

@@ -29,7 +29,7 @@ from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, NumericalError, UnitError
 from ppdbench.machine.cores import confined
 from ppdbench.methods.ppd import forms, process, ranks
-from ppdbench.methods.ppd.decode import InPlace
+from ppdbench.methods.ppd.decode import LocalUpperHalf
 from ppdbench.methods.ppd.forms import Form
 from ppdbench.methods.ppd.strategy import PredictivePipelined
 from ppdbench.testing import CAPACITY, CLOCK, MODELS, Case, assert_exact, cases, decode, tokens
@@ -136,7 +136,7 @@ def test_reading_out_before_the_token_is_known_changes_nothing(
     model = loaded(MODELS[1]).staged
     form = prepared(MODELS[1], k=3, exit_after=2)
     early = [decode(form, case, model) for case in cases(model)]
-    monkeypatch.setattr(InPlace, "answered", lambda _: True)
+    monkeypatch.setattr(LocalUpperHalf, "answered", lambda _: True)
     late = [decode(form, case, model) for case in cases(model)]
     for a, b in zip(early, late, strict=True):
         assert a.pipelined is not None

@@ -31,15 +31,15 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.methods import METHODS
-from ppdbench.methods.prompt_tokens.chains import Pattern, first_pattern
+from ppdbench.methods.prompt_tokens.chains import ChainPattern, first_pattern
 from ppdbench.methods.prompt_tokens.network import Chain, Prompts, load_prompts
-from ppdbench.methods.prompt_tokens.strategy import Prompted, PromptTokens
+from ppdbench.methods.prompt_tokens.strategy import PromptTokens, PromptTokensProposer
 from ppdbench.methods.prompt_tokens.train import PromptPlan, PromptsObjective
 from ppdbench.methods.speculative import ModelDrafter, PromptedDrafter, Speculative
 from ppdbench.runs.store import read_run
 from ppdbench.testing import assert_order_is_nothing
 from ppdbench.trees.choice import ROWS, general
-from ppdbench.trees.dynamic import DynamicTree, State, search
+from ppdbench.trees.dynamic import DynamicTree, TreeState, search
 from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free, known
 from tests.decoding.matrix import reference as greedy
@@ -53,9 +53,9 @@ STATIC = DynamicTree.uniform(Tree(((0,), (1,), (0, 0), (0, 1), (0, 0, 0))), 3)
 # One prompt token behind unlikely nodes, two or three behind likely ones.
 UNEVEN = DynamicTree(
     (
-        State(Tree(((0,), (2,))), (3, 2, 1)),
-        State(Tree(((0,), (0, 1))), (1, 1, 3)),
-        State(Tree(((0,), (1,), (0, 0), (0, 0, 0))), (2, 1, 3, 2, 1)),
+        TreeState(Tree(((0,), (2,))), (3, 2, 1)),
+        TreeState(Tree(((0,), (0, 1))), (1, 1, 3)),
+        TreeState(Tree(((0,), (1,), (0, 0), (0, 0, 0))), (2, 1, 3, 2, 1)),
     )
 )
 TREES = {"dynamic": DYNAMIC, "static": STATIC, "uneven": UNEVEN}
@@ -87,11 +87,11 @@ def prompts_of(model: StagedModel, seed: int = 0, **parts: Any) -> Prompts:
     return Prompts(chain, some(chain.rows(chain.prompts), model.hidden_size), **parts)
 
 
-def prompted(model: StagedModel, tree: DynamicTree = DYNAMIC, **parts: Any) -> Prompted:
-    return Prompted(prompts_of(model, **parts), tree, model, {})
+def prompted(model: StagedModel, tree: DynamicTree = DYNAMIC, **parts: Any) -> PromptTokensProposer:
+    return PromptTokensProposer(prompts_of(model, **parts), tree, model, {})
 
 
-class Knowing(Prompted):
+class Knowing(PromptTokensProposer):
     """Sometimes guesses right, at any rank that its tree has or the next one."""
 
     def start(self, session: Session, prefill: Prefill) -> None:
@@ -178,7 +178,7 @@ class Watched(Knowing):
             fresh = Session(self.model, CAPACITY, spare=self.rows)
             text = session.tokens
             truth = self.guesses(fresh, text, [len(text) - 2])[0, : self._reach]
-            assert torch.equal(Prompted._guessed(self), truth.topk(self.top).indices)
+            assert torch.equal(PromptTokensProposer._guessed(self), truth.topk(self.top).indices)
             Watched.checks += 1
 
 
@@ -257,12 +257,12 @@ def test_rows_are_counted_with_every_embedding() -> None:
 
 def test_a_pattern_is_a_chain_behind_every_node() -> None:
     model = staged("llama")
-    pattern = Pattern(Tree(((0,), (0, 0), (1,))), (1, 2, 0, 1), prompts_of(model))
+    pattern = ChainPattern(Tree(((0,), (0, 0), (1,))), (1, 2, 0, 1), prompts_of(model))
     assert pattern.chains == ((0, 1), (1, 2), (3, 0), (3, 1))
     assert pattern.insertion.sees == ((0,), (0, 1), (0, 1, 5), (0, 3))
     assert pattern.insertion.depths == (1, 2, 3, 2)
     assert pattern.rows == 8
-    prefixed = Pattern(Tree(((0,),)), (1, 2), prompts_of(model, chain=Chain(2, 2, prefix=1)))
+    prefixed = ChainPattern(Tree(((0,),)), (1, 2), prompts_of(model, chain=Chain(2, 2, prefix=1)))
     # Rows: 0 and 1 tokens, 2 3 the first chain, 4 5 6 7 the second, 8 9 the prefix.
     assert prefixed.insertion.sees == (
         *((0, 8), (0, 8)),
@@ -286,7 +286,7 @@ def test_a_draft_that_was_cut_has_the_rows_of_a_smaller_one() -> None:
     passes = []
     for depth, room in ((3, 1), (1, 1)):
         kept = state.within(depth)
-        pattern = Pattern(kept.tree, kept.prompts, prompts)
+        pattern = ChainPattern(kept.tree, kept.prompts, prompts)
         nodes = tokens(len(kept.tree), 6)
         whole = Draft.tree(nodes, kept.tree.parents, insertions=(pattern.insertion,))
         session = Session(model, CAPACITY, spare=40)
@@ -314,7 +314,7 @@ def test_distance_1_is_the_token_after_the_models_own_next_one(name: str) -> Non
     for place in (0, 7, 16):
         following = torch.tensor([text[place + 1 : place + 4]])
         words = model.adapter.words(following)[0]
-        decoder = Prompted(Prompts(Chain(3), words), STATIC, model, {})
+        decoder = PromptTokensProposer(Prompts(Chain(3), words), STATIC, model, {})
         assert isinstance(decoder, Guesser)
         guesses = decoder.guesses(session, text, [place])
         assert_near(guesses[0], own[place + 1 : place + 4])
@@ -359,7 +359,7 @@ def staged_with(stock: Any, words: Any) -> Loaded:
     return take_over(ModelSpec(name="tiny"), stock, words, packed=False)
 
 
-def accepted(decoder: Prompted, model: StagedModel) -> int:
+def accepted(decoder: PromptTokensProposer, model: StagedModel) -> int:
     several = [Case(str(seed), tokens(9, seed), Limits(30)) for seed in range(6)]
     return sum(sum(assert_exact(decoder, case, model).accepted) for case in several)
 
@@ -372,7 +372,10 @@ def test_worse_prompt_tokens_are_accepted_less_and_change_no_output(
     good = accepted(decoder, loaded.staged)
     noise = 3 * torch.randn_like(decoder.prompts.embeddings)
     worse = replace(decoder.prompts, embeddings=noise)
-    assert accepted(Prompted(worse, DYNAMIC, loaded.staged, {}), loaded.staged) < 0.7 * good
+    assert (
+        accepted(PromptTokensProposer(worse, DYNAMIC, loaded.staged, {}), loaded.staged)
+        < 0.7 * good
+    )
     assert good > 40
 
 

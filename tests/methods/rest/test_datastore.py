@@ -24,7 +24,7 @@ from ppdbench.methods.rest.datastore import (
     SUFFIXES,
     TOKENS,
     Datastore,
-    Header,
+    DatastoreHeader,
     build,
     suffix_array,
 )
@@ -335,7 +335,7 @@ def test_the_command_writes_a_datastore_of_the_models_tokens(home: Path) -> None
     store = datastore.load(Path("store"))
     text = tokenizer(300, 64).decode(store.tokens.tolist(), skip_special_tokens=True)
     assert text == "the cat satthe cat ranthe dog sat"
-    assert store.header == Header(
+    assert store.header == DatastoreHeader(
         tokenizer=vocabulary_hash(tokenizer(300, 64)),
         vocab_size=300,
         eos=EOS,

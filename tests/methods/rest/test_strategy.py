@@ -18,7 +18,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.methods.rest import datastore
-from ppdbench.methods.rest.strategy import Rest, Retrieval
+from ppdbench.methods.rest.strategy import Rest, RestProposer
 from ppdbench.training.text import TextSpec
 from tests.decoding.matrix import CAPACITY, CLOCK, assert_exact, cases, decode, free, reference
 from tests.families import FAMILIES
@@ -36,11 +36,11 @@ def own_outputs(model: StagedModel) -> list[list[int]]:
     return [[*prompt, *free(model, prompt, 30)] for prompt in (tokens(9, 0), tokens(10, 1))]
 
 
-def prepared(model: StagedModel, folder: Path, **options: int) -> Retrieval:
+def prepared(model: StagedModel, folder: Path, **options: int) -> RestProposer:
     return Rest(datastore=str(folder / "store"), **options).prepare(setup(model))
 
 
-def proposed(decoder: Retrieval, text: list[int], room: int = 99) -> Draft:
+def proposed(decoder: RestProposer, text: list[int], room: int = 99) -> Draft:
     session = Session(staged("llama"), CAPACITY)
     session.tokens = text
     draft = decoder.propose(session, room)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ppdbench.report.page.charts.curves import Curve, Value, curves
-from ppdbench.report.page.charts.heatmap import Cell, heatmap
+from ppdbench.report.page.charts.heatmap import HeatmapCell, heatmap
 from ppdbench.report.page.charts.histogram import LAST, histogram
-from ppdbench.report.page.charts.promise import Kept, Promise, promises
-from ppdbench.report.page.charts.speedups import Speedup, speedups
+from ppdbench.report.page.charts.promise import MeasuredGain, Promise, promises
+from ppdbench.report.page.charts.speedups import SpeedupBar, speedups
 from ppdbench.report.page.charts.stacked import stacked
 from ppdbench.report.page.drawing import (
     WIDTH,
@@ -18,7 +18,7 @@ from ppdbench.report.page.drawing import (
     Drawing,
     Label,
     Line,
-    Mark,
+    PointMark,
     slug,
     svg,
     svg_file,
@@ -29,10 +29,10 @@ from ppdbench.report.page.plots import save_all
 HOSTILE = '</text><script>alert("&")</script>'
 
 
-def ratio(value: float | None, words: str = "2.00×", claimed: bool = True) -> Speedup:
+def ratio(value: float | None, words: str = "2.00×", claimed: bool = True) -> SpeedupBar:
     spread = None if value is None else (0.9 * value, 1.1 * value)
     low, high = spread or (None, None)
-    return Speedup(f"method {value}", words, value, low, high, (0.97, 1.03), claimed)
+    return SpeedupBar(f"method {value}", words, value, low, high, (0.97, 1.03), claimed)
 
 
 def every_chart() -> list[Drawing]:
@@ -43,13 +43,15 @@ def every_chart() -> list[Drawing]:
             "heat",
             "t",
             "d",
-            {("1", "2"): Cell(0, "0", ""), ("1", "4"): Cell(1, "1", "")},
+            {("1", "2"): HeatmapCell(0, "0", ""), ("1", "4"): HeatmapCell(1, "1", "")},
             "position",
         ),
         speedups("speed", "t", "d", [ratio(2.0), ratio(0.5), ratio(1.01, claimed=False)]),
         histogram("hist", "t", "d", {0: 3, 2: 1, 40: 1}, "n", {0: 0.5, 1: 0.5}),
         stacked("parts", "t", "d", ["a", "b"], {HOSTILE: [1.0, 2.0], "y": [0.0, 0.5]}, "ms"),
-        promises("promise", "t", "d", [Promise(2, 1, 1.5, 1.4)], [Kept(2, 1, 1.2, 1.1, 1.3)]),
+        promises(
+            "promise", "t", "d", [Promise(2, 1, 1.5, 1.4)], [MeasuredGain(2, 1, 1.2, 1.1, 1.3)]
+        ),
     ]
 
 
@@ -79,7 +81,7 @@ def test_every_drawing_keeps_inside_its_frame(drawing: Drawing) -> None:
         if isinstance(shape, Box):
             assert shape.x >= 0
             assert shape.x + shape.width <= WIDTH + 0.5, shape
-        if isinstance(shape, Label | Mark):
+        if isinstance(shape, Label | PointMark):
             assert 0 <= shape.x <= WIDTH, shape
             assert 0 <= shape.y <= drawing.height, shape
 
@@ -112,13 +114,13 @@ def test_a_long_tail_shares_the_last_bar() -> None:
 
 
 def test_heat_map_cells_say_their_number() -> None:
-    drawing = heatmap("h", "t", "d", {("2", "8"): Cell(0.25, "25", "layer 2")}, "position")
+    drawing = heatmap("h", "t", "d", {("2", "8"): HeatmapCell(0.25, "25", "layer 2")}, "position")
     assert boxes(drawing, "heat-2")[0].hint == "layer 2"
     assert "25" in texts(drawing)
 
 
 def test_words_that_do_not_fit_their_cell_are_left_to_the_pointer() -> None:
-    cells = {("1", str(n)): Cell(0.5, "▼0.65x", "words") for n in range(20)}
+    cells = {("1", str(n)): HeatmapCell(0.5, "▼0.65x", "words") for n in range(20)}
     drawing = heatmap("h", "t", "d", cells, "option")
     assert "▼0.65x" not in texts(drawing)
     assert len(boxes(drawing, "heat-5")) == 20
@@ -127,14 +129,14 @@ def test_words_that_do_not_fit_their_cell_are_left_to_the_pointer() -> None:
 def test_one_layer_alone_can_be_drawn() -> None:
     drawing = curves("c", "t", "d", "layer", [Curve("k", 0, [Value(3, 0.5, 0.4, 0.6)])])
     assert "3" in texts(drawing)
-    (mark,) = [s for s in drawing.shapes if isinstance(s, Mark) and s.hint]
+    (mark,) = [s for s in drawing.shapes if isinstance(s, PointMark) and s.hint]
     assert 0 < mark.x < WIDTH
 
 
 def test_what_has_no_interval_has_no_band_and_none_in_its_words() -> None:
     drawing = curves("c", "t", "d", "layer", [Curve("k", 0, [Value(1, 0.5), Value(2, 0.6)])])
     assert not [shape for shape in drawing.shapes if isinstance(shape, Area)]
-    first = next(s for s in drawing.shapes if isinstance(s, Mark) and s.hint)
+    first = next(s for s in drawing.shapes if isinstance(s, PointMark) and s.hint)
     assert first.hint == "k at 1: 50.0%"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ppdbench.report.page.drawing import Area, Drawing, Line, Mark, Shape
+from ppdbench.report.page.drawing import Area, Drawing, Line, PointMark, Shape
 from ppdbench.report.page.frame import Frame, Key, Scale, legend, number, percent, round_ticks
 from ppdbench.report.page.palette import series
 
@@ -88,7 +88,7 @@ def _drawn(curve: Curve, frame: Frame, upward: Upward) -> list[Shape]:
     shapes: list[Shape] = [Line(points, paint, 1.8, curve.dashed)]
     if len(values) <= MANY:
         shapes += [
-            Mark(x, y, paint, curve.family, curve.dashed, _hint(curve, value, upward))
+            PointMark(x, y, paint, curve.family, curve.dashed, _hint(curve, value, upward))
             for (x, y), value in zip(points, values, strict=True)
         ]
     return shapes

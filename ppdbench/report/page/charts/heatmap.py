@@ -17,7 +17,7 @@ SMALL = 0.88  # of the usual letters, those in cells
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class HeatmapCell:
     """How dark it is, what stands in it and what the pointer shows."""
 
     shade: float
@@ -29,7 +29,7 @@ def heatmap(
     name: str,
     title: str,
     description: str,
-    cells: Mapping[tuple[str, str], Cell],
+    cells: Mapping[tuple[str, str], HeatmapCell],
     column_label: str,
 ) -> Drawing:
     """Rows and columns in the order in which `cells` names them."""
@@ -52,7 +52,7 @@ def heatmap(
     return Drawing(name, title, description, bottom + 38, tuple(shapes))
 
 
-def _drawn(at: tuple[float, float, float, float], cell: Cell) -> list[Shape]:
+def _drawn(at: tuple[float, float, float, float], cell: HeatmapCell) -> list[Shape]:
     x, y, width, height = at
     step = heat(cell.shade)
     shapes: list[Shape] = [Box(x, y, width - 1, height - 1, step, cell.hint)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ppdbench.report.page.drawing import Box, Drawing, Label, Line, Mark, Shape
+from ppdbench.report.page.drawing import Box, Drawing, Label, Line, PointMark, Shape
 from ppdbench.report.page.frame import Frame, Key, Scale, legend, round_ticks
 
 HEIGHT = 120.0
@@ -38,7 +38,7 @@ def histogram(
     width = 0.72 * frame.width / (last - first + 1.2)
     for n in range(first, last + 1):
         shapes += _bar(frame, n, shares.get(n, 0.0), width, name_of(n))
-    shapes += [Mark(*frame.at(n, share), "loss", 3) for n, share in expectation.items()]
+    shapes += [PointMark(*frame.at(n, share), "loss", 3) for n, share in expectation.items()]
     mean = sum(n * count for n, count in counts.items()) / total
     shapes += _mean(frame, mean) if first <= mean <= last else []
     return Drawing(name, title, description, frame.bottom + 38, tuple(shapes))

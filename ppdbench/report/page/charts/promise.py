@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppdbench.report.page.drawing import Drawing, Line, Mark, Shape
+from ppdbench.report.page.drawing import Drawing, Line, PointMark, Shape
 from ppdbench.report.page.frame import Frame, Key, Scale, legend, round_ticks
 from ppdbench.report.page.palette import series
 
@@ -23,7 +23,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class MeasuredGain:
     """A speedup that a `ppd` run measured, with its interval."""
 
     layer: int
@@ -34,7 +34,7 @@ class Kept:
 
 
 def promises(
-    name: str, title: str, description: str, given: Sequence[Promise], kept: Sequence[Kept]
+    name: str, title: str, description: str, given: Sequence[Promise], kept: Sequence[MeasuredGain]
 ) -> Drawing:
     """Lines for the theorem, marks for recorded matches, large marks for what was measured."""
     ks = sorted({p.k for p in given})
@@ -65,15 +65,15 @@ def _curve(given: Sequence[Promise], frame: Frame, paint: str) -> list[Shape]:
     shapes: list[Shape] = [Line([frame.at(p.layer, p.theorem) for p in ordered], paint, 1.8)]
     for p in ordered:
         hint = f"k={p.k}, layer {p.layer}: theorem {p.theorem:.3f}×, matches {p.recorded:.3f}×"
-        shapes.append(Mark(*frame.at(p.layer, p.recorded), paint, 0, hollow=True, hint=hint))
+        shapes.append(PointMark(*frame.at(p.layer, p.recorded), paint, 0, hollow=True, hint=hint))
     return shapes
 
 
-def _kept(measured: Kept, frame: Frame) -> list[Shape]:
+def _kept(measured: MeasuredGain, frame: Frame) -> list[Shape]:
     x, y = frame.at(measured.layer, measured.value)
     shapes: list[Shape] = []
     if measured.low is not None and measured.high is not None:
         ends = [frame.at(measured.layer, end) for end in (measured.low, measured.high)]
         shapes.append(Line(ends, "ink", 1.4))
     hint = f"measured, k={measured.k}, layer {measured.layer}: {measured.value:.2f}×"
-    return [*shapes, Mark(x, y, "ink", 3, hint=hint)]
+    return [*shapes, PointMark(x, y, "ink", 3, hint=hint)]

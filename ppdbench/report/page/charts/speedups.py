@@ -16,7 +16,7 @@ TICKS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50)
 
 
 @dataclass(frozen=True, slots=True)
-class Speedup:
+class SpeedupBar:
     """One method's ratio; None where none may be shown, with the reason in `words`."""
 
     label: str
@@ -34,7 +34,7 @@ class Speedup:
         return [value for value in found if value is not None]
 
 
-def speedups(name: str, title: str, description: str, given: Sequence[Speedup]) -> Drawing:
+def speedups(name: str, title: str, description: str, given: Sequence[SpeedupBar]) -> Drawing:
     """A row for each method: its name and figures above, its bar below."""
     scale = _scale(given)
     shapes: list[Shape] = []
@@ -49,7 +49,7 @@ def speedups(name: str, title: str, description: str, given: Sequence[Speedup]) 
     return Drawing(name, title, description, bottom + 40, tuple(shapes))
 
 
-def _scale(given: Sequence[Speedup]) -> Scale:
+def _scale(given: Sequence[SpeedupBar]) -> Scale:
     ends = [1.0, *(end for speedup in given for end in speedup.ends)]
     return Scale(min(0.8, 0.94 * min(ends)), max(1.25, 1.06 * max(ends)), log=True)
 
@@ -58,7 +58,7 @@ def _x(scale: Scale, value: float) -> float:
     return SIDE + scale.share(value) * (WIDTH - 2 * SIDE)
 
 
-def _row(speedup: Speedup, scale: Scale, top: float) -> list[Shape]:
+def _row(speedup: SpeedupBar, scale: Scale, top: float) -> list[Shape]:
     y = top + 18
     paint = _paint(speedup)
     shapes: list[Shape] = [
@@ -90,7 +90,7 @@ def _whisker(low: float, high: float, y: float) -> list[Shape]:
     return [*edges, *(Line(stroke, "ink", 1.3) for stroke in strokes)]
 
 
-def _paint(speedup: Speedup) -> str:
+def _paint(speedup: SpeedupBar) -> str:
     if speedup.value is None:
         return "bad" if "mismatch" in speedup.words else "muted"
     if not speedup.claimed:

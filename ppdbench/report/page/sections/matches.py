@@ -8,7 +8,7 @@ from itertools import groupby
 from ppdbench.probe.summary import TOTAL, Rate
 from ppdbench.report import probe_tables
 from ppdbench.report.page.charts.curves import Curve, Value, curves
-from ppdbench.report.page.charts.heatmap import Cell, heatmap
+from ppdbench.report.page.charts.heatmap import HeatmapCell, heatmap
 from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.html import h
 from ppdbench.report.page.parts import Section, Shown, by_run, few, gallery, numbers
@@ -111,10 +111,10 @@ def _maps(run: Run) -> list[Drawing]:
     return drawings
 
 
-def _cell(rate: Rate) -> Cell:
+def _cell(rate: Rate) -> HeatmapCell:
     where = f"layer {rate.layer}, positions {rate.bucket}"
     share = rate.match_rate
-    return Cell(share, f"{100 * share:.0f}", f"{where}: {100 * share:.1f}%")
+    return HeatmapCell(share, f"{100 * share:.0f}", f"{where}: {100 * share:.1f}%")
 
 
 def _along(rates: Sequence[Rate]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppdbench.bench.claims import no_difference
 from ppdbench.report import decode_tables, evidence
-from ppdbench.report.page.charts.speedups import Speedup, speedups
+from ppdbench.report.page.charts.speedups import SpeedupBar, speedups
 from ppdbench.report.page.comparison import differences, groups
 from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.html import h
@@ -104,12 +104,12 @@ def _drawn(name: str, task: str, labelled: Sequence[tuple[str, Summary]]) -> Dra
     return speedups(name, f"{task}: speedup over greedy", words, given)
 
 
-def speedup_of(label: str, summary: Summary) -> Speedup:
+def speedup_of(label: str, summary: Summary) -> SpeedupBar:
     """A row of the picture, in the words that the tables use."""
     value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
     noise = summary["noise_low"], summary["noise_high"]
     greedy = summary["method"] == "greedy"
-    return Speedup(
+    return SpeedupBar(
         label,
         _words(summary, value),
         value,
@@ -130,7 +130,7 @@ def _words(summary: Summary, value: float | None) -> str:
     return f"{mark}{text.replace('x', '×')}{'' if interval == '-' else f' {interval}'}"
 
 
-def described(given: Sequence[Speedup]) -> str:
+def described(given: Sequence[SpeedupBar]) -> str:
     """The same in a sentence."""
     if all(s.value is None for s in given):
         return "No speedup can be told."
@@ -142,7 +142,7 @@ def described(given: Sequence[Speedup]) -> str:
     return " ".join(words)
 
 
-def _named(speedup: Speedup) -> str:
+def _named(speedup: SpeedupBar) -> str:
     mark = " (inexact)" if speedup.words.startswith(INEXACT) else ""
     return f"{speedup.label} {speedup.value:.2f}×{mark}"
 

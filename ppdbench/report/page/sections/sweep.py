@@ -62,11 +62,11 @@ def _scale(found: Swept) -> Scale:
     return Scale(min(speeds, default=1), max(speeds, default=1), log=True)
 
 
-def _drawn(cell: Cell, found: Swept, scale: Scale) -> heatmap.Cell:
+def _drawn(cell: Cell, found: Swept, scale: Scale) -> heatmap.HeatmapCell:
     shade = 0.0 if cell.speedup is None else scale.share(cell.speedup)
     mark = sweep_map.MARKS[sweep_map.kind(found, cell)]
     text = f"{mark}{sweep_map.cell_text(found, cell)}"
-    return heatmap.Cell(shade, text, f"{sweep_tables.setting(cell)}: {text}")
+    return heatmap.HeatmapCell(shade, text, f"{sweep_tables.setting(cell)}: {text}")
 
 
 def _best(run: Run, found: Swept) -> list[Drawing]:

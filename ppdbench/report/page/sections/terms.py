@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ppdbench.files import papers
-from ppdbench.files.papers import Work
+from ppdbench.files.papers import Publication
 from ppdbench.report.page.html import Child, h
 from ppdbench.report.page.parts import Section, facts
 from ppdbench.report.page.runs import DECODES, PROBES, SWEEPS, Run, of_kind
@@ -66,7 +66,7 @@ def _words(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
         yield from OF_PIPELINES.items()
 
 
-def _works(runs: Sequence[Run]) -> Iterator[tuple[str, Work]]:
+def _works(runs: Sequence[Run]) -> Iterator[tuple[str, Publication]]:
     """Each paper once, under the method that is of it."""
     methods = {s["method"] for run in of_kind(runs, DECODES) for s in run.summaries}
     if of_kind(runs, PROBES):

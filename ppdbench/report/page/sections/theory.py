@@ -8,7 +8,7 @@ from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.bench.pipelined import geometric
 from ppdbench.report import pipeline_tables, theory_tables
 from ppdbench.report.page.charts.histogram import histogram
-from ppdbench.report.page.charts.promise import Kept, Promise, promises
+from ppdbench.report.page.charts.promise import MeasuredGain, Promise, promises
 from ppdbench.report.page.comparison import recorded
 from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.html import Child, h
@@ -45,7 +45,7 @@ def _of_probe(run: Run, pipelined: Sequence[Run]) -> tuple[list[Drawing], list[C
     n_layers = run.header["model"]["n_layers"]
     if not any(rate.layer < n_layers for rate in run.rates):
         return [], []
-    measured = theory_tables.measure(run.stored, theory_tables.Wanted(), run.ranks)
+    measured = theory_tables.measure(run.stored, theory_tables.RowFilter(), run.ranks)
     rows = [row for row in measured.rows if row.speedup is not None and row.recorded_latency]
     groups: dict[tuple[str, str, str], list[theory_tables.TheoryRow]] = {}
     for row in rows:
@@ -90,7 +90,7 @@ def _best(rows: Sequence[theory_tables.TheoryRow]) -> str:
     )
 
 
-def _kept(run: Run, task: str, pipelined: Sequence[Run]) -> list[Kept]:
+def _kept(run: Run, task: str, pipelined: Sequence[Run]) -> list[MeasuredGain]:
     """Measured speedups on one unit's terms, with the same weights and the same questions."""
     same = [
         other
@@ -101,7 +101,7 @@ def _kept(run: Run, task: str, pipelined: Sequence[Run]) -> list[Kept]:
         )
     ]
     return [
-        Kept(
+        MeasuredGain(
             other.header["facts"][s["label"]]["exit_after"],
             other.header["facts"][s["label"]]["k"],
             s["speedup_one_unit"],

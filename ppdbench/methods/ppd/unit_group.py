@@ -22,9 +22,9 @@ from ppdbench.errors import UnitError
 from ppdbench.machine.cores import Cores
 from ppdbench.methods.ppd import ranks
 from ppdbench.methods.ppd.alarm import drop_alarm, set_alarm
-from ppdbench.methods.ppd.channel import Channel, GroupLink, Layout, Link, SharedLink
+from ppdbench.methods.ppd.channel import Channel, GroupLink, Link, MessageLayout, SharedLink
+from ppdbench.methods.ppd.config import CompiledRows, PipelineConfig, device_of
 from ppdbench.methods.ppd.direct import own_gpus
-from ppdbench.methods.ppd.plan import Compiled, Plan, device_of
 from ppdbench.methods.ppd.process import Maker, Unit, can_copy
 from ppdbench.methods.ppd.ranks import RankUnit
 
@@ -35,7 +35,7 @@ _KEYS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class UnitSetup:
     """What a process needs to become a unit."""
 
     spec: ModelSpec
@@ -45,16 +45,16 @@ class Order:
     cores: Cores
     rank: int
     link: Link
-    compiled: Compiled
+    compiled: CompiledRows
     held: StagedModel | None = None
     """The model, in a unit that is a copy of the process which loaded it."""
 
 
-class Join:
+class JoinTask:
     """A unit's first task: meet the others. Nobody waits for one that failed to load."""
 
 
-class Crew:
+class UnitGroup:
     """The units besides this process; started anew after a failure.
 
     With `shared`, units of this machine talk through memory, and else through a process group;
@@ -64,20 +64,20 @@ class Crew:
 
     def __init__(
         self,
-        plan: Plan,
+        config: PipelineConfig,
         names: Sequence[str],
         make: Maker,
-        layout: Layout,
+        layout: MessageLayout,
         threads: int,
         cores: Sequence[Cores],
         *,
         shared: bool,
     ) -> None:
-        self._plan, self._names, self._make = plan, names, make
+        self._config, self._names, self._make = config, names, make
         self._threads, self._cores = threads, cores
-        self._direct = own_gpus(plan.target.spec, 1 + len(names))
+        self._direct = own_gpus(config.target.spec, 1 + len(names))
         self._layout, self._shared = layout, shared and ranks.world() == 1 and not self._direct
-        self._copies = self._shared and can_copy(plan.target.staged.device)
+        self._copies = self._shared and can_copy(config.target.staged.device)
         self._units: list[Unit | RankUnit] = []
         self.weight_bytes: list[int] = [facts["weight_bytes"] for facts in self._start()]
 
@@ -91,7 +91,7 @@ class Crew:
             raise
 
     def _meet(self, meeting: str) -> list[dict[str, Any]]:
-        key, device = next(_KEYS), self._plan.target.staged.device
+        key, device = next(_KEYS), self._config.target.staged.device
         meeting = meeting if ranks.world() == 1 else f"ppd-{key}"
         context = torch.multiprocessing.get_context("fork" if self._copies else "spawn")
         links = [self._link(context, meeting, at) for at in self._ranks()]
@@ -99,24 +99,24 @@ class Crew:
             self._units.append(self._begin(context, key, at, name, self._order(at, link)))
         facts = [unit.ready() for unit in self._units]
         for unit in self._units:
-            unit.begin(Join())
+            unit.begin(JoinTask())
         self.wires = self._open(links, device)
         for unit in self._units:
             unit.finish()
         return facts
 
-    def _order(self, at: int, link: Link) -> Order:
-        plan = self._plan
-        return Order(
-            spec=device_of(plan.target.spec, at),
-            exit_after=plan.exit_after,
-            capacity=plan.capacity,
+    def _order(self, at: int, link: Link) -> UnitSetup:
+        config = self._config
+        return UnitSetup(
+            spec=device_of(config.target.spec, at),
+            exit_after=config.exit_after,
+            capacity=config.capacity,
             threads=self._threads,
             cores=self._cores[at - 1],
             rank=at,
             link=link,
-            compiled=plan.compiled(self._threads),
-            held=plan.target.staged if self._copies else None,
+            compiled=config.compiled(self._threads),
+            held=config.target.staged if self._copies else None,
         )
 
     def _ranks(self) -> range:
@@ -126,13 +126,13 @@ class Crew:
         if self._shared:
             return SharedLink.make(context, self._layout)
         world = 1 + len(self._names)
-        patience_s = self._plan.patience_s
+        patience_s = self._config.patience_s
         return GroupLink(meeting, world, at, self._layout, patience_s, self._direct)
 
     def _begin(self, context: Any, key: int, at: int, name: str, order: Any) -> Unit | RankUnit:
         if ranks.world() > 1:
-            return RankUnit.start(name, at, key, self._make, order, self._plan.patience_s)
-        return Unit.start(context, name, self._make, order, self._plan.patience_s)
+            return RankUnit.start(name, at, key, self._make, order, self._config.patience_s)
+        return Unit.start(context, name, self._make, order, self._config.patience_s)
 
     def _open(self, links: Sequence[SharedLink | GroupLink], device: torch.device) -> list[Wires]:
         """This process's ends of all links; the same groups serve all that need some."""

@@ -10,9 +10,9 @@ import pytest
 
 from ppdbench.errors import ConfigError
 from ppdbench.sandbox import folder, room
-from ppdbench.sandbox.held import HELD_BY, unheld
+from ppdbench.sandbox.coverage import HELD_BY, unheld
 from ppdbench.sandbox.outside import LAYERS, execute
-from ppdbench.sandbox.room import Limits
+from ppdbench.sandbox.process import SandboxLimits
 from tests.processes import wait_for
 
 ALL = set(LAYERS)
@@ -103,5 +103,5 @@ def test_many_files_on_a_disk_are_too_much(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(room, "IN_MEMORY", set())
     program = "for n in range(3000): open(str(n), 'w').close()\nwhile True: pass"
     layers = ("limits", "landlock", "seccomp")
-    found = execute(program, limits=Limits(cpu_s=3), layers=layers, unprotected=True)
+    found = execute(program, limits=SandboxLimits(cpu_s=3), layers=layers, unprotected=True)
     assert found.outcome == "too much output"

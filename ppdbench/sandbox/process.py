@@ -26,7 +26,7 @@ MOST_FILES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """What a program may use; a test of HumanEval needs a hundredth of it."""
 
     cpu_s: int = 5  # decides on a loaded machine as on an idle one, which wall time would not
@@ -39,19 +39,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
+class SandboxSettings:
     """The layers that are asked for, and whether to go on where they do not hold everything."""
 
-    limits: Limits
+    limits: SandboxLimits
     layers: tuple[str, ...]
     unprotected: bool
 
 
-class Room:
+class SandboxProcess:
     """A process that does one job behind these walls, with the ends of two wires."""
 
-    def __init__(self, role: str, job: Mapping[str, Any], wires: tuple[int, int], walls: Walls):
-        self.role, self._walls = role, walls
+    def __init__(
+        self, role: str, job: Mapping[str, Any], wires: tuple[int, int], settings: SandboxSettings
+    ):
+        self.role, self._settings = role, settings
         self.said, self.output = bytearray(), bytearray()
         self.folder = Path(mkdtemp(prefix="ppdbench-"))
         self.report, inner = os.pipe()
@@ -70,9 +72,9 @@ class Room:
 
     @cached_property
     def _wrapped(self) -> bool:
-        if "bubblewrap" not in self._walls.layers:
+        if "bubblewrap" not in self._settings.layers:
             return False
-        return bubblewrap.works(self._shown(), self._walls.limits.folder_bytes)
+        return bubblewrap.works(self._shown(), self._settings.limits.folder_bytes)
 
     @staticmethod
     def _shown() -> frozenset[Path]:
@@ -80,14 +82,14 @@ class Room:
 
     def _asked(self) -> dict[str, Any]:
         """What goes with every job."""
-        layers = list(self._walls.layers)
+        layers = list(self._settings.layers)
         if self._wrapped:
             layers = [name for name in layers if name not in ("namespaces", "own root")]
         return {
-            "limits": asdict(self._walls.limits),
+            "limits": asdict(self._settings.limits),
             "layers": layers,
             "held": ["bubblewrap"] if self._wrapped else [],
-            "unprotected": self._walls.unprotected,
+            "unprotected": self._settings.unprotected,
         }
 
     def _started(self, inner: int, wires: tuple[int, int]) -> subprocess.Popen[bytes]:
@@ -96,7 +98,7 @@ class Room:
         words = [sys.executable, "-s", "-B", "-m", "ppdbench.sandbox.inside", self.role]
         words += map(str, fds)
         if self._wrapped:
-            size = self._walls.limits.folder_bytes
+            size = self._settings.limits.folder_bytes
             words = bubblewrap.wrapped(words, self._shown(), self.folder, size)
         return subprocess.Popen(
             words,
@@ -153,7 +155,7 @@ class Room:
 
     def overfull(self) -> bool:
         """Whether it has written more than it may, wherever that can be seen from here."""
-        limits = self._walls.limits
+        limits = self._settings.limits
         if len(self.output) > limits.output_bytes:
             return True
         on_disk = IN_MEMORY.isdisjoint(self.held)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ppdbench.errors import UnitError
-from ppdbench.methods.ppd.crew import Crew
+from ppdbench.methods.ppd.unit_group import UnitGroup
 
 
 class Unit:
@@ -23,8 +23,8 @@ class Unit:
             raise UnitError("unit 1 was killed by SIGKILL")
 
 
-def crew(*units: Any) -> Crew:
-    made = object.__new__(Crew)
+def unit_group(*units: Any) -> UnitGroup:
+    made = object.__new__(UnitGroup)
     made._units, made._direct = list(units), False
     return made
 
@@ -32,11 +32,11 @@ def crew(*units: Any) -> Crew:
 def test_a_unit_that_is_killed_before_all_have_met_ends_the_wait_at_once() -> None:
     began = time.monotonic()
     with pytest.raises(UnitError, match="killed by SIGKILL"):
-        crew(Unit(100), Unit(1))._watched(lambda: time.sleep(60))
+        unit_group(Unit(100), Unit(1))._watched(lambda: time.sleep(60))
     assert time.monotonic() - began < 20
 
 
 def test_what_the_call_gives_or_raises_comes_through() -> None:
-    assert crew(Unit(100))._watched(lambda: 7) == 7
+    assert unit_group(Unit(100))._watched(lambda: 7) == 7
     with pytest.raises(ValueError, match="no group"):
-        crew(Unit(100))._watched(lambda: (_ for _ in ()).throw(ValueError("no group")))
+        unit_group(Unit(100))._watched(lambda: (_ for _ in ()).throw(ValueError("no group")))

@@ -12,15 +12,15 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from ppdbench.probe.drafts import Ranks
+from ppdbench.probe.drafts import GuessRanks
 from ppdbench.runs.workload import Item
 from ppdbench.trees.calibration import Accuracies
-from ppdbench.trees.dynamic import DynamicTree, State, amortized_tokens, search
+from ppdbench.trees.dynamic import DynamicTree, TreeState, amortized_tokens, search
 from ppdbench.trees.expected import basis, expected, in_states, played
-from ppdbench.trees.record import Output
+from ppdbench.trees.record import RankedOutput
+from ppdbench.trees.replay import replay
 from ppdbench.trees.static import expected_tokens, grow
 from ppdbench.trees.tree import Node, Tree
-from ppdbench.trees.walk import walk
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, decode
 from tests.helpers import staged, tokens
 from tests.methods.hidden_transfer.test_strategy import transferring
@@ -30,14 +30,14 @@ from tests.trees.made import drawn, outputs
 
 SMALL = Tree(((0,), (1,), (0, 0)))
 # Place by place: ways (0, 0), (0,), (), (1, 2), (1,), ().
-TEXT = Output("squad", ("00.11.", "0..2."))
+TEXT = RankedOutput("squad", ("00.11.", "0..2."))
 
 # By hand
 
 
 def test_a_step_goes_on_behind_the_last_node_accepted_and_its_own_token() -> None:
     # (0, 0) and its own token: three of six tokens. At place 3 (1,) and its own, at 5 the last.
-    found = walk(SMALL, [TEXT])
+    found = replay(SMALL, [TEXT])
     assert (found.tokens, found.steps) == ((6,), (3,))
     assert found.kept == ({(0, 0): 1, (1,): 1, (): 1},)
     assert found.tokens_per_step.value == 2
@@ -45,29 +45,29 @@ def test_a_step_goes_on_behind_the_last_node_accepted_and_its_own_token() -> Non
 
 
 def test_no_guess_is_accepted_in_the_place_of_the_last_token() -> None:
-    assert walk(Tree(((0,),)), [Output("a", ("0",))]).steps == (1,)
-    assert walk(Tree(((0,),)), [Output("a", ("000",))]).steps == (2,)
+    assert replay(Tree(((0,),)), [RankedOutput("a", ("0",))]).steps == (1,)
+    assert replay(Tree(((0,),)), [RankedOutput("a", ("000",))]).steps == (2,)
 
 
 def test_steps_without_guesses_come_first() -> None:
     # Place 0 is passed unguided; then (0,) at 1, (1,) at 3, nothing at 5.
-    assert walk(SMALL, [TEXT], unguided=1).steps == (4,)
-    assert walk(SMALL, [Output("a", ("0",))], unguided=1).steps == (1,)
+    assert replay(SMALL, [TEXT], unguided=1).steps == (4,)
+    assert replay(SMALL, [RankedOutput("a", ("0",))], unguided=1).steps == (1,)
 
 
 def test_states_follow_the_prompt_tokens_of_the_last_node() -> None:
-    tree = DynamicTree((State(Tree(((1,),)), (2, 1)), State(SMALL, (1, 1, 1, 1))))
-    found = walk(tree, [TEXT])
+    tree = DynamicTree((TreeState(Tree(((1,),)), (2, 1)), TreeState(SMALL, (1, 1, 1, 1))))
+    found = replay(tree, [TEXT])
     # All of (0, 0) in state 2, then (1,) in state 1, to which it leads again.
     assert found.kept == ({(1,): 1, (): 1}, {(0, 0): 1})
     assert (found.share(0), found.share(1)) == (2 / 3, 1 / 3)
-    never = DynamicTree((State(Tree(((1,),)), (2, 2)), State(SMALL, (2, 2, 2, 2))))
-    idle = walk(never, [TEXT])
+    never = DynamicTree((TreeState(Tree(((1,),)), (2, 2)), TreeState(SMALL, (2, 2, 2, 2))))
+    idle = replay(never, [TEXT])
     assert (idle.share(0), idle.reached(0, Tree(((1,),)))) == (0, (0, 0))
 
 
 def test_a_tree_that_guesses_nothing_right_takes_a_step_for_each_token() -> None:
-    assert walk(Tree(((31,),)), [TEXT, TEXT]).steps == (6, 6)
+    assert replay(Tree(((31,),)), [TEXT, TEXT]).steps == (6, 6)
 
 
 # Against the loop
@@ -77,9 +77,9 @@ WIDE = Tree(((0,), *((n,) for n in range(1, 13)), (0, 0), (0, 3), (1, 0), (0, 0,
 MANY = Tree((*WIDE.paths, *((n, m) for n in range(2, 9) for m in range(3))))
 STATES = DynamicTree(
     (
-        State(WIDE.within(1), tuple(1 + n % 3 for n in range(1 + len(WIDE.within(1))))),
-        State(WIDE.within(2), tuple(1 + n % 3 for n in range(1 + len(WIDE.within(2))))),
-        State(WIDE, tuple(1 + n % 3 for n in range(1 + len(WIDE)))),
+        TreeState(WIDE.within(1), tuple(1 + n % 3 for n in range(1 + len(WIDE.within(1))))),
+        TreeState(WIDE.within(2), tuple(1 + n % 3 for n in range(1 + len(WIDE.within(2))))),
+        TreeState(WIDE, tuple(1 + n % 3 for n in range(1 + len(WIDE)))),
     )
 )
 
@@ -97,15 +97,15 @@ def prompt_tokens(model: StagedModel, folder: Path) -> tuple[Decoder, Tree | Dyn
     return prompted(model, STATES), STATES
 
 
-def calibrated(decoder: Decoder, model: StagedModel, limits: Limits) -> list[Output]:
+def calibrated(decoder: Decoder, model: StagedModel, limits: Limits) -> list[RankedOutput]:
     """The ranks of a method's guesses on greedy outputs, as the probe has them."""
-    ranks, made = Ranks("some", decoder), []
+    ranks, made = GuessRanks("some", decoder), []
     for prompt in PROMPTS:
         session = Session(model, CAPACITY, spare=decoder.rows)
         output = autoregressive(session, prompt, limits, CLOCK).output_ids
         item = Item(None, None, prompt, 0, limits.max_new_tokens)  # type: ignore[arg-type]
         found = ranks(session, item, output)["ranks"]
-        made.append(Output.of("some", list(found.values())))
+        made.append(RankedOutput.of("some", list(found.values())))
     return made
 
 
@@ -120,7 +120,7 @@ def test_decoding_takes_the_steps_that_were_played(
     decoder, tree = make(model, tmp_path)
     some = decode(decoder, Case("own", PROMPTS[0], Limits(30)), model).output_ids
     limits = Limits(30, frozenset(some[9:10]) if end == "eos" else frozenset())
-    found = walk(tree, calibrated(decoder, model, limits), int(make is prompt_tokens))
+    found = replay(tree, calibrated(decoder, model, limits), int(make is prompt_tokens))
     results = [decode(decoder, Case("own", prompt, limits), model) for prompt in PROMPTS]
     assert found.tokens == tuple(len(each.output_ids) - 1 for each in results)
     assert found.steps == tuple(len(each.accepted) for each in results)
@@ -134,7 +134,7 @@ def test_decoding_takes_the_steps_that_were_played(
 def test_expectations_are_those_of_the_outputs_with_an_interval(method: str) -> None:
     known = Accuracies.counted(method, outputs(0))
     tree = grow(known, 8)
-    walked = walk(tree, known.outputs, known.unguided)
+    walked = replay(tree, known.outputs, known.unguided)
     found = expected(tree, known)
     assert found.value == sum(walked.tokens) / sum(walked.steps)
     assert found.low is not None
@@ -183,7 +183,7 @@ def test_what_an_expectation_rests_on_is_said() -> None:
     assert "eagle makes others" in basis(Accuracies.counted("eagle:depth=3", outputs(0)))
 
 
-def naive(tree: Tree, output: Output) -> int:
+def naive(tree: Tree, output: RankedOutput) -> int:
     """Steps, by trying all nodes at every place."""
     place = steps = 0
     while place < output.tokens:
@@ -203,4 +203,4 @@ def naive(tree: Tree, output: Output) -> int:
 def test_walks_are_those_of_trying_every_node(seed: int) -> None:
     made = outputs(seed)
     tree = grow(drawn(seed, distances=3), 20)
-    assert walk(tree, made).steps == tuple(naive(tree, output) for output in made)
+    assert replay(tree, made).steps == tuple(naive(tree, output) for output in made)

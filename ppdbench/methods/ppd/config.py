@@ -16,7 +16,7 @@ from ppdbench.methods.ppd.units import EarlyHead, own_head
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledRows:
     """The numbers of rows whose passes are compiled; whether wider ones read packed weights."""
 
     counts: tuple[int, ...]
@@ -24,7 +24,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PipelineConfig:
     """What every form is told."""
 
     target: Loaded
@@ -50,10 +50,10 @@ class Plan:
         """How candidates are read out."""
         return own_head if self.head is None else partial(_trained, self.target, self.head)
 
-    def compiled(self, threads: int) -> Compiled:
+    def compiled(self, threads: int) -> CompiledRows:
         """What is compiled for units of so many threads."""
         staged = self.target.staged
-        return Compiled(staged.compiled.counts_for(threads), copied_bytes(staged.model) > 0)
+        return CompiledRows(staged.compiled.counts_for(threads), copied_bytes(staged.model) > 0)
 
 
 def _trained(loaded: Loaded, head: ExitHead, session: Session, hidden: Tensor) -> Tensor:

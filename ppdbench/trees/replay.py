@@ -17,7 +17,7 @@ from functools import cached_property
 
 from ppdbench.stats import Ratio, ratio_of_totals
 from ppdbench.trees.dynamic import DynamicTree
-from ppdbench.trees.record import Output
+from ppdbench.trees.record import RankedOutput
 from ppdbench.trees.tree import Node, Tree
 
 # The nodes of a tree, the newest token included, and the state that decoding is in behind each.
@@ -25,7 +25,7 @@ Moves = dict[Node, int]
 
 
 @dataclass(frozen=True)
-class Walk:
+class Replay:
     """What decoding came by: `tokens` and `steps` of each output, the first token not counted.
 
     `kept` has, for each state of the tree, how often each of its nodes was the last one
@@ -54,12 +54,12 @@ class Walk:
         return tuple(passed[node] / max(1, ends.total()) for node in ((), *tree.paths))
 
 
-def walk(tree: Tree | DynamicTree, outputs: Sequence[Output], unguided: int = 0) -> Walk:
+def replay(tree: Tree | DynamicTree, outputs: Sequence[RankedOutput], unguided: int = 0) -> Replay:
     """Decode outputs with a tree; the first `unguided` steps of each have no guesses yet."""
     states = _states(tree)
     kept: list[Counter[Node]] = [Counter() for _ in states]
     steps = tuple(_follow(output.paths, states, kept, unguided) for output in outputs)
-    return Walk(tuple(output.tokens for output in outputs), steps, tuple(kept))
+    return Replay(tuple(output.tokens for output in outputs), steps, tuple(kept))
 
 
 def _states(tree: Tree | DynamicTree) -> list[Moves]:

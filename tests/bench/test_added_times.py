@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ppdbench.bench.added_times import closes
 from ppdbench.bench.claims import claim, over_greedy
-from ppdbench.bench.closure import closes
 from ppdbench.bench.sums import SampleSums, sums_of
 
 
