@@ -97,7 +97,7 @@ def _children(
 
 @dataclass(slots=True)
 class _Watch:
-    """What is known while both rooms are at work."""
+    """What is known while both processes are at work."""
 
     candidate: SandboxProcess
     tests: SandboxProcess
@@ -116,7 +116,7 @@ class _Watch:
         return bool(self.candidate.told("cpu_s")) or time.monotonic() >= self.deadline
 
     def stopped(self) -> ProgramOutcome | None:
-        """The limit that is reached. The program's own clock starts when both rooms are closed."""
+        """The limit that is reached. The program's own clock starts when both processes are locked in."""
         if not self.began and self.candidate.began and self.tests.began:
             self.began, self.deadline = True, time.monotonic() + self.limits.wall_s
         if self.candidate.overfull() or self.tests.overfull():
@@ -165,7 +165,7 @@ def _judged(
     for child in children:
         if not child.began:
             raise ConfigError(
-                f"the sandbox for generated code does not start here ({room.last_line()}); "
+                f"the sandbox for generated code does not start here ({child.last_line()}); "
                 "leave --allow-code-execution out"
             )
     if stopped is not None:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from ppdbench.errors import ConfigError
-from ppdbench.sandbox import folder, room
+from ppdbench.sandbox import folder, process
 from ppdbench.sandbox.coverage import HELD_BY, unheld
 from ppdbench.sandbox.outside import LAYERS, execute
 from ppdbench.sandbox.process import SandboxLimits
@@ -100,7 +100,7 @@ def test_a_folder_is_full_by_its_blocks_and_by_its_entries(tmp_path: Path) -> No
 
 
 def test_many_files_on_a_disk_are_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "IN_MEMORY", set())
+    monkeypatch.setattr(process, "IN_MEMORY", set())
     program = "for n in range(3000): open(str(n), 'w').close()\nwhile True: pass"
     layers = ("limits", "landlock", "seccomp")
     found = execute(program, limits=SandboxLimits(cpu_s=3), layers=layers, unprotected=True)
