@@ -108,6 +108,15 @@ def chosen_targets(kinds: Sequence[str], options: dict[str, Any]) -> tuple[Targe
     return tuple(Target(kind=kind, **drawing) for kind in kinds)
 
 
+def what_is_decoded(options: dict[str, Any]) -> dict[str, Any]:
+    """The model, tasks, data and target of a run that decodes, taken out of `options`."""
+    kind = options.pop("target")
+    (target,) = chosen_targets(["greedy" if kind is None else kind], options)
+    data = chosen_data(options.pop("data"), options["model"])
+    tasks = options.pop("tasks") or ("gsm8k",)
+    return {"target": target, "data": data, "tasks": tasks, "model": model_spec(options)}
+
+
 def numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...]:
     """`1,3,5` to numbers, each once, smallest first, unless they are to stay as given."""
     from ppdbench.errors import ConfigError

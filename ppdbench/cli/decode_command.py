@@ -11,18 +11,16 @@ from ppdbench.cli import completion
 from ppdbench.cli.common import (
     check_exports,
     check_pictures,
-    chosen_data,
-    chosen_targets,
     closing_notes,
     compilation_note,
     left_over,
-    model_spec,
     notice,
     our_shard,
     run_folder,
     show_examples,
     told_elsewhere,
     warn,
+    what_is_decoded,
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
@@ -31,6 +29,7 @@ from ppdbench.cli.options import (
     model_options,
     quality_options,
     run_options,
+    settings_option,
     show_option,
     speed_options,
     task_options,
@@ -64,14 +63,7 @@ if TYPE_CHECKING:
 )
 @tasks_option
 @show_option
-@click.option(
-    "--set",
-    "pairs",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=completion.settings,
-    help="An option of the method.",
-)
+@settings_option("An option of the method.")
 @click.option("--timeline", metavar="FILE", help="Picture of what each unit of ppd did when.")
 @decoding_options
 @speed_options
@@ -146,15 +138,10 @@ def _decode(
         _pin(choices, shard)
     exports, answers, show = (options.pop(name) for name in ("exports", "answers", "show"))
     check_exports(exports)
-    asked_target = options.pop("target")
-    (target,) = chosen_targets(["greedy" if asked_target is None else asked_target], options)
-    data = chosen_data(options.pop("data"), asked)
-    tasks = options.pop("tasks") or ("gsm8k",)
+    decoded = what_is_decoded(options)
     if answers is not None:
-        check_answers(answers, tasks)
-    config = DecodeConfig(
-        model=model_spec(options), tasks=tasks, data=data, methods=choices, target=target, **options
-    )
+        check_answers(answers, decoded["tasks"])
+    config = DecodeConfig(methods=choices, **decoded, **options)
     what = choices[0].name if kind == "decode" else f"{len(choices)}-methods"
     folder = run_folder(out, resume, kind, what, "+".join(config.tasks), config.model.name)
     with progress() as report:

@@ -117,6 +117,19 @@ show_option = click.option(
     help="Print prompt and output of the first N examples of each task.",
 )
 
+
+def settings_option(help: str) -> Callable[[F], F]:
+    """Options of a method, one at a time."""
+    return click.option(
+        "--set",
+        "pairs",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=completion.settings,
+        help=help,
+    )
+
+
 decoding_options = stack(
     click.option("--target", help="How tokens are picked: greedy (default), top-k, top-p."),
     drawing_options,

@@ -12,11 +12,8 @@ from ppdbench.cli import completion
 from ppdbench.cli.common import (
     check_exports,
     check_pictures,
-    chosen_data,
-    chosen_targets,
     closing_notes,
     left_over,
-    model_spec,
     notice,
     our_shard,
     reading_notes,
@@ -24,6 +21,7 @@ from ppdbench.cli.common import (
     say,
     told_elsewhere,
     warn,
+    what_is_decoded,
 )
 from ppdbench.cli.decode_command import verdict
 from ppdbench.cli.help import Command
@@ -33,6 +31,7 @@ from ppdbench.cli.options import (
     format_option,
     model_options,
     run_options,
+    settings_option,
     task_options,
     tasks_option,
 )
@@ -64,14 +63,7 @@ SHOWS = {"show", "form", "plot", "exports"}
     metavar="KEY=VALUE,...",
     help="An option and the values to try; may be repeated, every combination is a cell.",
 )
-@click.option(
-    "--set",
-    "pairs",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=completion.settings,
-    help="The same in all cells.",
-)
+@settings_option("The same in all cells.")
 @click.option(
     "--search",
     type=click.Choice(SEARCHES),
@@ -145,7 +137,6 @@ def _run(
     grid: tuple[str, ...],
     pairs: tuple[str, ...],
     search: str,
-    tasks: tuple[str, ...],
     out: str | None,
     resume: bool,
     **options: Any,
@@ -163,19 +154,8 @@ def _run(
     quiet()
     shard = our_shard(options, out, resume)
     set_threads(options["threads"], shard.on_machine)
-    kind = options.pop("target")
-    (target,) = chosen_targets(["greedy" if kind is None else kind], options)
-    data = chosen_data(options.pop("data"), options["model"])
-    config = SweepConfig(
-        model=model_spec(options),
-        tasks=tasks or ("gsm8k",),
-        data=data,
-        target=target,
-        methods=choices(space),
-        space=space,
-        search=search,
-        **options,
-    )
+    decoded = what_is_decoded(options)
+    config = SweepConfig(methods=choices(space), space=space, search=search, **decoded, **options)
     folder = run_folder(out, resume, "sweep", method, "+".join(config.tasks), config.model.name)
     with progress() as report:
         return run_sweep(config, folder, resume=resume, report=report, shard=shard, warn=warn)
