@@ -37,8 +37,13 @@ class Forked:
         self.process.start()
 
     def _main(self) -> None:
+        import torch
+
         from ppdbench.cli.main import run
 
+        # A pool of threads does not survive a fork. The first call makes a new one, and threads
+        # that load weights side by side would otherwise all be the first.
+        torch.set_num_threads(torch.get_num_threads())
         os.environ["HF_HUB_OFFLINE"] = "1"
         code = 99
         with self.out.open("w") as sys.stdout, self.err.open("w") as sys.stderr:

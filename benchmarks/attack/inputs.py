@@ -211,9 +211,9 @@ def files() -> Iterator[BadInput]:
             )
             yield BadInput(words, (f"{name}.yaml",))
     for name in DATA:
-        yield BadInput(
-            ("probe", *COMMANDS["probe"], "--data", f"{FILES}{name}.jsonl"), (name, "squad")
-        )
+        # The first two rows are read: with one alone, what is wrong with the second is nobody's.
+        words = ("probe", *COMMANDS["probe"], "--limit", "2", "--data", f"{FILES}{name}.jsonl")
+        yield BadInput(words, (name, "squad"))
     for name in MODELS:
         for command in ("decode", "train heads", "env", "datastore"):
             if command == "datastore" and name in ("no-weights", "torn-weights", "bad-header"):

@@ -82,6 +82,7 @@ def command(
     ppdbench table ppd/2 --out ./tables --format markdown
     ppdbench table ppd/3 results/split results/replicated
     """
+    from ppdbench.files.paths import check_folder
     from ppdbench.tables import TABLES
 
     table = TABLES.get(name)
@@ -90,6 +91,7 @@ def command(
     if plot is not None:
         table.check_picture()
     _check_asked(ctx, runs, running)
+    check_folder("--out", out)
     if running:
         _run_missing(table, Path(out), options)
     stored = _stored(table, runs, Path(out))
@@ -166,7 +168,7 @@ def _stored(table: PaperTable, runs: Sequence[str], folder: Path) -> list[Stored
         raise ConfigError(f"table {table.name} needs no run; leave {' '.join(runs)} out")
     stored = [read_whole(path) for path in runs] or stored_runs(table.recipe, folder)
     if table.recipe and not stored:
-        raise ConfigError(f"table {table.name} needs a run: {table.needs}")
+        raise ConfigError(f"table {table.name} needs a run: {table.needs}; none lies in {folder}")
     for step in [] if runs else missing(table.recipe, folder):
         notice(f"note: not run yet: {step.name}; add --run, or: ppdbench {step.command}")
     reading_notes(stored)

@@ -74,7 +74,7 @@ def command(figures: bool, plot: str | None, form: str, **options: Any) -> None:
     _check_combination(options, figures)
     if options["k"] is not None:
         options["k"] = numbers("-k", options["k"])
-    if plot:
+    if plot is not None:
         _check_plot(plot)
     answer = TheoryOutput()
     if options["run"]:
@@ -83,7 +83,7 @@ def command(figures: bool, plot: str | None, form: str, **options: Any) -> None:
         _from_numbers(answer, options)
     if figures:
         _add_figures(answer, form)
-    if plot:
+    if plot is not None:
         _draw(answer, plot)
     emit(answer.sheets, answer.json, form)
 

@@ -19,6 +19,16 @@ def check_path(path: str | Path, suffixes: Iterable[str], what: str) -> Path:
     return check_writable(path)
 
 
+def check_folder(option: str, name: str) -> Path:
+    """Refuse a name that can be no folder, there or not."""
+    if not name.strip():
+        raise ConfigError(f"{option} is empty; give a folder")
+    path = Path(name).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{option} {name} is a file; give a folder")
+    return path
+
+
 def check_writable(path: str | Path) -> Path:
     """Refuse a file that could not be written, whatever its suffix."""
     path = Path(path)

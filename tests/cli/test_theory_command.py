@@ -202,6 +202,10 @@ def test_torn_runs_are_used_and_reported(
         ("--run RUN --task nope", "this run has squad, cnn_dailymail"),
         ("--run RUN --exit-after 1", "less than half of 4 layers"),
         ("--run nowhere", "no run folder"),
+        (
+            "--layers 40 --exit-after 20 --k 3 --p 0.5 --plot=",
+            "the name of a picture file is empty",
+        ),
         ("--figures --plot a.gif", "use .png, .svg, .pdf"),
         ("--figures --plot /dev/null/a.png", "not a writable folder"),
     ],

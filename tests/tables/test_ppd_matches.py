@@ -220,6 +220,9 @@ def test_failed_examples_are_left_out_reported_and_told_by_the_exit_code(
     ("arguments", "words"),
     [
         (["ppd/2"], "needs a run: ppdbench table ppd/2 --run, which is: ppdbench probe"),
+        (["ppd/2", "--out", "nowhere"], "none lies in nowhere"),
+        (["ppd/2", "--out="], "--out is empty"),
+        (["ppd/2", "--out", __file__], "test_ppd_matches.py is a file"),
         (["ppd/2", "a", "--run"], "not both"),
         (["ppd/2", "a", "--limit", "3"], "--limit goes with --run"),
         (["ppd/2", "a", "--out", "b"], "give the runs to show, or --out"),

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -214,10 +215,10 @@ def build(
     """Tokenize a text, order its suffixes and write both to `folder`, the header last."""
     if depth < 1:
         raise ConfigError(f"--depth {depth}: use 1 or more")
-    _claim(folder)
-    report("tokenizing", 0, None)
-    tokens = tokenized(text, tokenizer, vocab_size, folder / TOKENS)
-    _check_tokens(tokens, vocab_size)
+    with _claimed(folder):
+        report("tokenizing", 0, None)
+        tokens = tokenized(text, tokenizer, vocab_size, folder / TOKENS)
+        _check_tokens(tokens, vocab_size)
     suffixes = suffix_array(tokens, depth, report)
     header = DatastoreHeader(
         tokenizer=vocabulary_hash(tokenizer),
@@ -239,13 +240,21 @@ def build(
     return Datastore(header, tokens, suffixes)
 
 
-def _claim(folder: Path) -> None:
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """The folder for a datastore; where nothing could be written to it, it is not left behind."""
     try:
         if (folder / HEADER).exists():
             raise ConfigError(f"{folder} holds a datastore already; give --out another folder")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot write to {folder}: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # what it holds already is the user's, or serves the next try
+            folder.rmdir()
+        raise
 
 
 def _check_tokens(tokens: Ids, vocab_size: int) -> None:

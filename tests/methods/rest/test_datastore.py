@@ -274,6 +274,7 @@ def test_a_text_without_words_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(" \n\n \n")
     with pytest.raises(DataError, match="holds no words"):
         build(TextSpec(sources=(str(tmp_path / "text.txt"),)), Numbers(), 96, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
