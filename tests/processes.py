@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ppdbench.cli.main import run
 from ppdbench.runs.store import RunFolder
 
@@ -34,6 +36,8 @@ class Started:
         if ranks > 1:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # A pool of threads does not survive a fork; the first call makes a new one.
+        torch.set_num_threads(torch.get_num_threads())
         with self.out.open("w") as sys.stdout, self.err.open("w") as sys.stderr:
             code = run(words)
         os._exit(code)
