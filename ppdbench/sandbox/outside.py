@@ -116,7 +116,7 @@ class _Watch:
         return bool(self.candidate.told("cpu_s")) or time.monotonic() >= self.deadline
 
     def stopped(self) -> ProgramOutcome | None:
-        """The limit that is reached. The program's own clock starts when both processes are locked in."""
+        """The limit that is reached; the program's clock starts once both are locked in."""
         if not self.began and self.candidate.began and self.tests.began:
             self.began, self.deadline = True, time.monotonic() + self.limits.wall_s
         if self.candidate.overfull() or self.tests.overfull():
