@@ -158,11 +158,12 @@ def test_the_lines_that_switch_completion_on_do_so() -> None:
 
 
 def test_every_paper_is_named_with_its_link() -> None:
-    works = {work.link for works in papers.BEHIND.values() for work in works}
-    for page in (README, DOCS / "methods.md"):
-        text = page.read_text("utf-8")
-        assert {link for link in works if f"]({link})" not in text} == set()
+    works = [work for works in papers.BEHIND.values() for work in works]
+    readme, methods = (p.read_text("utf-8") for p in (README, DOCS / "methods.md"))
     tables = " ".join((DOCS / "tables.md").read_text("utf-8").split())
+    assert {work.link for work in works if f"]({work.link})" not in readme} == set()
+    for work in works:
+        assert f"[{work.title}]({work.link})" in methods
     for work in papers.TABLED.values():
         assert f"[{work.title}]({work.link})" in tables
 
