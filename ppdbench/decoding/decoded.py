@@ -27,7 +27,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Pipelined:
-    """How Predictive Pipelined Decoding came about.
+    """The record of how Predictive Pipelined Decoding made an output.
 
     `matches` says of each output token whether it was among its candidates. Events are who did
     what for which of the first tokens, from when to when, in ms since the output began.

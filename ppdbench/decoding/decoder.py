@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a strategy is made ready for: the model, the longest sequence, the run's seed."""
+    """The setting a strategy prepares for: the model, the longest sequence, the run's seed."""
 
     target: Loaded
     capacity: int
@@ -122,11 +122,11 @@ class Proposer(Decoder):
         """A new sequence, its prompt run and its first token chosen: forget all others."""
 
     def propose(self, session: Session, room: int) -> Draft:
-        """What may follow `session.tokens`; tokens deeper than `room` cannot be committed."""
+        """Return tokens that may follow `session.tokens`; none deeper than `room` is committed."""
         raise NotImplementedError
 
     def learn(self, session: Session, verified: Verified) -> None:
-        """What became of a draft; `session.tokens` already holds what was committed.
+        """Take note of what became of a draft; `session.tokens` already holds what was committed.
 
         The draft may be shorter than what was proposed, and empty at the end of an output.
         """

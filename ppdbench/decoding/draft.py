@@ -1,4 +1,4 @@
-"""What a strategy proposes: tokens that may follow the newest one, as a chain or a tree.
+"""Drafts: the tokens a strategy proposes to follow the newest one, as a chain or a tree.
 
 What depends on the shape of a draft alone is worked out once per shape: strategies propose
 the same tree again and again.
@@ -115,17 +115,17 @@ class Draft:
 
     @property
     def proposed(self) -> int:
-        """How many tokens may be accepted."""
+        """The number of tokens that may be accepted."""
         return len(self.tokens) - self.riders
 
     @property
     def rows(self) -> int:
-        """How many rows its pass has in the end: the newest token, nodes, inserted rows."""
+        """The number of rows its pass has in the end: the newest token, nodes, inserted rows."""
         return 1 + len(self.tokens) + sum(map(len, self.insertions))
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """How many tokens after the newest one each node stands, from 1."""
+        """The distance of each node from the newest token, from 1."""
         if self.parents is None:
             return tuple(range(1, len(self.tokens) + 1))
         return _depths(self.parents)

@@ -1,4 +1,4 @@
-"""Whether an output is exactly what greedy decoding gives, and if not, whether rounding did it.
+"""Identity: is an output exactly what greedy decoding gives, and if not, was it rounding?
 
 A pass over several rows may round differently from a pass over one, and then two tokens that
 are as good as equally likely may change places. That is a tie, and it takes more than our own
@@ -60,7 +60,7 @@ def first_difference(ours: Sequence[int], greedy: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """How to find out why two outputs differ; asked only where they do.
+    """Ways to find out why two outputs differ; asked only where they do.
 
     `one_row` gives the logits that chose greedy's token at a position, `as_run` those that chose
     the method's. `noise` is what is known already of the stock model's rounding.
@@ -123,7 +123,7 @@ def judge(
 def _against(
     stock: Tensor, single: Tensor, several: Tensor, pair: tuple[int, int], bound: float
 ) -> str | None:
-    """What speaks against a tie, if anything does."""
+    """Return the reason why this is no tie, or None if there is none."""
     margin = _gap(stock, pair)
     if abs(margin) > bound:
         return "the stock model prefers one of the two by more than rounding"

@@ -1,4 +1,4 @@
-"""When an output ends: end-of-sequence ids, stop strings, a number of tokens."""
+"""Limits: an output ends at end-of-sequence ids, stop strings or a number of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAIL_MARGIN = 8
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What ends a sequence. Stop strings need the tokenizer to read what was written."""
+    """The limits of a sequence. Stop strings need the tokenizer to read what was written."""
 
     max_new_tokens: int
     eos_ids: frozenset[int] = frozenset()
@@ -24,7 +24,7 @@ class Limits:
     tokenizer: Any = None
 
     def finish(self, output: Sequence[int]) -> Finish | None:
-        """Why `output` ends with its newest token, or None if it goes on."""
+        """Say why `output` ends with its newest token; None if it goes on."""
         if output[-1] in self.eos_ids:
             return "eos"
         if self.stop and self._stopped(output):
@@ -41,7 +41,7 @@ class Limits:
 
 
 class Letters:
-    """Which characters of stop strings each token has, so that few outputs have to be read.
+    """The characters of stop strings that each token has, so that few outputs have to be read.
 
     Behind a pass reading a few tokens takes longer than all else that is done for them. A stop
     string stands in a text only if each of its characters is in some token of it. Spaces do not
@@ -56,7 +56,7 @@ class Letters:
         self._of: dict[int, int] = {}
 
     def may_spell(self, tokens: Sequence[int]) -> bool:
-        """Whether tokens have all characters of some stop string."""
+        """True if tokens have all characters of some stop string."""
         found = 0
         for token in tokens:
             if token not in self._of:
@@ -78,7 +78,7 @@ _letters = lru_cache(maxsize=64)(Letters)
 
 
 def visible_text(tokenizer: Any, output: Sequence[int], limits: Limits) -> str:
-    """What a reader sees of an output: no special tokens, cut before the first stop string."""
+    """Return an output as a reader sees it: no special tokens, cut before the first stop string."""
     text: str = tokenizer.decode(list(output), skip_special_tokens=True)
     ends = [at for s in limits.stop if (at := text.find(s)) >= 0]
     return text[: min(ends)] if ends else text

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """What a strategy learns of a new sequence besides its tokens.
+    """The prefill's results: all that a strategy learns of a new sequence besides its tokens.
 
     `taps` holds what the layers that it asked for gave over the prompt: [1, n, hidden].
     """
@@ -42,7 +42,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a pass over a draft found, for the strategy to learn from.
+    """The results of a pass over a draft, for the strategy to learn from.
 
     `predictions` holds the model's most likely token after the newest token, then after each
     node of the draft. `rows` [1, row, hidden] is what the last layer gave for all rows of the
@@ -58,7 +58,7 @@ class Verified:
 
     @property
     def hidden(self) -> Tensor:
-        """What the last layer gave for the newest token and each node: [1, 1 + n, hidden]."""
+        """The last layer's output for the newest token and each node: [1, 1 + n, hidden]."""
         return self.draft.of_tokens(self.rows)
 
     @property

@@ -77,7 +77,7 @@ def _rooted(parents: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def new_rows(insertion: Insertion, hidden: Tensor) -> Tensor:
-    """What an insertion makes of the rows so far, [1, new, hidden]."""
+    """Return the rows that an insertion adds to those so far, [1, new, hidden]."""
     new = insertion.states(hidden)
     wanted = (1, len(insertion), hidden.shape[-1])
     if tuple(new.shape) != wanted or new.dtype != hidden.dtype:

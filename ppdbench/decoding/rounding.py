@@ -1,4 +1,4 @@
-"""How far apart two logits may be moved by rounding alone, and where that figure comes from.
+"""The bound on rounding: how far apart rounding alone may move two logits, and its origin.
 
 Two parts: what writing down a logit in the run's type may cost, and what the stock model's own
 passes of one row and of many rows lose on the way there. Neither depends on anything of ours.
@@ -43,7 +43,7 @@ class Bound:
         return min(SLACK * self.noise + self.written, self.most)
 
     def origin(self) -> dict[str, Any]:
-        """Where it comes from, as runs store it."""
+        """Return the bound's origin as runs store it."""
         capped = self.most < SLACK * self.noise + self.written
         return {
             "stock_noise": self.noise,

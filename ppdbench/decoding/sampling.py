@@ -17,7 +17,7 @@ COLDEST = 1e-6  # below it logits overflow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """How the final layer's token is picked."""
+    """The way to pick the final layer's token."""
 
     kind: str = "greedy"
     top_k: int = 3
@@ -38,7 +38,7 @@ class Target:
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is drawn."""
+        """True if nothing is drawn."""
         return self.kind == "greedy"
 
     def choose(self, logits: Tensor, generators: list[torch.Generator]) -> Tensor:

@@ -24,7 +24,7 @@ from ppdbench.machine.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class TimedPass:
-    """What one pass handed out: its tokens, seconds since the call, and its query rows."""
+    """The output of one pass: its tokens, seconds since the call, and its query rows."""
 
     tokens: tuple[int, ...]
     seconds: float

@@ -73,7 +73,7 @@ def hold(truth: StockTruth, prompt: list[int], seen: Iterable[MethodOutput]) -> 
 
 
 def _by_depth(watch: LogitWatch, n_layers: int, length: int) -> Mapping[int | None, list[int]]:
-    """Which output positions were read out after how many layers (None: all of them)."""
+    """Group output positions by the number of layers after which they were read out (None: all)."""
     found: dict[int | None, list[int]] = defaultdict(list)
     for position, depth in sorted(watch.depths.items()):
         if position < length:

@@ -1,4 +1,4 @@
-"""Which drafted tokens are kept, and which token the model adds: the only exactness logic.
+"""Verification: keep drafted tokens and add the model's own; the only exactness logic.
 
 Greedy: a token is kept if it is the one the model itself would have chosen there. Sampled
 (Leviathan et al. 2023, Chen et al. 2023): a token is kept with probability min(1, p/q) and
@@ -20,7 +20,7 @@ from ppdbench.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one pass decided: the kept nodes, from the newest token on, and the next token."""
+    """The result of verifying a draft: the kept nodes from the newest token on, the next token."""
 
     path: tuple[int, ...]
     token: int

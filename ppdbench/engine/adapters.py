@@ -1,4 +1,4 @@
-"""What differs between model families; the only file that knows transformers' internals.
+"""Adapters: everything in which model families differ; no other file knows transformers inside.
 
 An adapter embeds tokens, calls one decoder layer, applies the final norm and the head.
 Decoder layers are the loaded model's own modules.
@@ -77,19 +77,19 @@ class Adapter:
         return next(str(name) for name, part in self.model.named_modules() if part is head)
 
     def is_tied(self) -> bool:
-        """Whether the head reads the embedding's weights."""
+        """True if the head reads the embedding's weights."""
         own: nn.Module = self.model.get_output_embeddings()
         return own.get_parameter("weight") is self.embedding.get_parameter("weight")
 
     def _pass(self, index: int, layer: nn.Module) -> Callable[..., Any]:
-        """How `layer` is called in the place of layer `index`."""
+        """Return the function to call for layer `index` when `layer` runs in its place."""
         if not self.on_disk(index):
             return layer.forward
         return FromDisk(layer, self.layer_path(index), self.stored, self.device).forward
 
     @property
     def in_one_place(self) -> bool:
-        """Whether all layers and the readout lie in memory where tokens enter."""
+        """True if all layers and the readout lie in memory where tokens enter."""
         around = isinstance(self.final_norm, OnOtherDevice | FromDisk) or isinstance(
             self.head, OnOtherDevice | FromDisk
         )
@@ -98,11 +98,11 @@ class Adapter:
         )
 
     def on_disk(self, index: int) -> bool:
-        """Whether the weights of a layer are read from their files for each pass."""
+        """True if the weights of a layer are read from their files for each pass."""
         return self.stored.holds(self.layers[index], self.layer_path(index))
 
     def device_of(self, index: int) -> torch.device:
-        """Where a layer computes; what is read from disk does so where tokens enter."""
+        """Return the device a layer computes on; from disk it computes where tokens enter."""
         if self.on_disk(index):
             return self.device
         return next(self.layers[index].parameters()).device
@@ -114,7 +114,7 @@ class Adapter:
         return self.place(self.words(tokens), step.positions)
 
     def words(self, tokens: Tensor) -> Tensor:
-        """What tokens [batch, query] mean, wherever they stand."""
+        """Embed tokens [batch, query] without their positions."""
         hidden: Tensor = self.embedding(tokens)
         return hidden
 
@@ -138,14 +138,14 @@ class Adapter:
         return out
 
     def arguments(self, mask: Tensor | None, rotary: Rotary, cache: Rows | None) -> dict[str, Any]:
-        """What the family's layers are handed beside hidden states."""
+        """Return the arguments that the family's layers take beside hidden states."""
         arguments: dict[str, Any] = {"attention_mask": mask, self.cache_argument: cache}
         if rotary is not None:
             arguments["position_embeddings"] = rotary
         return arguments
 
     def norm(self, hidden: Tensor) -> Tensor:
-        """What stands between the last layer and the head."""
+        """Apply all that stands between the last layer and the head."""
         out: Tensor = hidden if self.final_norm is None else self.final_norm(hidden)
         return out
 
@@ -164,7 +164,7 @@ class Adapter:
         return torch.tanh(logits / self.softcap) * self.softcap
 
     def rope_kind(self, index: int) -> str | None:
-        """Which rotary table layer `index` uses, where a family has several."""
+        """Name the rotary table of layer `index`, where a family has several."""
         return None
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
@@ -212,7 +212,7 @@ class Adapter:
         enlarge(spans(nn.ModuleList((*self.layers, self.head))))
 
     def _head_is_tied(self) -> bool:
-        """Whether the head reads the memory that the embedding does."""
+        """True if the head reads the memory that the embedding does."""
         shared = {p.data_ptr() for p in self.head.parameters()}
         return any(p.data_ptr() in shared for p in self.embedding.parameters())
 
@@ -228,14 +228,14 @@ class Adapter:
             self._tied = False
 
     def parts(self, layers: range) -> list[nn.Module]:
-        """What it takes to run these layers and to read out after the last of them."""
+        """List the modules that run these layers and read out after the last of them."""
         own = [self.layers[i] for i in layers]
         first = [self.embedding] if 0 in layers else []
         norm = [] if self.final_norm is None else [self.final_norm]
         return [*first, *own, *norm, self.head]
 
     def readout_parts(self) -> nn.Sequential:
-        """What stands between the last layer and the logits, as one module."""
+        """Return all that stands between the last layer and the logits, as one module."""
         norm = [] if self.final_norm is None else [self.final_norm]
         return nn.Sequential(*norm, self.head)
 
@@ -311,7 +311,7 @@ class Adapter:
 
     @property
     def device(self) -> torch.device:
-        """Where tokens enter the model."""
+        """The device on which tokens enter the model."""
         return next(self.embedding.parameters()).device
 
     @property
@@ -326,11 +326,11 @@ class Adapter:
 
     @property
     def heads_per_kv(self) -> int:
-        """How many query heads share a KV head."""
+        """The number of query heads that share a KV head."""
         return int(self.config.num_attention_heads) // self.cache_shape().n_heads
 
     def cache_shape(self) -> CacheShape:
-        """What a KV cache for this model looks like."""
+        """Return the shape of a KV cache for this model."""
         config = self.config
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -85,7 +85,7 @@ class Weights:
         }
 
     def names(self) -> list[str]:
-        """What nobody has taken yet."""
+        """List the names that nobody has taken yet."""
         return sorted(self._read[0])
 
     def take(self, name: str, shape: TensorShape) -> Tensor:
@@ -114,7 +114,7 @@ class Weights:
 
 
 class Addon(Weights):
-    """What was trained for one method and one model, with the options it was trained with."""
+    """The parts trained for one method and one model, with the options they were trained with."""
 
     def __init__(
         self, folder: Path, options: dict[str, Any], loaded: Loaded, layout: AddonLayout = ADDON
@@ -137,7 +137,7 @@ class Addon(Weights):
 
 
 def addon_folder(asked: str | Path, method: str, loaded: Loaded) -> Path:
-    """Where an add-on lies: as asked, or the one that came with the reference model."""
+    """Return the folder of an add-on: the one asked for, or that of the reference model."""
     shipped = reference_model(method)
     if str(asked) == REFERENCE:
         return shipped
@@ -149,7 +149,7 @@ def addon_folder(asked: str | Path, method: str, loaded: Loaded) -> Path:
 
 
 def no_addon(method: str, model: str) -> str:
-    """What is said where a method has nothing that was trained for a model."""
+    """Explain that a method has nothing that was trained for a model."""
     return (
         f"{method}: no add-on for {model}; train one with `ppdbench train {method} --model {model} "
         "--text FILE --out DIR` and give --set addon=DIR"
@@ -170,7 +170,7 @@ def open_addon(
 
 
 def read_header(folder: Path, method: str, layout: AddonLayout) -> dict[str, Any]:
-    """What an add-on says of itself, if it is one of `method`."""
+    """Read the header of an add-on; refuse one of another method."""
     path = folder / layout.header
     try:
         header = json.loads(path.read_text("utf-8"))
@@ -213,7 +213,7 @@ def _check_model(
 
 
 def _training(path: Path) -> dict[str, Any] | None:
-    """What a training run was told, less where its files lay; None where that was not kept."""
+    """Return a training run's options, less where its files lay; None where they were not kept."""
     if not path.is_file():
         return None
     content = read_json(path, "record of a training", "training writes one")

@@ -33,7 +33,7 @@ Traced = tuple[nn.Module, tuple[Any, ...], tuple[Any, ...]]
 
 
 def why_not() -> str | None:
-    """Why nothing can be compiled ahead of time here, if so."""
+    """Say why nothing can be compiled ahead of time here; None if it can."""
     if not hasattr(torch._inductor, "aoti_compile_and_package"):
         return f"torch {torch.__version__} cannot compile ahead of time; use 2.6 or later"
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -49,7 +49,7 @@ def why_not() -> str | None:
 
 
 def home() -> Path:
-    """Where compiled passes are kept."""
+    """Return the folder of compiled passes."""
     if asked := os.environ.get("PPDBENCH_CACHE"):
         return Path(asked).expanduser() / "compiled"
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -68,7 +68,7 @@ def path_of(what: str) -> Path:
 
 @cache
 def processor() -> str:
-    """What the compiler builds for: passes made on one processor may not run on another."""
+    """Name the processor that the compiler builds for: others may not run what it makes."""
     return " ".join((cpu_model() or "", *sorted(instruction_sets() or ())))
 
 

@@ -55,7 +55,7 @@ def attend(
 
 
 def _slow_alone(query: Tensor, key: Tensor) -> bool:
-    """Whether this is a single row that takes the CPU's kernel longer than two rows would.
+    """True for a single row that takes the CPU's kernel longer than two rows would.
 
     In bfloat16 it multiplies matrices by the processor's own instructions, but a row without.
     """
@@ -69,7 +69,7 @@ def _slow_alone(query: Tensor, key: Tensor) -> bool:
 
 
 def _causal(n: int, device: torch.device) -> Tensor:
-    """Who sees whom in a prefill: [1, 1, n, n]."""
+    """Return the mask of a prefill: [1, 1, n, n]."""
     return torch.ones(1, 1, n, n, dtype=torch.bool, device=device).tril()
 
 

@@ -21,7 +21,7 @@ from ppdbench.machine.pages import zeros
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a cache must hold for one model."""
+    """The sizes that a cache must have for one model."""
 
     n_layers: int
     n_heads: int
@@ -37,7 +37,7 @@ class CacheShape:
 
 
 class Rows(Protocol):
-    """What attention modules hand new keys and values to, and get those to look at from."""
+    """The rows that attention modules hand new keys and values to, and get those to look at."""
 
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object

@@ -100,7 +100,7 @@ class TracedHead(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """What is compiled for one number of threads, by row count."""
+    """The compiled passes for one number of threads, by row count."""
 
     layers: dict[int, artefacts.Runner] = field(default_factory=dict)
     heads: dict[int, artefacts.Runner] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class CompiledLayers:
         return self._made.get(torch.get_num_threads(), NOTHING)
 
     def why_not(self) -> str | None:
-        """Why this model cannot be compiled, if so."""
+        """Say why this model cannot be compiled; None if it can."""
         adapter = self.adapter
         family = adapter.config.model_type
         if adapter.device.type != "cpu":
@@ -185,7 +185,7 @@ class CompiledLayers:
         self._head_weights[:] = _weights(adapter.readout_parts())
 
     def _names(self, n: int) -> tuple[str, str]:
-        """What identifies the artefacts of a row count: all that is traced, without the values."""
+        """Name the artefacts of a row count after all that is traced, without the values."""
         import transformers
 
         config = self.adapter.config
@@ -282,7 +282,7 @@ class CompiledPass:
         return self._masks[window]
 
     def _made(self, window: int | None) -> Tensor:
-        """Who sees what, [1, 1, row, key]; idle rows see everything, so that nothing is NaN."""
+        """Make the mask, [1, 1, row, key]; idle rows see everything, so that nothing is NaN."""
         step = self._step
         mask = step.mask(window)
         if mask is None:

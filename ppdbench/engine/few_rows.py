@@ -62,7 +62,7 @@ def few_rows_attention(
 
 
 class TracedRows:
-    """What a layer takes for its cache while it is recorded: rows written where they are told."""
+    """A layer's cache while the layer is recorded: rows are written where they are told."""
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, key_length: int) -> None:
         self.keys, self.values, self.rows, self.key_length = keys, values, rows, key_length

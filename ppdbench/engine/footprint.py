@@ -1,4 +1,4 @@
-"""How much memory a model takes, worked out before any of its weights are read.
+"""The memory a model takes, worked out before any of its weights are read.
 
 The model is built on the meta device, where tensors have shapes and no memory, so that the
 weights are counted to the byte for every family. Keys and values follow from the context. What
@@ -49,7 +49,7 @@ class Footprint:
 
     @property
     def at_home(self) -> int:
-        """What must be where tokens enter the model, wherever its layers are."""
+        """Bytes that must be where tokens enter the model, wherever its layers are."""
         return self.around + self.packed + self.passes
 
     @property

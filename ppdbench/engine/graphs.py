@@ -71,7 +71,7 @@ class CapturedFunction:
         self._replay, self._outputs = capture(lambda: function(*self._inputs))
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """What the function gives for these inputs, in memory that the next call leaves alone."""
+        """Return the function's outputs for these inputs, in memory that the next call spares."""
         for held, given in zip(self._inputs, inputs, strict=True):
             held.copy_(given)
         self._replay()
@@ -80,7 +80,7 @@ class CapturedFunction:
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """What one graph is for. `chain`: rows follow each other, and no mask need be told."""
+    """The key of one graph. `chain`: rows follow each other, and no mask need be told."""
 
     layers: range
     rows: int
@@ -92,7 +92,7 @@ class GraphKey:
 
 @dataclass(slots=True)
 class CacheGraphs:
-    """What belongs to one cache: its row numbers, and graphs that know its addresses."""
+    """The graphs of one cache: its row numbers, and graphs that know its addresses."""
 
     rows: Tensor
     graphs: dict[GraphKey, CapturedFunction] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Graphs:
         self._heads: dict[int, CapturedFunction] = {}
 
     def why_not(self) -> str | None:
-        """Why this model's passes cannot be captured, if so."""
+        """Say why this model's passes cannot be captured; None if they can."""
         if not self.adapter.in_one_place:
             return "its layers are on several devices or on disk"
         if not all(is_plain(p) for layer in self.adapter.layers for p in layer.parameters()):
@@ -196,7 +196,7 @@ class LayersFunction:
         self._different = _windows(cache, shape.layers)
 
     def __call__(self, hidden: Tensor, rows: Tensor, *rest: Tensor) -> list[Tensor]:
-        """What each layer gives if somebody looks at it, what the last one gives if not."""
+        """Return each layer's output if somebody looks at it, else the last one's."""
         left = iter(rest)
         turns = {kind: (next(left), next(left)) for kind in self.shape.kinds}
         masks = {
@@ -214,7 +214,7 @@ class LayersFunction:
         return outputs if self.shape.tapped else outputs[-1:]
 
     def _causal(self, rows: Tensor, window: int | None) -> Tensor:
-        """Who sees what among rows that follow each other: [1, 1, row, key]."""
+        """Make the mask of rows that follow each other: [1, 1, row, key]."""
         keys = torch.arange(self.shape.keys, device=rows.device)
         seen = keys <= rows[:, None]
         if window is not None:
@@ -228,7 +228,7 @@ def _windows(cache: KVCache, layers: range) -> list[int | None]:
 
 
 def _mask(step: Step, window: int | None, keys: int, idle: int) -> Tensor:
-    """Who sees what, [batch or 1, 1, row, key]; idle rows see all, so that nothing is NaN."""
+    """Make the mask, [batch or 1, 1, row, key]; idle rows see all, so that nothing is NaN."""
     mask = step.mask(window)
     assert mask is not None
     hidden = pad(mask, (0, keys - step.key_length), value=False)

@@ -1,4 +1,4 @@
-"""Which of a GPU's kernels may run: those that round as the model's type says, in every pass."""
+"""The choice of a GPU's kernels: only those that round as the model's type says, in every pass."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ GGUF = ".gguf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What the user asked for."""
+    """A model as the user asked for it."""
 
     name: str = REFERENCE
     revision: str | None = None
@@ -65,7 +65,7 @@ class ModelSpec:
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether the weights are random."""
+        """True if the weights are random."""
         return self.name.startswith(PREFIX)
 
 
@@ -189,7 +189,7 @@ def _hub_is_off(spec: ModelSpec) -> bool:
 
 
 def _is_cached(path: str, spec: ModelSpec) -> bool:
-    """Whether a hub model's configuration was fetched before."""
+    """True if a hub model's configuration was fetched before."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -231,7 +231,7 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
 
 
 def reckon(spec: ModelSpec, context: int) -> Placement:
-    """What a model would need and where it would go, from its configuration alone."""
+    """Work out a model's memory and where its parts would go, from its configuration alone."""
     return place_parts(spec, outline(spec), resolve_device(spec.device), context)
 
 
@@ -271,7 +271,7 @@ def load_words(spec: ModelSpec) -> tuple[Any, int]:
 
 
 def load_depth(spec: ModelSpec) -> int:
-    """How many layers a model has, without its weights."""
+    """Return the number of a model's layers, without its weights."""
     if spec.is_synthetic:
         return parse(spec.name).layers
     path, shared = _source(spec), _how(spec)
@@ -303,7 +303,7 @@ def _source(spec: ModelSpec) -> str:
 
 
 def _why_no_model(file: str) -> str:
-    """What a file is that was given in place of a folder, and what to give."""
+    """Explain what a file is that was given in place of a folder, and what to give."""
     if file.lower().endswith(GGUF):
         return (
             f"{file} is a GGUF file, which this version does not read; give --model a folder with "
@@ -313,7 +313,7 @@ def _why_no_model(file: str) -> str:
 
 
 def _how(spec: ModelSpec) -> dict[str, Any]:
-    """What every `from_pretrained` is told."""
+    """Return the arguments that every `from_pretrained` gets."""
     return {
         "revision": spec.revision,
         "local_files_only": spec.offline or spec.name in EMBEDDED,
@@ -366,7 +366,7 @@ def _check_disk(path: str, spec: ModelSpec, placement: Placement) -> None:
 
 
 def _first_place(spec: ModelSpec, device: torch.device) -> torch.device:
-    """Where plain weights go first."""
+    """Return the device that plain weights go to first."""
     return device if spec.quantize is None else torch.device("cpu")
 
 
@@ -392,7 +392,7 @@ def _check_complete(missing: Iterable[str], name: str) -> None:
 
 @contextmanager
 def _one_line_errors(spec: ModelSpec) -> Iterator[None]:
-    """What transformers and the hub raise, in one line with a way out."""
+    """Turn what transformers and the hub raise into one line with a way out."""
     try:
         yield
     except PpdbenchError:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class LogitWatch:
-    """What was read while one sequence was decoded, as far as it is `wanted`.
+    """The logits read while one sequence was decoded, as far as they are `wanted`.
 
     `logits` [vocab] and the number of layers that they were read after, by output position.
     """

@@ -1,4 +1,4 @@
-"""What one forward pass looks at: query positions, cache rows, and who may see whom.
+"""Masks: the query positions and cache rows of a forward pass, and who may see whom.
 
 A `Step` is plain data made before the layers run, so that nothing inside them depends on
 the host. Rows are slots of the cache; positions are what the model is told. They differ
@@ -40,15 +40,15 @@ class TrainedRows:
 
     @property
     def n_rows(self) -> int:
-        """How many rows these are."""
+        """The number of these rows."""
         return self.keys.shape[2]
 
     def of(self, layer: int) -> TrainedRows:
-        """What a layer has, as if there were no other."""
+        """Return one layer's rows, as if there were no other layer."""
         return TrainedRows(self.keys[layer : layer + 1], self.values[layer : layer + 1], self.first)
 
     def over(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """What a layer made of all rows, [batch, heads, query, head_dim], with these in place."""
+        """Put these rows in place of a layer's own, [batch, heads, query, head_dim]."""
         return self._put(key, self.keys[layer]), self._put(value, self.values[layer])
 
     def _put(self, computed: Tensor, trained: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ class StepMaker:
         return self.index[:, start:end]
 
     def _triangle(self, start: int, n: int) -> Tensor:
-        """Who sees whom among `n` consecutive rows behind `start` others: [1, n, start + n]."""
+        """Make the mask of `n` consecutive rows behind `start` others: [1, n, start + n]."""
         if n > PREBUILT_ROWS:
             return self.index[:, None, : start + n] <= self.index[:, start : start + n, None]
         return self._below(start, n)
@@ -247,7 +247,7 @@ class StepMaker:
         )
 
     def _keys_behind(self, step: Step, shape: FixedShape) -> Tensor:
-        """Where the keys of a step stand, and the rows behind them up to the end of the shape."""
+        """Return the positions of a step's keys and of the rows behind them, to the shape's end."""
         assert step.places is not None
         later = self.index[:, step.key_length : shape.keys]
         return torch.cat([step.places()[1], later], dim=1)

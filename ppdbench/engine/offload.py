@@ -22,7 +22,7 @@ from ppdbench.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """Where a tensor lies in a file, and the type it is wanted in."""
+    """A tensor's place in a file, and the type it is wanted in."""
 
     file: str
     name: str
@@ -37,7 +37,7 @@ class StoredWeights:
 
     @classmethod
     def of(cls, model: nn.Module) -> StoredWeights:
-        """What `from_pretrained` left on disk; the model calls its modules directly again."""
+        """Take over what `from_pretrained` left on disk; the model then calls its modules itself."""
         from accelerate.hooks import remove_hook_from_submodules
 
         index = _offload_index(model)
@@ -55,7 +55,7 @@ class StoredWeights:
         return name in self._places
 
     def holds(self, module: nn.Module, prefix: str) -> bool:
-        """Whether weights of `module`, whose full name is `prefix`, are on disk."""
+        """True if weights of `module`, whose full name is `prefix`, are on disk."""
         return bool(self._places) and any(n in self for n in _full_names(module, prefix).values())
 
     def read(self, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class FromDisk(nn.Module):
         self._names = {name: path for name, path in full.items() if path in stored}
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """What the module makes of these arguments."""
+        """Run the module on these arguments."""
         read = self._stored.read(self._names.values(), self._device)
         held = {name: read[path] for name, path in self._names.items()}
         return functional_call(self.module, held, arguments, named)
@@ -116,7 +116,7 @@ class OnOtherDevice(nn.Module):
         self.module, self._there, self._home = module, there, home
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """What the module makes of these arguments."""
+        """Run the module on these arguments."""
         sent = tree_map_only(Tensor, lambda tensor: tensor.to(self._there), (arguments, named))
         out: Tensor = self.module(*sent[0], **sent[1])
         return out.to(self._home)
@@ -141,7 +141,7 @@ def _full_names(module: nn.Module, prefix: str) -> dict[str, str]:
 
 
 def _offload_index(model: nn.Module) -> Mapping[str, Any]:
-    """What accelerate's hooks read from files: name -> file, name in it, type."""
+    """Return the index that accelerate's hooks read by: name -> file, name in it, type."""
     for module in model.modules():
         weights = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
         index: Mapping[str, Any] | None = getattr(getattr(weights, "dataset", None), "index", None)

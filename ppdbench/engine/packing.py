@@ -71,7 +71,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this weight may be packed here."""
+    """True if this weight may be packed here."""
     return (
         is_plain(weight)
         and weight.device.type == "cpu"
@@ -106,7 +106,7 @@ def unpack(module: nn.Module, *, both: bool = False) -> None:
 
 
 def spans(module: nn.Module) -> list[Span]:
-    """Where in memory the weights of `module` lie, but for those that are pages of a file."""
+    """List the memory spans of `module`'s weights, but for those that are pages of a file."""
     packed = [m.packed for m in module.modules() if isinstance(m, PackedLinear)]
     plain = [t for p in module.parameters() for t in parts(p) if t.device.type == "cpu"]
     files = Files.behind(plain)

@@ -1,4 +1,4 @@
-"""Which device each layer goes to, where a model is to be spread over several.
+"""Placement: the device of each layer, where a model is to be spread over several.
 
 accelerate distributes the layers (`auto`, `balanced`, `sequential`): GPUs first, then the CPU,
 then the disk. It is told of memory less what must stay free for keys and values, which lie with
@@ -42,7 +42,7 @@ class FreeMemory:
 
     @classmethod
     def found(cls, device: torch.device, limits: str | None = None) -> FreeMemory:
-        """What there is: all GPUs, unless `device` is one of them or the CPU; then the CPU."""
+        """Find the free memory: of all GPUs, unless `device` is one of them or the CPU."""
         import psutil
 
         free: dict[Place, int] = {}
@@ -55,11 +55,11 @@ class FreeMemory:
 
     @property
     def home(self) -> Place:
-        """Where tokens enter."""
+        """The place where tokens enter."""
         return next(iter(self.free))
 
     def for_layers(self, need: Footprint) -> dict[Place, int]:
-        """What layers' weights may take: less what stays at home, less their keys and values."""
+        """Return the bytes that layers' weights may take: less what stays at home and caches."""
         left = {**self.free, self.home: self.free[self.home] - need.at_home}
         if left[self.home] < 0:
             raise ConfigError(
@@ -90,7 +90,7 @@ def _limits(text: str, free: Mapping[Place, int]) -> dict[Place, int]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a model needs, what there is, and where its parts go if not all to one device."""
+    """A model's need, the memory there is, and where its parts go if not all to one device."""
 
     need: Footprint
     memory: FreeMemory
@@ -110,7 +110,7 @@ def place_parts(spec: ModelSpec, model: Any, device: torch.device, context: int)
 
 
 def device_map(asked: str, adapter: Adapter, need: Footprint, memory: FreeMemory) -> DeviceMap:
-    """Where every module goes that has weights, the layers each as a whole."""
+    """Assign every module that has weights to a device, the layers each as a whole."""
     if asked in MODES:
         return _distributed(asked, adapter, need, memory)
     return _from_file(asked, adapter, memory)

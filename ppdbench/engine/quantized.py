@@ -92,7 +92,7 @@ def installed() -> list[str]:
 
 
 def check_stored(config: Any, name: str, asked: str | None) -> bool:
-    """Whether a model's files hold quantised weights; an error where those cannot be run."""
+    """True if a model's files hold quantised weights; an error where those cannot be run."""
     stored = getattr(config, "quantization_config", None)
     if stored is None:
         return False

@@ -1,4 +1,4 @@
-"""What every decoding wants of logits first: which token is likeliest, and whether any is NaN.
+"""Readings: the likeliest token of every row of logits, and NaN refused, before all else.
 
 Compiled passes find both while they make the logits; behind a pass, whose weights have driven
 everything else out of the processor's caches, each further call would cost more than its work.

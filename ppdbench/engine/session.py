@@ -48,7 +48,7 @@ class Session:
 
     @property
     def cached(self) -> int:
-        """How many tokens every layer has in its cache."""
+        """The number of tokens that every layer has in its cache."""
         return min(self.cache.lengths.values())
 
     def reset(self, prompt_ids: list[int]) -> None:

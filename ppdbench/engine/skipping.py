@@ -47,7 +47,7 @@ class NoMLP(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
-    """What the parts of a decoder layer are called.
+    """The names of a decoder layer's parts.
 
     The norms are those that matter to one block only: nobody reads them before a skipped
     block, and zeros stay zeros behind one. `bare` says that nothing is left of a layer
@@ -161,7 +161,7 @@ class SkippedModel(StagedModel):
         *,
         tap: Tap | None = None,
     ) -> Tensor:
-        """What is left of the layers [start, stop) over `hidden` [batch, query, hidden]."""
+        """Run what is left of the layers [start, stop) over `hidden` [batch, query, hidden]."""
         for layers, attends in self._stretches(start, stop):
             if attends:
                 hidden = super().run(hidden, layers[0], layers[-1] + 1, step, cache, tap=tap)
@@ -186,11 +186,11 @@ class SkippedModel(StagedModel):
         return hidden.to(self.device)
 
     def layer_bytes(self, layer: int) -> int:
-        """What is left of one layer's weights."""
+        """Count the bytes left of one layer's weights."""
         return 0 if layer in self._nothing_left else super().layer_bytes(layer)
 
     def cost(self) -> float:
-        """What a pass of one row reads of the weights, against the whole model: 0..1.
+        """Return the part of the model's weights that a pass of one row reads, 0..1.
 
         Embeddings are looked up, not read, and norms are too small to count.
         """

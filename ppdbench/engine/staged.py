@@ -181,7 +181,7 @@ class StagedModel:
         return self.graphs.read(hidden) if found is None else found
 
     def why_eager(self) -> str | None:
-        """Why passes of this model can be neither compiled nor captured, if so."""
+        """Say why passes of this model can be neither compiled nor captured; None if they can."""
         return (self.graphs if self.device.type == "cuda" else self.compiled).why_not()
 
     def compile(self, counts: Collection[int], *, wider: bool = False) -> None:
@@ -219,7 +219,7 @@ class StagedModel:
             )
 
     def _read_after(self, passes: Tensor) -> Reading:
-        """What is read after the last of some passes [pass, 1, row, hidden] over an empty cache."""
+        """Read out after the last of some passes [pass, 1, row, hidden] over an empty cache."""
         rows = passes.shape[2]
         cache, steps = self.new_cache(rows * len(passes))
         for number, hidden in enumerate(passes):
@@ -240,16 +240,16 @@ class StagedModel:
         )
 
     def layers_by_place(self) -> dict[str, int]:
-        """How many layers lie where."""
+        """Count the layers at each place."""
         places = enumerate(map(str, self.cache_shape.devices))
         return dict(Counter("disk" if self.adapter.on_disk(i) else name for i, name in places))
 
     def layer_bytes(self, layer: int) -> int:
-        """What a pass reads of one layer's weights."""
+        """Count the bytes that a pass reads of one layer's weights."""
         return _read_bytes(self.adapter.layers[layer])
 
     def readout_bytes(self) -> int:
-        """What reading out reads of the final norm and the head."""
+        """Count the bytes that reading out reads of the final norm and the head."""
         return _read_bytes(self.adapter.readout_parts())
 
     def part_bytes(self, layers: range) -> int:

@@ -33,7 +33,7 @@ REACH = 4
 
 @dataclass(frozen=True, slots=True)
 class StockLogits:
-    """What the stock model says of some positions of a sequence.
+    """The stock model's logits at some positions of a sequence.
 
     `logits` [position, vocab] are in the wider type. `noise` [position] is how far the stock
     model's own passes in the run's type lie from them, as `distance` measures it.
@@ -61,7 +61,7 @@ class TokenLine:
 
 @dataclass(frozen=True, slots=True)
 class StockStates:
-    """What the stock model's layers give for the last rows of a line, by layers run.
+    """The stock model's hidden states for the last rows of a line, by layers run.
 
     `true` [row, hidden] are in the wider type; `noise` [row] is how far the stock model's own pass
     in the run's type lies from them, as `gap` measures it.
@@ -124,7 +124,7 @@ class StockTruth:
 
     @torch.inference_mode()
     def states(self, line: TokenLine, first: int) -> StockStates:
-        """What every layer gives for the rows of a line from `first` on."""
+        """Return every layer's states for the rows of a line from `first` on."""
         with widened(self.model, self.wider):
             true = self._run_line(line, first)
         own = self._run_line(line, first)
@@ -209,7 +209,7 @@ class StockTruth:
 
 
 def _layers(model: nn.Module, n_layers: int) -> tuple[nn.Module, str]:
-    """Which module holds the layers, and under which name."""
+    """Find the module that holds the layers, and its name."""
     lists = (
         (path.count("."), path)
         for path, part in model.named_modules()
@@ -221,12 +221,12 @@ def _layers(model: nn.Module, n_layers: int) -> tuple[nn.Module, str]:
 
 
 def can_be_spread(spec: ModelSpec) -> bool:
-    """Whether a part of the model may stay in its files."""
+    """True if a part of the model may stay in its files."""
     return spec.device_map is None and spec.quantize is None and not spec.is_synthetic
 
 
 def distance(logits: Tensor, truth: Tensor) -> Tensor:
-    """How far logits [position, vocab] lie from the truth, by position.
+    """Measure how far logits [position, vocab] lie from the truth, by position.
 
     The root mean square over the likeliest tokens, less what all of these share: adding the same
     to all logits changes nothing.
@@ -237,7 +237,7 @@ def distance(logits: Tensor, truth: Tensor) -> Tensor:
 
 
 def gap(rows: Tensor, true: Tensor) -> Tensor:
-    """How far hidden states [row, hidden] lie from the true ones, as a share of their length."""
+    """Measure how far hidden states [row, hidden] lie from the true ones, over their length."""
     off: Tensor = (rows.to(true) - true).square().sum(-1) / true.square().sum(-1)
     return off.sqrt().double()
 
@@ -289,5 +289,5 @@ def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def _can_be_widened(model: nn.Module) -> bool:
-    """Whether all weights are plain numbers in memory; quantised ones compute as they are."""
+    """True if all weights are plain numbers in memory; quantised ones compute as they are."""
     return all(is_plain(p) and not p.is_meta for p in model.parameters())

@@ -16,5 +16,5 @@ def vocabulary_hash(tokenizer: Any) -> str:
 
 
 def ranks_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """How many logits [rows, vocab] are strictly larger than that of each row's token."""
+    """Count the logits [rows, vocab] that are strictly larger than that of each row's token."""
     return (logits > logits.gather(1, tokens[:, None])).sum(-1)

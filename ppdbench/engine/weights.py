@@ -1,4 +1,4 @@
-"""What a weight is, however it is held: plain numbers, or what a library keeps in their place.
+"""Weights, however they are held: plain numbers, or what a library keeps in their place.
 
 bitsandbytes hangs what 4-bit numbers stand for on the parameter, as `quant_state`; torchao's
 parameters are tensors made of tensors.
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def is_made_of_others(thing: Any) -> bool:
-    """Whether a tensor has no memory of its own but holds others."""
+    """True if a tensor has no memory of its own but holds others."""
     return bool(is_traceable_wrapper_subclass(thing))
 
 
@@ -29,18 +29,18 @@ def parts(tensor: Any) -> list[Tensor]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a weight is just its numbers."""
+    """True if a weight is just its numbers."""
     return not is_made_of_others(tensor) and not hasattr(tensor, "quant_state")
 
 
 def count(tensor: Tensor) -> int:
-    """How many weights a tensor stands for."""
+    """Count the weights that a tensor stands for."""
     state = getattr(tensor, "quant_state", None)
     return tensor.numel() if state is None else int(state.shape.numel())
 
 
 def kind_of(model: nn.Module) -> str | None:
-    """How the weights are held where they are not plain, as `--quantize` calls it."""
+    """Name the way weights are held where they are not plain, as `--quantize` calls it."""
     for parameter in model.parameters():
         if (state := getattr(parameter, "quant_state", None)) is not None:
             return str(state.quant_type)

@@ -1,4 +1,4 @@
-"""What a decoding strategy is, and the registry of all of them.
+"""Strategies: the options of a decoding method, how one is declared, and the registry of all.
 
 Strategy files import torch and the engine only when they decode, so that listing methods
 and their options stays instant.
@@ -37,7 +37,7 @@ class Exiting(Protocol):
     """A strategy that reads an early layer out, so that a model's depth alone may refuse it."""
 
     def exit_in(self, n_layers: int) -> int:
-        """How many layers run up to the exit in a model of `n_layers`."""
+        """Return the number of layers up to the exit in a model of `n_layers`."""
         ...
 
 

@@ -34,7 +34,7 @@ MEASURES = ("softmax", "top", "state")
 
 
 def exit_layer_of(method: str, asked: int, default: int, n_layers: int) -> int:
-    """How many layers run up to the exit: `asked`, or `default` where that is 0."""
+    """Return the number of layers up to the exit: `asked`, or `default` where that is 0."""
     if n_layers < 2:
         raise ConfigError(f"{method}: this model has {n_layers} layer; exits take 2 or more")
     if asked >= n_layers:
@@ -223,7 +223,7 @@ class ConfidentDescent(Descent):
         return out[:, -1:]
 
     def _certainty(self, logits: Tensor) -> float:
-        """How far the likeliest token stands out, 0..1."""
+        """Return how far the likeliest token stands out, 0..1."""
         import torch
 
         best = torch.softmax(logits[0, 0].float(), -1).topk(2).values.tolist()

@@ -66,7 +66,7 @@ class NgramPool:
             del known[next(iter(known))]
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """What followed a token, newest first."""
+        """List the continuations of a token, newest first."""
         return list(reversed(self._after.get(token, {})))
 
 
@@ -83,7 +83,7 @@ class GuessWindow:
 
     @staticmethod
     def columns(options: Lookahead, levels: int) -> int:
-        """How many columns there are while the window has so many levels."""
+        """Return the number of columns while the window has so many levels."""
         return options.window + options.ngram - 1 - levels
 
     @classmethod

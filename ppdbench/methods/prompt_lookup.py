@@ -38,7 +38,7 @@ class PromptLookup:
 
 
 class PromptLookupProposer(Proposer):
-    """Where each n-gram was last seen, kept up to date token by token."""
+    """Lookups of the place where each n-gram was last seen, kept up to date token by token."""
 
     def __init__(self, options: PromptLookup) -> None:
         self.options = options

@@ -170,7 +170,7 @@ class ModelDrafter(Proposer):
             self._length = max(1, self._length - 1)
 
     def _reads(self, tokens: list[int]) -> bool:
-        """Whether the draft model has embeddings for all tokens so far."""
+        """True if the draft model has embeddings for all tokens so far."""
         self._readable = self._readable and max(tokens[self._checked :]) < self.known
         return self._readable
 
@@ -193,7 +193,7 @@ class ModelDrafter(Proposer):
         return hidden
 
     def _unsure(self, logits: Tensor) -> bool:
-        """Whether to stop here; it must not depend on the draw, or draws would be biased."""
+        """True to stop here; it must not depend on the draw, or draws would be biased."""
         likeliest = float(logits.float().softmax(-1).amax())
         self._refuse_nan(likeliest)
         return likeliest < self.options.confidence

@@ -1,4 +1,4 @@
-"""What transformers itself offers: `generate()` and its assisted modes, as methods of a run.
+"""transformers' own decoding: `generate()` and its assisted modes, as methods of a run.
 
 Not ours and not ours to tune; they are here to be measured against, with the same weights,
 prompts, limits and threads. Passes are told apart by what `generate()` streams. In its
@@ -61,7 +61,7 @@ class GenerateEarlyExit:
         _check("early-exit", "draft_length", self.draft_length)
 
     def exit_in(self, n_layers: int) -> int:
-        """How many layers draft in a model of `n_layers`."""
+        """Return the number of layers that draft in a model of `n_layers`."""
         return exit_layer_of(f"{PREFIX}early-exit", self.exit_layer, n_layers // 4, n_layers)
 
     def prepare(self, setup: Setup) -> GenerateDecoder:

@@ -32,7 +32,7 @@ class GaussianProcess:
         _, self.reach, self._whitening, self._weights = max(fits, key=lambda fit: fit[0])
 
     def _fit(self, reach: float, scaled: Array) -> tuple[float, float, Array, Array]:
-        """How likely the values are under this reach, and what predictions need."""
+        """Return the likelihood of the values under this reach, and all that predictions need."""
         covariance = self._covariance(self.points, reach) + NOISE * np.eye(len(scaled))
         root = np.linalg.cholesky(covariance)
         whitening = np.linalg.inv(root)

@@ -1,4 +1,4 @@
-"""Which attention and MLP blocks a draft skips, and the file that keeps it per model.
+"""Skip sets: the attention and MLP blocks a draft skips, in a file that is kept per model.
 
 The file is JSON of the form {model: {"attention": [layers], "mlp": [layers]}}, layers counted
 from 0; a model is named as `--model` names it, by the last part of that, or by the
@@ -36,7 +36,7 @@ class SkipSet:
 
     @property
     def size(self) -> int:
-        """How many blocks are skipped."""
+        """The number of blocks that are skipped."""
         return len(self.attention) + len(self.mlp)
 
     def check(self, n_layers: int, where: str) -> None:

@@ -1,4 +1,4 @@
-"""How good a set of skipped blocks is: how often its drafts agree, and what they cost.
+"""The score of a set of skipped blocks: how often its drafts agree, and what they cost.
 
 Agreement is measured on what the model itself writes. As in decoding, the rows before the
 drafted token are those of the whole model; one pass over all positions does it, because each
@@ -26,7 +26,7 @@ from ppdbench.methods.draft_verify.skip_file import SkipSet
 
 @dataclass(frozen=True, slots=True)
 class SkipScore:
-    """What a set promises.
+    """The speedup that a set promises, and what it rests on.
 
     `cost` is what a drafting pass reads of the weights against a pass of the whole model,
     `speedup` what the best fixed draft length, `draft_length`, then gains over greedy decoding.
@@ -51,7 +51,7 @@ def predict(matches: Sequence[Sequence[bool]], cost: float, longest: int) -> tup
 
 
 def _walk(matches: Sequence[bool], cost: float, longest: int) -> float:
-    """What one output costs when each step drafts `longest` tokens, or all that are left."""
+    """Add up the cost of one output when each step drafts `longest` tokens, or all left."""
     at, spent = 0, 0.0
     while at < len(matches):
         drafted = min(longest, len(matches) - at - 1)
@@ -92,7 +92,7 @@ class GreedyOutput:
         )
 
     def matches(self, model: StagedModel) -> list[bool]:
-        """Whether `model` would draft the token that follows, per output token but the last."""
+        """Say of each output token but the last if `model` would draft the token that follows."""
         if self.step is None:
             return []
         cache, rows = self.session.cache, self.step.start

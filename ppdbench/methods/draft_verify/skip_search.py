@@ -1,4 +1,4 @@
-"""Which blocks to leave out of drafts: a search for the set that promises the most.
+"""The search for the blocks to leave out of drafts: the set that promises the most.
 
 Zhang et al. 2023 search by Bayesian optimisation of measured time. Here the objective is the
 speed-up that agreement and memory traffic predict, so that the outcome depends on the model
@@ -132,7 +132,7 @@ def _points(rows: Array) -> list[Choices]:
 
 
 def _is_draft(point: Choices) -> bool:
-    """Whether some blocks are skipped and some are left."""
+    """True if some blocks are skipped and some are left."""
     return 0 < sum(point) < len(point)
 
 
@@ -181,7 +181,7 @@ def search_skips(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig(RunConfig):
-    """What a search for blocks to skip is told."""
+    """The options of a search for blocks to skip."""
 
     search: str = "greedy"
     budget: int = 200

@@ -1,4 +1,4 @@
-"""How drafts branch while a draft network writes them: one pass of it for each level.
+"""Branching: the shape that drafts take while a draft network writes them, a pass per level.
 
 Li et al. 2024. A dynamic tree (EAGLE-2) takes the probability that the network gives a whole
 path as the chance that the path is accepted: at each level it goes on from the likeliest

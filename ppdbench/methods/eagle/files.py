@@ -180,7 +180,7 @@ def fill(network: DraftNetwork, weights: Weights) -> None:
 
 
 def _check_words(network: DraftNetwork, weights: Weights) -> None:
-    """Whether every id of the draft vocabulary means one of the target's, and another each."""
+    """Refuse a draft vocabulary whose ids do not each mean another one of the target's."""
     if network.d2t is None:
         return
     if network.d2t.is_floating_point():

@@ -95,7 +95,7 @@ def feature_layers(n_layers: int) -> tuple[int, ...]:
 
 
 class DraftNetwork(nn.Module):
-    """What both versions share.
+    """The part that all versions share.
 
     `reads` names the target's layers, as numbers of layers run, whose outputs make a feature.
     The target's embedding and head are used where they are: they are no part of this module,
@@ -125,7 +125,7 @@ class DraftNetwork(nn.Module):
         self._rotary: tuple[Tensor, Tensor] | None = None
 
     def tap(self, into: dict[int, Tensor]) -> Tap:
-        """What a pass of the target has to call, so that `features` finds what it reads."""
+        """Return the call for a pass of the target, so that `features` finds what it reads."""
 
         def keep(layer: int, hidden: Tensor) -> None:
             if layer in self.reads:
@@ -134,7 +134,7 @@ class DraftNetwork(nn.Module):
         return keep
 
     def features(self, taps: Mapping[int, Tensor]) -> Tensor:
-        """What rows read, from the target's outputs by layer: [batch, n, hidden]."""
+        """Gather the rows' input from the target's outputs by layer: [batch, n, hidden]."""
         raise NotImplementedError
 
     def forward(
@@ -144,7 +144,7 @@ class DraftNetwork(nn.Module):
         raise NotImplementedError
 
     def logits(self, states: Tensor) -> Tensor:
-        """What follows each row's token, over the draft vocabulary."""
+        """Return logits for the token after each row's, over the draft vocabulary."""
         raise NotImplementedError
 
     @property

@@ -84,7 +84,7 @@ class NewestLevel:
         return self.states
 
     def logits(self) -> Tensor:
-        """What may follow each row, over the draft vocabulary: [n, draft vocabulary]."""
+        """Return logits of the token after each row, [n, draft vocabulary]."""
         return self.network.logits(self.states)[0]
 
     def likeliest(self, top: int) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ MOST = 1 << 20  # of anything that is counted below
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EaglePlan:
-    """What is trained, and how.
+    """The options of training EAGLE's draft network.
 
     `draft_vocab` is the size of a head of its own, 0 the model's head over all its words, which
     a `rank` above 0 lets change a little. `ffn` is the width of the MLP, 0 the model's. Where
@@ -91,7 +91,7 @@ class EaglePlan:
 
     @property
     def n_passes(self) -> int:
-        """How many passes, the first of them over the model's own features."""
+        """The number of passes, the first of them over the model's own features."""
         return self.passes or (1 if self.version == 1 else DISTANCES)
 
     @property
@@ -168,7 +168,7 @@ class EagleObjective(Objective):
     def _passes(
         self, inputs: Tensor, passes: int, t: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """What `_one` takes, pass by pass, for inputs [batch, n]; with noise at step `t`."""
+        """Yield the arguments of `_one`, by pass, for inputs [batch, n]; with noise at step `t`."""
         layers, taps = self._frozen[0], dict[int, Tensor]()
         with torch.no_grad():
             own = layers.logits(layers.last(inputs, tap=self.network.tap(taps)))
@@ -188,7 +188,7 @@ class EagleObjective(Objective):
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
     ) -> list[DistanceQuality]:
-        """How often its guesses are what the model itself finds most likely there.
+        """Count how often its guesses are what the model itself finds most likely there.
 
         What the draft vocabulary lacks counts as no likelier than the least of what it has.
         """

@@ -83,7 +83,7 @@ def load_transfer(folder: str | Path, loaded: Loaded) -> tuple[TransferMatrices,
 
 @dataclass(frozen=True)
 class PseudoStatePass:
-    """Where pseudo states go that are made of a text the model has run already.
+    """The pass over pseudo states made of a text that the model has run already.
 
     `places` are tokens of the text, `steps` the steps made for each, counted from 1. Step i
     also sees the `known` tokens after its place, as in training, where these are not left to
@@ -116,7 +116,7 @@ def transferred(
     n_layers: int,
     run: RunLayers,
 ) -> Tensor:
-    """What the last layer gives for pseudo states: [batch, step, place, hidden].
+    """Return the last layer's output for pseudo states: [batch, step, place, hidden].
 
     `states` [batch, length, hidden] are what the text gave after each layer of the transfer.
     """

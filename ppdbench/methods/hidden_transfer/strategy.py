@@ -115,7 +115,7 @@ class HiddenTransferProposer(Proposer):
 
     @property
     def farthest(self) -> int:
-        """How many places ahead the last of the pseudo states stands."""
+        """The number of places by which the last of the pseudo states is ahead."""
         return len(self.all_steps)
 
     def lines(

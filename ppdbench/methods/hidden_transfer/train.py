@@ -47,7 +47,7 @@ SPACING = (15 / 32, 20 / 32, 25 / 32)  # the paper's layers in a model of 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferPlan:
-    """Where each step transfers, and what it is trained with.
+    """The options of training hidden transfer: where each step transfers, and how it is trained.
 
     kl is the divergence of the guess from the model's own distribution, reverse-kl its other
     direction, which is how the paper writes it.

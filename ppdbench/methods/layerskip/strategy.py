@@ -157,7 +157,7 @@ class SelfSpeculation(Proposer):
         return session.cache if self._own is None else self._own[0]
 
     def _unsure(self, logits: Tensor) -> bool:
-        """Whether not even the likeliest token is likely enough.
+        """True if not even the likeliest token is likely enough.
 
         Asked before a token is drawn: to drop one for what it turned out to be would skew
         sampled outputs.
@@ -170,7 +170,7 @@ class SelfSpeculation(Proposer):
     def _computed(
         self, session: Session, states: list[Tensor], tokens: list[Tensor]
     ) -> Computed | None:
-        """What checking need not do again; the newest draft has to run for that too."""
+        """Return the work that checking need not repeat; the newest draft has to run for it."""
         import torch
 
         if self.options.reuse != "kvq":

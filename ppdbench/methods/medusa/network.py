@@ -34,7 +34,7 @@ MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 
 @dataclass(frozen=True, slots=True)
 class HeadsShape:
-    """How many heads, each of how many blocks; `rank` None: a whole matrix, 0: none of its own.
+    """The number of heads and of blocks in each; `rank` None: a whole matrix, 0: none of its own.
 
     They read the state `after` so many layers (0: all).
     """
@@ -112,14 +112,14 @@ def _published(where: Path) -> Path | None:
 
 
 def _declared(addon: Addon) -> HeadsShape:
-    """What the header of an add-on says."""
+    """Read the shape from the header of an add-on."""
     rank = None if addon.options.get("rank") is None else addon.number("rank", 0)
     after = addon.number("after", 0) if "after" in addon.options else 0
     return HeadsShape(addon.number("heads", 1), addon.number("layers", 0), rank, after)
 
 
 def _counted(weights: Weights) -> HeadsShape:
-    """What the names in a published file say."""
+    """Read the shape from the names of tensors in a published file."""
     found = [match for name in weights.names() if (match := MATRIX.fullmatch(name))]
     if not found:
         raise ConfigError(

@@ -30,7 +30,7 @@ from ppdbench.training.objective import Objective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaPlan:
-    """What is trained, and towards what; a `rank` of None is a whole matrix, 0 the model's own.
+    """The options of training Medusa heads; a `rank` of None is a whole matrix, 0 the model's own.
 
     Heads read the state `after` so many layers (0: all). With fewer they are the early exits
     that hidden transfer is compared with.
@@ -145,7 +145,7 @@ class MedusaObjective(Objective):
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
     ) -> list[DistanceQuality]:
-        """How often each head's guesses are what the model itself finds most likely there."""
+        """Count how often each head's guesses are what the model itself finds most likely there."""
 
         def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             for logits, own in self._guesses(blocks[:, :-1]):

@@ -1,4 +1,4 @@
-"""How compute units talk: one direction each, token ids and hidden states, nothing else.
+"""Channels between compute units: one direction each, token ids and hidden states, no more.
 
 Both kinds of channel fill and read buffers that exist before decoding begins. Units on one
 machine share memory: the receiver watches a semaphore and only sleeps when nothing comes for
@@ -29,7 +29,7 @@ LOOK_S = 0.1  # how often a sleeping receiver looks whether the other side is al
 
 
 class MessageKind(IntEnum):
-    """What a message says."""
+    """The kind of a message."""
 
     PROMPT = 0  # hidden states of prompt tokens
     OFFER = 1  # hidden states of candidates, with their ids
@@ -84,7 +84,7 @@ class MessageLayout:
 
 @dataclass(slots=True)
 class Message:
-    """What arrived; `states` [1, rows, hidden] last until the next message is asked for."""
+    """A message that arrived; `states` [1, rows, hidden] last until the next one is asked for."""
 
     kind: MessageKind
     ids: list[int]
@@ -152,7 +152,7 @@ class Channel(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Whether the next message is there already, as far as one can tell without waiting."""
+        """True if the next message is there already, as far as one can tell without waiting."""
         ...
 
     def receive(self) -> Message:
@@ -214,7 +214,7 @@ class SharedChannel(CommunicationTime):
         self.spent_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs; each has views and counts of its own."""
+        """Return the state that another process needs; each has views and counts of its own."""
         return {n: getattr(self, n) for n in ("layout", "_memory", "_filled", "_free")}
 
     def send(
@@ -260,7 +260,7 @@ class SharedChannel(CommunicationTime):
 
 
 def _landing(layout: MessageLayout, device: torch.device | None) -> Tensor | None:
-    """Where states go that a GPU is to read; a CPU reads them where they arrive."""
+    """Make the buffer for states that a GPU is to read; a CPU reads them where they arrive."""
     if device is None or device.type == "cpu":
         return None
     return torch.zeros(1, layout.rows, layout.width, dtype=layout.dtype, device=device)
@@ -334,7 +334,7 @@ class Link(Protocol):
     """A way between the first process of a form and one of its units, before it is open."""
 
     def open(self, rank: int, device: torch.device, watch: WatchCall) -> tuple[Channel, Channel]:
-        """What to receive from and what to send to, in the process with this rank."""
+        """Open the channels to receive from and to send to, in the process with this rank."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What every form of Predictive Pipelined Decoding is told."""
+"""The configuration that every form of Predictive Pipelined Decoding is given."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CompiledRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
-    """What every form is told."""
+    """The configuration that every form is given."""
 
     target: Loaded
     capacity: int
@@ -36,22 +36,22 @@ class PipelineConfig:
 
     @property
     def in_the_middle(self) -> bool:
-        """Whether both halves have as many layers."""
+        """True if both halves have as many layers."""
         return 2 * self.exit_after == self.target.staged.n_layers
 
     @property
     def head_bytes(self) -> int:
-        """What a trained head adds to the weights of who reads candidates out."""
+        """Bytes that a trained head adds to the weights of the unit that reads candidates out."""
         head = self.head
         parts = () if head is None else (head.weight, head.down, head.up)
         return sum(part.nbytes for part in parts if part is not None)
 
     def early_head(self) -> EarlyHead:
-        """How candidates are read out."""
+        """Return the function that reads candidates out."""
         return own_head if self.head is None else partial(_trained, self.target, self.head)
 
     def compiled(self, threads: int) -> CompiledRows:
-        """What is compiled for units of so many threads."""
+        """Return the passes that are compiled for units of so many threads."""
         staged = self.target.staged
         return CompiledRows(staged.compiled.counts_for(threads), copied_bytes(staged.model) > 0)
 

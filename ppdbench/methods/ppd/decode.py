@@ -41,7 +41,7 @@ class UpperHalf(Protocol):
         ...
 
     def answered(self) -> bool:
-        """Whether the token after the newest row is known here already."""
+        """True if the token after the newest row is known here already."""
         ...
 
     def token(self) -> tuple[int, float]:
@@ -163,7 +163,7 @@ def _refuse_nan(session: Session, peaks: list[float]) -> None:
 
 
 def _record(matches: list[bool], accounts: Sequence[UnitReport], began: float) -> Pipelined:
-    """What the units did, times counted from the beginning of the output."""
+    """Sum up the units' work, times counted from the beginning of the output."""
     events = [event for account in accounts for event in account.events]
     return Pipelined(
         tuple(matches),

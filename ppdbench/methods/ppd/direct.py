@@ -29,7 +29,7 @@ from ppdbench.methods.ppd.channel import (
 
 
 def own_gpus(spec: ModelSpec, units: int) -> bool:
-    """Whether every unit of a form has a GPU of its own, and they can talk to each other."""
+    """True if every unit of a form has a GPU of its own, and they can talk to each other."""
     import torch.distributed as dist
 
     return (

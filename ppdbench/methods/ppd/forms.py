@@ -26,7 +26,7 @@ from ppdbench.methods.ppd.units import LowerLayers, UpperLayers
 
 
 class Form(Decoder):
-    """What all forms share: a share of the cores for this process, and what reports need."""
+    """The base of all forms: its part of the cores for this process, and what reports need."""
 
     name: str
     has_candidates = True

@@ -1,4 +1,4 @@
-"""When a unit did what: for the picture of a timeline, and for what communication cost."""
+"""A unit's log: its work by time, for the picture of a timeline and the cost of communication."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Event = tuple[str, str, int, float, float]  # unit, what, for which token, from,
 
 @dataclass(slots=True)
 class UnitReport:
-    """What a unit reports after an output."""
+    """A unit's report after an output."""
 
     communication_s: float = 0.0
     events: list[Event] = field(default_factory=list)

@@ -30,7 +30,7 @@ IDLE_S = 0.2  # how often an idle unit looks whether the process that started it
 
 
 class Server(Protocol):
-    """What a unit does, in the unit's own process."""
+    """The work of a unit, in the unit's own process."""
 
     facts: dict[str, Any]
 
@@ -73,7 +73,7 @@ class Unit:
         return cls(name, patience_s, process, ours)
 
     def ready(self) -> dict[str, Any]:
-        """What the unit says of itself once its weights are there."""
+        """Wait until the unit's weights are there and return the facts it tells."""
         facts: dict[str, Any] = self._answer(max(START_S, self.patience_s))
         return facts
 
@@ -86,7 +86,7 @@ class Unit:
             raise
 
     def finish(self) -> Any:
-        """What it reports of that output."""
+        """Wait for the unit's report of that output."""
         return self._answer(self.patience_s)
 
     def watch(self, waited_s: float) -> None:
@@ -99,7 +99,7 @@ class Unit:
             raise UnitError(silent(self.name, self.patience_s))
 
     def killed(self) -> str | None:
-        """What to say if a signal has ended it; one that fails by itself reports why."""
+        """Return an error message if a signal has ended it; one that fails itself reports why."""
         code = None if self._process.is_alive() else self._process.exitcode
         return self._how_it_ended() if code is not None and code < 0 else None
 
@@ -150,12 +150,12 @@ class Unit:
 
 
 def silent(name: str, seconds: float) -> str:
-    """What is said of a unit that was waited for in vain."""
+    """Explain that a unit was waited for in vain."""
     return f"{name} has not answered for {seconds:.0f} s; raise patience if it is only slow"
 
 
 def can_copy(device: torch.device) -> bool:
-    """Whether a unit can be a copy of this process, whose weights it then shares.
+    """True if a unit can be a copy of this process, whose weights it then shares.
 
     Not with a GPU in use, and not where the system's own libraries do not stand it (macOS).
     """
@@ -202,7 +202,7 @@ def _serve(make: Maker, order: Any, line: Connection, parent: int) -> None:
 
 
 def _next_task(line: Connection, watch: WatchCall) -> Any:
-    """What to do next. A copy of a process holds both ends of its line, so it never ends."""
+    """Wait for the next task. A copy of a process holds both ends of its line, so it never ends."""
     while not line.poll(IDLE_S):
         watch(0.0)
     return line.recv()

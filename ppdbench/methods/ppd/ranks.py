@@ -27,17 +27,17 @@ _LOST: set[int] = set()  # ranks that did not answer in time
 
 
 def world() -> int:
-    """How many processes torchrun started; 1 without it."""
+    """Return the number of processes that torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """Which of them this is."""
+    """Return this process's rank among them."""
     return int(os.environ.get("RANK", "0"))
 
 
 def wanted(method: str, options: Mapping[str, str]) -> bool:
-    """Whether a method needs torchrun's processes as units; else they share the examples."""
+    """True if a method needs torchrun's processes as units; else they share the examples."""
     return method == "ppd" and options.get("form", "inline") != "inline"
 
 
@@ -76,7 +76,7 @@ class RankUnit:
         return unit
 
     def ready(self) -> dict[str, Any]:
-        """What the unit says of itself once its weights are there."""
+        """Wait until the unit's weights are there and return the facts it tells."""
         facts: dict[str, Any] = self._answer(max(START_S, self.patience_s))
         return facts
 
@@ -85,7 +85,7 @@ class RankUnit:
         self._tell("task", task)
 
     def finish(self) -> Any:
-        """What it reports of that output."""
+        """Wait for the unit's report of that output."""
         return self._answer(self.patience_s)
 
     def _tell(self, kind: str, *more: Any) -> None:
@@ -93,7 +93,7 @@ class RankUnit:
         self._within(self.patience_s, lambda: _send(self.rank, message))
 
     def _within(self, seconds: float, call: Callable[[], Any]) -> Any:
-        """What a call gives that waits for the rank; one that hangs is not waited for longer.
+        """Return the result of a call that waits for the rank; one that hangs is given up.
 
         The group itself waits as long as ranks may idle. A rank is asked nothing more then: what
         it would answer is an answer to something else.
@@ -168,7 +168,7 @@ def led() -> Iterator[None]:
 
 
 def serve() -> None:
-    """What all ranks but the first do: become what they are told, until told to stop."""
+    """Run every rank but the first: become the unit it is told to be, until told to stop."""
     import torch.distributed as dist
 
     _end_at_once()
@@ -191,7 +191,7 @@ def serve() -> None:
 
 
 def _end_at_once() -> None:
-    """When torchrun says so: nothing written in Python runs while a message is awaited."""
+    """End when torchrun says so: nothing written in Python runs while a message is awaited."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

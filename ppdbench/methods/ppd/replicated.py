@@ -140,7 +140,7 @@ def serve_replica(
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTask:
-    """What a replica needs for one output."""
+    """The inputs of a replica for one output."""
 
     prompt: list[int]
     fixed_rows: int | None

@@ -128,7 +128,7 @@ def _next_state(inbox: Channel, token: int) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class UpperTask:
-    """What unit B needs for one output; the generator's state, where tokens are drawn."""
+    """The inputs of unit B for one output; the generator's state, where tokens are drawn."""
 
     prompt: int
     fixed_rows: int | None

@@ -1,4 +1,4 @@
-"""What the parts of a token take on this machine, one unit working alone."""
+"""Times of the parts of a token on this machine, one unit working alone."""
 
 from __future__ import annotations
 

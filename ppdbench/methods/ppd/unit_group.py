@@ -36,7 +36,7 @@ _KEYS = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSetup:
-    """What a process needs to become a unit."""
+    """All that a process needs to become a unit."""
 
     spec: ModelSpec
     exit_after: int
@@ -147,7 +147,7 @@ class UnitGroup:
         return wires
 
     def _watched(self, call: Callable[[], T]) -> T:
-        """What a call gives that waits for all units; one that dies meanwhile ends the wait."""
+        """Return the result of a call that waits for all units; a death meanwhile ends the wait."""
         if self._direct:  # a GPU is chosen by thread
             return call()
         answer: Queue[T | BaseException] = Queue()

@@ -56,11 +56,11 @@ class Candidates:
     early: Tensor | None = None
 
     def row(self, token: int) -> int | None:
-        """Which candidate is this token."""
+        """Return the row of the candidate that is this token; None if there is none."""
         return self.ids.index(token) if token in self.ids else None
 
     def state(self, row: int) -> Tensor:
-        """What the first layers gave for one candidate: [1, 1, hidden]."""
+        """Return the first layers' output for one candidate: [1, 1, hidden]."""
         assert self.states is not None
         return self.states[:, row : row + 1]
 
@@ -92,12 +92,12 @@ class LowerLayers:
 
     @property
     def branches(self) -> bool:
-        """Whether any pass holds siblings."""
+        """True if any pass holds siblings."""
         return self.k > 1
 
     @property
     def offers(self) -> bool:
-        """Whether candidates run through all of this half, so that nothing is left to do."""
+        """True if candidates run through all of this half, so that nothing is left to do."""
         return self.ahead == self.exit_after
 
     def prompt(self, ids: list[int], *, whole: bool) -> Tensor:

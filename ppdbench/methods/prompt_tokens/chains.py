@@ -55,7 +55,7 @@ class ChainPattern:
         )
 
     def _states(self, lengths: Sequence[int], extra: int) -> Tensor:
-        """What the rows are before the first layer; nothing reads those of the prefix."""
+        """Return the rows' input to the first layer; nothing reads those of the prefix."""
         words = self.prompts.embeddings
         empty = words.new_zeros(extra, words.shape[-1])
         return torch.cat([*(words[:length] for length in lengths), empty])[None]

@@ -63,7 +63,7 @@ class Chain:
             raise ConfigError(f"{METHOD}: mask={self.mask!r} is not known; use {', '.join(MASKS)}")
 
     def rows(self, prompts: int) -> int:
-        """How many rows the first `prompts` prompt tokens take."""
+        """Return the number of rows that the first `prompts` prompt tokens take."""
         return prompts * self.epts
 
     @cached_property
@@ -85,17 +85,17 @@ class Chain:
         return earlier < prompt and twin == ept
 
     def sees_prefix(self, row: int) -> range:
-        """Which of the prefix rows a row of the chain sees."""
+        """Return the prefix rows that a row of the chain sees."""
         first = row // self.epts * self.prefix
         return range(first, first + self.prefix)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """How many places behind the token each row stands."""
+        """The number of places behind the token at which each row stands."""
         return tuple(1 + row // self.epts for row in range(self.rows(self.prompts)))
 
     def masks(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Which rows of the chain each of them sees, [row, row], and which prefix rows."""
+        """Make the masks of the chain's rows: over each other, [row, row], and over the prefix."""
         rows = self.rows(self.prompts)
         own = torch.eye(rows, dtype=torch.bool)
         prefix = torch.zeros(rows, self.prompts * self.prefix, dtype=torch.bool)
@@ -125,7 +125,7 @@ class Prompts:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def words(self, n: int = 1) -> Tensor:
-        """What `n` chains and the prefix behind them are made of: [1, rows, hidden]."""
+        """Return the embeddings of `n` chains and the prefix behind them: [1, rows, hidden]."""
         extra = self.chain.prompts * self.chain.prefix
         empty = self.embeddings.new_zeros(extra, self.embeddings.shape[-1])
         return torch.cat([self.embeddings.repeat(n, 1), empty])[None]
@@ -202,7 +202,7 @@ def _prefix(addon: Addon, chain: Chain, loaded: Loaded) -> TrainedRows:
 
 
 def _of_peft(folder: Path, loaded: Loaded) -> Prompts:
-    """What PEFT saved; whose model it is for, only the tensor's width tells."""
+    """Read what PEFT saved; whose model it is for, only the tensor's width tells."""
     chain = _peft_chain(folder / PEFT_CONFIG)
     found = [folder / name for name in PEFT_WEIGHTS if (folder / name).is_file()]
     if not found:
@@ -260,7 +260,7 @@ def guesses_behind(prompts: Prompts, session: Session, positions: Sequence[int])
 def states_behind(
     prompts: Prompts, session: Session, positions: Sequence[int]
 ) -> dict[int, Tensor]:
-    """What all rows behind some places of the cached text come to, by layers run."""
+    """Return the states of all rows behind some places of the cached text, by layers run."""
     model, length, n = session.model, session.cached, len(positions)
     places = torch.tensor(positions, device=model.device)
     step = chains_behind(prompts, places, length, session.capacity - 1)

@@ -138,7 +138,7 @@ class PromptTokensProposer(Proposer):
 
     @property
     def farthest(self) -> int:
-        """How many places ahead the last prompt token stands."""
+        """The number of places by which the last prompt token is ahead."""
         return self.prompts.chain.prompts
 
     def lines(

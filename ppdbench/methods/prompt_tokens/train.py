@@ -51,7 +51,7 @@ MOST = 256  # prompt tokens, and rows of each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPlan:
-    """What is trained, and against what.
+    """The options of training prompt tokens.
 
     kl is the divergence of the guess from the model's own distribution, reverse-kl its other
     direction, which is how the paper writes it; ce takes the text's token instead. Prompt
@@ -92,7 +92,7 @@ class PromptPlan:
 
     @property
     def n_words(self) -> int:
-        """How many words it takes to begin with."""
+        """The number of words it takes to begin with."""
         return self.prompts * (self.epts + self.prefix)
 
 
@@ -212,7 +212,7 @@ class PromptsObjective(Objective):
         return prompts.logits(layers.adapter, exits), own
 
     def prompts(self, dtype: torch.dtype) -> Prompts:
-        """What is being trained, as decoding uses it."""
+        """Return what is being trained, as decoding uses it."""
         plan, head, prefix = self.plan, None, None
         if plan.custom_head:
             parts = {name: part.to(dtype) for name, part in self.head.named_parameters()}

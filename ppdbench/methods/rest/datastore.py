@@ -39,7 +39,7 @@ Ids = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatastoreHeader:
-    """What `datastore.json` says besides format and version."""
+    """The facts in `datastore.json` besides format and version."""
 
     tokenizer: str
     vocab_size: int
@@ -76,7 +76,7 @@ class Datastore:
         self.suffixes = suffixes.view(np.ndarray)
 
     def span(self, wanted: list[int]) -> range:
-        """Which places of the suffix array begin with `wanted`; at most `depth` tokens."""
+        """Find the places of the suffix array that begin with `wanted`; at most `depth` tokens."""
         n = len(wanted)
 
         def head(place: Any) -> list[int]:
@@ -87,7 +87,7 @@ class Datastore:
         return range(first, bisect_right(self.suffixes, wanted, lo=first, key=head))
 
     def longest(self, tokens: Sequence[int], limit: int) -> tuple[int, range]:
-        """How many of the last `limit` tokens occur together in the text, and the places."""
+        """Find how many of the last `limit` tokens occur together in the text, and the places."""
         tail = self._of_one_document(tokens[-limit:])
         known, above, found = 0, len(tail) + 1, range(0)
         # Where a suffix occurs every shorter one does too, so its length can be halved in on.
@@ -101,14 +101,14 @@ class Datastore:
         return known, found
 
     def _of_one_document(self, tokens: Sequence[int]) -> list[int]:
-        """What stands after the last end of a document."""
+        """Return what stands after the last end of a document."""
         tail = list(tokens)
         if self.header.eos in tail:
             tail = tail[len(tail) - tail[::-1].index(self.header.eos) :]
         return tail
 
     def positions(self, places: range, limit: int) -> npt.NDArray[np.int64]:
-        """Where the suffixes stand in the text; of more than `limit` so many, evenly spread."""
+        """Return the suffixes' places in the text; of more than `limit` so many, evenly spread."""
         take = min(limit, len(places))
         picked = places.start + np.arange(take) * len(places) // max(take, 1)
         return self.suffixes[picked].astype(np.int64)
