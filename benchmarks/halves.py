@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.loading import Loaded
@@ -168,7 +168,7 @@ def added_bytes(loaded: Loaded, k: int) -> int:
     form = PredictivePipelined(form="split", k=k).prepare(Setup(loaded, capacity))
     form.begin()
     try:
-        form.decode(session, prompt, limits, Clock(loaded.staged.device), chooser)
+        form.decode(session, Request(prompt, limits, Clock(loaded.staged.device), chooser))
         return _held() - before
     finally:
         form.close()

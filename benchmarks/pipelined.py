@@ -41,6 +41,7 @@ from ppdbench.machine.environment import describe, set_threads
 from ppdbench.report.decode_tables import verdict_text
 from ppdbench.report.export import emit, write
 from ppdbench.report.sheet import Sheet
+from ppdbench.runs.running import Destination
 from ppdbench.runs.store import StoredRun, read_whole
 from ppdbench.stats import median
 
@@ -132,7 +133,7 @@ def decoded(point: BenchCase, asked: BenchOptions) -> StoredRun:
     )
     out = asked.out / point.folder
     begun = (out / "run.json").is_file()
-    run_decode(config, out, kind="bench", resume=begun, report=lambda *_: None)
+    run_decode(config, Destination(out=out, resume=begun), kind="bench")
     return read_whole(out)
 
 

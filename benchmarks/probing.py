@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Target, generator_for
@@ -95,7 +96,7 @@ def main() -> None:
         return [generator_for(0, str(i)) for i in range(k)]
 
     contenders: dict[str, Callable[[], Any]] = {
-        "greedy": lambda: autoregressive(session, prompts[0], Limits(n), clock),
+        "greedy": lambda: autoregressive(session, Request(prompts[0], Limits(n), clock)),
         "probe, one by one": lambda: prober.probe(prompts[:1], n, GREEDY, generators(1)),
         f"probe, batch of {len(prompts)} (per sequence)": lambda: together.probe(
             prompts, n, GREEDY, generators(len(prompts))

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from ppdbench.decoding.decoder import Request
 from ppdbench.files.resources import PACKAGE
 
 HOME = PACKAGE / "reference"
@@ -184,7 +185,7 @@ def measure(model: str, new_tokens: int = 128) -> None:
     looping: dict[str, list[bool]] = {}
     for item in items:
         limits = Limits(new_tokens, loaded.eos_ids)
-        output = autoregressive(session, item.ids, limits, clock).output_ids
+        output = autoregressive(session, Request(item.ids, limits, clock)).output_ids
         looping.setdefault(item.task.name, []).append(loops(output))
     every = [looped for task in looping.values() for looped in task]
     print("| task | outputs | end in a loop |\n| --- | ---: | ---: |")
@@ -193,7 +194,7 @@ def measure(model: str, new_tokens: int = 128) -> None:
     print()
     for text in PROSE:
         ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
-        output = autoregressive(session, ids, Limits(48, loaded.eos_ids), clock).output_ids
+        output = autoregressive(session, Request(ids, Limits(48, loaded.eos_ids), clock)).output_ids
         print(f"> {text}**{loaded.tokenizer.decode(output, skip_special_tokens=True)}**\n")
 
 

@@ -23,6 +23,7 @@ from ppdbench.bench.peers import with_peers
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Target, generator_for
@@ -35,6 +36,7 @@ from ppdbench.probe.match import Prober
 from ppdbench.report.export import emit
 from ppdbench.report.sheet import Sheet
 from ppdbench.runs.records import Sample
+from ppdbench.runs.running import Destination
 from ppdbench.runs.store import read_run
 from ppdbench.stats import median
 from ppdbench.tasks.passages import pseudo_prompts
@@ -151,7 +153,7 @@ def decoded(
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        run_decode(config, path, kind="bench", resume=False, report=lambda *_: None)
+        run_decode(config, Destination(out=path), kind="bench")
         read = read_run(path)
         return read.header, list(read.samples)
 
@@ -169,7 +171,9 @@ def probing(asked: TargetOptions) -> Iterator[TargetRow]:
         return [generator_for(0, str(i)) for i in range(k)]
 
     work: dict[str, Callable[[], object]] = {
-        "greedy": lambda: [autoregressive(session, p, Limits(n), clock) for p in prompts[:2]],
+        "greedy": lambda: [
+            autoregressive(session, Request(p, Limits(n), clock)) for p in prompts[:2]
+        ],
         "alone": lambda: [alone.probe([p], n, target, draws(1)) for p in prompts[:2]],
         "together": lambda: together.probe(prompts, n, target, draws(8)),
     }
@@ -195,7 +199,7 @@ def growth(asked: TargetOptions) -> Iterator[TargetRow]:
     session = Session(loaded.staged, 2048)
 
     def step_s(prompt: list[int]) -> float:
-        return median(autoregressive(session, prompt, Limits(n), clock).step_ms) / 1e3
+        return median(autoregressive(session, Request(prompt, Limits(n), clock)).step_ms) / 1e3
 
     moved = bytes_per_token(loaded.staged, [len(long)], n) / bytes_per_token(
         loaded.staged, [len(short)], n
@@ -231,7 +235,7 @@ def run_once(name: str, asked: TargetOptions) -> tuple[Loaded, Session]:
         loaded.staged.compile([1])
     session = Session(loaded.staged, 192)
     prompt = pseudo_prompts(loaded.tokenizer, 1, 64)[0]
-    autoregressive(session, prompt, Limits(32), Clock(loaded.staged.device))
+    autoregressive(session, Request(prompt, Limits(32), Clock(loaded.staged.device)))
     return loaded, session
 
 

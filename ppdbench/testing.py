@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Decoder
+from ppdbench.decoding.decoder import Decoder, Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
-from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -52,7 +51,7 @@ def tokens(n: int, seed: int, vocab_size: int) -> list[int]:
 
 def free(model: StagedModel, prompt: list[int], n: int) -> tuple[int, ...]:
     """What greedy decoding gives when nothing but its length ends it."""
-    return autoregressive(Session(model, CAPACITY), prompt, Limits(n), CLOCK).output_ids
+    return autoregressive(Session(model, CAPACITY), Request(prompt, Limits(n), CLOCK)).output_ids
 
 
 def cases(model: StagedModel) -> Iterator[Case]:
@@ -80,13 +79,13 @@ def decode(
 ) -> Decoded:
     """One case with buffers of its own."""
     session = Session(model, CAPACITY, spare=decoder.rows, fixed_rows=fixed_rows)
-    return decoder.decode(session, list(case.prompt), case.limits, CLOCK, GREEDY)
+    return decoder.decode(session, Request(list(case.prompt), case.limits, CLOCK))
 
 
 def reference(case: Case, model: StagedModel, *, fixed_rows: int | None = None) -> Decoded:
     """Greedy decoding of the same case."""
     session = Session(model, CAPACITY, fixed_rows=fixed_rows)
-    return autoregressive(session, list(case.prompt), case.limits, CLOCK)
+    return autoregressive(session, Request(list(case.prompt), case.limits, CLOCK))
 
 
 def assert_exact(

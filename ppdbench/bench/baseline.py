@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ppdbench.bench.compiling import check_mode, settle
-from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.identity import first_difference
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
@@ -293,7 +293,7 @@ class _Greedy:
     def __call__(self, prompt: Sequence[int]) -> _Timed:
         self.clock.synchronize()
         before = self.clock.now()
-        decoded = autoregressive(self.session, list(prompt), self.limits, self.clock)
+        decoded = autoregressive(self.session, Request(list(prompt), self.limits, self.clock))
         self.clock.synchronize()
         seconds = self.clock.now() - before
         return _Timed(list(decoded.output_ids), seconds, sum(decoded.step_ms) / 1e3)
@@ -306,7 +306,7 @@ class _Generate:
         self.stock, self.limits, self.clock = stock, Limits(new_tokens), clock
 
     def __call__(self, prompt: Sequence[int]) -> _Timed:
-        handed = self.stock.generate(prompt, self.limits, self.clock)
+        handed = self.stock.generate(Request(list(prompt), self.limits, self.clock))
         tokens = [token for part in handed for token in part.tokens]
         seconds = handed[-1].seconds
         return _Timed(tokens, seconds, seconds - handed[0].seconds)

@@ -111,11 +111,6 @@ def settle(
     return {"mode": mode, "rows": rows, "eager_rows": eager, "seconds": seconds}
 
 
-def compilation_of(header: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the header of a run that was begun says of compiled passes."""
-    return None if header is None else header.get("compilation")
-
-
 def check_mode(mode: str) -> None:
     """Refuse what is no way to compile."""
     if mode not in MODES:

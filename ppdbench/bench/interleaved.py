@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppdbench.bench.profile import Meter
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.identity import (
     Evidence,
     Judgement,
@@ -250,16 +250,15 @@ class Interleaved:
 
     def _attempt(self, item: Item, method: PreparedMethod) -> Decoded | str:
         """An output, or what went wrong; other examples and methods go on."""
-        chooser = self._chooser(item, method.label)
+        request = self._request(item, method.label)
         session, decoder = self._session(method), method.decoder
-        prompt, limits, clock = list(item.ids), limits_of(item, self.loaded), self._clock()
         try:
             if self.meter is None or decoder.foreign or decoder.units > 1:
                 with self._watched(method.label, session) as wall:
-                    decoded = decoder.decode(session, prompt, limits, clock, chooser)
+                    decoded = decoder.decode(session, request)
                 return wall.over(decoded)
             with self.meter.over(decoder), self._watched(method.label, session) as wall:
-                decoded = decoder.decode(session, prompt, limits, clock, chooser)
+                decoded = decoder.decode(session, request)
             return replace(wall.over(decoded), profile=self.meter.profile(decoded))
         except UnitError:
             raise  # what is to decode the other examples is gone
@@ -270,11 +269,10 @@ class Interleaved:
 
     def _greedy(self, item: Item, label: str, session: Session) -> Decoded:
         """The reference; without it there is nothing to compare with."""
-        chooser = self._chooser(item, label)
-        limits = limits_of(item, self.loaded)
+        request = self._request(item, label)
         try:
             with self._watched(label, session) as wall:
-                decoded = autoregressive(session, item.ids, limits, self._clock(), chooser)
+                decoded = autoregressive(session, request)
             return wall.over(decoded)
         except NumericalError as error:
             raise NumericalError(f"example {item.example.id}: {error}") from error
@@ -316,16 +314,11 @@ class Interleaved:
 
         Where another process made them, from passes of the same shapes in this one.
         """
-        session, decoder, prompt = (
-            self._session(method),
-            method.decoder,
-            list(item.ids),
-        )
+        session, decoder = self._session(method), method.decoder
         if decoder.units > 1:
             with confined((), decoder.threads or self._threads):
-                return as_verified(session, prompt, ours, position)
-        chooser, limits = self._chooser(item, method.label), limits_of(item, self.loaded)
-        run = partial(decoder.decode, session, prompt, limits, self._clock(), chooser)
+                return as_verified(session, list(item.ids), ours, position)
+        run = partial(decoder.decode, session, self._request(item, method.label))
         return as_run(run, session, ours, position)
 
     @contextmanager
@@ -345,6 +338,11 @@ class Interleaved:
 
     def _clock(self) -> Clock:
         return Clock(self.loaded.staged.device)
+
+    def _request(self, item: Item, label: str) -> Request:
+        """What a method, or greedy decoding, is asked for; it draws from its own seed."""
+        limits, chooser = limits_of(item, self.loaded), self._chooser(item, label)
+        return Request(list(item.ids), limits, self._clock(), chooser)
 
     def _chooser(self, item: Item, label: str) -> Chooser:
         if self.target.greedy:

@@ -5,38 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from ppdbench.bench.compiling import check_mode, compilation_of, settle
+from ppdbench.bench.compiling import check_mode, settle
 from ppdbench.bench.execution import UNPROTECTED, CodeRuns
 from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
 from ppdbench.bench.memory import own_bytes
 from ppdbench.decoding.decoder import Setup
 from ppdbench.decoding.limits import visible_text
 from ppdbench.decoding.sampling import Target
-from ppdbench.engine.loading import Loaded, ModelSpec, load
+from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.machine.bandwidth import measure_bandwidth
 from ppdbench.machine.environment import forget_peak_memory
 from ppdbench.machine.load import LoadMeter
 from ppdbench.methods import method
 from ppdbench.methods.base import Exiting, Method, Strategy, settings, split_name
-from ppdbench.runs.conversation import with_later_turns
-from ppdbench.runs.header import run_header
-from ppdbench.runs.samples import Key
-from ppdbench.runs.shards import ALONE, Shard
-from ppdbench.runs.store import RunFolder, begun_header, check_target
+from ppdbench.runs.running import Destination, Ready
+from ppdbench.runs.shards import Shard
+from ppdbench.runs.store import RunFolder
 from ppdbench.runs.workload import (
     FinishedRun,
     Item,
     Report,
     RunConfig,
-    Warn,
     Workload,
-    capacity,
     limits_of,
-    unheard,
 )
 from ppdbench.scoring import NEEDS_EXECUTION, parts
 
@@ -121,14 +116,10 @@ class DecodeConfig(RunConfig):
 
 def run_decode(
     config: DecodeConfig,
-    out: Path,
+    to: Destination,
     *,
     kind: str = "decode",
-    resume: bool,
-    report: Report,
-    shard: Shard = ALONE,
     optional: Sequence[Choice] = (),
-    warn: Warn = unheard,
 ) -> FinishedRun:
     """Decode every example of this process's shard that the run folder does not hold yet.
 
@@ -136,15 +127,14 @@ def run_decode(
     """
     names = labels(config.methods)
     built = built_for(config.model, config.methods)
-    check_target(out, resume=resume, shard=shard)
-    work = Workload.read(config, warn)
+    to.check()
+    work = Workload.read(config, to.warn)
     # No quality is asked of random weights.
     scored = config.allow_code_execution and not config.model.is_synthetic
     unprotected = config.allow_code_execution == UNPROTECTED
     code = CodeRuns.read(work, unprotected=unprotected) if scored else None
-    loaded = load(config.model, context=work.context())
-    items = with_later_turns(work.encode(loaded), loaded)
-    setup = Setup(loaded, capacity(items), config.seed)
+    ready = Ready.load(to, work, conversations=True)
+    loaded, items, setup = ready.loaded, ready.items, ready.setup
     with ExitStack() as started:
         prepared = [
             prepare(label, chosen, strategy, setup, config.target, alone=len(built) == 1)
@@ -158,21 +148,21 @@ def run_decode(
             setup,
             {c.label: c.decoder for c in methods},
             sum(item.max_new_tokens for item in items) * (len(methods) + len(BASELINE)),
-            report,
-            compilation_of(begun_header(out, shard)),
+            to.report,
+            to.compilation(),
         )
         prepared = [begin(entry, alone=len(built) == 1) for entry in prepared]
         methods = [entry for entry in prepared if isinstance(entry, PreparedMethod)]
         told = list(zip(names, config.methods, built, prepared, strict=True))
         left_out = {n: e for n, c, _, e in told if isinstance(e, str) and c in optional}
         header = {
-            **run_header(kind, config, loaded, work),
+            **ready.header(kind, config),
             **about([(n, b, e) for n, _, b, e in told if n not in left_out]),
             **({"left_out": left_out} if left_out else {}),
             "compilation": compilation,
         }
         if config.profile:
-            report("measuring bandwidth", 0, None)
+            to.report("measuring bandwidth", 0, None)
             header["bandwidth_bytes_per_s"] = measure_bandwidth(loaded.staged.device)
         # What compiling and measuring took is no part of decoding.
         forget_peak_memory(loaded.staged.device)
@@ -182,21 +172,10 @@ def run_decode(
             profile=config.profile,
         )
         header["memory"] = memory(interleaved)
-        with RunFolder(out, header, resume=resume, shard=shard, digest=work.digest) as folder:
-            decode_missing(
-                interleaved, items, folder, warmup=config.warmup, report=report, code=code
-            )
-            samples = folder.gather()
-    return FinishedRun(
-        path=out,
-        header=header,
-        samples=samples,
-        cut=cut_of(samples),
-        torn=folder.torn,
-        shard=shard,
-        missing=len(absent(items, methods, folder)),
-        spell=loaded.tokenizer.decode,
-    )
+        decode = partial(
+            decode_missing, interleaved, items, warmup=config.warmup, report=to.report, code=code
+        )
+        return ready.store(header, decode, [i.key(c.label) for i in items for c in methods])
 
 
 def memory(interleaved: Interleaved) -> dict[str, Any]:
@@ -207,11 +186,6 @@ def memory(interleaved: Interleaved) -> dict[str, Any]:
         "cache": own_bytes(interleaved.session, loaded),
         "methods": {c.label: own_bytes(c.decoder, loaded) for c in interleaved.methods},
     }
-
-
-def cut_of(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
-    """What prompts lost that were too long; those of later turns are known only now."""
-    return {(s["task"], s["example_id"]): s["cut_tokens"] for s in samples if s["cut_tokens"]}
 
 
 def decode_missing(
@@ -330,20 +304,8 @@ def left(item: Item, methods: Sequence[PreparedMethod], folder: RunFolder) -> li
 
 def is_left(item: Item, label: str, folder: RunFolder) -> bool:
     """Whether a method has yet to decode an example; failures are tried again."""
-    sample = folder.done.get(_key(item, label))
+    sample = folder.done.get(item.key(label))
     return sample is None or sample["verdict"] == "failed"
-
-
-def absent(
-    items: Sequence[Item], methods: Sequence[PreparedMethod], folder: RunFolder
-) -> list[Key]:
-    """What nobody has stored anything of, not even a failure."""
-    keys = [_key(item, each.label) for item in items for each in methods]
-    return [key for key in keys if key not in folder.done]
-
-
-def _key(item: Item, label: str) -> Key:
-    return (item.task.name, item.example.id, label, None)
 
 
 def sample_of(

@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ppdbench.bench.claims import measured, over_greedy
-from ppdbench.bench.compiling import compilation_of, settle
+from ppdbench.bench.compiling import settle
 from ppdbench.bench.grid import Grid
 from ppdbench.bench.halving import SEARCHES, HalvingStage, better, expected_samples, portion, rungs
 from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
@@ -24,22 +24,19 @@ from ppdbench.bench.runner import (
     DecodeConfig,
     about,
     begin,
-    cut_of,
     decode_missing,
     is_left,
     prepare,
     sample_of,
 )
 from ppdbench.bench.sums import SampleSums, add_up
-from ppdbench.decoding.decoder import Decoder, Setup
-from ppdbench.engine.loading import Loaded, ModelSpec, load, load_depth
+from ppdbench.decoding.decoder import Decoder
+from ppdbench.engine.loading import ModelSpec, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
 from ppdbench.methods.base import Exiting, Method, Strategy
-from ppdbench.runs.conversation import with_later_turns
-from ppdbench.runs.header import run_header
-from ppdbench.runs.shards import ALONE, Shard
-from ppdbench.runs.store import RunFolder, begun_header, check_target, read_header
-from ppdbench.runs.workload import FinishedRun, Item, Report, Warn, Workload, capacity, unheard
+from ppdbench.runs.running import Destination, Ready
+from ppdbench.runs.store import RunFolder, read_header
+from ppdbench.runs.workload import FinishedRun, Item, Report, Workload
 
 AT_ONCE = 8
 
@@ -64,46 +61,26 @@ def choices(space: Grid) -> tuple[Choice, ...]:
     return tuple(Choice(name=space.method, options=options) for options in space.cells().values())
 
 
-def run_sweep(
-    config: SweepConfig,
-    out: Path,
-    *,
-    resume: bool,
-    report: Report,
-    shard: Shard = ALONE,
-    warn: Warn = unheard,
-) -> FinishedRun:
+def run_sweep(config: SweepConfig, to: Destination) -> FinishedRun:
     """Decode what the run folder does not hold yet, rung by rung."""
     built = config.space.build()
     for found, strategy in built.values():
         found.check_named(strategy, config.model)
-    check_target(out, resume=resume, shard=shard)
-    if config.search == "halving" and shard.is_job:
+    to.check()
+    if config.search == "halving" and to.shard.is_job:
         raise ConfigError(
             "--search halving needs all results of a rung before the next, and jobs do not wait "
             "for each other; leave --shard out, or use torchrun or --search grid"
         )
     _check_depths(built, config.model)
-    work = Workload.read(config, warn)
+    work = Workload.read(config, to.warn)
     per_task = [len(examples) for _, examples in work.examples]
     steps = rungs(config.search, len(built), per_task)
-    loaded = load(config.model, context=work.context())
-    items = with_later_turns(work.encode(loaded), loaded)
-    sweep = Sweep(config, built, steps, loaded, items)
-    told = sweep.audition(report, compilation_of(begun_header(out, shard)))
-    header = {**run_header("sweep", config, loaded, work), **told}
-    with RunFolder(out, header, resume=resume, shard=shard) as folder:
-        sweep.run(header, folder, report)
-        samples = folder.gather()
-    return FinishedRun(
-        path=out,
-        header=header,
-        samples=samples,
-        cut=cut_of(samples),
-        torn=folder.torn,
-        shard=shard,
-        missing=max(0, expected_samples(header) - len(samples)),
-    )
+    ready = Ready.load(to, work, conversations=True)
+    sweep = Sweep(config, built, steps, ready)
+    header = ready.header("sweep", config, **sweep.audition(to.report, to.compilation()))
+    run = ready.store(header, partial(sweep.run, to.report), (), longer=False)
+    return replace(run, missing=max(0, expected_samples(header) - len(run.samples)))
 
 
 def _check_depths(built: PreparedCells, model: ModelSpec) -> None:
@@ -123,12 +100,11 @@ class Sweep:
         config: SweepConfig,
         built: PreparedCells,
         steps: Sequence[HalvingStage],
-        loaded: Loaded,
-        items: Sequence[Item],
+        ready: Ready,
     ) -> None:
-        self.config, self.built, self.steps, self.loaded = config, built, steps, loaded
-        self.setup = Setup(loaded, capacity(list(items)), config.seed)
-        self._of_rung = [first(items, step.part, config.seed) for step in steps]
+        self.config, self.built, self.steps = config, built, steps
+        self.loaded, self.setup = ready.loaded, ready.setup
+        self._of_rung = [first(ready.items, step.part, config.seed) for step in steps]
         self._able: dict[str, Decoder] = {}  # cells that can run, in outline
 
     def audition(self, report: Report, begun: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -174,7 +150,7 @@ class Sweep:
             before = here
         return tokens
 
-    def run(self, header: Mapping[str, Any], folder: RunFolder, report: Report) -> None:
+    def run(self, report: Report, folder: RunFolder) -> None:
         """From rung to rung; who goes on follows from what the folder holds."""
         going = list(self._able)
         for number, (step, items) in enumerate(zip(self.steps, self._of_rung, strict=True)):
@@ -278,7 +254,7 @@ def _speeds(
     labels: Sequence[str], items: Sequence[Item], folder: RunFolder
 ) -> dict[str, float | None]:
     """The paired ratio of each cell on these examples; none where one failed."""
-    keys = [(item.task.name, item.example.id, label, None) for label in labels for item in items]
+    keys = [item.key(label) for label in labels for item in items]
     if any(key not in folder.done for key in keys):
         raise DataError("another process ended before its share was done; continue with --resume")
     found: dict[str, list[SampleSums]] = {}

@@ -129,6 +129,7 @@ def _decode(
     from ppdbench.report import outputs
     from ppdbench.report.answers import check_answers
     from ppdbench.report.export import write
+    from ppdbench.runs.running import Destination
 
     quiet()
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
@@ -145,15 +146,8 @@ def _decode(
     what = choices[0].name if kind == "decode" else f"{len(choices)}-methods"
     folder = run_folder(out, resume, kind, what, "+".join(config.tasks), config.model.name)
     with progress() as report:
-        run = run_decode(
-            *(config, folder),
-            kind=kind,
-            resume=resume,
-            report=report,
-            shard=shard,
-            optional=optional,
-            warn=warn,
-        )
+        to = Destination(out=folder, resume=resume, shard=shard, report=report, warn=warn)
+        run = run_decode(config, to, kind=kind, optional=optional)
     if told_elsewhere(run):
         return 0
     output = outputs.of_decoding(run.header, add_up(run.samples))

@@ -73,6 +73,7 @@ def probe_drafts(
     from ppdbench.errors import ConfigError
     from ppdbench.probe.drafts import run_drafts
     from ppdbench.report import outputs
+    from ppdbench.runs.running import Destination
 
     check_pictures(plot)
     if calibration is not None and len(methods) > 1:
@@ -82,7 +83,8 @@ def probe_drafts(
     config = config_of("drafts", tasks, methods, options, shard)
     folder = folder_of("drafts", config, out, resume)
     with progress() as report:
-        run = run_drafts(config, folder, resume=resume, report=report, shard=shard)
+        to = Destination(out=folder, resume=resume, shard=shard, report=report)
+        run = run_drafts(config, to)
     if told_elsewhere(run):
         return 0
     outputs.of_drafts(run.header, run.samples, str(folder)).emit(form)

@@ -38,8 +38,9 @@ from ppdbench.cli.progress import progress
 from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
-    from ppdbench.probe.runner import ProbeConfig, ProbeRun
+    from ppdbench.probe.runner import ProbeConfig
     from ppdbench.probe.summary import Rate
+    from ppdbench.runs.workload import FinishedRun
 
 
 WHATS = ("matches", "drafts", "similarity")
@@ -164,9 +165,11 @@ def _probe_matches(
     from ppdbench.engine.quiet import quiet
     from ppdbench.machine.environment import set_threads
     from ppdbench.probe import summary
+    from ppdbench.probe.buckets import stored_buckets
     from ppdbench.probe.ranks import StoredRanks
     from ppdbench.probe.runner import run_probe
     from ppdbench.report import outputs, probe_tables
+    from ppdbench.runs.running import Destination
 
     check_pictures(plot, heatmap)
     quiet()
@@ -177,11 +180,12 @@ def _probe_matches(
     config = _config(tasks or ("gsm8k",), options)
     folder = run_folder(out, resume, "probe", "+".join(config.tasks), config.model.name)
     with progress() as report:
-        run = run_probe(config, layers, folder, resume=resume, report=report, shard=shard)
+        to = Destination(out=folder, resume=resume, shard=shard, report=report)
+        run = run_probe(config, layers, to)
     if told_elsewhere(run):
         return 0
     ranks = StoredRanks(run.samples)
-    rates = summary.match_rates(ranks, config.ks, run.buckets)
+    rates = summary.match_rates(ranks, config.ks, stored_buckets(run.header, run.samples))
     _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
     outputs.of_matches(run.header, run.samples, ranks, rates, str(folder)).emit(form)
     _show(run, config, form)
@@ -206,7 +210,7 @@ def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
     )
 
 
-def _show(run: ProbeRun, config: ProbeConfig, form: str) -> None:
+def _show(run: FinishedRun, config: ProbeConfig, form: str) -> None:
     """The per-token view of one example: on the terminal, and as a picture in the run folder."""
     if config.show_example is None:
         return
@@ -219,7 +223,7 @@ def _show(run: ProbeRun, config: ProbeConfig, form: str) -> None:
     if sample is None:
         notice(f"note: example {config.show_example} is not there yet; another shard has it")
         return
-    grid = grid_of(sample, run.layers, lambda token: run.loaded.tokenizer.decode([token]))
+    grid = grid_of(sample, run.header["config"]["layers"], lambda token: run.spell([token]))
     print_grid(grid, people(stderr=form != "table"))
     picture = run.path / f"example-{config.show_example}.png"
     save(sign(token_grid(grid), label(run.header)), picture)

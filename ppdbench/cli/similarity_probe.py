@@ -28,6 +28,7 @@ def probe_similarity(
     from ppdbench.probe.drafts import run_drafts
     from ppdbench.probe.similarity import Cosines
     from ppdbench.report import outputs
+    from ppdbench.runs.running import Destination
 
     check_pictures(plot)
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
@@ -35,15 +36,8 @@ def probe_similarity(
     config = config_of("similarity", tasks, methods, options, shard)
     folder = folder_of("similarity", config, out, resume)
     with progress() as report:
-        run = run_drafts(
-            config,
-            folder,
-            resume=resume,
-            report=report,
-            kind="similarity",
-            measures=Cosines,
-            shard=shard,
-        )
+        to = Destination(out=folder, resume=resume, shard=shard, report=report)
+        run = run_drafts(config, to, kind="similarity", measures=Cosines)
     if told_elsewhere(run):
         return 0
     outputs.of_similarity(run.header, run.samples, str(folder)).emit(form)

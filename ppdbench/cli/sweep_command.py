@@ -147,6 +147,7 @@ def _run(
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
     from ppdbench.machine.environment import set_threads
+    from ppdbench.runs.running import Destination
 
     if method is None:
         raise ConfigError("give --method and --grid, or --show with the folder of a stored sweep")
@@ -158,7 +159,8 @@ def _run(
     config = SweepConfig(methods=choices(space), space=space, search=search, **decoded, **options)
     folder = run_folder(out, resume, "sweep", method, "+".join(config.tasks), config.model.name)
     with progress() as report:
-        return run_sweep(config, folder, resume=resume, report=report, shard=shard, warn=warn)
+        to = Destination(out=folder, resume=resume, shard=shard, report=report, warn=warn)
+        return run_sweep(config, to)
 
 
 def _result(

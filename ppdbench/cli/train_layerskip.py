@@ -121,6 +121,7 @@ class _Scoring:
         from ppdbench.bench.sums import add_up
         from ppdbench.report import decode_tables
         from ppdbench.report.export import emit
+        from ppdbench.runs.running import Destination
 
         layers = json.loads((self.model / "config.json").read_text("utf-8"))["num_hidden_layers"]
         exits = [f"early-exit:exit_layer={n}" for n in range(1, layers)]
@@ -128,7 +129,8 @@ class _Scoring:
         with progress() as report:
             out = self.model / "exits"
             begun = (out / "run.json").is_file()
-            scored = run_decode(config, out, kind="bench", resume=begun, report=report)
+            to = Destination(out=out, resume=begun, report=report)
+            scored = run_decode(config, to, kind="bench")
         found = summarize(scored.header, add_up(scored.samples))
         emit([decode_tables.quality(found)], None, "table")
         notice(f"run: {scored.path}")

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from ppdbench.machine.clock import Clock
 
 
+def _greedily() -> Chooser:
+    from ppdbench.decoding.sampling import GREEDY
+
+    return GREEDY
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The setting a strategy prepares for: the model, the longest sequence, the run's seed."""
@@ -67,6 +73,20 @@ class Setup:
             share(stock.model, self.target.staged.model)
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a decoder is asked for: the output of one prompt.
+
+    `chooser` picks each token, the likeliest where nothing else is said; times are read from
+    `clock`.
+    """
+
+    prompt: list[int]
+    limits: Limits
+    clock: Clock
+    chooser: Chooser = dataclasses.field(default_factory=_greedily)
+
+
 class Decoder:
     """Decodes one prompt after another.
 
@@ -95,14 +115,7 @@ class Decoder:
     def begin(self) -> None:
         """The models are as they will run, compiled or not: start what decodes beside this."""
 
-    def decode(
-        self,
-        session: Session,
-        prompt_ids: list[int],
-        limits: Limits,
-        clock: Clock,
-        chooser: Chooser,
-    ) -> Decoded:
+    def decode(self, session: Session, request: Request) -> Decoded:
         """Tokens of one prompt, step by step."""
         raise NotImplementedError
 
@@ -131,18 +144,11 @@ class Proposer(Decoder):
         The draft may be shorter than what was proposed, and empty at the end of an output.
         """
 
-    def decode(
-        self,
-        session: Session,
-        prompt_ids: list[int],
-        limits: Limits,
-        clock: Clock,
-        chooser: Chooser,
-    ) -> Decoded:
+    def decode(self, session: Session, request: Request) -> Decoded:
         """Propose, verify, commit."""
         from ppdbench.decoding.loop import speculative
 
-        return speculative(session, self, prompt_ids, limits, clock, chooser)
+        return speculative(session, self, request)
 
 
 @runtime_checkable

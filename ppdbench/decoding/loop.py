@@ -17,16 +17,15 @@ from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.draft import EMPTY, Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.passes import run_pass
-from ppdbench.decoding.sampling import GREEDY, Chooser
+from ppdbench.decoding.sampling import Chooser
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import Tap
 from ppdbench.errors import NumericalError
-from ppdbench.machine.clock import Clock
 
 if TYPE_CHECKING:
-    from ppdbench.decoding.decoder import Proposer
+    from ppdbench.decoding.decoder import Proposer, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,29 +111,17 @@ class WholeModel:
         return ReadOut(self._session.read(self._session.forward(token)), self._depth)
 
 
-def autoregressive(
-    session: Session,
-    prompt_ids: list[int],
-    limits: Limits,
-    clock: Clock,
-    chooser: Chooser = GREEDY,
-) -> Decoded:
+def autoregressive(session: Session, request: Request) -> Decoded:
     """One token per pass: the reference that every strategy is compared with."""
-    decoded = token_by_token(session, WholeModel(session), prompt_ids, limits, clock, chooser)
+    decoded = token_by_token(session, WholeModel(session), request)
     return replace(decoded, exits=())
 
 
 @torch.inference_mode()
-def token_by_token(
-    session: Session,
-    model: TokenByToken,
-    prompt_ids: list[int],
-    limits: Limits,
-    clock: Clock,
-    chooser: Chooser,
-) -> Decoded:
+def token_by_token(session: Session, model: TokenByToken, request: Request) -> Decoded:
     """One token per pass of `model`, until a limit; no token is drafted."""
-    session.reset(prompt_ids)
+    limits, clock, chooser = request.limits, request.clock, request.chooser
+    session.reset(request.prompt)
     clock.synchronize()
     before = clock.now()
     read = model.prompt()
@@ -162,16 +149,10 @@ def token_by_token(
 
 
 @torch.inference_mode()
-def speculative(
-    session: Session,
-    proposer: Proposer,
-    prompt_ids: list[int],
-    limits: Limits,
-    clock: Clock,
-    chooser: Chooser = GREEDY,
-) -> Decoded:
+def speculative(session: Session, proposer: Proposer, request: Request) -> Decoded:
     """Propose, verify, commit: any strategy's drafts, the model's own output."""
-    session.reset(prompt_ids)
+    limits, clock, chooser = request.limits, request.clock, request.chooser
+    session.reset(request.prompt)
     verifier = Verifier(session, chooser, proposer.taps, proposer.acceptance)
     clock.synchronize()
     before = clock.now()

@@ -7,7 +7,7 @@ hook how many rows it had, so that prefill and steps are told apart as for our o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.loading import Loaded, ModelSpec, laid_out, load_stock, token_ids
 from ppdbench.engine.logit_watch import LogitWatch
@@ -65,17 +66,13 @@ class StockModel:
 
     @torch.inference_mode()
     def generate(
-        self,
-        prompt: Sequence[int],
-        limits: Limits,
-        clock: Clock,
-        watch: LogitWatch | None = None,
-        **options: Any,
+        self, request: Request, watch: LogitWatch | None = None, **options: Any
     ) -> list[TimedPass]:
         """One call of `generate()`, pass by pass; the first pass is the prefill."""
         if watch is not None:
             options |= {"output_logits": True, "return_dict_in_generate": True}
-        ids = torch.tensor([list(prompt)], device=self.model.device)
+        prompt, limits, clock = request.prompt, request.limits, request.clock
+        ids = torch.tensor([prompt], device=self.model.device)
         clock.synchronize()
         with self._rows() as rows:
             start = clock.now()

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.methods.base import strategy
 
 if TYPE_CHECKING:
     from ppdbench.decoding.decoded import Decoded
-    from ppdbench.decoding.limits import Limits
-    from ppdbench.decoding.sampling import Chooser
     from ppdbench.engine.session import Session
-    from ppdbench.machine.clock import Clock
 
 
 @strategy("greedy")
@@ -29,15 +26,8 @@ class Greedy:
 class Autoregressive(Decoder):
     """One row per pass."""
 
-    def decode(
-        self,
-        session: Session,
-        prompt_ids: list[int],
-        limits: Limits,
-        clock: Clock,
-        chooser: Chooser,
-    ) -> Decoded:
+    def decode(self, session: Session, request: Request) -> Decoded:
         """The reference output."""
         from ppdbench.decoding.loop import autoregressive
 
-        return autoregressive(session, prompt_ids, limits, clock, chooser)
+        return autoregressive(session, request)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError
 from ppdbench.methods.base import option, strategy
 
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ppdbench.decoding.decoded import Decoded
-    from ppdbench.decoding.limits import Limits
     from ppdbench.decoding.loop import ReadOut
-    from ppdbench.decoding.sampling import Chooser
     from ppdbench.engine.masks import Step
     from ppdbench.engine.session import Session
-    from ppdbench.machine.clock import Clock
 
 MEASURES = ("softmax", "top", "state")
 
@@ -97,18 +94,11 @@ class EarlyExitDecoder(Decoder):
         self.options = options
         self.first = first
 
-    def decode(
-        self,
-        session: Session,
-        prompt_ids: list[int],
-        limits: Limits,
-        clock: Clock,
-        chooser: Chooser,
-    ) -> Decoded:
+    def decode(self, session: Session, request: Request) -> Decoded:
         """Until a limit; no token is proposed, so none is accepted."""
         from ppdbench.decoding.loop import token_by_token
 
-        return token_by_token(session, self._descent(session), prompt_ids, limits, clock, chooser)
+        return token_by_token(session, self._descent(session), request)
 
     def _descent(self, session: Session) -> Descent:
         if self.options.confidence:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.methods.base import option, strategy
 from ppdbench.methods.early_exit import exit_layer_of
@@ -21,10 +21,8 @@ from ppdbench.methods.early_exit import exit_layer_of
 if TYPE_CHECKING:
     from ppdbench.decoding.decoded import Decoded
     from ppdbench.decoding.limits import Limits
-    from ppdbench.decoding.sampling import Chooser
     from ppdbench.decoding.stock import StockModel, TimedPass
     from ppdbench.engine.session import Session
-    from ppdbench.machine.clock import Clock
 
 PREFIX = "transformers:"
 
@@ -152,20 +150,12 @@ class GenerateDecoder(Decoder):
         self.stock, self.options = stock, dict(options or {})
         self.assistant, self.draft_length = assistant, draft_length
 
-    def decode(
-        self,
-        session: Session,
-        prompt_ids: list[int],
-        limits: Limits,
-        clock: Clock,
-        chooser: Chooser,
-    ) -> Decoded:
+    def decode(self, session: Session, request: Request) -> Decoded:
         """One call of `generate()`."""
         if self.assistant is not None:
             self.assistant.draft_constantly(self.draft_length)
-        watch = session.watch
-        handed = self.stock.generate(prompt_ids, limits, clock, watch, **self.options)
-        return _decoded(handed, limits)
+        handed = self.stock.generate(request, session.watch, **self.options)
+        return _decoded(handed, request.limits)
 
 
 def _decoded(handed: Sequence[TimedPass], limits: Limits) -> Decoded:

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ppdbench.bench.runner import Choice, built_for, check_choices, labels
-from ppdbench.decoding.decoder import Decoder, Guesser, Joining, Setup
+from ppdbench.decoding.decoder import Decoder, Guesser, Joining, Request
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.stock_check import (
     FIRST,
@@ -29,7 +29,7 @@ from ppdbench.decoding.stock_check import (
     hold,
     hold_states,
 )
-from ppdbench.engine.loading import Loaded, load
+from ppdbench.engine.loading import Loaded
 from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.session import Session
 from ppdbench.engine.truth import StockTruth, TokenLine
@@ -37,17 +37,15 @@ from ppdbench.engine.vocabulary import ranks_of
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.machine.clock import Clock
 from ppdbench.methods import METHODS
-from ppdbench.runs.header import run_header
-from ppdbench.runs.shards import ALONE, Shard
-from ppdbench.runs.store import RunFolder, check_target
+from ppdbench.runs.running import Destination, Ready
+from ppdbench.runs.samples import Key
+from ppdbench.runs.store import RunFolder
 from ppdbench.runs.workload import (
     FinishedRun,
     Item,
     Report,
     RunConfig,
     Workload,
-    capacity,
-    cut_tokens,
     limits_of,
 )
 
@@ -73,32 +71,26 @@ class DraftsConfig(RunConfig):
 
 def run_drafts(
     config: DraftsConfig,
-    out: Path,
+    to: Destination,
     *,
-    resume: bool,
-    report: Report,
     kind: str = "drafts",
     measures: Measures | None = None,
-    shard: Shard = ALONE,
 ) -> FinishedRun:
     """Probe every example of this process's shard that the run folder does not hold yet."""
     built = built_for(config.model, config.methods)
-    check_target(out, resume=resume, shard=shard)
-    work = Workload.read(config)
-    loaded = load(config.model, context=work.context())
-    items = work.encode(loaded)
-    setup = Setup(loaded, capacity(items), config.seed)
+    to.check()
+    ready = Ready.load(to, Workload.read(config))
+    loaded, setup = ready.loaded, ready.setup
     names = labels(config.methods)
     with ExitStack() as started:
         decoders = {}
         for name, (_, strategy) in zip(names, built, strict=True):
             decoders[name] = strategy.prepare(setup)
             started.callback(decoders[name].close)
-        ready = {
+        asked = {
             name: (measures or GuessRanks)(name, decoder) for name, decoder in decoders.items()
         }
-        header = run_header(kind, config, loaded, work)
-        header["methods"] = {
+        methods = {
             name: {
                 "name": chosen.name,
                 "options": chosen.values(strategy),
@@ -106,33 +98,36 @@ def run_drafts(
             }
             for name, (chosen, strategy) in zip(names, built, strict=True)
         }
-        header["facts"] = {name: dict(decoder.facts) for name, decoder in decoders.items()}
+        facts = {name: dict(decoder.facts) for name, decoder in decoders.items()}
+        header = ready.header(kind, config, methods=methods, facts=facts)
         spare = max(decoder.rows for decoder in decoders.values())
         prober = DraftProber(loaded, Session(loaded.staged, setup.capacity, spare=spare))
-        with RunFolder(out, header, resume=resume, shard=shard, digest=work.digest) as folder:
-            ours, held = shard.part(items), False
-            for number, item in enumerate(ours):
-                report(f"probing {item.task.name}", number, len(ours))
-                missing = {n: m for n, m in ready.items() if _key(item, n) not in folder.done}
-                if missing and not held:
-                    prober.hold(item, decoders)
-                    held = True
-                for sample in prober.probe(item, missing):
-                    folder.append(sample)
-            samples = folder.gather()
-    return FinishedRun(
-        path=out,
-        header=header,
-        samples=samples,
-        cut=cut_tokens(items),
-        torn=folder.torn,
-        shard=shard,
-        missing=sum(_key(item, name) not in folder.done for item in items for name in ready),
-    )
+        wanted = [_key(item, name) for item in ready.items for name in asked]
+        probe = partial(_probe_missing, prober, ready.items, asked, decoders, to.report)
+        return ready.store(header, probe, wanted)
 
 
-def _key(item: Item, label: str) -> tuple[Any, ...]:
-    return (item.task.name, item.example.id, label, "greedy")
+def _key(item: Item, label: str) -> Key:
+    return item.key(label, "greedy")
+
+
+def _probe_missing(
+    prober: DraftProber,
+    items: Sequence[Item],
+    asked: Mapping[str, Measure],
+    decoders: Mapping[str, Decoder],
+    report: Report,
+    folder: RunFolder,
+) -> None:
+    ours, held = folder.shard.part(items), False
+    for number, item in enumerate(ours):
+        report(f"probing {item.task.name}", number, len(ours))
+        missing = {n: m for n, m in asked.items() if _key(item, n) not in folder.done}
+        if missing and not held:
+            prober.hold(item, decoders)
+            held = True
+        for sample in prober.probe(item, missing):
+            folder.append(sample)
 
 
 class DraftProber:
@@ -151,7 +146,7 @@ class DraftProber:
         truth, limits = StockTruth.load(self.loaded.spec), limits_of(item, self.loaded)
         self.session.watch = watch = LogitWatch(range(FIRST))
         try:
-            greedy = autoregressive(self.session, item.ids, limits, self.clock)
+            greedy = autoregressive(self.session, Request(item.ids, limits, self.clock))
         finally:
             self.session.watch = None
         check_end_tokens(self.loaded.eos_ids, truth.eos_ids)
@@ -166,7 +161,7 @@ class DraftProber:
         if not measures:
             return []
         limits = limits_of(item, self.loaded)
-        output = autoregressive(self.session, item.ids, limits, self.clock).output_ids
+        output = autoregressive(self.session, Request(item.ids, limits, self.clock)).output_ids
         return [
             {
                 "example_id": item.example.id,

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from ppdbench.bench.compiling import check_mode, compilation_of, settle
-from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.bench.compiling import check_mode, settle
+from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.sampling import Target, generator_for
 from ppdbench.decoding.stock_check import hold_ranks
 from ppdbench.engine.heads import ExitHead, check_heads, load_heads
-from ppdbench.engine.loading import Loaded, load
+from ppdbench.engine.loading import Loaded
 from ppdbench.engine.truth import StockTruth
 from ppdbench.errors import ConfigError
-from ppdbench.probe.buckets import default_bucket, divisors
+from ppdbench.probe.buckets import divisors
 from ppdbench.probe.match import ProbedSequence, Prober
-from ppdbench.runs.header import run_header
-from ppdbench.runs.shards import ALONE, Shard
-from ppdbench.runs.store import RunFolder, begun_header, check_target
-from ppdbench.runs.workload import (
-    FinishedRun,
-    Item,
-    Report,
-    RunConfig,
-    Workload,
-    capacity,
-    cut_tokens,
-)
+from ppdbench.runs.running import Destination, Ready
+from ppdbench.runs.samples import Key
+from ppdbench.runs.store import RunFolder
+from ppdbench.runs.workload import FinishedRun, Item, Report, RunConfig, Workload
 from ppdbench.tasks import Task
 
 MOST_AT_ONCE = 4096  # sequences; more do not fit any machine's memory
@@ -63,17 +55,14 @@ class ProbeConfig(RunConfig):
         if len(set(kinds)) < len(kinds):
             raise ConfigError("a --target is given twice")
 
-    def bucket_size(self, task: Task) -> int:
-        """How many positions one bucket of `task` holds."""
+    def check_bucket(self, task: Task) -> None:
+        """Refuse buckets that do not divide the outputs of `task`."""
         length = self.new_tokens(task)
-        if self.bucket is not None:
-            if self.bucket < 1 or length % self.bucket:
-                raise ConfigError(
-                    f"--bucket {self.bucket} does not divide the {length} tokens of {task.name}; "
-                    f"use one of {', '.join(str(d) for d in divisors(length))}"
-                )
-            return self.bucket
-        return default_bucket(length, task)
+        if self.bucket is not None and (self.bucket < 1 or length % self.bucket):
+            raise ConfigError(
+                f"--bucket {self.bucket} does not divide the {length} tokens of {task.name}; "
+                f"use one of {', '.join(str(d) for d in divisors(length))}"
+            )
 
 
 def parse_layers(text: str | None, n_layers: int) -> tuple[int, ...]:
@@ -98,82 +87,41 @@ def parse_layers(text: str | None, n_layers: int) -> tuple[int, ...]:
     return tuple(sorted(layers))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRun(FinishedRun):
-    """A finished probe, and what it takes to show one example."""
-
-    loaded: Loaded
-    buckets: dict[str, int]  # task -> positions per bucket
-    layers: tuple[int, ...]
-
-
-def run_probe(
-    config: ProbeConfig,
-    layers: str | None,
-    out: Path,
-    *,
-    resume: bool,
-    report: Report,
-    shard: Shard = ALONE,
-) -> ProbeRun:
+def run_probe(config: ProbeConfig, layers: str | None, to: Destination) -> FinishedRun:
     """Probe every example of this process's shard that the run folder does not hold yet."""
-    check_target(out, resume=resume, shard=shard)
+    to.check()
     if config.head:
         check_heads(config.head)
     work = Workload.read(config)
-    buckets = {task.name: config.bucket_size(task) for task, _ in work.examples}
-    loaded = load(config.model, context=work.context())
+    for task, _ in work.examples:
+        config.check_bucket(task)
+    ready = Ready.load(to, work)
+    loaded, items = ready.loaded, ready.items
     config = dataclasses.replace(config, layers=parse_layers(layers, loaded.staged.n_layers))
-    items = work.encode(loaded)
     _check(config, loaded, len(items))
     heads, fingerprint = _heads(config, loaded)
     prober = Prober(
         loaded,
         config.layers,
-        capacity(items),
+        ready.setup.capacity,
         heads=heads,
         predictions=config.show_example is not None,
     )
-    begun = compilation_of(begun_header(out, shard))
-    header = {
-        **run_header("probe", config, loaded, work),
-        "compilation": _compile(config, loaded, items, report, begun),
-        "heads": fingerprint,
-    }
-    with RunFolder(out, header, resume=resume, shard=shard, digest=work.digest) as folder:
-        _probe_missing(config, items, prober, folder, report)
-        samples = folder.gather()
-    return ProbeRun(
-        path=out,
-        header=header,
-        samples=samples,
-        cut=cut_tokens(items),
-        torn=folder.torn,
-        shard=shard,
-        missing=sum(_key(i, t) not in folder.done for i in items for t in config.targets),
-        spell=loaded.tokenizer.decode,
-        loaded=loaded,
-        buckets=buckets,
-        layers=config.layers,
-    )
+    header = ready.header("probe", config, compilation=_compile(config, ready), heads=fingerprint)
+    wanted = [_key(item, target) for item in items for target in config.targets]
+    return ready.store(header, partial(_probe_missing, config, items, prober, to.report), wanted)
 
 
-def _compile(
-    config: ProbeConfig,
-    loaded: Loaded,
-    items: list[Item],
-    report: Report,
-    begun: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+def _compile(config: ProbeConfig, ready: Ready) -> dict[str, Any]:
     """Compile the passes of one sequence where that pays, as in decoding."""
-    if config.batch_size > 1 and loaded.staged.device.type == "cpu":
+    if config.batch_size > 1 and ready.loaded.staged.device.type == "cpu":
         why = "on a CPU compiled passes are of one sequence"
         if config.compile == "on":
             raise ConfigError(f"--compile on: {why}; leave it or --batch-size out")
         return {"mode": config.compile, "rows": [], "why": why}
-    tokens = sum(item.max_new_tokens for item in items) * len(config.targets)
-    setup = Setup(loaded, capacity(items))
-    return settle(config.compile, setup, {"probe": Decoder()}, tokens, report, begun)
+    tokens = sum(item.max_new_tokens for item in ready.items) * len(config.targets)
+    report, begun = ready.to.report, ready.to.compilation()
+    return settle(config.compile, ready.setup, {"probe": Decoder()}, tokens, report, begun)
 
 
 def _check(config: ProbeConfig, loaded: Loaded, n_items: int) -> None:
@@ -203,7 +151,7 @@ def _heads(config: ProbeConfig, loaded: Loaded) -> tuple[dict[int, ExitHead], st
 
 
 def _probe_missing(
-    config: ProbeConfig, items: list[Item], prober: Prober, folder: RunFolder, report: Report
+    config: ProbeConfig, items: list[Item], prober: Prober, report: Report, folder: RunFolder
 ) -> None:
     shown = None if config.show_example is None else items[config.show_example]
     items = folder.shard.part(items)
@@ -242,8 +190,8 @@ def _hold(loaded: Loaded, item: Item, result: ProbedSequence) -> None:
     hold_ranks(truth, item.ids, result.output_ids, result.ranks)
 
 
-def _key(item: Item, target: Target) -> tuple[Any, ...]:
-    return (item.task.name, item.example.id, "probe", target.kind)
+def _key(item: Item, target: Target) -> Key:
+    return item.key("probe", target.kind)
 
 
 def _batches(items: list[Item], size: int) -> Iterator[list[Item]]:

@@ -12,6 +12,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.errors import ConfigError
 from ppdbench.runs.records import Sample
+from ppdbench.runs.samples import Key
 from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.scoring import unscored
 from ppdbench.tasks import (
@@ -103,6 +104,10 @@ class Item:
     answers: tuple[str, ...] = ()  # to the turns before
     room: int = 0  # tokens that the prompt will have at most, where it is not there yet
     number: int = 0  # of its example among all of the run
+
+    def key(self, method: str, target: str | None = None) -> Key:
+        """What its sample of a method is found by."""
+        return (self.task.name, self.example.id, method, target)
 
 
 @dataclass(slots=True)
@@ -216,11 +221,6 @@ class FinishedRun:
     shard: Shard = ALONE
     missing: int = 0  # samples that are for others to make, who have not (yet)
     spell: Callable[[Sequence[int]], str] = str  # token ids as text
-
-
-def cut_tokens(items: list[Item]) -> dict[tuple[str, str], int]:
-    """What prompts lost that were too long."""
-    return {(item.task.name, item.example.id): item.cut_tokens for item in items if item.cut_tokens}
 
 
 def capacity(items: list[Item]) -> int:

@@ -225,7 +225,7 @@ def test_what_cannot_be_held_is_refused_before_the_model_is_read(
     monkeypatch.setattr(outside, "execute", bare)
     monkeypatch.setattr(execution, "execute", bare)
     with monkeypatch.context() as early:
-        early.setattr("ppdbench.bench.runner.load", pytest.fail)
+        early.setattr("ppdbench.runs.running.load", pytest.fail)
         outside.check_held.cache_clear()
         assert run([*asked, ALLOWED]) == 2
     outside.check_held.cache_clear()

@@ -11,8 +11,7 @@ import torch
 from ppdbench.bench import interleaved
 from ppdbench.bench.interleaved import Interleaved, PreparedMethod
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Decoder, Setup
-from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, ModelSpec, load
@@ -33,10 +32,8 @@ class OnUnits(Decoder):
     def __init__(self, wrong: int) -> None:
         self.wrong = wrong
 
-    def decode(
-        self, session: Session, prompt_ids: list[int], limits: Limits, *more: Any
-    ) -> Decoded:
-        decoded = autoregressive(session, prompt_ids, limits, *more)
+    def decode(self, session: Session, request: Request) -> Decoded:
+        decoded = autoregressive(session, request)
         ids = list(decoded.output_ids)
         ids[self.wrong] = (ids[self.wrong] + 1) % 300
         return dataclasses.replace(decoded, output_ids=tuple(ids))

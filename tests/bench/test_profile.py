@@ -12,9 +12,8 @@ from ppdbench.bench.profile import Costs, Meter
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.sums import add_up
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Decoder, Setup
+from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
@@ -48,7 +47,7 @@ def metered(loaded: Loaded, name: str, **options: str) -> tuple[Decoded, Meter, 
     meter = Meter(loaded.staged, clock)
     session = Session(loaded.staged, 64, spare=decoder.rows)
     with meter.over(decoder):
-        decoded = decoder.decode(session, tokens(9), Limits(12), clock, GREEDY)
+        decoded = decoder.decode(session, Request(tokens(9), Limits(12), clock))
     return decoded, meter, decoder
 
 

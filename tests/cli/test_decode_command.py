@@ -17,14 +17,11 @@ import torch
 
 from ppdbench.cli.main import run
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Decoder, Setup
-from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.loop import autoregressive
-from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.session import Session
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import DataError
-from ppdbench.machine.clock import Clock
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
 from ppdbench.runs.store import read_run
@@ -171,15 +168,8 @@ def flipping() -> Iterator[str]:
         def prepare(self, setup: Setup) -> Decoder:
             return self
 
-        def decode(
-            self,
-            session: Session,
-            prompt_ids: list[int],
-            limits: Limits,
-            clock: Clock,
-            chooser: Chooser,
-        ) -> Decoded:
-            decoded = autoregressive(session, prompt_ids, limits, clock, chooser)
+        def decode(self, session: Session, request: Request) -> Decoded:
+            decoded = autoregressive(session, request)
             ids = list(decoded.output_ids)
             ids[3] = (ids[3] + self.by) % 300
             return dataclasses.replace(decoded, output_ids=tuple(ids))
@@ -358,8 +348,7 @@ def test_a_reference_without_an_answer_is_told_before_anything_is_decoded(
     def refused(*_: object, **__: object) -> None:
         raise DataError("decoding begins")
 
-    monkeypatch.setattr("ppdbench.bench.runner.load", refused)
-    monkeypatch.setattr("ppdbench.bench.sweep.load", refused)
+    monkeypatch.setattr("ppdbench.runs.running.load", refused)
     data = tmp_path / "gsm8k.jsonl"
     rows = [{"question": "1?", "answer": "#### 4"}, {"question": "2?", "answer": "four"}]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppdbench.cli.main import run
-from ppdbench.decoding.decoder import Proposer, Setup
+from ppdbench.decoding.decoder import Proposer, Request, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.adapters import Adapter
@@ -134,7 +134,7 @@ def test_the_text_is_what_greedy_decoding_gives(capsys: pytest.CaptureFixture[st
     for sample in read_run("run").samples:
         session = Session(loaded.staged, len(sample["prompt_ids"]) + TOKENS)
         limits = Limits(TOKENS, loaded.eos_ids)
-        greedy = autoregressive(session, sample["prompt_ids"], limits, CLOCK)
+        greedy = autoregressive(session, Request(sample["prompt_ids"], limits, CLOCK))
         assert sample["output_ids"] == list(greedy.output_ids)
         assert sample["verdict"] == "identical"
 

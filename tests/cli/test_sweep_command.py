@@ -18,9 +18,8 @@ import pytest
 from ppdbench.bench import sweep
 from ppdbench.cli.main import run
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Proposer, Setup
+from ppdbench.decoding.decoder import Proposer, Request, Setup
 from ppdbench.decoding.draft import Draft
-from ppdbench.decoding.limits import Limits
 from ppdbench.engine import loading
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnitError
@@ -75,12 +74,10 @@ class Drafting(Proposer):
             raise RuntimeError("no draft today")
         return Draft.chain([5, 6][:room])
 
-    def decode(
-        self, session: Session, prompt_ids: list[int], limits: Limits, *more: Any
-    ) -> Decoded:
+    def decode(self, session: Session, request: Request) -> Decoded:
         if self.how == "dies":
             raise UnitError("unit 1 died")
-        decoded = super().decode(session, prompt_ids, limits, *more)
+        decoded = super().decode(session, request)
         if self.how != "lies":
             return decoded
         ids = (*decoded.output_ids[:-1], (decoded.output_ids[-1] + 1) % 300)

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Decoder
+from ppdbench.decoding.decoder import Decoder, Request
 from ppdbench.decoding.identity import Evidence, Judgement, as_run, as_verified, judge, one_by_one
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.truth import StockTruth
@@ -42,7 +41,7 @@ def judged(
     again = functools.partial(as_verified, session, ids, ours)
     if decoder is not None:
         assert limits is not None
-        run = functools.partial(decoder.decode, session, ids, limits, CLOCK, GREEDY)
+        run = functools.partial(decoder.decode, session, Request(ids, limits, CLOCK))
         again = functools.partial(as_run, run, session, ours)  # type: ignore[assignment]
     evidence = Evidence(
         one_row=functools.partial(one_by_one, session, ids, greedy),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.decoding.decoded import Decoded
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.identity import (
     Evidence,
     Judgement,
@@ -21,7 +22,6 @@ from ppdbench.decoding.identity import (
     one_by_one,
 )
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -268,7 +268,7 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
     monkeypatch.setattr(Session, "read", real)
 
     def run(session: Session) -> Decoded:
-        return oracle.decode(session, list(PROMPT), CASE.limits, CLOCK, GREEDY)
+        return oracle.decode(session, Request(list(PROMPT), CASE.limits, CLOCK))
 
     for position in range(12):
         session = Session(model, CAPACITY, spare=oracle.rows)

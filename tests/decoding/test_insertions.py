@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.draft import EMPTY, Computed, Draft, Insertion
 from ppdbench.decoding.identity import as_run, as_verified, one_by_one
 from ppdbench.decoding.loop import Prefill, Verified, Verifier
@@ -279,7 +280,9 @@ def test_sampled_chains_may_carry_inserted_rows() -> None:
     for make in (Oracle, Ahead):
         oracle = make(model, 3, 3, False)
         session = Session(model, CAPACITY, spare=oracle.rows)
-        outputs.append(oracle.decode(session, list(case.prompt), case.limits, CLOCK, chooser()))
+        outputs.append(
+            oracle.decode(session, Request(list(case.prompt), case.limits, CLOCK, chooser()))
+        )
     assert outputs[0].output_ids == outputs[1].output_ids
 
 
@@ -295,7 +298,7 @@ def test_rounding_is_measured_in_the_shape_that_was_verified() -> None:
         assert ours.inserted[0] == ((0, n), (1, n), (3, n))
         session = Session(model, CAPACITY, spare=oracle.rows)
         single = one_by_one(session, list(case.prompt), greedy, 9)
-        run = partial(oracle.decode, session, list(case.prompt), case.limits, CLOCK, GREEDY)
+        run = partial(oracle.decode, session, Request(list(case.prompt), case.limits, CLOCK))
         assert single is not None
         for several in (
             as_verified(session, list(case.prompt), ours, 9),

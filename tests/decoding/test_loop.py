@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ppdbench.decoding.decoded import Decoded
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive, check_finite
 from ppdbench.engine.session import Session
@@ -27,7 +28,9 @@ def decode(
     limits: Limits, prompt: list[int] | None = None, capacity: int = 64, model: str = "llama"
 ) -> Decoded:
     session = Session(staged(model), capacity)
-    return autoregressive(session, PROMPT if prompt is None else prompt, limits, Clock(CPU))
+    return autoregressive(
+        session, Request(PROMPT if prompt is None else prompt, limits, Clock(CPU))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +126,7 @@ def test_a_session_serves_one_prompt_after_another() -> None:
     session = Session(staged("gemma3"), 64)
     prompts = [tokens(30, 1), tokens(1, 2), tokens(12, 3), tokens(30, 1)]
     for prompt in prompts:
-        together = autoregressive(session, prompt, Limits(N), Clock(CPU))
+        together = autoregressive(session, Request(prompt, Limits(N), Clock(CPU)))
         alone = decode(Limits(N), prompt, model="gemma3")
         assert together.output_ids == alone.output_ids
         assert session.tokens == [*prompt, *together.output_ids]
@@ -134,7 +137,7 @@ def test_a_session_serves_one_prompt_after_another() -> None:
 
 def test_the_clock_is_read_around_the_prefill_and_each_step_and_nowhere_else() -> None:
     clock = ScriptedClock([10.0, 10.5, 11.0, 11.25, 20.0, 20.125, 20.125, 22.125])
-    out = autoregressive(Session(staged("llama"), 64), PROMPT, Limits(4), clock)
+    out = autoregressive(Session(staged("llama"), 64), Request(PROMPT, Limits(4), clock))
     assert out.prefill_ms == 500.0
     assert out.step_ms == (250.0, 125.0, 2000.0)
     assert clock.left == []
@@ -158,7 +161,7 @@ def test_the_work_lies_between_two_readings_of_the_clock() -> None:
             return super().forward(*arguments, **options)
 
     session = WatchedSession(staged("llama"), 64)
-    autoregressive(session, PROMPT, Limits(3), WatchedClock(range(6)))
+    autoregressive(session, Request(PROMPT, Limits(3), WatchedClock(range(6))))
     assert events == ["synchronize", *["now", "forward", "now"] * 3]
 
 
@@ -179,15 +182,15 @@ def broken(token: int | None) -> StagedModel:
 def test_nan_weights_are_an_error_that_names_layer_and_position() -> None:
     session = Session(broken(None), 64)
     with pytest.raises(NumericalError, match="after layer 4 at output position 1;"):
-        autoregressive(session, PROMPT, Limits(3), Clock(CPU))
+        autoregressive(session, Request(PROMPT, Limits(3), Clock(CPU)))
 
 
 def test_nan_that_comes_up_late_is_placed_where_it_came_up(free: tuple[int, ...]) -> None:
     token = free[4]
     session = Session(broken(token), 64)
-    assert autoregressive(session, PROMPT, Limits(5), Clock(CPU)).output_ids == free[:5]
+    assert autoregressive(session, Request(PROMPT, Limits(5), Clock(CPU))).output_ids == free[:5]
     with pytest.raises(NumericalError, match="after layer 4 at output position 6;"):
-        autoregressive(session, PROMPT, Limits(9), Clock(CPU))
+        autoregressive(session, Request(PROMPT, Limits(9), Clock(CPU)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -204,7 +207,7 @@ def test_an_example_that_broke_spoils_none_after_it(free: tuple[int, ...]) -> No
     model = broken(token)
     used, fresh = Session(model, 64), Session(model, 64)
     with pytest.raises(NumericalError):
-        autoregressive(used, PROMPT, Limits(9), Clock(CPU))
+        autoregressive(used, Request(PROMPT, Limits(9), Clock(CPU)))
     clean = [t for t in tokens(8, seed=3) if t != token]
     results = []
     for session in (used, fresh):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ppdbench.decoding.decoded import Decoded, StepRecord
-from ppdbench.decoding.decoder import Decoder
+from ppdbench.decoding.decoder import Decoder, Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
-from ppdbench.decoding.sampling import GREEDY, Target
+from ppdbench.decoding.sampling import Target
 from ppdbench.decoding.stock_check import (
     MethodOutput,
     check_end_tokens,
@@ -58,9 +58,9 @@ def watched(model: StagedModel, tree: bool | None = None) -> MethodOutput:
         oracle.start(*[type("Start", (), {"tokens": [*PROMPT, 0]})()] * 2)  # type: ignore[arg-type]
     session.watch = watch = LogitWatch(range(32))
     if oracle is None:
-        decoded = autoregressive(session, PROMPT, LIMITS, CLOCK)
+        decoded = autoregressive(session, Request(PROMPT, LIMITS, CLOCK))
     else:
-        decoded = oracle.decode(session, PROMPT, LIMITS, CLOCK, GREEDY)
+        decoded = oracle.decode(session, Request(PROMPT, LIMITS, CLOCK))
     return MethodOutput("odd", decoded, watch, True)
 
 
@@ -111,7 +111,7 @@ def test_early_exits_are_held_at_their_own_depth(
     def seen() -> MethodOutput:
         session = Session(model, CAPACITY)
         session.watch = watch = LogitWatch(range(32))
-        decoded = EarlyExitDecoder(options, 2).decode(session, PROMPT, LIMITS, CLOCK, GREEDY)
+        decoded = EarlyExitDecoder(options, 2).decode(session, Request(PROMPT, LIMITS, CLOCK))
         return MethodOutput("early-exit", decoded, watch, False)
 
     depths = set(seen().watch.depths.values())

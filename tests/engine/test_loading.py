@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine import loading, synthetic
@@ -382,7 +383,7 @@ def test_a_real_model_writes_the_tokens_that_generate_writes(stories: Path) -> N
     prompts = ["Once upon a time", "Lily and Tom went to the park.", "The dog", "Yes! \n Why?"]
     for prompt in [[1], *map(words.encode, prompts)]:
         limits = Limits(40, loaded.eos_ids)
-        ours = autoregressive(session, prompt, limits, Clock(CPU)).output_ids
+        ours = autoregressive(session, Request(prompt, limits, Clock(CPU))).output_ids
         assert list(ours) == greedy_truth(stock, prompt, 40)
         assert len(ours) > 20
 

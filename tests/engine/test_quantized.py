@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ppdbench.cli import main
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.stock import StockModel
 from ppdbench.engine import quantized, weights
@@ -89,7 +89,7 @@ def test_the_engine_gives_what_generate_gives_on_the_same_quantised_weights(
     quantize(model, kind, CPU)
     keep_types(model)
     prompt = [5, 6, 7, 8, 9]
-    handed = StockModel(copy.deepcopy(model)).generate(prompt, Limits(16), CLOCK)
+    handed = StockModel(copy.deepcopy(model)).generate(Request(prompt, Limits(16), CLOCK))
     theirs = tuple(token for part in handed for token in part.tokens)
     assert free(StagedModel(model), prompt, 16) == theirs
 
@@ -123,7 +123,7 @@ def test_transformers_runs_the_same_quantised_weights_beside_us(scheme: str) -> 
     stock = Setup(ours, 64).stock()
     assert weights.kind_of(stock.model) == scheme
     prompt = list(range(20, 32))
-    handed = stock.generate(prompt, Limits(12), CLOCK)
+    handed = stock.generate(Request(prompt, Limits(12), CLOCK))
     assert free(ours.staged, prompt, 12) == tuple(t for part in handed for t in part.tokens)
 
 

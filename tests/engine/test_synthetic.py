@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.loading import Loaded, ModelSpec, load
@@ -229,7 +230,9 @@ def test_special_ids_are_those_the_model_declares() -> None:
 
 def greedy(loaded: Loaded, prompt: list[int], n: int) -> tuple[int, ...]:
     session = Session(loaded.staged, 128)
-    return autoregressive(session, prompt, Limits(n, loaded.eos_ids), Clock(CPU)).output_ids
+    return autoregressive(
+        session, Request(prompt, Limits(n, loaded.eos_ids), Clock(CPU))
+    ).output_ids
 
 
 def test_a_saved_synthetic_model_loads_as_a_folder_and_gives_the_same_tokens(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.loading import Loaded, ModelSpec, load
@@ -104,7 +104,7 @@ def test_layers_beyond_a_fixed_exit_never_run() -> None:
     model = staged("llama")
     session = Session(model, CAPACITY)
     decoder = made(model, exit_layer=2)
-    out = decoder.decode(session, PROMPT, Limits(6), CLOCK, Chooser(Target()))
+    out = decoder.decode(session, Request(PROMPT, Limits(6), CLOCK))
     held = len(PROMPT) + len(out.output_ids) - 1
     assert session.cache.lengths == {0: held, 1: held, 2: 0, 3: 0}
     assert out.exits == (2,) * 6
@@ -183,10 +183,10 @@ def test_no_layer_holds_more_than_the_one_below_and_all_hold_the_truth() -> None
     model = staged("llama")
     session = Session(model, CAPACITY)
     decoder = made(model, confidence=0.3, measure="top")
-    longer = decoder.decode(session, PROMPT, Limits(14), CLOCK, Chooser(Target()))
+    longer = decoder.decode(session, Request(PROMPT, Limits(14), CLOCK))
     # End after a token that left early.
     n = max(i for i, depth in enumerate(longer.exits, start=1) if depth < model.n_layers)
-    out = decoder.decode(session, PROMPT, Limits(n), CLOCK, Chooser(Target()))
+    out = decoder.decode(session, Request(PROMPT, Limits(n), CLOCK))
     held = list(session.cache.lengths.values())
     assert held == sorted(held, reverse=True)
     assert held[-1] < held[0]
@@ -215,7 +215,7 @@ def test_examples_do_not_touch_each_other() -> None:
     session = Session(model, CAPACITY)
 
     def run(prompt: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        out = decoder.decode(session, prompt, Limits(12), CLOCK, Chooser(Target()))
+        out = decoder.decode(session, Request(prompt, Limits(12), CLOCK))
         return out.output_ids, out.exits
 
     first = run(PROMPT)
@@ -232,8 +232,8 @@ def test_a_draw_from_one_token_is_the_greedy_exit(options: dict[str, Any]) -> No
     decoder = made(model, **options)
     session = Session(model, CAPACITY)
     one = Chooser(Target(kind="top-k", top_k=1))
-    drawn = decoder.decode(session, PROMPT, Limits(10), CLOCK, one)
-    greedy = decoder.decode(session, PROMPT, Limits(10), CLOCK, Chooser(Target()))
+    drawn = decoder.decode(session, Request(PROMPT, Limits(10), CLOCK, one))
+    greedy = decoder.decode(session, Request(PROMPT, Limits(10), CLOCK))
     assert drawn.output_ids == greedy.output_ids
 
 
@@ -252,7 +252,7 @@ def test_numbers_gone_wrong_are_an_error_that_leaves_no_trace(options: dict[str,
     model = StagedModel(stock)
     broken = made(model, **options)
     session = Session(model, CAPACITY)
-    right = broken.decode(session, PROMPT, Limits(6), CLOCK, Chooser(Target())).output_ids
+    right = broken.decode(session, Request(PROMPT, Limits(6), CLOCK)).output_ids
     weight = stock.model.embed_tokens.weight
     bad = right[2]
     kept = weight[bad].clone()
@@ -260,11 +260,11 @@ def test_numbers_gone_wrong_are_an_error_that_leaves_no_trace(options: dict[str,
     place = right.index(bad)
     assert bad not in PROMPT
     with pytest.raises(NumericalError, match=f"at output position {place + 2};"):
-        broken.decode(session, PROMPT, Limits(6), CLOCK, Chooser(Target()))
+        broken.decode(session, Request(PROMPT, Limits(6), CLOCK))
     session.cache.hold(CAPACITY, 0, model.n_layers)
     assert all(bool(t.isfinite().all()) for layer in range(4) for t in session.cache.rows(layer))
     weight[bad] = kept
-    again = broken.decode(session, PROMPT, Limits(6), CLOCK, Chooser(Target()))
+    again = broken.decode(session, Request(PROMPT, Limits(6), CLOCK))
     assert again.output_ids == right
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Verified, autoregressive
-from ppdbench.decoding.sampling import GREEDY, Chooser, Target
+from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.decoding.verify import Outcome
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
@@ -87,7 +87,7 @@ def test_sampled_outputs_are_as_long_as_asked() -> None:
     decoder = prepared(model)
     chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
     session = Session(model, CAPACITY, spare=decoder.rows)
-    ours = decoder.decode(session, tokens(9), Limits(24), CLOCK, chooser)
+    ours = decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
     assert len(ours.output_ids) == 24
 
 
@@ -102,7 +102,7 @@ def test_a_real_model_settles_some_tokens_early(stories: Path) -> None:
     decoder = Jacobi().prepare(Setup(loaded, 256))
     session = Session(loaded.staged, 256, spare=decoder.rows)
     prompt = loaded.tokenizer.encode("Once upon a time, there was a little girl named Lily.")
-    ours = decoder.decode(session, prompt, Limits(160), CLOCK, GREEDY)
-    greedy = autoregressive(Session(loaded.staged, 256), prompt, Limits(160), CLOCK)
+    ours = decoder.decode(session, Request(prompt, Limits(160), CLOCK))
+    greedy = autoregressive(Session(loaded.staged, 256), Request(prompt, Limits(160), CLOCK))
     assert ours.output_ids == greedy.output_ids
     assert sum(ours.accepted) > 0

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Verified, autoregressive
-from ppdbench.decoding.sampling import GREEDY, Chooser, Target
+from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -129,8 +129,8 @@ def test_a_real_model_accepts_its_own_ngrams(stories: Path) -> None:
     prompt = loaded.tokenizer.encode("Once upon a time, there was a little girl named Lily.")
     decoder = Lookahead().prepare(Setup(loaded, 256))
     session = Session(loaded.staged, 256, spare=decoder.rows)
-    ours = decoder.decode(session, prompt, Limits(160), CLOCK, GREEDY)
-    greedy = autoregressive(Session(loaded.staged, 256), prompt, Limits(160), CLOCK)
+    ours = decoder.decode(session, Request(prompt, Limits(160), CLOCK))
+    greedy = autoregressive(Session(loaded.staged, 256), Request(prompt, Limits(160), CLOCK))
     assert ours.output_ids == greedy.output_ids
     assert sum(ours.accepted) / len(ours.accepted) > 0.3
 
@@ -254,7 +254,7 @@ def test_the_pool_begins_with_the_prompts_ngrams_unless_told_otherwise() -> None
     for told, expected in ((True, [(6, 7, 8)]), (False, [])):
         decoder = Watched(Lookahead(prompt_ngrams=told))
         session = Session(model, CAPACITY, spare=decoder.rows)
-        decoder.decode(session, prompt, Limits(2), CLOCK, GREEDY)
+        decoder.decode(session, Request(prompt, Limits(2), CLOCK))
         assert decoder._pool.after(5) == expected
 
 
@@ -280,4 +280,4 @@ def test_sampled_targets_are_refused_with_a_way_out() -> None:
     session = Session(model, CAPACITY, spare=decoder.rows)
     chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
     with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, tokens(9), Limits(24), CLOCK, chooser)
+        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))

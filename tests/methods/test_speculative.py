@@ -15,10 +15,10 @@ import torch
 from tokenizers import Tokenizer
 
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.sampling import GREEDY, Chooser, Target, generator_for
+from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine import synthetic
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
@@ -352,7 +352,7 @@ def sampled_outputs(proposer: ModelDrafter, target: StagedModel, wanted: Target)
     session, chooser = Session(target, 16), Chooser(wanted, generator_for(3, "draft model"))
     counts: Counter[Hashable] = Counter()
     for _ in range(400):
-        ours = proposer.decode(session, SAMPLED_PROMPT, Limits(4), CLOCK, chooser)
+        ours = proposer.decode(session, Request(SAMPLED_PROMPT, Limits(4), CLOCK, chooser))
         counts[ours.output_ids[:3]] += 1
     return counts
 
@@ -381,11 +381,11 @@ def test_a_sampled_draft_of_the_target_itself_is_always_kept() -> None:
     proposer = drafter(model, model)
     session = Session(model, CAPACITY, spare=proposer.rows)
     chooser = Chooser(Target(kind="top-k", top_k=8), generator_for(0, "itself"))
-    ours = proposer.decode(session, tokens(9), Limits(40), CLOCK, chooser)
+    ours = proposer.decode(session, Request(tokens(9), Limits(40), CLOCK, chooser))
     # Rounding between passes of different shapes may cost a token, once in many thousands.
     assert ours.accepted == ours.proposed
     again = Chooser(chooser.target, generator_for(0, "itself"))
-    assert proposer.decode(session, tokens(9), Limits(40), CLOCK, again).output_ids == (
+    assert proposer.decode(session, Request(tokens(9), Limits(40), CLOCK, again)).output_ids == (
         ours.output_ids
     )
 
@@ -400,7 +400,7 @@ def test_a_draft_model_that_breaks_down_is_an_error_and_leaves_nothing_behind() 
         weight.fill_(float("inf"))
         session, chooser = Session(target, CAPACITY, spare=5), Chooser(wanted, generator_for(0))
         with pytest.raises(NumericalError, match="draft_model=tiny after 10 tokens"):
-            proposer.decode(session, tokens(9), Limits(8), CLOCK, chooser)
+            proposer.decode(session, Request(tokens(9), Limits(8), CLOCK, chooser))
         weight.copy_(good)
         assert_exact(proposer, next(cases(target)), target)
 
@@ -561,11 +561,11 @@ def test_a_real_model_keeps_much_of_what_its_first_layers_draft(
     limits = Limits(80, target.eos_ids)
     from ppdbench.decoding.loop import autoregressive
 
-    greedy = autoregressive(session, ids, limits, CLOCK)
+    greedy = autoregressive(session, Request(ids, limits, CLOCK))
     rates = {}
     for name in (stories, folder):
         proposer = Speculative(draft_model=str(name)).prepare(setup)
-        ours = proposer.decode(session, ids, limits, CLOCK, GREEDY)
+        ours = proposer.decode(session, Request(ids, limits, CLOCK))
         assert ours.output_ids == greedy.output_ids
         rates[name] = sum(ours.accepted) / sum(ours.proposed)
     assert rates[stories] > 0.95  # the last drafts lie beyond the end

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.identity import as_run, one_by_one
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
-from ppdbench.decoding.sampling import GREEDY
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
@@ -49,8 +48,8 @@ def both(
     setup: Setup, name: str, prompt: list[int], limits: Limits
 ) -> tuple[Decoded, Decoded, Session]:
     session = Session(setup.target.staged, setup.capacity)
-    ours = autoregressive(session, prompt, limits, CLOCK)
-    return peer(setup, name).decode(session, prompt, limits, CLOCK, GREEDY), ours, session
+    ours = autoregressive(session, Request(prompt, limits, CLOCK))
+    return peer(setup, name).decode(session, Request(prompt, limits, CLOCK)), ours, session
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -127,7 +126,7 @@ def test_a_wrong_token_is_a_mismatch_by_passes_made_again(setup: Setup, name: st
     ids = list(theirs.output_ids)
     ids[11] = (ids[11] + 1) % 300
     wrong = dataclasses.replace(theirs, output_ids=tuple(ids))
-    run = partial(peer(setup, name).decode, session, tokens(13), Limits(20), CLOCK, GREEDY)
+    run = partial(peer(setup, name).decode, session, Request(tokens(13), Limits(20), CLOCK))
     assert as_run(run, session, wrong, 11) is None
 
 
@@ -137,7 +136,7 @@ def test_the_logits_that_chose_a_peers_token_are_those_of_its_own_passes(
 ) -> None:
     """Drafts in the pass over the prompt included: position 0 is no exception."""
     theirs, ours, session = both(setup, name, tokens(13), Limits(20))
-    run = partial(peer(setup, name).decode, session, tokens(13), Limits(20), CLOCK, GREEDY)
+    run = partial(peer(setup, name).decode, session, Request(tokens(13), Limits(20), CLOCK))
     for position in (0, 1, 7, 19):
         logits = as_run(run, session, theirs, position)
         assert logits is not None

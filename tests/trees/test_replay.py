@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppdbench.decoding.decoder import Decoder
+from ppdbench.decoding.decoder import Decoder, Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.session import Session
@@ -102,7 +102,7 @@ def calibrated(decoder: Decoder, model: StagedModel, limits: Limits) -> list[Ran
     ranks, made = GuessRanks("some", decoder), []
     for prompt in PROMPTS:
         session = Session(model, CAPACITY, spare=decoder.rows)
-        output = autoregressive(session, prompt, limits, CLOCK).output_ids
+        output = autoregressive(session, Request(prompt, limits, CLOCK)).output_ids
         item = Item(None, None, prompt, 0, limits.max_new_tokens)  # type: ignore[arg-type]
         found = ranks(session, item, output)["ranks"]
         made.append(RankedOutput.of("some", list(found.values())))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.masks import Step
@@ -69,7 +70,9 @@ class GreedyOutput:
     def __init__(self, model: StagedModel, prompt_ids: list[int], limits: Limits) -> None:
         n = limits.max_new_tokens
         self.session = Session(model, len(prompt_ids) + n, spare=n)
-        output = autoregressive(self.session, prompt_ids, limits, Clock(model.device)).output_ids
+        output = autoregressive(
+            self.session, Request(prompt_ids, limits, Clock(model.device))
+        ).output_ids
         self.first, self.output = len(prompt_ids), output
         self.step = self._step(len(output) - 1) if len(output) > 1 else None
 

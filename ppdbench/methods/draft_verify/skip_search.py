@@ -27,7 +27,7 @@ from ppdbench.methods.draft_verify.gaussian import (
 from ppdbench.methods.draft_verify.skip_file import SkipSet, read_skips, save
 from ppdbench.methods.draft_verify.skip_score import SkipScore, SkipScorer
 from ppdbench.registry import Registry
-from ppdbench.runs.workload import Report, RunConfig, Workload, cut_tokens, limits_of
+from ppdbench.runs.workload import Report, RunConfig, Workload, limits_of
 
 Search = Callable[["TriedSets"], None]
 
@@ -224,5 +224,5 @@ def run_search(config: SearchConfig, out: Path, *, report: Report) -> SearchResu
         default=default,
         default_score=scorer.score(default),
         tried=tried,
-        cut=len(cut_tokens(items)),
+        cut=sum(item.cut_tokens > 0 for item in items),
     )

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from ppdbench.decoding.decoded import Decoded, Pipelined, StepRecord
-from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.loop import check_finite
 from ppdbench.engine.session import Session
-from ppdbench.machine.clock import Clock
 from ppdbench.methods.ppd.log import UnitLog, UnitReport
 from ppdbench.methods.ppd.units import Candidates, LowerLayers, UpperLayers, pieces
 
@@ -96,14 +95,12 @@ class LocalUpperHalf:
 
 
 @torch.inference_mode()
-def pipelined(
-    lower: LowerLayers, upper: UpperHalf, prompt_ids: list[int], limits: Limits, clock: Clock
-) -> Decoded:
+def pipelined(lower: LowerLayers, upper: UpperHalf, request: Request) -> Decoded:
     """One output."""
-    session = lower.session
-    session.reset(prompt_ids)
+    session, limits, clock = lower.session, request.limits, request.clock
+    session.reset(request.prompt)
     whole = session.fixed_rows is not None
-    parts = [prompt_ids] if whole else pieces(prompt_ids)
+    parts = [request.prompt] if whole else pieces(request.prompt)
     output: list[int] = []
     matches: list[bool] = []
     times: list[float] = []

@@ -7,12 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Decoder
-from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.sampling import Chooser
+from ppdbench.decoding.decoder import Decoder, Request
 from ppdbench.engine.session import Session
 from ppdbench.errors import UnitError
-from ppdbench.machine.clock import Clock
 from ppdbench.machine.cores import confined, share_out, threads_per_unit
 from ppdbench.methods.ppd import ranks
 from ppdbench.methods.ppd.config import PipelineConfig
@@ -69,27 +66,21 @@ class Form(Decoder):
 
     @contextmanager
     def _halves(
-        self, session: Session, prompt_ids: list[int], chooser: Chooser
+        self, session: Session, request: Request
     ) -> Iterator[tuple[LowerLayers, UpperHalf]]:
         """Both halves of the model for one output."""
         raise NotImplementedError
 
-    def decode(
-        self,
-        session: Session,
-        prompt_ids: list[int],
-        limits: Limits,
-        clock: Clock,
-        chooser: Chooser,
-    ) -> Decoded:
+    def decode(self, session: Session, request: Request) -> Decoded:
         """One output."""
+        clock = request.clock
         began = clock.now()
         with (
             confined(self._cores[0], self.threads),
-            self._halves(session, prompt_ids, chooser) as (lower, upper),
+            self._halves(session, request) as (lower, upper),
         ):
             ready = clock.now()
-            decoded = pipelined(lower, upper, prompt_ids, limits, clock)
+            decoded = pipelined(lower, upper, request)
             done = clock.now()
         around_ms = 1e3 * (ready - began + clock.now() - done)
         return replace(decoded, aside_ms=decoded.aside_ms + around_ms)
@@ -115,10 +106,10 @@ class Inline(Form):
 
     @contextmanager
     def _halves(
-        self, session: Session, prompt_ids: list[int], chooser: Chooser
+        self, session: Session, request: Request
     ) -> Iterator[tuple[LowerLayers, UpperHalf]]:
         config, log = self.config, UnitLog("main")
-        upper = LocalUpperHalf(UpperLayers(session, config.exit_after, chooser), log)
+        upper = LocalUpperHalf(UpperLayers(session, config.exit_after, request.chooser), log)
         yield LowerLayers(session, config.exit_after, config.k, log, config.early_head()), upper
 
 
@@ -146,10 +137,10 @@ class Split(Form):
 
     @contextmanager
     def _halves(
-        self, session: Session, prompt_ids: list[int], chooser: Chooser
+        self, session: Session, request: Request
     ) -> Iterator[tuple[LowerLayers, UpperHalf]]:
         config = self.config
-        with self._upper.output(session, len(prompt_ids), chooser) as upper:
+        with self._upper.output(session, len(request.prompt), request.chooser) as upper:
             yield (
                 LowerLayers(
                     session, config.exit_after, config.k, UnitLog("A"), config.early_head()
@@ -176,11 +167,11 @@ class Replicated(Form):
 
     @contextmanager
     def _halves(
-        self, session: Session, prompt_ids: list[int], chooser: Chooser
+        self, session: Session, request: Request
     ) -> Iterator[tuple[LowerLayers, UpperHalf]]:
         config, log = self.config, UnitLog("main")
-        upper = LocalUpperHalf(UpperLayers(session, config.exit_after, chooser), log)
-        with self._replicas.output(session, prompt_ids) as links:
+        upper = LocalUpperHalf(UpperLayers(session, config.exit_after, request.chooser), log)
+        with self._replicas.output(session, request.prompt) as links:
             yield MainProcess(session, config.exit_after, links, log, config.early_head()), upper
 
 

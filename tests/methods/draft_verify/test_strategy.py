@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Prefill, Verified, autoregressive, speculative
@@ -160,7 +160,7 @@ def test_sampled_outputs_follow_the_models_own_distribution(tmp_path: Path) -> N
     seen, lengths, accepted = Counter[tuple[int, ...]](), Counter[int](), 0
     for i in range(n):
         chooser = Chooser(target, generator_for(i, "draft-verify"))
-        output = speculative(session, decoder, PROMPT, Limits(4), CLOCK, chooser)
+        output = speculative(session, decoder, Request(PROMPT, Limits(4), CLOCK, chooser))
         seen[output.output_ids[:3]] += 1
         lengths[output.proposed[0]] += 1
         accepted += output.accepted[0]
@@ -352,8 +352,8 @@ def test_a_real_model_drafts_and_stays_exact(stories: Path) -> None:
     prompt = loaded.tokenizer("Once upon a time, there was a little girl").input_ids
     session = Session(loaded.staged, 160, spare=decoder.rows)
     limits = Limits(100, loaded.eos_ids)
-    ours = decoder.decode(session, prompt, limits, CLOCK, GREEDY)
-    greedy = autoregressive(Session(loaded.staged, 160), prompt, limits, CLOCK)
+    ours = decoder.decode(session, Request(prompt, limits, CLOCK))
+    greedy = autoregressive(Session(loaded.staged, 160), Request(prompt, limits, CLOCK))
     assert ours.output_ids == greedy.output_ids
     assert sum(ours.accepted) > 0
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ppdbench.decoding.decoder import Guesser, Setup
+from ppdbench.decoding.decoder import Guesser, Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Prefill
@@ -601,7 +601,7 @@ def test_a_draw_from_one_token_is_the_greedy_output(
     decoder, model = ready(trained, **options), trained[0].staged
     session = Session(model, CAPACITY, spare=decoder.rows)
     one = drawer(Target(kind="top-k", top_k=1))
-    ours = decoder.decode(session, PROMPTS[0], Limits(24), CLOCK, one)
+    ours = decoder.decode(session, Request(PROMPTS[0], Limits(24), CLOCK, one))
     assert ours.output_ids == free(model, PROMPTS[0], 24)
     assert sum(ours.accepted) > 0
 
@@ -627,7 +627,7 @@ def test_sampled_outputs_follow_the_model_through_a_draft_vocabulary(tmp_path: P
     truth = sum((p * after([*prompt, t]) for t, p in enumerate(after(prompt))), torch.zeros(6))
     counts, kept = torch.zeros(6), 0
     for _ in range(n):
-        out = decoder.decode(session, list(prompt), Limits(4), CLOCK, chooser)
+        out = decoder.decode(session, Request(list(prompt), Limits(4), CLOCK, chooser))
         counts[out.output_ids[1]] += 1
         kept += out.accepted[0] > 0
     assert n / 10 < kept < n * 9 / 10
@@ -641,7 +641,7 @@ def test_sampled_targets_are_refused_for_trees(tmp_path: Path) -> None:
     assert decoder.trees
     session = Session(model, CAPACITY, spare=decoder.rows)
     with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, tokens(9), Limits(24), CLOCK, drawer(Target(kind="top-p")))
+        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, drawer(Target(kind="top-p"))))
 
 
 # Files

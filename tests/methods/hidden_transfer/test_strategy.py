@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ppdbench.decoding.decoder import Guesser, Setup
+from ppdbench.decoding.decoder import Guesser, Request, Setup
 from ppdbench.decoding.draft import EMPTY
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Prefill, Verified, Verifier
@@ -103,7 +103,7 @@ def test_a_chain_may_be_sampled() -> None:
     assert not decoder.trees
     target = Chooser(Target(kind="top-k", top_k=2), torch.Generator().manual_seed(1))
     session = session_for(staged("llama"), decoder)
-    found = decoder.decode(session, list(PROMPTS[0]), Limits(12), CLOCK, target)
+    found = decoder.decode(session, Request(list(PROMPTS[0]), Limits(12), CLOCK, target))
     assert len(found.output_ids) == 12
 
 

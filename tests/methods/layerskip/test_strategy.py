@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Prefill, Verified, speculative
@@ -116,7 +116,7 @@ def test_examples_do_not_touch_each_other() -> None:
         decoder = made(model, reuse=reuse, exit_layer=3, adaptive=True)
         session = Session(model, CAPACITY, spare=decoder.rows)
         runs = [
-            speculative(session, decoder, prompt, Limits(12), CLOCK)
+            speculative(session, decoder, Request(prompt, Limits(12), CLOCK))
             for prompt in (PROMPT, tokens(20, 8), PROMPT)
         ]
         first, _, again = [(run.output_ids, run.proposed, run.accepted) for run in runs]
@@ -303,7 +303,7 @@ def test_a_draw_from_one_token_is_the_greedy_output() -> None:
     one = drawer(0, Target(kind="top-k", top_k=1))
     decoder = made(model, exit_layer=3)
     session = Session(model, CAPACITY, spare=decoder.rows)
-    ours = speculative(session, decoder, PROMPT, Limits(20), CLOCK, one)
+    ours = speculative(session, decoder, Request(PROMPT, Limits(20), CLOCK, one))
     assert ours.output_ids == reference(Case("", PROMPT, Limits(20)), model).output_ids
 
 
@@ -335,7 +335,7 @@ def test_sampled_outputs_follow_the_model_whatever_the_exit_is_sure_of() -> None
     truth = sum((p * after([*prompt, t]) for t, p in enumerate(first)), torch.zeros(6))
     counts, drafted = torch.zeros(6), 0
     for _ in range(n):
-        out = speculative(session, decoder, prompt, Limits(3), CLOCK, chooser)
+        out = speculative(session, decoder, Request(prompt, Limits(3), CLOCK, chooser))
         counts[out.output_ids[1]] += 1
         drafted += out.proposed[0]
     assert n / 5 < drafted < n * 4 / 5, "choose a confidence that some drafts meet"

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from ppdbench.cli.main import run
-from ppdbench.decoding.decoder import Guesser, Setup
+from ppdbench.decoding.decoder import Guesser, Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.sampling import GREEDY, Chooser, Target
+from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.addons import save_addon
 from ppdbench.engine.loading import Loaded, ModelSpec, take_over
 from ppdbench.engine.session import Session
@@ -437,7 +437,7 @@ def test_sampled_targets_are_refused_with_a_way_out(trained: tuple[Loaded, Path]
     chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
     session = Session(model, CAPACITY, spare=decoder.rows)
     with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, tokens(9), Limits(24), CLOCK, chooser)
+        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
 
 
 def chain(folder: Path) -> str:
@@ -454,7 +454,7 @@ def test_a_tree_without_branches_is_a_chain_that_sampling_can_verify(
     assert accepted(decoder, model) > 2
     one = Chooser(Target(kind="top-k", top_k=1), torch.Generator().manual_seed(3))
     session = Session(model, CAPACITY, spare=decoder.rows)
-    ours = decoder.decode(session, PROMPTS[0], Limits(24), CLOCK, one)
+    ours = decoder.decode(session, Request(PROMPTS[0], Limits(24), CLOCK, one))
     assert ours.output_ids == free(model, PROMPTS[0], 24)
     assert sum(ours.accepted) > 0
 
@@ -483,6 +483,6 @@ def test_the_first_draft_follows_the_prompt_alone(trained: tuple[Loaded, Path]) 
     """A second sequence starts without what the first left behind."""
     decoder, model = ready(trained), trained[0].staged
     session = Session(model, CAPACITY, spare=decoder.rows)
-    first = [decoder.decode(session, p, Limits(8), CLOCK, GREEDY) for p in PROMPTS[:2]]
-    again = decoder.decode(session, PROMPTS[0], Limits(8), CLOCK, GREEDY)
+    first = [decoder.decode(session, Request(p, Limits(8), CLOCK)) for p in PROMPTS[:2]]
+    again = decoder.decode(session, Request(PROMPTS[0], Limits(8), CLOCK))
     assert again.accepted == first[0].accepted

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.halves import added_bytes
 from ppdbench.cli.main import run
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine import artefacts
@@ -154,8 +154,8 @@ def test_sampled_outputs_are_those_of_sampling_token_by_token() -> None:
     for seed in range(4):
         draws = [Chooser(target, torch.Generator().manual_seed(seed)) for _ in range(2)]
         session = Session(model, CAPACITY, spare=form.rows)
-        ours = form.decode(session, case.prompt, case.limits, CLOCK, draws[0])
-        theirs = autoregressive(session, case.prompt, case.limits, CLOCK, draws[1])
+        ours = form.decode(session, Request(case.prompt, case.limits, CLOCK, draws[0]))
+        theirs = autoregressive(session, Request(case.prompt, case.limits, CLOCK, draws[1]))
         assert ours.output_ids == theirs.output_ids
 
 
@@ -170,9 +170,9 @@ def test_a_nan_is_refused_and_the_next_output_is_right() -> None:
     kept = weight.clone()
     weight.fill_(float("nan"))
     with pytest.raises(NumericalError):
-        form.decode(session, case.prompt, case.limits, CLOCK, Chooser(Target()))
+        form.decode(session, Request(case.prompt, case.limits, CLOCK))
     weight.copy_(kept)
-    again = form.decode(session, case.prompt, case.limits, CLOCK, Chooser(Target()))
+    again = form.decode(session, Request(case.prompt, case.limits, CLOCK))
     assert again.output_ids == decode(form, case, model.staged).output_ids
 
 
@@ -289,7 +289,9 @@ def test_sampling_on_units_draws_what_one_process_draws(spread: Form) -> None:
     for form in (spread, inline):
         chooser = Chooser(target, torch.Generator().manual_seed(7))
         session = Session(loaded(FAR).staged, CAPACITY, spare=form.rows)
-        outputs.append(form.decode(session, case.prompt, case.limits, CLOCK, chooser).output_ids)
+        outputs.append(
+            form.decode(session, Request(case.prompt, case.limits, CLOCK, chooser)).output_ids
+        )
     assert outputs[0] == outputs[1]
 
 

@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppdbench.cli.main import run
-from ppdbench.decoding.decoder import Guesser, Setup
+from ppdbench.decoding.decoder import Guesser, Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Prefill, Verified
 from ppdbench.decoding.passes import run_pass
-from ppdbench.decoding.sampling import GREEDY, Chooser, Target
+from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded, ModelSpec, take_over
 from ppdbench.engine.masks import TrainedRows
@@ -198,7 +198,7 @@ def test_what_is_cached_is_the_text_alone() -> None:
     model = staged("llama")
     decoder = knowing(model, UNEVEN, **VARIANTS["prefix"])
     session = Session(model, CAPACITY, spare=decoder.rows)
-    decoder.decode(session, tokens(9, 1), Limits(20), CLOCK, GREEDY)
+    decoder.decode(session, Request(tokens(9, 1), Limits(20), CLOCK))
     fresh = Session(model, CAPACITY)
     fresh.forward(fresh.ids(session.tokens[: session.cached]))
     for layer in range(model.n_layers):
@@ -553,7 +553,7 @@ def test_sampled_targets_are_refused_with_a_way_out() -> None:
     session = Session(model, CAPACITY, spare=decoder.rows)
     chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
     with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, tokens(9), Limits(24), CLOCK, chooser)
+        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
 
 
 def test_the_run_says_what_was_loaded(
@@ -664,7 +664,7 @@ def test_sampled_targets_take_drafts_that_were_chosen(tmp_path: Path) -> None:
     _, prompted, target = drafters("llama", tmp_path / "p")
     session = Session(target, CAPACITY, spare=prompted.rows)
     chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
-    ours = prompted.decode(session, tokens(9), Limits(24), CLOCK, chooser)
+    ours = prompted.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
     assert len(ours.output_ids) == 24
     assert sum(ours.proposed) > 0
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ppdbench.decoding.decoder import Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
-from ppdbench.decoding.sampling import GREEDY, Chooser, Target
+from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -103,8 +103,8 @@ def test_a_real_model_accepts_what_real_text_suggests(
     decoder = Rest(datastore=str(tmp_path / "store")).prepare(Setup(loaded, 256))
     session = Session(loaded.staged, 256, spare=decoder.rows)
     prompt = loaded.tokenizer.encode("Once upon a time, there was a little girl named Lily.")
-    ours = decoder.decode(session, prompt, Limits(120), CLOCK, GREEDY)
-    greedy = autoregressive(Session(loaded.staged, 256), prompt, Limits(120), CLOCK)
+    ours = decoder.decode(session, Request(prompt, Limits(120), CLOCK))
+    greedy = autoregressive(Session(loaded.staged, 256), Request(prompt, Limits(120), CLOCK))
     assert ours.output_ids == greedy.output_ids
     assert sum(ours.accepted) / len(ours.accepted) > 0.5
 
@@ -226,4 +226,4 @@ def test_sampled_targets_are_refused_with_a_way_out(tmp_path: Path) -> None:
     session = Session(model, CAPACITY, spare=decoder.rows)
     chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
     with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, tokens(9), Limits(24), CLOCK, chooser)
+        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))

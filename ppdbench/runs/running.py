@@ -1,0 +1,102 @@
+"""The skeleton of a run: examples are read, a model is loaded, what is missing is made and stored.
+
+What a run is told stands in its `RunConfig`; where it goes is its `Destination`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ppdbench.decoding.decoder import Setup
+from ppdbench.engine.loading import Loaded, load
+from ppdbench.runs.conversation import with_later_turns
+from ppdbench.runs.header import run_header
+from ppdbench.runs.samples import Key
+from ppdbench.runs.shards import ALONE, Shard
+from ppdbench.runs.store import RunFolder, begun_header, check_target
+from ppdbench.runs.workload import (
+    FinishedRun,
+    Item,
+    Report,
+    RunConfig,
+    Warn,
+    Workload,
+    capacity,
+    silent,
+    unheard,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a run is stored, which part of it this process does, and who hears of it."""
+
+    out: Path
+    resume: bool = False
+    shard: Shard = ALONE
+    report: Report = silent
+    warn: Warn = unheard
+
+    def check(self) -> None:
+        """Refuse a folder that the run cannot go into, before anything is loaded for it."""
+        check_target(self.out, resume=self.resume, shard=self.shard)
+
+    def compilation(self) -> Mapping[str, Any] | None:
+        """What the header of a run that was begun before says of compiled passes."""
+        header = begun_header(self.out, self.shard)
+        return None if header is None else header.get("compilation")
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A run whose model is loaded and whose examples are encoded for it."""
+
+    to: Destination
+    work: Workload
+    loaded: Loaded
+    items: list[Item]
+    setup: Setup = field(repr=False)
+
+    @classmethod
+    def load(cls, to: Destination, work: Workload, *, conversations: bool = False) -> Ready:
+        """Load the model that the run names; of questions with `conversations` all turns."""
+        loaded = load(work.config.model, context=work.context())
+        items = work.encode(loaded)
+        if conversations:
+            items = with_later_turns(items, loaded)
+        return cls(to, work, loaded, items, Setup(loaded, capacity(items), work.config.seed))
+
+    def header(self, kind: str, config: RunConfig, **told: Any) -> dict[str, Any]:
+        """What the run folder says of the run, with what a run of this kind tells besides."""
+        return {**run_header(kind, config, self.loaded, self.work), **told}
+
+    def store(
+        self,
+        header: dict[str, Any],
+        make: Callable[[RunFolder], None],
+        wanted: Iterable[Key],
+        *,
+        longer: bool = True,
+    ) -> FinishedRun:
+        """Let `make` add what the run folder lacks of the samples that are `wanted`.
+
+        `longer` says that a stored run may go on with more examples than it was begun with.
+        """
+        to, digest = self.to, self.work.digest if longer else None
+        with RunFolder(to.out, header, resume=to.resume, shard=to.shard, digest=digest) as folder:
+            make(folder)
+            samples = folder.gather()
+        return FinishedRun(
+            path=to.out,
+            header=header,
+            samples=samples,
+            # Prompts of later turns are known only now.
+            cut={(s["task"], s["example_id"]): s["cut_tokens"] for s in samples if s["cut_tokens"]},
+            torn=folder.torn,
+            shard=to.shard,
+            missing=sum(key not in folder.done for key in wanted),
+            spell=self.loaded.tokenizer.decode,
+        )
