@@ -75,7 +75,7 @@ def median_absolute_deviation(values: Sequence[float]) -> float:
 
 
 def outliers(values: Sequence[float], limit: float = OUTLIER_LIMIT) -> tuple[int, ...]:
-    """Where `values` lie more than `limit` scaled median absolute deviations off the median.
+    """Return the places where `values` lie more than `limit` scaled MADs off the median.
 
     Where more than half the values are equal that deviation is 0 and the mean one stands in.
     """
@@ -135,7 +135,7 @@ def _design_effect(counts: npt.NDArray[np.float64], p: float) -> float:
 def paired_ratio(
     baseline_ms: Sequence[float], method_ms: Sequence[float], seed: int = 0, draws: int = 2000
 ) -> Ratio:
-    """How many times faster the method is over all examples, both timed on the same ones.
+    """Return the method's speedup over all examples, both timed on the same ones.
 
     The ratio of totals, so that an example weighs what it costs.
     """
@@ -171,7 +171,7 @@ def ratio_of_totals(
 
 @lru_cache(maxsize=32)  # methods of one run share their noise floor
 def _interval(packed: bytes, seed: int, draws: int) -> tuple[float, float]:
-    """Where 95% of the ratios lie that examples drawn from these [2, example] give."""
+    """Return the bounds of 95% of the ratios of examples drawn from these [2, example]."""
     totals = np.frombuffer(packed).reshape(2, -1)
     low, high = np.quantile(_bootstrap(totals, seed, draws), (0.025, 0.975))
     return float(low), float(high)

@@ -26,7 +26,7 @@ MOST_LAYERS, MOST_TOKENS, MOST_K = 10_000, 10**9, 10**6
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """What PPD costs: per token in the limit of long outputs, and in all for a given length."""
+    """The cost of PPD: per token in the limit of long outputs, and in all for a given length."""
 
     latency_per_token: float
     """Time for one token; 1 is what greedy decoding needs (equation 3 / d)."""
@@ -41,7 +41,7 @@ class Tradeoff:
 
     @property
     def speedup(self) -> float:
-        """How many times faster than greedy decoding of the same number of tokens."""
+        """The speedup over greedy decoding of the same number of tokens."""
         # Sub-processes alone: in all, and as a share of a greedy token's layers.
         ahead = self.expected_compute - self.expected_latency
         ahead_per_token = self.compute_per_token - self.latency_per_token
@@ -61,7 +61,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class MatchRate:
-    """How often the final token was among the `k` early candidates."""
+    """A match rate: how often the final token was among the `k` early candidates."""
 
     task: str
     k: int
@@ -167,7 +167,7 @@ def run_lengths(matches: Sequence[bool]) -> list[int]:
 
 
 def ended_runs(outputs: Iterable[Sequence[bool] | bytes]) -> dict[int, int]:
-    """How many runs had which length; the last of each output is cut off and left out."""
+    """Count runs by length; the last of each output is cut off and left out."""
     import numpy as np  # which formulas do without
 
     hits = [bytes(matches[:-1]) for matches in outputs]  # a miss is a zero, and ends a run

@@ -1,4 +1,4 @@
-"""Whether the times of an output add up to how long it took, seen from outside.
+"""A check of times: the parts of an output must add up to how long it took, seen from outside.
 
 The parts are what speedups are made of. Something that a method does and nobody times, or a
 prefill that is counted as a step, leaves a gap between their sum and the wall time.
@@ -17,7 +17,7 @@ SLACK_MS = 1.0
 
 
 def closes(samples: Sequence[SampleSums]) -> bool:
-    """Whether the times of these samples add up, greedy's beside them included.
+    """True if the times of these samples add up, greedy's beside them included.
 
     Of most of them: what a busy machine does to a few between two steps is nobody's mistake.
     """

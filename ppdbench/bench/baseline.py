@@ -43,7 +43,7 @@ class Round:
 
     @property
     def ratio(self) -> float:
-        """How many times faster our greedy was."""
+        """Our greedy decoding's speed over `generate()`'s."""
         return self.generate_s / self.greedy_s
 
     @property
@@ -54,7 +54,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineReport:
-    """What the comparison found. Speeds are medians over rounds and count new tokens.
+    """The result of the comparison. Speeds are medians over rounds and count new tokens.
 
     The `*_tokens_per_s` of greedy and generate are over the whole call, prefill included;
     `decode_tokens_per_s` is greedy after its prefill, None if one token was asked for.
@@ -80,7 +80,7 @@ class BaselineReport:
 
     @property
     def rounds_run(self) -> int:
-        """How often both went over all prompts."""
+        """The number of times that both went over all prompts."""
         return len(self.rounds)
 
     @property
@@ -113,13 +113,13 @@ class BaselineReport:
 
     @property
     def decode_ratio(self) -> float | None:
-        """How many times faster our greedy is after the prefill: the median of the rounds."""
+        """Our greedy decoding's speed over `generate()`'s after the prefill: the rounds' median."""
         ratios = [r.decode_ratio for r in self.rounds if r.decode_ratio is not None]
         return median(ratios) if ratios else None
 
     @property
     def ratio(self) -> float:
-        """How many times faster our greedy is: the median of the rounds' ratios."""
+        """Our greedy decoding's speed over `generate()`'s: the median of the rounds' ratios."""
         return median([r.ratio for r in self.rounds])
 
     @property
@@ -336,7 +336,7 @@ def _one_round(
 
 
 def bytes_per_token(model: StagedModel, prompt_tokens: Sequence[int], new_tokens: int) -> int:
-    """What one decode step must read on average: weights, and the cache rows so far."""
+    """Count the bytes one decode step must read on average: weights, and the cache rows so far."""
     steps = [length + step for length in prompt_tokens for step in range(1, new_tokens)] or list(
         prompt_tokens
     )

@@ -1,4 +1,4 @@
-"""When a speedup may be claimed, and what is said in its place where it may not.
+"""Claims: the conditions for naming a speedup, and the words in its place where they fail.
 
 Whatever prints, draws, stores or judges a speedup asks here, so that none appears in one place
 that another withholds. What was measured stays in the samples; times are shown all the same.
@@ -24,7 +24,7 @@ Pair = tuple[float, float]  # two times for as many tokens, greedy's first
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """How many times faster something was, or the reason why nobody may say so."""
+    """A speedup, or the reason why it may not be claimed."""
 
     ratio: Ratio | None
     withheld: Reason | None = None
@@ -35,7 +35,7 @@ class Speedup:
         return None if self.ratio is None else self.ratio.value
 
     def figures(self, name: str = "speedup") -> dict[str, Any]:
-        """What JSON and CSV have of it: nulls and the reason where it is withheld."""
+        """Return the fields for JSON and CSV: nulls and the reason where the claim is withheld."""
         return {
             name: self.value,
             f"{name}_low": self.ratio and self.ratio.low,
@@ -54,7 +54,7 @@ class TimedPair:
 
     @property
     def counts(self) -> bool:
-        """Whether both took a step; an output that ended with its first token took none."""
+        """True if both took a step; an output that ended with its first token took none."""
         return min(self.times) > 0
 
 
@@ -76,14 +76,14 @@ def measured(timed: Sequence[TimedPair]) -> float | None:
 
 
 def enough(*sides: Sequence[Pair | None]) -> bool:
-    """Whether a speedup may be claimed of times by example alone, on each side of a comparison."""
+    """True if a speedup may be claimed of times by example alone, on each side of a comparison."""
     return all(
         sum(pair is not None and min(pair) > 0 for pair in side) >= LEAST_EXAMPLES for side in sides
     )
 
 
 def _doubt(timed: Sequence[TimedPair]) -> Reason | None:
-    """What forbids a claim; the gravest reason first."""
+    """Return the gravest reason that forbids a claim; None if there is none."""
     if any(one.verdict == "mismatch" for t in timed for one in t.both):
         return "mismatch"
     if not timed:
@@ -100,7 +100,7 @@ def _doubt(timed: Sequence[TimedPair]) -> Reason | None:
 
 
 def noise(repeats: Iterable[Sequence[Pair]]) -> Ratio | None:
-    """How many times faster or slower greedy decoding may seem than itself.
+    """Return how many times faster or slower greedy decoding may seem than itself.
 
     Each of `repeats` holds two times of the same work, by example. The interval is the widest of
     all, and as wide below 1 as above it: which of two equal things came out faster is chance.
@@ -137,7 +137,7 @@ def noise_of(methods: Mapping[str, Any], sums: Sequence[SampleSums]) -> Ratio | 
 
 
 def no_difference(summary: Mapping[str, Any]) -> bool:
-    """Whether noise could have made a speedup: by its interval, or greedy against itself."""
+    """True if noise could have made a speedup: by its interval, or greedy against itself."""
     value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
     if value is None:
         return False

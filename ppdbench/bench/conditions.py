@@ -1,4 +1,4 @@
-"""What samples were measured under: the noise of greedy decoding, and what else ran meanwhile."""
+"""The conditions of measuring: the noise of greedy decoding, and what else ran meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Conditions:
 
 
 def _watched(done: Sequence[SampleSums]) -> Iterator[str]:
-    """What was seen of other programs and of the host."""
+    """Describe what other programs and the host were seen to do."""
     loads = [one.about["load"] for one in done if "load" in one.about]
     whole = sum(load["seconds"] * load["cores"] for load in loads)
     if not whole:
@@ -51,7 +51,7 @@ def _watched(done: Sequence[SampleSums]) -> Iterator[str]:
 
 
 def _spread(done: Sequence[SampleSums]) -> Iterator[str]:
-    """How unlike two times of the same work were."""
+    """Describe how unlike two times of the same work were."""
     pairs = [(one.baseline_step_ms, one.again_ms) for one in done]
     ratios = [max(a / b, b / a) for a, b in pairs if a > 0 and b > 0]
     if ratios and median(ratios) > SPREAD:

@@ -1,4 +1,4 @@
-"""Which of our methods does what one of transformers does, and how the two compare in a run.
+"""Counterparts: our method for each of transformers' that does the same, compared in a run.
 
 A run with `--against transformers` decodes every example with both, in turns, so their ratio is
 paired by example like a speedup. No torch: stored runs are read with it.
@@ -25,7 +25,7 @@ COUNTERPARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """How many times faster ours is, over all tasks, where that may be claimed."""
+    """The speedup of our method over its counterpart, over all tasks, where it may be claimed."""
 
     ours: str
     theirs: str

@@ -16,7 +16,7 @@ FEWEST = 12  # tokens of the loop together
 
 
 def degenerate(ids: Sequence[int], text: str | None) -> Degeneration | None:
-    """What is wrong with an output; nothing with most.
+    """Name what is wrong with an output; None for most.
 
     Empty: no letter and no digit in what is visible. A loop: the last half or more is one piece
     over and over, three times at least.
@@ -27,7 +27,7 @@ def degenerate(ids: Sequence[int], text: str | None) -> Degeneration | None:
 
 
 def _looped(ids: Sequence[int]) -> int:
-    """How many tokens at the end are one piece, over and over; 0 if none is there often enough."""
+    """Count the tokens at the end that are one piece, over and over; 0 if there are too few."""
     n = len(ids)
     # Whatever loops for half of its length has few different tokens: most outputs end here.
     if n < FEWEST or len(set(ids)) > n * (1 - SHARE + SHARE / REPEATS):

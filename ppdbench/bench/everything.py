@@ -34,7 +34,7 @@ def every_method(model: str) -> tuple[list[Choice], list[str]]:
 
 
 def _takes_addon(name: str) -> bool:
-    """Whether a method cannot do without something that was trained for the model."""
+    """True if a method cannot do without something that was trained for the model."""
     method = METHODS.get(name)
     return method.trained and any(option.name == "addon" for option in method.options())
 

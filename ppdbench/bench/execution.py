@@ -1,4 +1,4 @@
-"""What generated programs do when they are run, as facts of their samples.
+"""Execution of generated programs, whose results become facts of their samples.
 
 They run once, when their sample is made. Whoever reads the run later finds the outcome and
 runs nothing.
@@ -52,7 +52,7 @@ class CodeRuns:
         return cls(tests, unprotected=unprotected)
 
     def facts(self, item: Item, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """How the program of a sample ended; nothing for texts that are no programs."""
+        """Run the program of a sample and tell how it ended; nothing if the text is no program."""
         test = self._tests.get((item.task.name, item.example.id))
         if test is None or sample["verdict"] == "failed":
             return {}

@@ -1,4 +1,4 @@
-"""What a sweep goes through: every combination of some values of a method's options."""
+"""The grid of a sweep: every combination of some values of a method's options."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FEWEST_EXAMPLES = 2
 
 @dataclass(frozen=True, slots=True)
 class HalvingStage:
-    """How many cells get here, and the examples they are measured on: 1/`part` of each task."""
+    """The number of cells that get here, and their examples: 1/`part` of each task."""
 
     cells: int
     examples: int
@@ -44,7 +44,7 @@ def rungs(search: str, n_cells: int, per_task: Sequence[int]) -> tuple[HalvingSt
 
 
 def _halves(n_cells: int) -> list[int]:
-    """How many cells are left from rung to rung."""
+    """List the numbers of cells that are left from stage to stage."""
     left = [n_cells]
     while left[-1] > FEWEST_CELLS:
         left.append(-(-left[-1] // 2))
@@ -67,12 +67,12 @@ def _examples(part: int, per_task: Sequence[int]) -> int:
 
 
 def portion(part: int, n: int) -> int:
-    """How many of a task's `n` examples make 1/`part` of them; never none."""
+    """Return how many of a task's `n` examples make 1/`part` of them; never none."""
     return -(-n // part)
 
 
 def expected_samples(header: Mapping[str, Any]) -> int:
-    """How many samples a sweep holds when it is done; examples go on from rung to rung."""
+    """Count the samples of a finished sweep; examples are kept from stage to stage."""
     able = len(header["methods"]) - len(header["not_run"])
     expected = before = 0
     for rung in header["rungs"]:

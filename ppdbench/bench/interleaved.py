@@ -70,18 +70,18 @@ class PreparedMethod:
 
     @property
     def used(self) -> dict[str, str]:
-        """What stands for options that leave the choice to the method."""
+        """The values that stand for options which leave the choice to the method."""
         return {**self.exits, **self.decoder.used}
 
     @property
     def exact(self) -> bool:
-        """Whether outputs must be greedy's: with these options, not just as a rule."""
+        """True if outputs must be greedy's: with these options, not just as a rule."""
         return self.method.exact and self.decoder.acceptance is None
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleResult:
-    """What became of one example: an output and its verdict, or an error."""
+    """The result of one example: an output and its verdict, or an error."""
 
     verdict: ResultVerdict
     decoded: Decoded | None = None
@@ -94,7 +94,7 @@ class ExampleResult:
 
 
 class WallTime:
-    """How long one output took, seen from outside: what its parts must add up to."""
+    """The time of one output, seen from outside: its parts must add up to it."""
 
     def __init__(self, clock: Clock, session: Session) -> None:
         self._clock, self._session = clock, session

@@ -1,4 +1,4 @@
-"""What a method needs beyond the model: its own weights, caches and buffers, counted in bytes.
+"""The memory of a method beyond the model: its own weights, caches and buffers, in bytes.
 
 Counted from the tensors that a prepared method holds, not from what the process has allocated:
 that says the same on every device, and several methods in one process do not blur it.

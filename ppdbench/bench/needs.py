@@ -1,4 +1,4 @@
-"""What a run would take of memory, from configurations and file sizes, before anything loads."""
+"""The memory that a run would take, from configurations and file sizes, before anything loads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Needs:
 
     @property
     def fits(self) -> bool:
-        """Whether every place has room for what would go there."""
+        """True if every place has room for what would go there."""
         free = self.placement.memory.free
         return all(size <= free[place] for place, size in self.held.items() if place in free)
 

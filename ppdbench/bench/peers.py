@@ -1,4 +1,4 @@
-"""Which of transformers' ways to decode stand beside the methods of a run.
+"""Peers: the ways of transformers to decode that stand beside the methods of a run.
 
 Plain `generate()` with both of its caches always; of its assisted modes each with the options
 of the method that it is the counterpart of, or with its own defaults where that does not run.

@@ -17,7 +17,7 @@ UNITS: dict[str, Callable[[Iterable[int]], int]] = {"one_unit": min, "all_units"
 
 
 def pipelined(facts: Facts | None, group: Sequence[SampleSums]) -> dict[str, Any]:
-    """What `decode` reports of `ppd` beyond other methods; nothing for these.
+    """Summarize what `ppd` reports beyond other methods; nothing for these.
 
     Three predictions of the speedup over one unit: the theorem with the measured match rate, the
     same cost for the very matches that were found, and these with this machine's layer times.
@@ -51,7 +51,7 @@ def pipelined(facts: Facts | None, group: Sequence[SampleSums]) -> dict[str, Any
 
 
 def match_rate(group: Sequence[SampleSums]) -> float:
-    """How often the token was among its candidates, over all positions."""
+    """Return how often the token was among its candidates, over all positions."""
     return sum(s.matches.count(1) for s in group) / sum(len(s.matches) for s in group)
 
 
@@ -65,7 +65,7 @@ def beside_greedy(one: SampleSums, which: Callable[[Iterable[int]], int]) -> tup
 
 
 def _greedy_on(one: SampleSums, which: Callable[[Iterable[int]], int]) -> Mapping[str, float]:
-    """What greedy decoding of the same example took with the threads of one unit, or of all."""
+    """Return greedy decoding's times for the same example on the threads of one unit, or of all."""
     by_threads = _alone(one)
     timed: Mapping[str, float] = by_threads[str(which(map(int, by_threads)))]
     return timed

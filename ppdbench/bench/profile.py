@@ -1,4 +1,4 @@
-"""Where a step spends its time, and how much memory its passes read.
+"""Profiles: the parts of a step by time, and the memory that its passes read.
 
 Forward passes are timed and their bytes counted where every strategy makes them: at the
 model's `embed`, `run`, `logits` and `read`, which finds the likeliest tokens too. A step has

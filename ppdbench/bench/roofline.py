@@ -1,4 +1,4 @@
-"""What stored profiles say of a method: the parts of its steps, and how fast they read.
+"""The summary of stored profiles: the parts of a method's steps, and how fast they read.
 
 A step that did nothing but read what it must, at the speed that was measured on this machine,
 would reach a fraction of 1; weights that stay in the processor's caches can exceed it.

@@ -24,7 +24,7 @@ FLAGS = ("strict",)
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What a suite file says; `settings` are options of `bench` by name."""
+    """The content of a suite file; `settings` are options of `bench` by name."""
 
     methods: tuple[str, ...]
     tasks: tuple[str, ...]

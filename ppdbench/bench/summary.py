@@ -112,7 +112,7 @@ def _memory(header: Mapping[str, Any], label: str) -> dict[str, int] | None:
 
 
 def _processes(group: Sequence[SampleSums]) -> int | None:
-    """How many processes at most shared the machine; None where jobs came and went."""
+    """Return the most processes that shared the machine; None where jobs came and went."""
     told = [one.about.get("processes", 1) for one in group]
     return None if None in told else max(told, default=1)
 
@@ -159,13 +159,13 @@ def _quality(
 
 
 def _unscored(group: Sequence[SampleSums]) -> dict[str, int]:
-    """How many outputs had a reference that cannot be scored, where there are some."""
+    """Count the outputs whose reference cannot be scored, where there are some."""
     lacking = sum(None in (one.about.get("scores") or {}).values() for one in group)
     return {"unscored": lacking} if lacking else {}
 
 
 def _passed(group: Sequence[SampleSums]) -> dict[str, float]:
-    """What running the programs showed when they were made; nothing where that was not allowed."""
+    """Sum up how the programs ran when they were made; nothing where running was not allowed."""
     if not all("passed" in one.about for one in group):
         return {}
     return {"humaneval_pass1": sum(one.about["passed"] for one in group) / len(group)}

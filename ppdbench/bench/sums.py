@@ -64,18 +64,18 @@ class SampleSums:
 
     @property
     def failed(self) -> bool:
-        """Whether there is no output."""
+        """True if there is no output."""
         return self.verdict == "failed"
 
     @property
     def question(self) -> tuple[str, str]:
-        """What makes the example one of its own: all turns of a conversation are one question."""
+        """The example's question: all turns of a conversation are one question."""
         name, turn = self.about["example_id"], self.about.get("turn", 1)
         return self.task, name if turn == 1 else name.removesuffix(f"/{turn}")
 
     @property
     def same_length(self) -> float:
-        """What a method's time is multiplied by to be that of as many tokens as greedy gave."""
+        """The factor that makes a method's time that of as many tokens as greedy gave."""
         return self.as_long_as(self.baseline_steps)
 
     def as_long_as(self, steps: int) -> float:
@@ -122,7 +122,7 @@ def _as_often(sample: Sample, steps: int) -> float:
 
 
 def _degenerate(sample: Sample) -> Degeneration | None:
-    """What is wrong with an output; one that failed is none."""
+    """Name what is wrong with an output; one that failed has nothing wrong."""
     if sample["verdict"] == "failed":
         return None
     return degenerate(sample["output_ids"], sample.get("text"))

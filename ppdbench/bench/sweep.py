@@ -45,7 +45,7 @@ PreparedCells = Mapping[str, tuple[Method, Strategy]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig(DecodeConfig):
-    """What a sweep is told; `methods` are the cells of `space`."""
+    """The options of a sweep; `methods` are the cells of `space`."""
 
     space: Grid
     search: str = "grid"
@@ -108,7 +108,7 @@ class Sweep:
         self._able: dict[str, Decoder] = {}  # cells that can run, in outline
 
     def audition(self, report: Report, begun: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What the header says of all cells, each made ready for it, one at a time.
+        """Prepare the cells one at a time and return what the header says of all of them.
 
         Before passes are compiled, to learn which are wanted; and after, as it will decode.
         `begun` is what it says of compiled passes already.
@@ -142,7 +142,7 @@ class Sweep:
             raise ConfigError(f"no cell can run: {next(iter(not_run.values()))}")
 
     def _tokens(self) -> int:
-        """How many the cells decode together."""
+        """Count the tokens that the cells decode together."""
         tokens = before = 0
         for step, items in zip(self.steps, self._of_rung, strict=True):
             here = sum(item.max_new_tokens for item in items)
@@ -185,7 +185,7 @@ class Sweep:
         return begin(self._prepare(label), alone=False)
 
     def _heats(self, labels: Sequence[str]) -> list[list[str]]:
-        """Who decodes side by side."""
+        """Group the cells that decode side by side."""
         shared = [label for label in labels if self._able[label].units == 1]
         heats = [shared[i : i + AT_ONCE] for i in range(0, len(shared), AT_ONCE)]
         return heats + [[label] for label in labels if label not in shared]
@@ -224,7 +224,7 @@ class Sweep:
 
 
 def _outline(decoder: Decoder) -> Decoder:
-    """What is known of a decoder that is not ready any more: neither weights nor caches."""
+    """Return what is known of a decoder that is closed: neither weights nor caches."""
     outline = Decoder()
     outline.rows, outline.foreign = decoder.rows, decoder.foreign
     outline.units, outline.threads = decoder.units, decoder.threads
@@ -264,7 +264,7 @@ def _speeds(
 
 
 def _pace(group: Sequence[SampleSums]) -> float | None:
-    """What the search goes by, on however few examples; it claims nothing."""
+    """Return the speed that the search goes by, on however few examples; it claims nothing."""
     failed = any(one.failed for one in group)
     return None if failed else measured([over_greedy(one) for one in group])
 

@@ -38,7 +38,7 @@ class Cell:
 
     @property
     def standing(self) -> str:
-        """How it compares with greedy decoding, in a word or two."""
+        """A word or two on how it compares with greedy decoding."""
         if self.summary is None:
             return "not run"
         withheld: str | None = self.summary["speedup_withheld"]
@@ -64,7 +64,7 @@ class Swept:
 
     @property
     def summaries(self) -> list[Mapping[str, Any]]:
-        """What was measured, from the best cell to the worst."""
+        """The cells' summaries, from the best to the worst."""
         return [cell.summary for cell in self.cells if cell.summary is not None]
 
     @property
@@ -75,7 +75,7 @@ class Swept:
 
     @property
     def distinguishable(self) -> bool:
-        """Whether the best is faster than the second beyond what examples vary."""
+        """True if the best is faster than the second beyond what examples vary."""
         return self.lead is not None and self.lead.low is not None and self.lead.low > 1
 
     def best_at(self, place: Mapping[str, Any]) -> Cell:
@@ -84,7 +84,7 @@ class Swept:
 
 
 def swept(header: Mapping[str, Any], sums: Sequence[SampleSums]) -> Swept:
-    """What a sweep found, of an unfinished one what it found so far."""
+    """Read what a sweep found; of an unfinished one, what it found so far."""
     if header["kind"] != "sweep":
         raise DataError(f"a run of `ppdbench {header['kind']}` is no sweep")
     if not sums:

@@ -37,7 +37,7 @@ class StoredWeights:
 
     @classmethod
     def of(cls, model: nn.Module) -> StoredWeights:
-        """Take over what `from_pretrained` left on disk; the model then calls its modules itself."""
+        """Take over what `from_pretrained` left on disk; the model calls its modules again."""
         from accelerate.hooks import remove_hook_from_submodules
 
         index = _offload_index(model)

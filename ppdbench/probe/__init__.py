@@ -1,1 +1,1 @@
-"""How often each layer already holds the final token."""
+"""Match rates: how often each layer already holds the final token."""

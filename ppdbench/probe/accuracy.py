@@ -20,7 +20,7 @@ Sample = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How often the model's own token is among the first k guesses at a distance."""
+    """The accuracy at a distance: how often the first k guesses hold the model's own token."""
 
     task: str
     method: str
@@ -77,7 +77,7 @@ def _lines(sample: Sample) -> dict[int, list[int]]:
 
 
 def calibration(samples: Sequence[Sample], method: str) -> Accuracies:
-    """What trees for `method`, the label of its samples, are grown from."""
+    """Return the accuracies that trees for `method`, the label of its samples, are grown from."""
     group = [sample for sample in samples if sample["method"] == method]
     if not _distances(group):
         raise DataError("no output is long enough to guess in; raise --max-new-tokens")
@@ -89,7 +89,7 @@ def calibration(samples: Sequence[Sample], method: str) -> Accuracies:
 def to_json(
     header: Mapping[str, Any], samples: Sequence[Sample], rows: Sequence[Accuracy], run: str
 ) -> dict[str, Any]:
-    """What `probe --what drafts --format json` prints."""
+    """Return what `probe --what drafts --format json` prints."""
     model = header["model"]
     return {
         "model": model["name"],

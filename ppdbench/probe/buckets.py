@@ -1,4 +1,4 @@
-"""How many output positions share a bucket: asked for, the task's own, or an eighth."""
+"""The size of a bucket in output positions: asked for, the task's own, or an eighth."""
 
 from __future__ import annotations
 

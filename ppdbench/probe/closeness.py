@@ -49,7 +49,7 @@ def _by_method(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Simi
 
 
 def to_json(rows: Sequence[Similarity], header: Mapping[str, Any], run: str) -> dict[str, Any]:
-    """What `probe --what similarity --format json` prints."""
+    """Return what `probe --what similarity --format json` prints."""
     return {
         "model": header["model"]["name"],
         "task": ",".join(header["config"]["tasks"]),

@@ -1,4 +1,4 @@
-"""How often a method's guesses are right, by distance and rank, on the model's own output.
+"""The accuracy of a method's guesses by distance and rank, on the model's own output.
 
 The model decodes each prompt greedily, as it always would. At every place of that text the
 method then guesses, from what it would know there while decoding: distance 1 is the token
@@ -60,7 +60,7 @@ Measures = Callable[[str, Decoder], Measure]  # by the method's label
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsConfig(RunConfig):
-    """What a probe of guesses is told."""
+    """The options of a probe of guesses."""
 
     methods: tuple[Choice, ...]
 

@@ -30,7 +30,7 @@ RanksByLayer = dict[int, list[int]]  # layers run -> rank per position
 
 @dataclass(slots=True)
 class ProbedSequence:
-    """What one sequence gave."""
+    """The results for one sequence."""
 
     output_ids: list[int]
     ranks: RanksByLayer
@@ -156,7 +156,7 @@ class _Kept:
         return tokens
 
     def all_stopped(self, ids: frozenset[int]) -> bool:
-        """Whether every sequence has met one of `ids`."""
+        """True if every sequence has met one of `ids`."""
         newest = self.tokens[-1][:, 0]
         now = torch.isin(newest, torch.tensor(sorted(ids), device=newest.device))
         self.stopped = now if self.stopped is None else self.stopped | now

@@ -1,4 +1,4 @@
-"""How close pseudo states come to those that the true tokens have, layer by layer.
+"""The closeness of pseudo states to those that the true tokens have, layer by layer.
 
 Hidden Transfer (Wu et al. 2024), Figure 4. The model decodes a prompt greedily. Behind every
 place of that text the pseudo states of all steps are run, and compared after each layer with

@@ -45,7 +45,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """Where the final token first appears as first choice, and from where on it stays.
+    """The layers where the final token first appears as first choice, and from where on it stays.
 
     Where the last layer was not probed some tokens need more layers than were: the counts lack
     them, and there is no mean.
@@ -162,7 +162,7 @@ def to_json(
     saturations: Sequence[Saturation],
     run: str,
 ) -> dict[str, Any]:
-    """What `probe --format json` prints."""
+    """Return what `probe --format json` prints."""
     model = header["model"]
     return {
         "model": model["name"],

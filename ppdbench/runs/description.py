@@ -56,7 +56,7 @@ def _sections() -> Iterator[str]:
 
 
 def _shown() -> list[type[Record]]:
-    """What lines and headers are, and then what they hold, each once."""
+    """List the types of lines and headers, then the types that these hold, each once."""
     tops: list[type[Record]] = [kind.header for kind in KINDS.values()]
     tops += [kind.sample for kind in KINDS.values()] + [FailedSample]
     shown = list(dict.fromkeys(tops))

@@ -1,4 +1,4 @@
-"""What a run folder says about itself, enough to repeat the run."""
+"""Run headers: all that a run folder says about itself, enough to repeat the run."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _fields(record: type[Record]) -> Mapping[object, bool]:
 
 
 class SampleHead(Record, frozen=True, kw_only=True):
-    """What every line of `samples.jsonl` begins with: whose result it is."""
+    """The beginning of every line of `samples.jsonl`: whose result it is."""
 
     example_id: str
     """The example, as its task names it; a later turn of a question adds `/2`, `/3`, ..."""
@@ -103,7 +103,7 @@ class SampleHead(Record, frozen=True, kw_only=True):
 
 
 class Load(Record, frozen=True, kw_only=True):
-    """What a machine did besides while all methods decoded an example."""
+    """A machine's load: what it did besides while all methods decoded an example."""
 
     seconds: Figure
     """How long that took."""
@@ -118,7 +118,7 @@ class Load(Record, frozen=True, kw_only=True):
 
 
 class Asked(SampleHead, frozen=True, kw_only=True):
-    """What was asked, the same for every kind of result."""
+    """The question of an example, the same for every kind of result."""
 
     cut_tokens: Count
     """Tokens of a prompt that was too long which were left out."""
@@ -161,7 +161,7 @@ class ThreadedGreedy(Record, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """Where the steps of one output spent their time, and what their passes read."""
+    """The steps of one output: where they spent their time, and what their passes read."""
 
     draft_pass_ms: Figure
     """Passes that draft."""
@@ -178,7 +178,7 @@ class Profile(Record, frozen=True, kw_only=True):
 
 
 class RoundingOrigin(Record, frozen=True, kw_only=True):
-    """Where the bound on rounding comes from."""
+    """The origin of the bound on rounding."""
 
     stock_noise: Figure
     """How far the stock model's own passes of one row and of many lie from its wider type."""
@@ -202,7 +202,7 @@ class Margins(Record, frozen=True, kw_only=True):
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """What a tie rests on, or why a difference is none."""
+    """The grounds of a verdict: what a tie rests on, or why a difference is none."""
 
     by: Name | None = None
     """The judge: `stock` and the type that it computed in."""
@@ -373,7 +373,7 @@ class AskedModel(Record, frozen=True, kw_only=True):
 
 
 class AskedTarget(Record, frozen=True, kw_only=True):
-    """How the final layer's token is picked."""
+    """The way to pick the final layer's token."""
 
     kind: Name
     """`greedy`, `top-k` or `top-p`."""
@@ -395,7 +395,7 @@ class AskedMethod(Record, frozen=True, kw_only=True):
 
 
 class Settings(Record, frozen=True, kw_only=True):
-    """What every run is told: the `config` of its header."""
+    """The `config` of every run's header."""
 
     model: AskedModel
     """The model."""
@@ -418,7 +418,7 @@ class Settings(Record, frozen=True, kw_only=True):
 
 
 class DecodeSettings(Settings, frozen=True, kw_only=True):
-    """What `decode` and `bench` are told."""
+    """The options of `decode` and `bench`."""
 
     methods: Sequence[AskedMethod]
     """The methods in their order."""
@@ -448,7 +448,7 @@ class GridSpace(Record, frozen=True, kw_only=True):
 
 
 class SweepSettings(DecodeSettings, frozen=True, kw_only=True):
-    """What `sweep` is told."""
+    """The options of `sweep`."""
 
     space: GridSpace
     """The grid."""
@@ -457,7 +457,7 @@ class SweepSettings(DecodeSettings, frozen=True, kw_only=True):
 
 
 class ProbeSettings(Settings, frozen=True, kw_only=True):
-    """What `probe` is told."""
+    """The options of `probe`."""
 
     layers: Sequence[AtLeastOne]
     """Layers that were looked at, as numbers of layers run."""
@@ -480,7 +480,7 @@ class ProbeSettings(Settings, frozen=True, kw_only=True):
 
 
 class DraftsSettings(Settings, frozen=True, kw_only=True):
-    """What `probe --what drafts` and `--what similarity` are told."""
+    """The options of `probe --what drafts` and `--what similarity`."""
 
     methods: Sequence[AskedMethod]
     """The methods in their order."""
@@ -512,7 +512,7 @@ class ModelFacts(Record, frozen=True, kw_only=True):
 
 
 class Source(Record, frozen=True, kw_only=True):
-    """Where the examples of a task came from."""
+    """The source of a task's examples."""
 
     version: int | str
     """The task's version."""
@@ -553,7 +553,7 @@ class DecodingMethod(MethodRecord, frozen=True, kw_only=True):
 
 
 class Compilation(Record, frozen=True, kw_only=True):
-    """What became of compiled passes."""
+    """The result of compiling passes."""
 
     mode: Name
     """`auto`, `on` or `off`, as asked for."""
@@ -624,7 +624,7 @@ class MachineMemory(Record, frozen=True, kw_only=True):
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):
-    """What PyTorch was set to."""
+    """The settings of PyTorch."""
 
     threads: Count
     """Threads of one operation."""
@@ -665,7 +665,7 @@ class Commit(Record, frozen=True, kw_only=True):
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """What a measurement ran on."""
+    """The machine and the software that a measurement ran on."""
 
     python: str
     """Version of Python."""
@@ -694,7 +694,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 class Header(Record, frozen=True, kw_only=True):
-    """What `run.json` says of every run."""
+    """The part of `run.json` that every run has."""
 
     schema_version: int
     """The version of this format."""
@@ -787,7 +787,7 @@ class DraftsHeader(_WithMethods, frozen=True, kw_only=True):
 
 
 class Kind(Struct, frozen=True):
-    """What the runs of one kind are made of."""
+    """The types that the runs of one kind are made of."""
 
     header: type[Header]
     sample: type[Asked]  # or a FailedSample

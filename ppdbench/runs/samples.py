@@ -38,12 +38,12 @@ HELD_BYTES = 64 << 20  # lines that are kept parsed; parsed they take about five
 
 
 def sample_key(sample: Mapping[str, Any]) -> Key:
-    """What makes a sample the only one of its kind in a run."""
+    """Return the key by which a sample is the only one of its kind in a run."""
     return tuple(sample.get(name) for name in KEY)
 
 
 def sample_path(folder: Path, shard: Shard) -> Path:
-    """Where a process writes."""
+    """Return the file that a process writes to."""
     return folder / ("samples.jsonl" if shard.alone else f"samples-{shard.index}.jsonl")
 
 
@@ -76,7 +76,7 @@ def recorded(kind: str, sample: Mapping[str, Any]) -> Sample:
 
 
 def _form(kind: str, *, failed: bool) -> type[Any]:
-    """What a line of such a run is."""
+    """Return the type of a line of such a run."""
     return FailedSample if failed else KINDS[kind].sample
 
 
@@ -103,7 +103,7 @@ def fewest_examples(samples: Iterable[Mapping[str, Any]]) -> int:
 
 
 class SampleId(NamedTuple):
-    """What must be known of a sample to put it in its place."""
+    """The beginning of a sample's line: enough to put the sample in its place."""
 
     key: Key
     failed: bool
@@ -111,7 +111,7 @@ class SampleId(NamedTuple):
 
 
 class _Whose(msgspec.Struct):
-    """What even a line that was cut short could not lack."""
+    """The fields that even a line which was cut short could not lack."""
 
     task: Any
     example_id: Any
@@ -158,7 +158,7 @@ def _quick_head(line: bytes) -> SampleId | None:
 
 
 class SampleLocation(NamedTuple):
-    """Where a sample lies."""
+    """A sample's place in its file."""
 
     path: Path
     offset: int
@@ -178,7 +178,7 @@ class SampleLocation(NamedTuple):
 
 
 def damaged(path: Path, line: int, why: Unsound) -> DataError:
-    """What is said of a line that cannot be used."""
+    """Return the error about a line that cannot be used."""
     return DataError(
         f"{path} line {line} is damaged: {why}; restore the file, or let --salvage drop such lines"
     )
@@ -195,7 +195,7 @@ class SampleFile:
         self.broken: Unsound | None = None  # why the last line is left out
 
     def news(self, *, whole: bool) -> Iterator[tuple[SampleId, SampleLocation, Sample | None]]:
-        """What has come since the last look; with `whole` every line is parsed."""
+        """Yield what has come since the last look; with `whole` every line is parsed."""
         self.broken = None
         with opened(self.path) as file:
             file.seek(self.sound)
@@ -216,7 +216,7 @@ class SampleFile:
                 yield head, self.place(head, line), sample
 
     def place(self, head: SampleId, line: bytes) -> SampleLocation:
-        """Where the next line lies."""
+        """Return the place of the next line."""
         place = SampleLocation(self.path, self.sound, len(line), head.failed, head.number)
         self.sound += len(line)
         self.lines += 1
@@ -252,7 +252,7 @@ class Stored(Mapping[Key, Sample]):
 
     @property
     def torn(self) -> bool:
-        """Whether a last line was incomplete and is left out."""
+        """True if a last line was incomplete and is left out."""
         return any(file.broken for file in self.files.values())
 
     @property

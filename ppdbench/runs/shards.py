@@ -1,4 +1,4 @@
-"""Which of a run's examples a process works on, where several work on one run.
+"""Shards: the part of a run's examples that a process works on, where several share a run.
 
 Either torchrun started them as ranks, of which the first leads: it writes the header and
 prints what all of them found. Or they are jobs that know nothing of each other but their number
@@ -31,7 +31,7 @@ class Shard:
 
     @classmethod
     def launched(cls) -> Shard:
-        """What torchrun, or what sets the same variables, says of this process."""
+        """Return the shard that torchrun, or what sets the same variables, gives this process."""
         told = os.environ.get
         count = int(told("WORLD_SIZE", "1"))
         if count == 1:
@@ -51,27 +51,27 @@ class Shard:
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else works on the run."""
+        """True if nobody else works on the run."""
         return self.count == 1 and self.on_machine is not None
 
     @property
     def leads(self) -> bool:
-        """Whether other ranks wait for this one to begin, and this one for them to end."""
+        """True if other ranks wait for this one to begin, and this one for them to end."""
         return self.launch is not None and self.index == 0
 
     @property
     def follows(self) -> bool:
-        """Whether another rank speaks for this one."""
+        """True if another rank speaks for this one."""
         return self.launch is not None and self.index > 0
 
     @property
     def is_job(self) -> bool:
-        """Whether it comes and goes without regard to the others."""
+        """True if it comes and goes without regard to the others."""
         return self.launch is None and not self.alone
 
     @property
     def group(self) -> str:
-        """What all who may write into one folder at a time have in common."""
+        """The name common to all who may write into one folder at a time."""
         return f"{self.count} {'jobs' if self.is_job else f'ranks of {self.launch}'}"
 
     def part(self, items: Sequence[Item]) -> list[Item]:

@@ -103,7 +103,7 @@ def read_once(path: str | Path) -> StoredRun:
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """What `run.json` says."""
+    """Read `run.json`."""
     path = folder / HEADER
     if not path.is_file():
         raise DataError(f"{folder} is no run folder: it has no {HEADER}")
@@ -287,7 +287,7 @@ class RunFolder:
             self.done.look()
 
     def gather(self) -> Sequence[Sample]:
-        """What the folder holds; the first of several ranks waits until the others have ended."""
+        """Return the folder's samples; the first of several ranks waits for the others' ends."""
         if self.shard.leads:
             self._companions.wait_for_ends()
         if not self.shard.alone:

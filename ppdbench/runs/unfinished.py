@@ -1,4 +1,4 @@
-"""What a stored run lacks of what it set out to do."""
+"""Unfinished runs: the examples that a stored run lacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def unfinished(header: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) 
 
 
 def _subjects(header: Mapping[str, Any]) -> int:
-    """How many samples each example has: one for each method, or for each target of a probe."""
+    """Count the samples of each example: one for each method, or for each target of a probe."""
     if header["kind"] == "probe":
         return len(header["config"].get("targets") or [None])
     return len(header["methods"].keys() - (header.get("not_run") or {}).keys())

@@ -25,7 +25,7 @@ _NAMED = re.compile(r"Object (missing required field|contains unknown field) `(.
 
 
 class Unsound(Exception):
-    """What is wrong with something stored; `broken` where it is no JSON at all."""
+    """Something stored that is wrong, and how; `broken` where it is no JSON at all."""
 
     def __init__(self, why: str, *, broken: bool = False) -> None:
         super().__init__(why)
@@ -39,7 +39,7 @@ def sealed(line: bytes) -> bytes:
 
 
 def is_sealed(line: bytes) -> bool:
-    """Whether the line ends with a checksum; not whether it fits."""
+    """True if the line ends with a checksum, which need not fit."""
     return _SEAL.search(line, max(0, len(line) - _SEAL_BYTES)) is not None
 
 

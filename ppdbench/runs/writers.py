@@ -1,4 +1,4 @@
-"""Who writes into a run folder: one process, or the ranks or jobs of one run, which share it.
+"""Writers of a run folder: one process, or the ranks or jobs of one run, which share it.
 
 Each holds a lock on its own file of samples as long as it lives; however it ends, the system
 lets go of it. `.lock` is held only while somebody comes in or looks round, and says which
@@ -37,7 +37,7 @@ def take(file: IO[Any]) -> bool:
 
 
 def is_written(path: Path) -> bool:
-    """Whether some process holds a file of samples."""
+    """True if some process holds a file of samples."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -50,7 +50,7 @@ def is_written(path: Path) -> bool:
 
 @dataclass(slots=True)
 class LockContent:
-    """What `.lock` says."""
+    """The content of `.lock`."""
 
     group: str = ""
     met: dict[int, int] = field(default_factory=dict)  # by rank; those that came in are there
@@ -95,14 +95,14 @@ def lock_run(folder: Path) -> Iterator[LockContent]:
 
 
 def written_by_others(folder: Path) -> ConfigError:
-    """What a second run hears."""
+    """Return the error that a second run gets."""
     return ConfigError(
         f"{folder} is being written by another process; wait for it or choose another --out"
     )
 
 
 def claim_turn(folder: Path, shard: Shard, content: LockContent) -> bool:
-    """Whether it is this process's turn to write; the first one in clears the content.
+    """True if it is this process's turn to write; the first one in clears the content.
 
     A rank waits for the first of its launch.
     """

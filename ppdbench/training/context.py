@@ -1,4 +1,4 @@
-"""What a frozen model has read, for rows that are trained to continue from it.
+"""The context of a frozen model, for rows that are trained to continue from it.
 
 The text runs once and without gradients; each layer's keys and values stay. Rows that come
 later look at them and at each other, so that only those rows are differentiated through.
@@ -47,18 +47,18 @@ class JoinedRows:
 
 
 class TextContext:
-    """What a text leaves in every layer."""
+    """The keys and values that a text leaves in every layer."""
 
     def __init__(self, n_layers: int) -> None:
         self.kept = [TextRows() for _ in range(n_layers)]
 
     def at(self, layer: int) -> TextRows:
-        """Where a layer leaves what the text gives."""
+        """Return the place where a layer leaves what the text gives."""
         return self.kept[layer]
 
 
 class LaterContext:
-    """What rows behind the text look at in every layer."""
+    """The keys and values that rows behind the text look at in every layer."""
 
     def __init__(self, context: TextContext, given: Sequence[TrainedRows] = ()) -> None:
         self.context, self.given = context, given

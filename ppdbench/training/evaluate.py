@@ -1,4 +1,4 @@
-"""What training was worth, on text that was not trained on.
+"""The worth of a training, on text that was not trained on.
 
 How well every exit reads, by layer; how well drafted tokens are guessed, by distance.
 """

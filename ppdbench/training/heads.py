@@ -117,7 +117,7 @@ class HeadsObjective(Objective):
 
     @torch.no_grad()
     def _frozen_states(self, inputs: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-        """What the heads read, by number of layers run, and the model's own final logits."""
+        """Return the heads' inputs, by number of layers run, and the model's own final logits."""
         layers = self._frozen[0]
         step = layers.step(inputs.shape[1])
         hidden = layers.embed(inputs, step)

@@ -18,7 +18,7 @@ from ppdbench.errors import ConfigError
 
 
 class ByLayer(Protocol):
-    """What stands in for a cache, with a part for each layer."""
+    """A stand-in for a cache, with a part for each layer."""
 
     def at(self, layer: int) -> Rows:
         """The part of a layer."""
@@ -94,7 +94,7 @@ class TrainedLayers:
         return self.adapter.logits(hidden)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """How badly the readout after any layer predicts `targets` [batch, sequence]."""
+        """Return the loss of the readout after any layer against `targets` [batch, sequence]."""
         return self._loss(hidden, targets)
 
     def _plain_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How much memory a training run takes, known before its first step.
+"""The memory of a training run, known before its first step.
 
 What stays is counted: the model, what is trained beside it, gradients and the optimizer's
 moments. That needs no weights, since a model on the meta device has shapes and no memory. What
@@ -58,7 +58,7 @@ def held_by(model: Any, objective: Objective) -> HeldBytes:
 
 @dataclass(frozen=True, slots=True)
 class FreeRoom:
-    """What a place has free for one of the processes that share it."""
+    """The free memory of a place for one of the processes that share it."""
 
     place: str
     free: int
@@ -89,7 +89,7 @@ def _parts(held: HeldBytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """What one short step made and gave back: `events` are numbers of tensors, ~n where n goes."""
+    """The memory trace of one short step: `events` are numbers of tensors, ~n where n goes."""
 
     sequences: int
     tokens: int
@@ -98,7 +98,7 @@ class StepTrace:
 
 
 class StepMemory:
-    """What a step holds on its way, for any number of sequences of any length.
+    """The memory that a step holds on its way, for any number of sequences of any length.
 
     A long step makes the same tensors in the same order as a short one. So the size of each is
     carried forward by itself: as a parabola in the tokens, and by what a second sequence adds.
@@ -237,7 +237,7 @@ class MemoryNeed:
 
     @property
     def short(self) -> str | None:
-        """Why it does not fit, with what would, or None where it does."""
+        """The reason why it does not fit, and what would; None where it does."""
         if self.total <= self.room.free:
             return None
         return (

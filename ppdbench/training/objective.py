@@ -1,4 +1,4 @@
-"""What every training run trains: a module with a loss, and what it is worth afterwards."""
+"""Objectives: a module with the loss that a run trains, and its quality afterwards."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class Objective(nn.Module):
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
     ) -> Sequence[Quality]:
-        """What it does on held-out tokens, in consecutive blocks of `sequence`."""
+        """Measure the quality on held-out tokens, in consecutive blocks of `sequence`."""
         raise NotImplementedError

@@ -42,7 +42,7 @@ class Recipe:
 
     @property
     def rotates(self) -> bool:
-        """Whether the rotation decides anything."""
+        """True if the rotation decides anything."""
         return self.curriculum == "rotational" and self.e_scale is not None
 
     def check(self, n_layers: int) -> None:

@@ -1,4 +1,4 @@
-"""What a training run has written of itself, checked on reading."""
+"""The records that a training run writes of itself, checked on reading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Line = dict[str, float]
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was measured of one exit on held-out text: a line of `quality.json`."""
+    """The quality of one exit on held-out text: a line of `quality.json`."""
 
     layer: Annotated[int, Meta(ge=1)]
     head: Literal["N", "Y"] = "N"
@@ -33,7 +33,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured of the models that travel with the package, and of one that does not."""
+    """The quality of the models that travel with the package, and of one that does not."""
 
     reference: list[Exit]
     twin: list[Exit]
@@ -42,7 +42,7 @@ class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a row of tokens on disk was made of, and what has to lie there."""
+    """The stamp of a row of tokens on disk: what it was made of, and what has to lie there."""
 
     sources: list[str]
     split: str
@@ -56,14 +56,14 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class _Counted(msgspec.Struct):
-    """What every line of the log has besides its losses."""
+    """The fields of every line of the log besides its losses."""
 
     step: Annotated[int, Meta(ge=0)]
     tokens: Annotated[int, Meta(ge=0)]
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What a run was told: the content of `training.json`."""
+    """Read the options of a training run: the content of `training.json`."""
     try:
         return convert(loads(path.read_bytes()), dict[str, Any])
     except OSError as error:
@@ -75,7 +75,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_quality(path: Path, form: type[T]) -> T:
-    """What was measured after a training: the content of `quality.json`."""
+    """Read the quality measured after a training: the content of `quality.json`."""
     try:
         return convert(loads(path.read_bytes()), form)
     except OSError as error:
@@ -87,7 +87,7 @@ def read_quality(path: Path, form: type[T]) -> T:
 
 
 def read_stamp(path: Path) -> Stamp | None:
-    """What the tokens beside this file were made of, if it says so."""
+    """Read what the tokens beside this file were made of, if it says so."""
     try:
         return convert(loads(path.read_bytes()), Stamp)
     except (OSError, Unsound):

@@ -50,7 +50,7 @@ TOKENS, HELD_OUT = "tokens.bin", "held-out.bin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every training run is told, whatever it trains.
+    """The options of every training run, whatever it trains.
 
     `epochs` stands for a number of steps that is known once the text is tokenized.
     """
@@ -69,7 +69,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What a run would do and need, for `--dry-run`."""
+    """The work and the memory of a run, for `--dry-run`."""
 
     parameters: int
     trained: int
@@ -116,7 +116,7 @@ class Training:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process is the one that writes and prints."""
+        """True if this process is the one that writes and prints."""
         main: bool = self.processes.is_main_process
         return main
 
@@ -198,7 +198,7 @@ class Training:
         return trainer.trained()
 
     def quality(self, watch: Report = silent) -> Sequence[Quality]:
-        """What was trained, measured on the held-out text if there is any."""
+        """Measure what was trained on the held-out text, if there is any."""
         ids = self.measured_on
         if ids is None:
             return []

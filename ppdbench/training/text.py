@@ -33,7 +33,7 @@ HUB = "hub:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpec:
-    """Where text comes from: files, folders of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]].
+    """The source of text: files, folders of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]].
 
     `split` says what a document is: a paragraph between blank lines, or a whole file. Lines
     of .jsonl are documents of their own, with the text in `column`.
@@ -129,7 +129,7 @@ def _of_file(path: Path, spec: TextSpec) -> Iterator[str]:
 
 
 def _bad_byte(path: Path) -> int:
-    """Where the file stops being UTF-8; a stream's own error counts from its last chunk."""
+    """Find the byte where the file stops being UTF-8; a stream counts from its last chunk."""
     try:
         path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -226,7 +226,7 @@ def tokenized(spec: TextSpec, tokenizer: Any, vocab_size: int, path: Path) -> np
 
 
 def _without_content(stamp: Stamp) -> dict[str, Any]:
-    """What tokens were made of, as `_identity` tells it."""
+    """Return what tokens were made of, as `_identity` tells it, without the content."""
     told = msgspec.structs.asdict(stamp)
     return {name: told[name] for name in told if name not in ("bytes", "checksum")}
 
@@ -285,7 +285,7 @@ def _token_rows(texts: Iterable[str], tokenizer: Any) -> Iterator[Sequence[int]]
 
 
 def _identity(spec: TextSpec, tokenizer: Any, vocab_size: int) -> dict[str, Any]:
-    """What the tokens depend on; other content under the same names is noticed by size and time."""
+    """Identify what the tokens depend on; changed content is noticed by size and time."""
     files = []
     for source in spec.sources:
         path = Path(source).expanduser()

@@ -38,7 +38,7 @@ MENDING = ("learning_rate", "clip")  # what may be changed then
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How to train, whatever is trained.
+    """The options of training, whatever is trained.
 
     `phases` are equal shares of the steps that each have the learning rate's whole course.
     """
@@ -198,7 +198,7 @@ class Trainer:
         return found, norm
 
     def _parameters(self) -> Iterator[nn.Parameter]:
-        """What is trained."""
+        """Yield the parameters that are trained."""
         return (p for p in self.trained().parameters() if p.requires_grad)
 
     def _broken(self, step: int, what: str) -> NumericalError:
@@ -349,7 +349,7 @@ class Trainer:
 
 
 def _finite(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether all of them hold nothing but numbers."""
+    """True if all of them hold nothing but numbers."""
     norm = nn.utils.get_total_norm([tensor for tensor in tensors if tensor is not None])
     return math.isfinite(float(norm.detach()))
 

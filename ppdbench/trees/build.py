@@ -23,7 +23,7 @@ LARGEST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig:
-    """What is asked for; `size` None: the best of `sizes`.
+    """The options of building a tree; `size` None: the best of `sizes`.
 
     `measuring` holds what was said of the measurement, by the names of `Latency`. With a size
     and nothing said, no pass is timed.

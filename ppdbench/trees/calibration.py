@@ -1,4 +1,4 @@
-"""How often a method's guesses are right, by distance and rank: what trees are grown from.
+"""Calibration: how often a method's guesses are right, by distance and rank, to grow trees from.
 
 `probe --what drafts --calibration FILE` measures it on the model's own greedy continuations.
 The guesses of one distance exclude each other, so that the accuracy of rank r is top-(r+1)
@@ -57,7 +57,7 @@ class Accuracies:
 
     @property
     def distances(self) -> int:
-        """How far ahead there are guesses."""
+        """The number of distances for which there are guesses."""
         return len(self.hits)
 
     @property
@@ -74,7 +74,7 @@ class Accuracies:
         return wilson(self.hits[j][r], self.n)
 
     def doubt(self) -> str:
-        """What to say of a calibration on too few tokens; nothing of any other."""
+        """Return a warning about a calibration on too few tokens; nothing about any other."""
         if self.n >= ENOUGH_TOKENS:
             return ""
         low, high = self.interval(0, 0)
@@ -99,7 +99,7 @@ class Accuracies:
 
     @classmethod
     def load(cls, path: str | Path) -> Accuracies:
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         path = Path(path).expanduser()
         missing = "`ppdbench probe --what drafts --calibration FILE` makes one"
         keys = read_versioned(

@@ -1,4 +1,4 @@
-"""Which tree a method verifies: the one asked for, or one that came with what was trained."""
+"""The choice of the tree to verify: the one asked for, or one that came with what was trained."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def choose(asked: str, folder: Path, depth: int, capacity: int) -> Tree:
 
 
 def used_parts(addon: str, tree: str, folder: Path) -> dict[str, str]:
-    """Which add-on and which tree a method takes where it was left to choose, in words."""
+    """Name the add-on and the tree that a method takes where it was left to choose."""
     beside = FILE if (folder / FILE).is_file() else "a general one"
     return {"addon": addon or "reference", "tree": tree or beside}
 
@@ -63,8 +63,9 @@ def fingerprint(tree: Tree | DynamicTree) -> str:
 
 
 def general(depth: int) -> Accuracies:
-    """What trained guesses are like where nobody has measured these: right less often with
-    every token further ahead, and with every rank.
+    """Return typical accuracies of trained guesses, where nobody has measured these.
+
+    They are right less often with every token further ahead, and with every rank.
     """
     hits = [[round(OF * 0.6 * 0.7**j / (1 + r) ** 2) for r in range(RANKS)] for j in range(depth)]
     return Accuracies("general", tuple(map(tuple, hits)), OF)

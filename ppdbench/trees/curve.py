@@ -1,4 +1,4 @@
-"""Which size of tree pays: Speedup(n) = tau(n) / L_fp(n), and the n where it is largest.
+"""The size of tree that pays: Speedup(n) = tau(n) / L_fp(n), and the n where it is largest.
 
 A size is the number of rows of a pass: the newest token, the nodes and what is inserted to
 guess with. How many rows the last takes is up to the method. `medusa` and `eagle` insert
@@ -29,7 +29,7 @@ INSERTING = (DYNAMIC, "hidden-transfer")
 
 @dataclass(frozen=True)
 class TreePlan:
-    """What trees of a method are made from, whatever their size.
+    """All that trees of a method are made from, whatever their size.
 
     `depth` is how far guesses reach, `inserted` how many rows each of them takes per node.
     """

@@ -102,7 +102,7 @@ class DynamicTree:
 
     @property
     def top(self) -> int:
-        """How many guesses it takes at a distance."""
+        """The number of guesses it takes at a distance."""
         return max(state.tree.top for state in self.states)
 
     @property
@@ -162,7 +162,7 @@ def _state(keys: Keys) -> TreeState:
 
 
 def last_probabilities(tree: Tree, accuracies: Accuracies) -> tuple[float, ...]:
-    """How likely each node is the last one accepted, the newest token first."""
+    """Return each node's probability to be the last one accepted, the newest token first."""
     return last_of(tree, (1.0, *probabilities(tree, accuracies)))
 
 
@@ -184,7 +184,7 @@ def transitions(tree: DynamicTree, accuracies: Accuracies) -> FloatMatrix:
 
 
 def steady_state(chain: FloatMatrix) -> FloatMatrix:
-    """Which part of all steps is spent in each state.
+    """Return the part of all steps that is spent in each state.
 
     Decoding begins in the last state, since all prompt tokens follow the prompt. To stay
     where one is every second time changes no share and keeps the chain from going in circles.

@@ -1,4 +1,4 @@
-"""What a tree is expected to give, and what that rests on."""
+"""The gain that a tree is expected to give, and what that rests on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def expected(tree: Tree | DynamicTree, accuracies: Accuracies) -> Ratio:
 
 @dataclass(frozen=True)
 class StateOdds:
-    """How likely the nodes of a tree are to be accepted, and to be the last, the newest token
+    """The probabilities of a tree's nodes to be accepted, and to be the last, the newest token
     first; how much of the time decoding is in this state, and what a step in it gives.
     """
 
@@ -76,7 +76,7 @@ def in_states(tree: Tree | DynamicTree, accuracies: Accuracies) -> list[StateOdd
 
 
 def basis(accuracies: Accuracies) -> str:
-    """What the expectation of a tree rests on, in a sentence."""
+    """Say in a sentence what the expectation of a tree rests on."""
     outputs = accuracies.outputs
     if not outputs:
         return (

@@ -88,13 +88,13 @@ class Latency:
 
     @property
     def label(self) -> str:
-        """What was measured, and a warning where its weights are random."""
+        """A description of what was measured, with a warning where its weights are random."""
         random = ", random weights" if self.synthetic else ""
         return f"{self.model} ({self.dtype}{random})"
 
     @classmethod
     def load(cls, path: str | Path) -> Latency:
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         missing = "`ppdbench tree build --latency FILE` measures one"
         keys = read_versioned(Path(path), "latency file", missing, FORMAT, VERSION)
         passes = tuple(_pass(section) for section in keys.sections("passes", "pass"))
@@ -223,7 +223,7 @@ class _TimedPasses:
         return seconds
 
     def _step(self) -> Callable[[], object]:
-        """What greedy decoding does for a token."""
+        """Return the work that greedy decoding does for a token."""
         newest = self.session.ids(self.session.tokens[-1:])
         return lambda: int(self.chooser.choose(self.session.advance(newest)[:, -1]))
 

@@ -1,4 +1,4 @@
-"""Where a method's guesses were right: a line of ranks for every output and distance.
+"""The record of where a method's guesses were right: ranks for every output and distance.
 
 At each place of an output the method guesses several tokens ahead. Which of its guesses the
 model then came to is a rank, 0 the likeliest, and a character: `0` to `9` and `a` to `v` for
@@ -43,7 +43,7 @@ class RankedOutput:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it has behind the first, which the prompt alone gives."""
+        """The number of tokens behind the first, which the prompt alone gives."""
         return len(self.ranks[0])
 
     @cached_property
@@ -59,7 +59,7 @@ class RankedOutput:
 
     @property
     def counts(self) -> list[list[int]]:
-        """How often each rank was right, by distance, where all distances have a token."""
+        """The counts of each rank being right, by distance, where all distances have a token."""
         n = len(self.ranks[-1])
         return [[line[:n].count(digit) for digit in DIGITS] for line in self.ranks]
 

@@ -26,7 +26,7 @@ Moves = dict[Node, int]
 
 @dataclass(frozen=True)
 class Replay:
-    """What decoding came by: `tokens` and `steps` of each output, the first token not counted.
+    """The results of a replay: `tokens` and `steps` of each output, the first token not counted.
 
     `kept` has, for each state of the tree, how often each of its nodes was the last one
     accepted. A static tree has one state.
@@ -42,11 +42,11 @@ class Replay:
         return ratio_of_totals(self.tokens, self.steps)
 
     def share(self, state: int) -> float:
-        """Which part of all guided steps was in a state."""
+        """Return the part of all guided steps that was in a state."""
         return self.kept[state].total() / max(1, sum(each.total() for each in self.kept))
 
     def reached(self, state: int, tree: Tree) -> tuple[float, ...]:
-        """How often each node was accepted in a state, the newest token first."""
+        """Return how often each node was accepted in a state, the newest token first."""
         ends, passed = self.kept[state], Counter[Node]()
         for end, times in ends.items():
             for length in range(1 + len(end)):

@@ -17,7 +17,7 @@ from ppdbench.trees.tree import Node, Tree
 
 
 def probabilities(tree: Tree, accuracies: Accuracies) -> tuple[float, ...]:
-    """How likely each node is to be accepted: it and all nodes above it are right."""
+    """Return each node's probability to be accepted: it and all nodes above it are right."""
     check_known(tree, accuracies)
     accepted: dict[Node, float] = {(): 1.0}
     for path in tree.paths:

@@ -62,7 +62,7 @@ class Tree:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Which guess at its distance each node is, from 0."""
+        """The rank of each node among the guesses at its distance, from 0."""
         return tuple(path[-1] for path in self.paths)
 
     @cached_property
@@ -77,7 +77,7 @@ class Tree:
 
     @cached_property
     def top(self) -> int:
-        """How many guesses it takes at a distance."""
+        """The number of guesses it takes at a distance."""
         return 1 + max(self.ranks, default=-1)
 
     def within(self, depth: int) -> Tree:
@@ -104,7 +104,7 @@ class Tree:
         return tokens
 
     def _places(self, top: int, device: torch.device) -> Tensor:
-        """Where each node's token lies in guesses [distance, top] laid out in one row."""
+        """Return the place of each node's token in guesses [distance, top] laid out in one row."""
         import torch
 
         key = (top, device)
