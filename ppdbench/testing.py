@@ -50,7 +50,7 @@ def tokens(n: int, seed: int, vocab_size: int) -> list[int]:
 
 
 def free(model: StagedModel, prompt: list[int], n: int) -> tuple[int, ...]:
-    """What greedy decoding gives when nothing but its length ends it."""
+    """Return the greedy output that nothing but its length ends."""
     return autoregressive(Session(model, CAPACITY), Request(prompt, Limits(n), CLOCK)).output_ids
 
 
@@ -107,7 +107,7 @@ def assert_exact(
 def assert_order_is_nothing(
     decoder: Decoder, several: Sequence[Case], model: StagedModel
 ) -> list[tuple[int, ...]]:
-    """What is accepted in each case, the same whichever case comes first."""
+    """Prove that the order of cases changes nothing; return what is accepted in each."""
     forth = [decode(decoder, case, model).accepted for case in several]
     back = [decode(decoder, case, model).accepted for case in reversed(several)]
     assert forth == back[::-1]

@@ -1,4 +1,4 @@
-"""Whether the passes of a run are compiled: because it was asked for, or because it pays.
+"""The decision to compile the passes of a run: because it was asked for, or because it pays.
 
 Compiling takes tens of seconds for each number of rows, once per layer shape and machine;
 what it saves is a share of every pass. Short runs stay eager, unless it was done before. A run
@@ -39,7 +39,7 @@ DRAFTING = (1, 2)  # rows of a draft model's passes: the newest token, and one i
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """What is to be compiled of one model: the numbers of rows of its narrow passes, by threads.
+    """A request to compile one model's passes of few rows: their numbers of rows, by threads.
 
     `wider` are those of its methods whose passes have more rows than compiling is good for.
     """
@@ -63,7 +63,7 @@ class CompileRequest:
         return sorted(set(chain.from_iterable(self.counts.values())))
 
     def lacks_memory(self) -> str | None:
-        """Why a packed copy of the weights for the wider passes cannot be kept, if so."""
+        """Say why a packed copy of the weights for the wider passes cannot be kept; None if it can."""
         if not self.wider or self.loaded.staged.device.type == "cuda":
             return None
         size, free = self.loaded.staged.weight_bytes(), psutil.virtual_memory().available
@@ -140,7 +140,7 @@ def _wanted(setup: Setup, decoders: Collection[Decoder]) -> list[CompileRequest]
 def _refusal(
     mode: str, wanted: Collection[CompileRequest], decoders: Mapping[str, Decoder], tokens: int
 ) -> dict[str, Any] | None:
-    """Why passes stay eager, if they do; an error where compiled ones were asked for."""
+    """Say why passes stay eager, if they do; an error where compiled ones were asked for."""
     if mode == "off":
         return {"why": "not asked for"}
     why = _unfit(wanted) or _spread(decoders)
@@ -165,7 +165,7 @@ def _refusal(
 
 
 def _as_begun(begun: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Why passes stay eager, in the words of the run that goes on."""
+    """Say why passes stay eager, in the words of the run that is resumed."""
     return None if begun["rows"] else {"why": begun["why"]}
 
 
@@ -186,7 +186,7 @@ def _check_joins(
 
 
 def _unfit(wanted: Collection[CompileRequest]) -> str | None:
-    """Why one of the models cannot be compiled, if so."""
+    """Say why one of the models cannot be compiled; None if all can."""
     for model in wanted:
         if (why := model.loaded.staged.why_eager()) is not None:
             return f"{model.loaded.spec.name}: {why}"
@@ -194,7 +194,7 @@ def _unfit(wanted: Collection[CompileRequest]) -> str | None:
 
 
 def _unproven(wanted: Collection[CompileRequest]) -> str | None:
-    """Where nobody has measured yet what it saves, it has to be asked for."""
+    """Refuse where nobody has measured yet what compiling saves: it has to be asked for."""
     staged = [model.loaded.staged for model in wanted]
     if any(model.device.type == "cuda" for model in staged):
         return "on a GPU passes are captured as graphs only with --compile on"

@@ -78,7 +78,7 @@ def check_choices(choices: Sequence[Choice]) -> None:
 
 
 def labels(choices: Sequence[Choice]) -> list[str]:
-    """What each method is called in a run: its options too where its name is not enough."""
+    """Name each method in a run: with its options where its name is not enough."""
     names = [choice.name for choice in choices]
     return [choice.name if names.count(choice.name) == 1 else str(choice) for choice in choices]
 
@@ -88,7 +88,7 @@ MOST_WARMUP = 1000  # untimed runs before the first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig(RunConfig):
-    """What a decoding run is told."""
+    """The options of a decoding run."""
 
     methods: tuple[Choice, ...] = (Choice(name="greedy"),)
     target: Target = field(default_factory=Target)
@@ -221,7 +221,7 @@ def decode_missing(
 def about(
     prepared: Sequence[tuple[str, tuple[Method, Strategy], PreparedMethod | str]],
 ) -> dict[str, Any]:
-    """What the header says of each method, and of those that could not run."""
+    """Describe each method for the header, and those that could not run."""
     methods, facts, not_run, used = {}, {}, {}, {}
     for label, (chosen, strategy), entry in prepared:
         methods[label] = about = {
@@ -288,7 +288,7 @@ def begin(entry: PreparedMethod | str, *, alone: bool) -> PreparedMethod | str:
 
 
 def _or_why_not(make: Callable[[], PreparedMethod], *, alone: bool) -> PreparedMethod | str:
-    """What is made, or why it is not; with nothing else to go on with that is an error."""
+    """Return what is made, or why it is not; if nothing else is left to run, that is an error."""
     try:
         return make()
     except PpdbenchError as error:
@@ -298,12 +298,12 @@ def _or_why_not(make: Callable[[], PreparedMethod], *, alone: bool) -> PreparedM
 
 
 def left(item: Item, methods: Sequence[PreparedMethod], folder: RunFolder) -> list[PreparedMethod]:
-    """Who has no result for this example yet."""
+    """List the methods that have no result for this example yet."""
     return [each for each in methods if is_left(item, each.label, folder)]
 
 
 def is_left(item: Item, label: str, folder: RunFolder) -> bool:
-    """Whether a method has yet to decode an example; failures are tried again."""
+    """True if a method has yet to decode an example; failures are tried again."""
     sample = folder.done.get(item.key(label))
     return sample is None or sample["verdict"] == "failed"
 

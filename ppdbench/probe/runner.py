@@ -29,7 +29,7 @@ MOST_AT_ONCE = 4096  # sequences; more do not fit any machine's memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeConfig(RunConfig):
-    """What a probe run is told. Layers are counts of layers run; none means all."""
+    """The options of a probe run. Layers are counts of layers run; none means all."""
 
     layers: tuple[int, ...] = ()
     ks: tuple[int, ...] = (1, 3, 5)

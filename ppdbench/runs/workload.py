@@ -1,4 +1,4 @@
-"""What a run works on: tasks and examples, read before any weights, encoded after."""
+"""The workload of a run: tasks and examples, read before any weights, encoded after."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def unheard(text: str) -> None:
 
 
 def without_score(task: str, examples: Sequence[str]) -> str:
-    """What is said of examples whose reference cannot be scored."""
+    """Say which examples have a reference that cannot be scored."""
     named = ", ".join(examples[:5]) + (", ..." if len(examples) > 5 else "")
     return (
         f"{task}: no score for {len(examples)} examples, whose reference holds no answer to "
@@ -58,7 +58,7 @@ CHARACTERS_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What every run is told."""
+    """The options of every run."""
 
     model: ModelSpec
     tasks: tuple[str, ...]
@@ -86,7 +86,7 @@ class RunConfig:
             raise ConfigError(f"--shots {self.shots}: use 0 or more")
 
     def new_tokens(self, task: Task) -> int:
-        """How many tokens examples of `task` get."""
+        """Return the number of tokens that examples of `task` get."""
         return self.max_new_tokens or task.max_new_tokens
 
 
@@ -229,5 +229,5 @@ def capacity(items: list[Item]) -> int:
 
 
 def limits_of(item: Item, loaded: Loaded) -> Limits:
-    """What ends the output of an example."""
+    """Return what ends the output of an example."""
     return Limits(item.max_new_tokens, loaded.eos_ids, item.task.stop, loaded.tokenizer)
