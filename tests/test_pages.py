@@ -17,7 +17,7 @@ else:  # comes with pytest there
     import tomli as tomllib
 
 from ppdbench.cli.main import run
-from ppdbench.methods.base import METHODS
+from ppdbench.methods import METHODS, Proposer
 from tests.conftest import ROOT
 from tests.pages import DOCS, LINKED, README, blocks, links, tokens
 
@@ -114,3 +114,11 @@ def test_the_packages_stand_in_the_order_of_the_contract() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     (layers,) = (c["layers"] for c in contracts["contracts"] if c["id"] == "layers")
     assert listed == [sorted(layer.split(" | ")) for layer in layers]
+
+
+def test_a_proposer_has_the_parts_that_are_named() -> None:
+    page = (DOCS / "extending.md").read_text("utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, flags=re.MULTILINE)
+    named = {part for row in rows for part in re.findall(r"`(\w+)`", row)}
+    assert named >= {"rows", "start", "learn"}
+    assert all(hasattr(Proposer, part) for part in named)
