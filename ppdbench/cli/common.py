@@ -213,7 +213,7 @@ def check_pictures(*paths: str | None) -> None:
     """Refuse pictures that could not be written, before any work is done."""
     asked = [path for path in paths if path is not None]
     if asked:
-        from ppdbench.report.plots import check_path
+        from ppdbench.report.pictures.files import check_path
 
         for path in asked:
             check_path(path)

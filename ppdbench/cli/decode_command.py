@@ -179,8 +179,8 @@ def _pin(choices: Sequence[Choice], shard: Shard) -> None:
 
 
 def _draw_timeline(run: FinishedRun, path: str) -> None:
-    from ppdbench.report.plots import save
-    from ppdbench.report.timeline import timeline
+    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.timeline import timeline
 
     events: list[Any] = next((s["events"] for s in run.samples if s.get("events")), [])
     facts = next(iter(run.header["facts"].values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.cli.common import (
@@ -90,11 +89,14 @@ def probe_drafts(
     outputs.of_drafts(run.header, run.samples, str(folder)).emit(form)
     if plot is not None:
         from ppdbench.probe.accuracy import accuracies
-        from ppdbench.report.plots import draft_accuracies, save, sign
+        from ppdbench.report.pictures import probes
+        from ppdbench.report.pictures.drawing import joined
+        from ppdbench.report.pictures.files import save
         from ppdbench.report.probe_tables import label
 
-        rows = [asdict(row) for row in accuracies(run.samples)]
-        save(sign(draft_accuracies(rows), label(run.header)), plot)
+        rows = accuracies(run.samples)
+        drawn = probes.accuracies("probe", rows, panel="distance", line="method")
+        save(joined(drawn, label(run.header), columns=len({row.distance for row in rows})), plot)
         notice(f"picture: {plot}")
     if calibration is not None:
         _calibrate(run, calibration)

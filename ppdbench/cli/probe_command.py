@@ -186,7 +186,7 @@ def _probe_matches(
         return 0
     ranks = StoredRanks(run.samples)
     rates = summary.match_rates(ranks, config.ks, stored_buckets(run.header, run.samples))
-    _draw(plot, heatmap, rates, config.ks, probe_tables.label(run.header))
+    _draw(plot, heatmap, rates, probe_tables.label(run.header))
     outputs.of_matches(run.header, run.samples, ranks, rates, str(folder)).emit(form)
     _show(run, config, form)
     show_examples(run, show, form)
@@ -215,7 +215,8 @@ def _show(run: FinishedRun, config: ProbeConfig, form: str) -> None:
     if config.show_example is None:
         return
     from ppdbench.report.grid import grid_of, print_grid
-    from ppdbench.report.plots import save, sign, token_grid
+    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.token_grid import token_grid
     from ppdbench.report.probe_tables import label
     from ppdbench.report.terminal import people
 
@@ -226,7 +227,7 @@ def _show(run: FinishedRun, config: ProbeConfig, form: str) -> None:
     grid = grid_of(sample, run.header["config"]["layers"], lambda token: run.spell([token]))
     print_grid(grid, people(stderr=form != "table"))
     picture = run.path / f"example-{config.show_example}.png"
-    save(sign(token_grid(grid), label(run.header)), picture)
+    save(token_grid(grid, label(run.header)), picture)
     notice(f"picture: {picture}")
 
 
@@ -234,20 +235,16 @@ def _draw(
     plot: str | None,
     heatmap: str | None,
     rates: list[Rate],
-    ks: tuple[int, ...],
     signature: str,
 ) -> None:
     """Pictures of the rates, where asked for."""
     if plot is None and heatmap is None:
         return
-    from dataclasses import asdict
+    from ppdbench.report.pictures.drawing import joined
+    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.probes import match_maps, match_rates
 
-    from ppdbench.report.plots import bucket_heatmap, match_rates, save, sign
-
-    rows = [asdict(rate) for rate in rates]
-    if plot is not None:
-        save(sign(match_rates(rows), signature), plot)
-        notice(f"picture: {plot}")
-    if heatmap is not None:
-        save(sign(bucket_heatmap(rows, min(ks)), signature), heatmap)
-        notice(f"picture: {heatmap}")
+    for path, draw in ((plot, match_rates), (heatmap, match_maps)):
+        if path is not None:
+            save(joined(draw("probe", rates), signature), path)
+            notice(f"picture: {path}")

@@ -61,7 +61,7 @@ def command(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, made.text)
     if plots is not None:
-        from ppdbench.report.page.plots import save_all
+        from ppdbench.report.pictures.files import save_all
 
         save_all(made.drawings, Path(plots))
         notice(f"{len(made.drawings)} plots: {plots}")

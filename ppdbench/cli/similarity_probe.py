@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from ppdbench.cli.common import (
@@ -43,11 +42,13 @@ def probe_similarity(
     outputs.of_similarity(run.header, run.samples, str(folder)).emit(form)
     if plot is not None:
         from ppdbench.probe.closeness import similarities as measured
-        from ppdbench.report.plots import save, sign, similarities
+        from ppdbench.report.pictures.drawing import joined
+        from ppdbench.report.pictures.files import save
+        from ppdbench.report.pictures.probes import similarities
         from ppdbench.report.probe_tables import label
 
-        rows = [asdict(row) for row in measured(run.samples)]
-        save(sign(similarities(rows), label(run.header)), plot)
+        drawn = similarities("probe", measured(run.samples))
+        save(joined(drawn, label(run.header)), plot)
         notice(f"picture: {plot}")
     closing_notes(run, asked)
     return left_over(run)

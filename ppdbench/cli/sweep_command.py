@@ -201,8 +201,8 @@ def _print(found: Swept) -> None:
 
 
 def _draw(found: Swept, path: str) -> None:
-    from ppdbench.report.plots import save
-    from ppdbench.report.sweep_plots import sweep_picture
+    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.sweep import sweep_picture
 
     save(sweep_picture(found), path)
     notice(f"picture: {path}")

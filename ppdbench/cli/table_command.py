@@ -193,7 +193,7 @@ def _show(table: PaperTable, laid: TableSheets, form: str, exports: Sequence[str
 
 
 def _draw(table: PaperTable, runs: Sequence[StoredRun], path: str) -> None:
-    from ppdbench.report.plots import save
+    from ppdbench.report.pictures.files import save
 
     save(table.picture(runs), path)
     notice(f"picture: {path}")

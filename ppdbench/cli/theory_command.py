@@ -157,18 +157,20 @@ def _add_figures(answer: TheoryOutput, form: str) -> None:
 
 
 def _check_plot(path: str) -> None:
-    from ppdbench.report.plots import check_path
+    from ppdbench.report.pictures.files import check_path
 
     check_path(path)
 
 
 def _draw(answer: TheoryOutput, path: str) -> None:
-    from ppdbench.report import plots, theory_tables
+    from ppdbench.report import theory_tables
+    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.theory import tradeoff
 
     names = {"measured": answer.measured}
     series = {names.get(name, name): points for name, points in answer.series.items()}
     if set(series) == {"given"}:
         # One point alone says nothing; the paper's show where it lies.
         series = {"paper": theory_tables.paper_points(), **series}
-    plots.save(plots.tradeoff(series), path)
+    save(tradeoff(series), path)
     notice(f"picture: {path}")

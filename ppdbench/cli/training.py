@@ -175,8 +175,8 @@ def _say_what_was_left(training: Training) -> None:
 def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> int:
     from ppdbench.files.whole import write_whole
     from ppdbench.report.export import emit
-    from ppdbench.report.plots import save as save_picture
-    from ppdbench.report.plots import training_curves
+    from ppdbench.report.pictures.files import save as save_picture
+    from ppdbench.report.pictures.training import training_curves
     from ppdbench.report.training_tables import quality_sheet
     from ppdbench.training.record import read_log
     from ppdbench.training.trainer import LOG

@@ -147,12 +147,13 @@ def _config(ctx: click.Context, options: dict[str, Any]) -> BuildConfig:
 
 
 def _draw_curve(built: Built, path: str) -> None:
-    from ppdbench.report import plots, tree_plots
+    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.trees import speedup_curve
 
     label = built.plan.accuracies.method
     if built.latency is not None:
         label = f"{label}, {built.latency.label}"
-    plots.save(plots.sign(tree_plots.speedup_curve(built), label), path)
+    save(speedup_curve(built, label), path)
     notice(f"picture: {path}")
 
 
@@ -206,9 +207,10 @@ def show_command(file: str, calibration: str | None, plot: str | None, form: str
     else:
         emit([tree_tables.nodes_sheet(shown)], tree_tables.shown_json(shown), form)
     if plot is not None:
-        from ppdbench.report import plots, tree_plots
+        from ppdbench.report.pictures.files import save
+        from ppdbench.report.pictures.trees import tree_picture
 
-        plots.save(plots.sign(tree_plots.tree_picture(shown), shown.title), plot)
+        save(tree_picture(shown, shown.title), plot)
         notice(f"picture: {plot}")
     if accuracies is not None and accuracies.doubt():
         notice(f"warning: {accuracies.doubt()}")

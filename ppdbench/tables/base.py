@@ -29,7 +29,7 @@ from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe
 from ppdbench.tables.setting import settings
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from ppdbench.report.pictures.drawing import Drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TableSheets:
 
 
 TableLayout = Callable[[Paper, Sequence[StoredRun]], Sheet | TableSheets]
-Draw = Callable[[Paper, Sequence[StoredRun]], "Figure"]
+Draw = Callable[[Paper, Sequence[StoredRun]], "Drawing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PaperTable:
         first, *others = laid.shown
         return TableSheets(_under(laid.data, above), (_under(first, above), *others))
 
-    def picture(self, runs: Sequence[StoredRun]) -> Figure:
+    def picture(self, runs: Sequence[StoredRun]) -> Drawing:
         """The figure whose points the table holds, if it is one."""
         assert self.draw is not None
         return self.draw(papers.read(self.name), self._on_its_tasks(runs))

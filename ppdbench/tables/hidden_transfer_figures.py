@@ -22,7 +22,7 @@ from ppdbench.tables.base import TableSheets, table
 from ppdbench.tables.recipe import RecipeStep
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from ppdbench.report.pictures.drawing import Drawing
 
 TASKS = ("xsum", "gsm8k")
 ON_TASKS = "--task xsum --task gsm8k --shots 1"
@@ -84,13 +84,12 @@ class CurvePoint:
         return self.task, self.series
 
 
-def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Figure:
-    from ppdbench.report.plots import sign
+def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Drawing:
+    from ppdbench.report.pictures.transfer import transfer_figures
     from ppdbench.report.probe_tables import label
-    from ppdbench.report.transfer_plots import transfer_figures
 
     points = [asdict(point) for point in _all_points(runs)]
-    return sign(transfer_figures(points, TITLES), label(runs[0].header))
+    return transfer_figures(points, TITLES, label(runs[0].header))
 
 
 @table(

@@ -19,7 +19,7 @@ from ppdbench.tables.matches import HEAD, HEADS, MATCHES, TASKS, compare, n_laye
 from ppdbench.theory import FigurePoint, MatchRate, figure_points
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from ppdbench.report.pictures.drawing import Drawing
 
 QUANTITIES = (
     Quantity("match_rate", "match rate"),
@@ -57,8 +57,8 @@ class Curves:
     depth: str
 
 
-def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Figure:
-    from ppdbench.report.plots import sign, tradeoff
+def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Drawing:
+    from ppdbench.report.pictures.theory import tradeoff
 
     curves = _curves(paper, runs)
     model = runs[0].header["model"]["name"]
@@ -66,7 +66,7 @@ def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Figure:
         f"paper, {curves.paper_depth}": [place.paper for place in curves.points],
         f"{model}, {curves.depth}": [place.ours for place in curves.points if place.ours],
     }
-    return sign(tradeoff(series), f"exits after {curves.paper_depth} and {curves.depth} layers")
+    return tradeoff(series, foot=f"exits after {curves.paper_depth} and {curves.depth} layers")
 
 
 @table("ppd/figures", recipe=(MATCHES,), tasks=TASKS.values(), draw=_draw)

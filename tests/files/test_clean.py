@@ -21,7 +21,7 @@ from ppdbench.cli import common
 from ppdbench.files.clean import LONGEST, Destination, clean, cleaned, shortened
 from ppdbench.report import export
 from ppdbench.report.console import Terminal
-from ppdbench.report.page.html import h
+from ppdbench.report.html import h
 from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets
 

@@ -7,10 +7,10 @@ import resource
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from ppdbench.check.comparison import Comparison
 from ppdbench.check.junit import to_junit
@@ -18,12 +18,14 @@ from ppdbench.errors import PpdbenchError
 from ppdbench.files.json_file import write_versioned
 from ppdbench.files.whole import replacing, write_whole
 from ppdbench.methods.draft_verify.skip_file import SkipSet, save
-from ppdbench.report import export, plots
-from ppdbench.report.page.drawing import Drawing
-from ppdbench.report.page.plots import save_all
+from ppdbench.report import export
+from ppdbench.report.pictures.drawing import Drawing
+from ppdbench.report.pictures.files import save as save_picture
+from ppdbench.report.pictures.files import save_all
 from ppdbench.report.sheet import Sheet
 from ppdbench.trees.tree import Tree
 
+DRAWING = Drawing("name", "title", "words", 20.0, ())
 OLD = b"what was there before"
 SKIPS = b'{"old": {"attention": [1], "mlp": []}}'
 SHEET = Sheet("t" * 99, ("x",), (("y" * 99,),))
@@ -42,11 +44,11 @@ def full_disk(bytes_left: int = 20) -> Iterator[None]:
 
 
 def _drawings(path: Path) -> None:
-    save_all([Drawing(path.stem, "title", "words", 20.0, ())], path.parent)
+    save_all([replace(DRAWING, name=path.stem)], path.parent)
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
-    **{f"a.{end}": lambda path: plots.save(Figure(), path) for end in ("png", "svg", "pdf")},
+    **{f"a.{end}": lambda path: save_picture(DRAWING, path) for end in ("png", "svg", "pdf")},
     **{
         f"table.{end}": lambda path: export.write(path, [SHEET], {"x": "y" * 99})
         for end in ("csv", "md", "tex", "json")

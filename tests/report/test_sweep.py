@@ -12,9 +12,11 @@ from rich.console import Console
 
 from ppdbench.bench.sums import add_up
 from ppdbench.bench.sweep_summary import Swept, swept
-from ppdbench.report import plots, sweep_tables
+from ppdbench.report import sweep_tables
+from ppdbench.report.pictures.files import save
+from ppdbench.report.pictures.sweep import sweep_picture
 from ppdbench.report.sweep_map import print_map
-from ppdbench.report.sweep_plots import sweep_picture
+from tests.report.pictures.seen import boxes, texts
 from tests.sweeps import Axes, cells, header, label, sample
 
 GRID = {"exit_layer": (1, 2), "draft_length": (2, 4)}
@@ -165,27 +167,29 @@ def test_numbers_of_json_and_csv_are_numbers() -> None:
     assert (row["exit_layer"], row["draft_length"], row["standing"]) == (1, 2, "slower")
 
 
-def texts(figure: Any) -> list[str]:
-    (axes,) = figure.axes
-    return [text.get_text() for text in axes.texts]
-
-
 def test_the_heat_map_has_a_cell_for_each_setting_and_says_which_is_best() -> None:
     shown = texts(sweep_picture(found()))
-    assert shown == ["0.80x\nslower", "no difference", "1.30x", "1.80x\nbest"]
+    assert [text for text in shown if text[0] in "▼≈▲★"][:4] == [
+        *("▼0.80x", "≈same", "▲1.30x", "★1.80x"),
+    ]
+    words = " ".join(shown)
+    for key in ("★ best", "▼ slower", "≈ same: no difference beyond noise"):
+        assert key in words
 
 
-def test_one_option_is_a_curve_with_intervals_and_without_mismatches() -> None:
+def test_one_option_is_drawn_with_intervals_and_without_mismatches() -> None:
     axes, (one, two) = {"exit_layer": (1, 2)}, (label(exit_layer=1), label(exit_layer=2))
     wrong = [sample(two, n, 3.0, "mismatch") for n in range(6)]
-    figure = sweep_picture(swept(header(axes, 6), add_up(cells({one: 1.5}) + wrong)))
-    assert texts(figure) == ["1.50x", "differs"]
-    curves = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
-    assert [list(line.get_xdata()) for line in curves] == [[0]]
+    picture = sweep_picture(swept(header(axes, 6), add_up(cells({one: 1.5}) + wrong)))
+    shown = texts(picture)
+    assert "1.50× [1.49, 1.51]" in shown
+    assert "6 mismatches: no speedup" in shown
+    assert [box.hint for box in boxes(picture, "accent")] == ["exit_layer=1: 1.50× [1.49, 1.51]"]
+    assert not boxes(picture, "loss")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_pictures_are_the_same_bytes_each_time(tmp_path: Path, suffix: str) -> None:
     for name in "ab":
-        plots.save(sweep_picture(found()), tmp_path / f"{name}{suffix}")
+        save(sweep_picture(found()), tmp_path / f"{name}{suffix}")
     assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from ppdbench.engine.loading import ModelSpec
-from ppdbench.report import plots, tree_plots
+from ppdbench.report.pictures import trees as pictures
+from ppdbench.report.pictures.drawing import Line
+from ppdbench.report.pictures.files import save
 from ppdbench.report.terminal import print_sheets
 from ppdbench.report.tree_tables import (
     ShownTree,
@@ -27,6 +30,7 @@ from ppdbench.trees.dynamic import DynamicTree, TreeState, search
 from ppdbench.trees.expected import expected, in_states
 from ppdbench.trees.static import grow
 from ppdbench.trees.tree import Tree
+from tests.report.pictures.seen import boxes, marks, texts
 from tests.trees.made import accuracies, drawn, outputs
 from tests.trees.test_latency import curve as times
 
@@ -206,34 +210,40 @@ def test_json_of_the_curve_says_what_it_was_made_from(tmp_path: Path) -> None:
 
 
 def test_the_curve_is_drawn_in_three_panels_or_one(tmp_path: Path) -> None:
-    titles = [a.get_title("left") for a in tree_plots.speedup_curve(built(tmp_path)).axes]
-    assert titles == ["Tokens per step, expected", "Time of a pass, ms", "Speedup, predicted"]
-    alone = tree_plots.speedup_curve(built(tmp_path, timed=False, size=16))
-    assert len(alone.axes) == 1
+    titles = ["Tokens per step, expected", "Time of a pass, ms", "Speedup, predicted"]
+    assert pictures.speedup_curve(built(tmp_path)).title == "; ".join(titles)
+    alone = pictures.speedup_curve(built(tmp_path, timed=False, size=16))
+    assert alone.title == titles[0]
 
 
-def test_the_chosen_tree_is_ringed(tmp_path: Path) -> None:
+def test_the_chosen_tree_is_marked(tmp_path: Path) -> None:
     found = built(tmp_path)
-    axes = tree_plots.speedup_curve(found).axes[2]
-    x, y = axes.lines[-1].get_data()
-    assert (x[0], y[0]) == (found.chosen.rows, found.chosen.speedup)
-    assert axes.texts[0].get_text().startswith("16 rows: ")
+    drawing = pictures.speedup_curve(found)
+    last = marks(drawing)[-1]
+    words = f"16 rows: {found.chosen.speedup:.2f}x"
+    assert last.hint == f"{words} at 16: {found.chosen.speedup:.3f}"
+    assert words in texts(drawing)
+    same = [mark for mark in marks(drawing) if (mark.x, mark.y) == (last.x, last.y)]
+    assert len({mark.paint for mark in same}) == 2  # on its place in the curve, another colour
 
 
 @pytest.mark.parametrize("known", [None, KNOWN])
 def test_every_node_is_in_the_picture(known: Any) -> None:
-    picture = tree_plots.tree_picture(show(DYNAMIC, known))
-    assert len(picture.axes) == 2
-    for axes, state in zip(picture.axes, DYNAMIC.states, strict=True):
-        dots = [line for line in axes.lines if line.get_marker() == "o"]
-        assert len(dots) == len(state.prompts)
-        assert len(axes.lines) - len(dots) == len(state.tree)
+    shown = show(DYNAMIC, known)
+    assert len(shown.views) == 2
+    for view, state in zip(shown.views, DYNAMIC.states, strict=True):
+        picture = pictures.tree_picture(replace(shown, views=(view,)))
+        assert len([box for box in boxes(picture) if box.hint]) == len(state.prompts)
+        lines = [shape for shape in picture.shapes if isinstance(shape, Line)]
+        assert len(lines) == len(state.tree)
+    whole = [box for box in boxes(pictures.tree_picture(shown)) if box.hint]
+    assert len(whole) == sum(len(state.prompts) for state in DYNAMIC.states)
 
 
 def test_no_two_nodes_of_a_picture_stand_in_one_place() -> None:
     known = drawn(3)
     tree = grow(known, 50)
-    places = tree_plots._places(tree)
+    places = pictures._places(tree)
     assert len(set(places.values())) == len(places) == 51
     for path in tree.paths:
         assert places[path][1] == len(path)
@@ -249,8 +259,8 @@ def test_no_two_nodes_of_a_picture_stand_in_one_place() -> None:
 def test_pictures_have_the_same_bytes_each_time(tmp_path: Path, suffix: str) -> None:
     shown, found = show(DYNAMIC, KNOWN), built(tmp_path)
     for name in ("a", "b"):
-        plots.save(tree_plots.tree_picture(shown), tmp_path / f"tree-{name}{suffix}")
-        plots.save(tree_plots.speedup_curve(found), tmp_path / f"curve-{name}{suffix}")
+        save(pictures.tree_picture(shown), tmp_path / f"tree-{name}{suffix}")
+        save(pictures.speedup_curve(found), tmp_path / f"curve-{name}{suffix}")
     for what in ("tree", "curve"):
         first, second = (tmp_path / f"{what}-{name}{suffix}" for name in "ab")
         assert first.read_bytes() == second.read_bytes()

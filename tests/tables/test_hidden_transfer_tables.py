@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ppdbench.cli.main import run
+from tests.report.pictures.seen import marks, texts
 from tests.tables.made import write_run
 from tests.tables.stored import about, decoded, guessed, sample, table, with_header
 
@@ -135,7 +136,7 @@ def test_closeness_rises_or_not(last: float, said: str, tmp_path: Path, capsys: 
 
 
 def test_the_curves_are_drawn_a_row_for_each_figure(tmp_path: Path, capsys: Capture) -> None:
-    from ppdbench.report.transfer_plots import transfer_figures
+    from ppdbench.report.pictures.transfer import transfer_figures
     from ppdbench.tables.hidden_transfer_figures import TITLES
 
     guesses = guessed(
@@ -148,10 +149,13 @@ def test_the_curves_are_drawn_a_row_for_each_figure(tmp_path: Path, capsys: Capt
     path, runs = tmp_path / "curves.png", (similar(tmp_path / "a", 0.9), guesses)
     points = table(capsys, "hidden_transfer/figures", *runs)["rows"]
     picture = transfer_figures(points, TITLES)
-    assert [part.get_suptitle()[7:8] for part in picture.subfigs] == ["3", "4", "7"]
-    accuracy, cosine, _ = (part.get_axes()[0] for part in picture.subfigs)
-    assert len(accuracy.lines) == 4  # two methods, two distances
-    assert list(cosine.lines[0].get_ydata()) == pytest.approx([0.3, 0.9])
+    found = texts(picture)
+    assert [text[7:8] for text in found if text.startswith("Figure ")] == ["3", "4", "7"]
+    own = marks(transfer_figures([p for p in points if p["figure"] == "3"], TITLES))
+    lines = {mark.hint.partition(" at ")[0] for mark in own}
+    assert len(lines) == 4  # two methods, two distances
+    cosine = [mark.hint for mark in marks(picture) if mark.hint.startswith("step")]
+    assert cosine == ["step 1 at 4: 0.300", "step 1 at 8: 0.900"]
     assert run(["table", "hidden_transfer/figures", *runs, "--plot", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 

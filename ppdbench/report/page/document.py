@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppdbench import __version__
-from ppdbench.report.page import palette
-from ppdbench.report.page.drawing import STYLE, Drawing
+from ppdbench.report.html import Node, Raw, h
 from ppdbench.report.page.examples import gathered
-from ppdbench.report.page.html import Node, Raw, h
 from ppdbench.report.page.parts import Section
 from ppdbench.report.page.runs import Run
 from ppdbench.report.page.sections import (
@@ -32,6 +30,8 @@ from ppdbench.report.page.sections import (
     theory,
     verdicts,
 )
+from ppdbench.report.pictures import palette
+from ppdbench.report.pictures.drawing import STYLE, Drawing
 
 HERE = Path(__file__).parent
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ppdbench.report.page.drawing import Drawing, svg
-from ppdbench.report.page.html import Child, Node, h
+from ppdbench.report.html import Child, Node, h
 from ppdbench.report.page.runs import Run
+from ppdbench.report.pictures.drawing import Drawing, svg
 from ppdbench.report.sheet import Sheet, marked
 from ppdbench.stats import FEW, FEW_EXAMPLES
 

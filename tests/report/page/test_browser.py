@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ppdbench.report.page import palette
 from ppdbench.report.page.document import page
 from ppdbench.report.page.runs import read_runs
+from ppdbench.report.pictures import palette
 from tests.report.page import made
 from tests.report.page.browser import Tab, browser, find_browser
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ppdbench.files import papers
+from ppdbench.report.html import VOID, h
 from ppdbench.report.page.document import page
-from ppdbench.report.page.html import VOID, h
 from ppdbench.report.page.runs import read_runs
 from tests import sweeps
 from tests.report.page import made

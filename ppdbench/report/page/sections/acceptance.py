@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-from ppdbench.report.page.charts.histogram import histogram
-from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.parts import Section, Shown, by_run, gallery, paragraphs
 from ppdbench.report.page.runs import DECODES, Run, of_kind
+from ppdbench.report.pictures.drawing import Drawing, slug
+from ppdbench.report.pictures.histogram import histogram
 
 WORDS = (
     "Every step commits the drafts that it accepts and one token of the model's own. Methods that "

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from ppdbench.report import decode_tables, draft_tables, probe_tables
 from ppdbench.report.export import to_csv
-from ppdbench.report.page.drawing import slug
-from ppdbench.report.page.html import Node, h
+from ppdbench.report.html import Node, h
 from ppdbench.report.page.parts import Section
 from ppdbench.report.page.runs import SIMILARITY, Run
+from ppdbench.report.pictures.drawing import slug
 from ppdbench.report.sheet import Sheet
 from ppdbench.runs.samples import sample_paths
 from ppdbench.runs.store import HEADER

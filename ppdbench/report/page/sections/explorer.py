@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppdbench.files.clean import cleaned
-from ppdbench.report.page.html import Node, Raw, h
+from ppdbench.report.html import Node, Raw, h
 from ppdbench.report.page.parts import Section
 
 # What would end a script element is written as escapes of JSON.

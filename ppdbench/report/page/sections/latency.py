@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ppdbench.bench.sums import SampleSums
-from ppdbench.report.page.charts.stacked import stacked
-from ppdbench.report.page.drawing import Drawing, slug
 from ppdbench.report.page.parts import Section, Shown, by_run, folded, gallery, paragraphs, table
 from ppdbench.report.page.runs import DECODES, Run, of_kind
+from ppdbench.report.pictures.drawing import Drawing, slug
+from ppdbench.report.pictures.stacked import stacked
 from ppdbench.report.sheet import Sheet
 
 TOGETHER = "verify and bookkeeping"  # which only runs with --profile have timed apart

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ppdbench.bench.claims import LEAST_EXAMPLES, TOO_FEW, no_difference
 from ppdbench.probe.summary import TOTAL
 from ppdbench.report.evidence import mostly_degenerate
-from ppdbench.report.page.html import Node, h
+from ppdbench.report.html import Node, h
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ppdbench.report.decode_tables import as_used
+from ppdbench.report.html import Child, Node, h
 from ppdbench.report.page.comparison import recorded
-from ppdbench.report.page.html import Child, Node, h
 from ppdbench.report.page.parts import Section, facts, folded
 from ppdbench.report.page.runs import Run
 from ppdbench.runs.samples import count_examples, count_turns, in_turns

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.bench.claims import no_difference
 from ppdbench.report import decode_tables, evidence
-from ppdbench.report.page.charts.speedups import SpeedupBar, speedups
+from ppdbench.report.html import h
 from ppdbench.report.page.comparison import differences, groups
-from ppdbench.report.page.drawing import Drawing, slug
-from ppdbench.report.page.html import h
 from ppdbench.report.page.parts import (
     Section,
     Shown,
@@ -21,10 +18,10 @@ from ppdbench.report.page.parts import (
     paragraphs,
 )
 from ppdbench.report.page.runs import DECODES, Run, of_kind
+from ppdbench.report.pictures.drawing import Drawing, slug
+from ppdbench.report.pictures.speedups import described, speedup_of, speedups
 
 Summary = Mapping[str, Any]
-INEXACT = "inexact"
-NAMED = 5  # methods in a sentence
 WORDS = (
     "Decode time of greedy over the method's, paired example by example; whiskers are 95% "
     "bootstrap intervals. The band is what greedy gains over itself, the noise of that machine; "
@@ -102,55 +99,6 @@ def _drawn(name: str, task: str, labelled: Sequence[tuple[str, Summary]]) -> Dra
     remarks = _inline_note(summaries), evidence.degenerate_note(summaries)
     words = " ".join([described(given), *filter(None, remarks)])
     return speedups(name, f"{task}: speedup over greedy", words, given)
-
-
-def speedup_of(label: str, summary: Summary) -> SpeedupBar:
-    """A row of the picture, in the words that the tables use."""
-    value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
-    noise = summary["noise_low"], summary["noise_high"]
-    greedy = summary["method"] == "greedy"
-    return SpeedupBar(
-        label,
-        _words(summary, value),
-        value,
-        low,
-        high,
-        None if None in noise else noise,
-        claimed=value is not None and not greedy and not no_difference(summary),
-    )
-
-
-def _words(summary: Summary, value: float | None) -> str:
-    if summary["mismatch"] and summary["exact"]:
-        return f"{summary['mismatch']} mismatches: no speedup"
-    if value is None:
-        return str(summary["speedup_withheld"] or "no result")
-    text, interval = evidence.speedup_cells(summary)
-    mark = "" if summary["exact"] else f"{INEXACT}, "
-    return f"{mark}{text.replace('x', '×')}{'' if interval == '-' else f' {interval}'}"
-
-
-def described(given: Sequence[SpeedupBar]) -> str:
-    """The same in a sentence."""
-    if all(s.value is None for s in given):
-        return "No speedup can be told."
-    claimed = [s for s in given if s.claimed and s.value is not None]
-    faster = [_named(s) for s in claimed if s.value and s.value > 1]
-    slower = [_named(s) for s in claimed if s.value and s.value <= 1]
-    words = [f"Faster: {_listed(faster)}." if faster else "Nothing is faster beyond noise."]
-    words += [f"Slower: {_listed(slower)}."] if slower else []
-    return " ".join(words)
-
-
-def _named(speedup: SpeedupBar) -> str:
-    mark = " (inexact)" if speedup.words.startswith(INEXACT) else ""
-    return f"{speedup.label} {speedup.value:.2f}×{mark}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _inline_note(summaries: Sequence[Summary]) -> str:

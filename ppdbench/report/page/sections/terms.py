@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ppdbench.files import papers
 from ppdbench.files.papers import Publication
-from ppdbench.report.page.html import Child, h
+from ppdbench.report.html import Child, h
 from ppdbench.report.page.parts import Section, facts
 from ppdbench.report.page.runs import DECODES, PROBES, SWEEPS, Run, of_kind
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.bench.pipelined import geometric
 from ppdbench.report import pipeline_tables, theory_tables
-from ppdbench.report.page.charts.histogram import histogram
-from ppdbench.report.page.charts.promise import MeasuredGain, Promise, promises
+from ppdbench.report.html import Child, h
 from ppdbench.report.page.comparison import recorded
-from ppdbench.report.page.drawing import Drawing, slug
-from ppdbench.report.page.html import Child, h
 from ppdbench.report.page.parts import Section, folded, gallery, paragraphs, table
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
+from ppdbench.report.pictures.drawing import Drawing, slug
+from ppdbench.report.pictures.histogram import histogram
+from ppdbench.report.pictures.theory import MeasuredGain, Promise, promises
 
 WORDS = (
     "While one unit finishes a token, others run the first layers for the k likeliest next ones. "

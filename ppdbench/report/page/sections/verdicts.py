@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppdbench.report.decode_tables import verdict_text
-from ppdbench.report.page.html import Child, Node
+from ppdbench.report.html import Child, Node
 from ppdbench.report.page.parts import Section, badge, paragraphs, table
 from ppdbench.report.page.runs import Run
 from ppdbench.report.sheet import Cell, Sheet

@@ -11,9 +11,10 @@ from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.sums import add_up
 from ppdbench.errors import DataError
 from ppdbench.report import pipeline_tables
-from ppdbench.report.plots import save
-from ppdbench.report.timeline import timeline
+from ppdbench.report.pictures.files import save
+from ppdbench.report.pictures.timeline import timeline
 from tests.bench.test_pipelined import FACTS, five, sample
+from tests.report.pictures.seen import boxes, texts
 
 EVENTS = [
     ["B", "finish", 2, 0.0, 5.0],
@@ -29,11 +30,13 @@ EVENTS = [
 
 def test_a_timeline_has_a_lane_per_unit_and_a_box_per_piece_of_work(tmp_path: Path) -> None:
     picture = timeline(EVENTS, "title")
-    (axes,) = picture.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["unit A", "unit B"]
-    boxes = sorted((b.get_y() > 0.5, b.get_x(), b.get_width()) for b in axes.patches)
+    assert [text for text in texts(picture) if text.startswith("unit")] == ["unit A", "unit B"]
+    drawn = boxes(picture)
+    left, ms = min(b.x for b in drawn), max(b.x + b.width for b in drawn)
+    scale = (ms - left) / 14.0  # from the first box to the end of the last
+    found = [(b.y > 80, (b.x - left) / scale, b.width / scale) for b in drawn]
     # What took no time and what came before the second token are not drawn.
-    assert boxes == [
+    assert sorted((lane, *map(round, place)) for lane, *place in found) == [
         (False, 0.0, 1.0),
         (False, 1.0, 3.0),
         (False, 10.0, 4.0),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ppdbench.report.page.drawing import WIDTH, Box, Drawing, Label, Shape
-from ppdbench.report.page.frame import Key, legend, number, round_ticks
-from ppdbench.report.page.palette import series
+from ppdbench.report.pictures.drawing import WIDTH, Box, Drawing, Label, Shape
+from ppdbench.report.pictures.frame import Key, legend, number, round_ticks
+from ppdbench.report.pictures.palette import series
 
 SIDE, ROW, BAR = 10.0, 38.0, 15.0
 ROOM = 26.0  # width of a part from which its number fits

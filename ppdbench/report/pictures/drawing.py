@@ -1,21 +1,24 @@
 """Drawings: a few kinds of shapes in named colours, written as SVG.
 
-Colours are classes, so that one drawing serves light and dark pages. `raster` makes PNG files
-of the same shapes.
+Colours are classes, so that one drawing serves light and dark pages. `raster` makes PNG and PDF
+files of the same shapes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppdbench.files.clean import clean
-from ppdbench.report.page import palette
-from ppdbench.report.page.html import Child, Node, Raw, h
+from ppdbench.report.html import Child, Node, Raw, h
+from ppdbench.report.pictures import palette
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 TEXT = 11.0
+LETTER = 5.8  # width of one at that size, near enough to place what follows
+BOLD = 7.0  # the same of bold ones, which must not be cut off
 WIDTH = 340.0  # of every drawing: what a phone shows without shrinking text
 Point = tuple[float, float]
 
@@ -40,7 +43,7 @@ class Line:
     points: Sequence[Point]
     paint: str
     width: float = 1.0
-    dashed: bool = False
+    dash: int = 0  # which of DASHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class Label:
 
 
 Shape = Box | Line | Area | PointMark | Label
-N_MARKS = 4
+DASHES = (None, "5 3", "1.5 2.5", "7 2 1.5 2")
+N_MARKS = 5
 REACH = 3.4  # of a mark, from its middle
 
 
@@ -97,16 +101,62 @@ def slug(*parts: str) -> str:
     """A name that files and ids may have; what it had to change is told apart by a hash."""
     text = "-".join(parts)
     plain = clean(text.replace(":", "_"), "file name")
-    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+    return plain if plain == text else f"{plain}-{digest[:6]}"
+
+
+def fitted(text: str, width: float, letter: float = LETTER) -> str:
+    """A text cut to the width it has."""
+    room = max(2, int(width / letter))
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+GAP, ROW, SMALL = 12.0, 14.0, 8.0
+
+
+def joined(panels: Sequence[Drawing], foot: str = "", columns: int = 3) -> Drawing:
+    """Drawings side by side under their titles, and in the corner what was measured."""
+    columns = min(len(panels), 2 if len(panels) == 4 else columns)
+    each = max(panel.width for panel in panels)
+    width, y = columns * each + (columns - 1) * GAP, 0.0
+    shapes: list[Shape] = []
+    for first in range(0, len(panels), columns):
+        row = panels[first : first + columns]
+        titles = [_lines(panel.title, (each - 16) / BOLD, most=2) for panel in row]
+        head = 8 + ROW * max(map(len, titles))
+        for number, (panel, lines) in enumerate(zip(row, titles, strict=True)):
+            x = number * (each + GAP)
+            for i, line in enumerate(lines, start=1):
+                shapes.append(Label(x + 8, y + ROW * i, line, "ink", bold=True))
+            shapes += [_moved(shape, x, y + head) for shape in panel.shapes]
+        y += head + max(panel.height for panel in row)
+    for line in _lines(foot, (width - 12) / (LETTER * SMALL / TEXT)):
+        y += 1.3 * SMALL
+        shapes.append(Label(width - 6, y, line, anchor="end", size=SMALL))
+    title = "; ".join(panel.title for panel in panels)
+    words = " ".join(f"{panel.title}: {panel.description}" for panel in panels)
+    return Drawing(panels[0].name, title, f"{words} {foot}".strip(), y + 6, tuple(shapes), width)
+
+
+def _lines(text: str, columns: float, most: int | None = None) -> list[str]:
+    """A text broken where it has to be; what is too long ends in an ellipsis."""
+    return textwrap.wrap(text, max(8, int(columns)), max_lines=most, placeholder=" …")
+
+
+def _moved(shape: Shape, x: float, y: float) -> Shape:
+    if isinstance(shape, Line | Area):
+        return replace(shape, points=[(a + x, b + y) for a, b in shape.points])
+    return replace(shape, x=shape.x + x, y=shape.y + y)
 
 
 def outline(mark: PointMark) -> list[Point]:
-    """The corners of a mark that is not round: a square, a triangle, a diamond."""
+    """The corners of a mark that is not round: a square, a triangle, a diamond, one upside down."""
     x, y, r = mark.x, mark.y, REACH
     return {
         1: [(x - r, y - r), (x + r, y - r), (x + r, y + r), (x - r, y + r)],
         2: [(x, y - 1.2 * r), (x + 1.2 * r, y + r), (x - 1.2 * r, y + r)],
         3: [(x, y - 1.35 * r), (x + 1.35 * r, y), (x, y + 1.35 * r), (x - 1.35 * r, y)],
+        4: [(x, y + 1.2 * r), (x + 1.2 * r, y - r), (x - 1.2 * r, y - r)],
     }.get(mark.shape % N_MARKS, [])
 
 
@@ -136,7 +186,8 @@ def svg_file(drawing: Drawing) -> str:
     ground = Box(0, 0, drawing.width, drawing.height, "panel")
     node = svg(drawing)
     everything = (h("style", Raw(style)), _written([ground]), *node.children)
-    return f"{Node(node.tag, {**node.attributes, 'font-family': FONT}, everything)}\n"
+    written = Node(node.tag, {**node.attributes, "font-family": FONT}, everything)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{written}\n'
 
 
 # What all drawings share, in the page and in files.
@@ -179,7 +230,7 @@ def _line(line: Line) -> Node:
         d=_path(line.points),
         class_=f"line s-{line.paint}",
         stroke_width=line.width,
-        stroke_dasharray="5 3" if line.dashed else None,
+        stroke_dasharray=DASHES[line.dash % len(DASHES)],
     )
 
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ppdbench.report.page.drawing import WIDTH, Label, Line, Point, PointMark, Shape
+from ppdbench.report.pictures.drawing import LETTER, WIDTH, Label, Line, Point, PointMark, Shape
 
 ROW = 16.0  # height of a line of the legend
-LETTER = 5.8  # width of one at the usual size, near enough to place what follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def percent(value: float) -> str:
 
 def number(value: float) -> str:
     """A number as short as it can be."""
-    return f"{value:g}"
+    return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +102,22 @@ class Key:
     shape: int | None = 0  # None: no mark
     hollow: bool = False
     line: bool = True
-    dashed: bool = False
+    dash: int = 0
 
 
-def legend(keys: Sequence[Key], left: float = 8.0, top: float = 14.0) -> tuple[list[Shape], float]:
+def legend(
+    keys: Sequence[Key], left: float = 8.0, top: float = 14.0, across: float = WIDTH
+) -> tuple[list[Shape], float]:
     """Entries in as many rows as they need, and the height they take."""
     shapes: list[Shape] = []
     x, y = left, top
     for key in keys:
         sign = 22.0 if key.line else 9.0
         width = sign + 6 + LETTER * len(key.text) + 12
-        if x > left and x + width > WIDTH:
+        if x > left and x + width > across:
             x, y = left, y + ROW
         if key.line:
-            shapes.append(Line([(x, y - 4), (x + sign, y - 4)], key.paint, 2, key.dashed))
+            shapes.append(Line([(x, y - 4), (x + sign, y - 4)], key.paint, 2, key.dash))
         if key.shape is not None:
             shapes.append(PointMark(x + sign / 2, y - 4, key.paint, key.shape, key.hollow))
         shapes.append(Label(x + sign + 6, y, key.text, "ink"))

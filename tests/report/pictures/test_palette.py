@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppdbench.report.page import palette
+from ppdbench.report.pictures import palette
 
 READ, SEEN = 4.5, 3.0  # what WCAG asks of text, and of what is drawn
 

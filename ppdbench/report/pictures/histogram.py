@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ppdbench.report.page.drawing import Box, Drawing, Label, Line, PointMark, Shape
-from ppdbench.report.page.frame import Frame, Key, Scale, legend, round_ticks
+from ppdbench.report.pictures.drawing import Box, Drawing, Label, Line, PointMark, Shape
+from ppdbench.report.pictures.frame import Frame, Key, Scale, legend, round_ticks
 
 HEIGHT = 120.0
 LAST = 16  # what is more than this shares the last bar
@@ -75,6 +75,6 @@ def _mean(frame: Frame, mean: float) -> list[Shape]:
     near = "end" if x > frame.left + 0.7 * frame.width else "start"
     beside = x - 4 if near == "end" else x + 4
     return [
-        Line([(x, frame.top - 4), (x, frame.bottom)], "ink", 1.2, dashed=True),
+        Line([(x, frame.top - 4), (x, frame.bottom)], "ink", 1.2, dash=1),
         Label(beside, frame.top + 4, f"mean {mean:.2f}", "ink", near),
     ]

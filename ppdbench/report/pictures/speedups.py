@@ -5,13 +5,27 @@ The whisker is the interval, the band what greedy decoding gains over itself: no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ppdbench.report.page.drawing import WIDTH, Box, Drawing, Label, Line, Shape
-from ppdbench.report.page.frame import Scale
+from ppdbench.bench.claims import no_difference
+from ppdbench.report import evidence
+from ppdbench.report.pictures.drawing import (
+    LETTER,
+    WIDTH,
+    Box,
+    Drawing,
+    Label,
+    Line,
+    Shape,
+    fitted,
+)
+from ppdbench.report.pictures.frame import Scale
 
 SIDE, TOP, ROW, BAR = 10.0, 6.0, 38.0, 11.0
+INEXACT = "inexact"
+NAMED = 5  # methods in a sentence
 TICKS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50)
 
 
@@ -61,8 +75,9 @@ def _x(scale: Scale, value: float) -> float:
 def _row(speedup: SpeedupBar, scale: Scale, top: float) -> list[Shape]:
     y = top + 18
     paint = _paint(speedup)
+    name = fitted(speedup.label, WIDTH - 2 * SIDE - LETTER * len(speedup.words) - 8, 6.2)
     shapes: list[Shape] = [
-        Label(SIDE, top + 12, _short(speedup.label, speedup.words), "ink", bold=True),
+        Label(SIDE, top + 12, name, "ink", bold=True),
         Label(WIDTH - SIDE, top + 12, speedup.words, paint, "end"),
     ]
     if speedup.noise:
@@ -72,7 +87,7 @@ def _row(speedup: SpeedupBar, scale: Scale, top: float) -> list[Shape]:
     one = _x(scale, 1)
     shapes.append(Line([(one, y - 3), (one, y + BAR + 3)], "ink"))
     if speedup.value is None:
-        return [*shapes, Line([(SIDE, y + BAR / 2), (WIDTH - SIDE, y + BAR / 2)], "rule", 1, True)]
+        return [*shapes, Line([(SIDE, y + BAR / 2), (WIDTH - SIDE, y + BAR / 2)], "rule", dash=1)]
     end = _x(scale, speedup.value)
     left, width = min(one, end), max(1.0, abs(end - one))
     hint = f"{speedup.label}: {speedup.words}"
@@ -102,10 +117,50 @@ def _interval(low: float, high: float) -> str:
     return f"[{low:.2f}, {high:.2f}]"
 
 
-LETTER = 6.2  # bold
+def speedup_of(label: str, summary: Mapping[str, Any]) -> SpeedupBar:
+    """A row of the picture, in the words that the tables use."""
+    value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
+    noise = summary["noise_low"], summary["noise_high"]
+    greedy = summary["method"] == "greedy"
+    return SpeedupBar(
+        label,
+        _words(summary, value),
+        value,
+        low,
+        high,
+        None if None in noise else noise,
+        claimed=value is not None and not greedy and not no_difference(summary),
+    )
 
 
-def _short(label: str, words: str) -> str:
-    """The name, cut to what its figures leave free."""
-    room = int((WIDTH - 2 * SIDE - 5.6 * len(words)) / LETTER) - 1
-    return label if len(label) <= room else label[: max(1, room - 1)] + "…"
+def _words(summary: Mapping[str, Any], value: float | None) -> str:
+    if summary["mismatch"] and summary["exact"]:
+        return f"{summary['mismatch']} mismatches: no speedup"
+    if value is None:
+        return str(summary["speedup_withheld"] or "no result")
+    text, interval = evidence.speedup_cells(summary)
+    mark = "" if summary["exact"] else f"{INEXACT}, "
+    return f"{mark}{text.replace('x', '×')}{'' if interval == '-' else f' {interval}'}"
+
+
+def described(given: Sequence[SpeedupBar]) -> str:
+    """The same in a sentence."""
+    if all(s.value is None for s in given):
+        return "No speedup can be told."
+    claimed = [s for s in given if s.claimed and s.value is not None]
+    faster = [_named(s) for s in claimed if s.value and s.value > 1]
+    slower = [_named(s) for s in claimed if s.value and s.value <= 1]
+    words = [f"Faster: {_listed(faster)}." if faster else "Nothing is faster beyond noise."]
+    words += [f"Slower: {_listed(slower)}."] if slower else []
+    return " ".join(words)
+
+
+def _named(speedup: SpeedupBar) -> str:
+    mark = " (inexact)" if speedup.words.startswith(INEXACT) else ""
+    return f"{speedup.label} {speedup.value:.2f}×{mark}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -27,11 +27,19 @@ SERIES = {
     "series-3": ("#1c7a55", "#74cfa5"),
     "series-4": ("#86408f", "#d6a0de"),
     "series-5": ("#7a6500", "#dcc35a"),
+    "series-6": ("#a3246b", "#f390c2"),
+    "series-7": ("#0f7285", "#6fcbdc"),
+    "series-8": ("#5c5c5c", "#b8b8b8"),
+    "series-9": ("#4b3f9e", "#b3abf5"),
+    "series-10": ("#6b4a2b", "#cfa983"),
 }
 N_SERIES = len(SERIES)
 
-# From nothing to everything, in steps.
-RAMP_ENDS = (("#eef3f8", "#0c3f6e"), ("#22282f", "#a9d2fb"))
+# From nothing to everything, in steps; `cold` are those of losses.
+RAMPS = {
+    "heat": (("#eef3f8", "#0c3f6e"), ("#22282f", "#a9d2fb")),
+    "cold": (("#faf0ea", "#7d2f08"), ("#2b2521", "#f6b68f")),
+}
 RAMP_STEPS = 11
 
 
@@ -64,10 +72,12 @@ def _on(colour: str) -> str:
 def _ramp() -> dict[str, tuple[str, str]]:
     """The steps, and the ink for text on each of them."""
     found = {}
-    for step in range(RAMP_STEPS):
-        light, dark = (_mixed(*ends, step / (RAMP_STEPS - 1)) for ends in RAMP_ENDS)
-        found[f"heat-{step}"] = (light, dark)
-        found[f"on-heat-{step}"] = (_on(light), _on(dark))
+    for name, (of_light, of_dark) in RAMPS.items():
+        for step in range(RAMP_STEPS):
+            share = step / (RAMP_STEPS - 1)
+            light, dark = _mixed(*of_light, share), _mixed(*of_dark, share)
+            found[f"{name}-{step}"] = (light, dark)
+            found[f"on-{name}-{step}"] = (_on(light), _on(dark))
     return found
 
 
@@ -79,9 +89,9 @@ def _on_series() -> dict[str, tuple[str, str]]:
 COLOURS = {**GROUNDS, **INKS, **LINES, **SERIES, **_on_series(), **_ramp()}
 
 
-def heat(share: float) -> str:
-    """The step of the ramp for a share."""
-    return f"heat-{min(RAMP_STEPS - 1, max(0, round(share * (RAMP_STEPS - 1))))}"
+def heat(share: float, ramp: str = "heat") -> str:
+    """The step of a ramp for a share."""
+    return f"{ramp}-{min(RAMP_STEPS - 1, max(0, round(share * (RAMP_STEPS - 1))))}"
 
 
 def series(index: int) -> str:

@@ -1,4 +1,4 @@
-"""Values by row and column, each cell with its words and a shade from nothing to all."""
+"""Values by row and column, each cell with its words and its colour."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ppdbench.report.page.drawing import WIDTH, Box, Drawing, Label, Shape
-from ppdbench.report.page.frame import LETTER
-from ppdbench.report.page.palette import heat
+from ppdbench.report.pictures.drawing import LETTER, WIDTH, Box, Drawing, Label, Shape
 
 RIGHT, TOP = 8.0, 6.0
 TALLEST, LOWEST = 22.0, 13.0
@@ -18,9 +16,9 @@ SMALL = 0.88  # of the usual letters, those in cells
 
 @dataclass(frozen=True, slots=True)
 class HeatmapCell:
-    """How dark it is, what stands in it and what the pointer shows."""
+    """Its colour, a step of a ramp; what stands in it and what the pointer shows."""
 
-    shade: float
+    paint: str
     text: str
     hint: str
 
@@ -54,11 +52,10 @@ def heatmap(
 
 def _drawn(at: tuple[float, float, float, float], cell: HeatmapCell) -> list[Shape]:
     x, y, width, height = at
-    step = heat(cell.shade)
-    shapes: list[Shape] = [Box(x, y, width - 1, height - 1, step, cell.hint)]
+    shapes: list[Shape] = [Box(x, y, width - 1, height - 1, cell.paint, cell.hint)]
     if width >= SMALL * LETTER * len(cell.text) + 3:
         middle = x + (width - 1) / 2, y + height / 2 + 3.2
-        shapes.append(Label(*middle, cell.text, f"on-{step}", "middle", 9.5))
+        shapes.append(Label(*middle, cell.text, f"on-{cell.paint}", "middle", 9.5))
     return shapes
 
 

@@ -5,13 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ppdbench.report.page.charts.curves import Curve, Value, curves
-from ppdbench.report.page.charts.heatmap import HeatmapCell, heatmap
-from ppdbench.report.page.charts.histogram import LAST, histogram
-from ppdbench.report.page.charts.promise import MeasuredGain, Promise, promises
-from ppdbench.report.page.charts.speedups import SpeedupBar, speedups
-from ppdbench.report.page.charts.stacked import stacked
-from ppdbench.report.page.drawing import (
+from ppdbench.report.pictures.curves import Curve, Value, curves
+from ppdbench.report.pictures.drawing import (
     WIDTH,
     Area,
     Box,
@@ -23,8 +18,15 @@ from ppdbench.report.page.drawing import (
     svg,
     svg_file,
 )
-from ppdbench.report.page.frame import Scale, round_ticks
-from ppdbench.report.page.plots import save_all
+from ppdbench.report.pictures.files import save_all
+from ppdbench.report.pictures.frame import Scale, round_ticks
+from ppdbench.report.pictures.heatmap import HeatmapCell, heatmap
+from ppdbench.report.pictures.histogram import LAST, histogram
+from ppdbench.report.pictures.palette import heat
+from ppdbench.report.pictures.speedups import SpeedupBar, speedups
+from ppdbench.report.pictures.stacked import stacked
+from ppdbench.report.pictures.theory import MeasuredGain, Promise, promises
+from tests.report.pictures.seen import boxes, texts
 
 HOSTILE = '</text><script>alert("&")</script>'
 
@@ -38,12 +40,15 @@ def ratio(value: float | None, words: str = "2.00×", claimed: bool = True) -> S
 def every_chart() -> list[Drawing]:
     values = [Value(layer, layer / 4, layer / 4 - 0.1, min(1, layer / 4 + 0.1)) for layer in (1, 4)]
     return [
-        curves("curves", HOSTILE, "d", "layer", [Curve("k = 1", 0, values, True)]),
+        curves("curves", HOSTILE, "d", "layer", [Curve("k = 1", 0, values, dash=1)]),
         heatmap(
             "heat",
             "t",
             "d",
-            {("1", "2"): HeatmapCell(0, "0", ""), ("1", "4"): HeatmapCell(1, "1", "")},
+            {
+                ("1", "2"): HeatmapCell("heat-0", "0", ""),
+                ("1", "4"): HeatmapCell("heat-10", "1", ""),
+            },
             "position",
         ),
         speedups("speed", "t", "d", [ratio(2.0), ratio(0.5), ratio(1.01, claimed=False)]),
@@ -53,14 +58,6 @@ def every_chart() -> list[Drawing]:
             "promise", "t", "d", [Promise(2, 1, 1.5, 1.4)], [MeasuredGain(2, 1, 1.2, 1.1, 1.3)]
         ),
     ]
-
-
-def boxes(drawing: Drawing, paint: str) -> list[Box]:
-    return [s for s in drawing.shapes if isinstance(s, Box) and s.paint == paint]
-
-
-def texts(drawing: Drawing) -> list[str]:
-    return [s.text for s in drawing.shapes if isinstance(s, Label)]
 
 
 @pytest.mark.parametrize("drawing", every_chart(), ids=lambda d: d.name)
@@ -114,13 +111,15 @@ def test_a_long_tail_shares_the_last_bar() -> None:
 
 
 def test_heat_map_cells_say_their_number() -> None:
-    drawing = heatmap("h", "t", "d", {("2", "8"): HeatmapCell(0.25, "25", "layer 2")}, "position")
+    drawing = heatmap(
+        "h", "t", "d", {("2", "8"): HeatmapCell(heat(0.25), "25", "layer 2")}, "position"
+    )
     assert boxes(drawing, "heat-2")[0].hint == "layer 2"
     assert "25" in texts(drawing)
 
 
 def test_words_that_do_not_fit_their_cell_are_left_to_the_pointer() -> None:
-    cells = {("1", str(n)): HeatmapCell(0.5, "▼0.65x", "words") for n in range(20)}
+    cells = {("1", str(n)): HeatmapCell(heat(0.5), "▼0.65x", "words") for n in range(20)}
     drawing = heatmap("h", "t", "d", cells, "option")
     assert "▼0.65x" not in texts(drawing)
     assert len(boxes(drawing, "heat-5")) == 20

@@ -1,0 +1,121 @@
+"""Drawings as PNG and PDF, by matplotlib; the colours are those of light pages.
+
+Everything goes through figure objects, never pyplot, so that drawing leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from functools import cache
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.patches import Circle, Patch, Polygon, Rectangle
+
+from ppdbench.files.clean import SUBSTITUTE, clean
+from ppdbench.report.pictures.drawing import (
+    REACH,
+    Area,
+    Box,
+    Drawing,
+    Label,
+    Line,
+    Point,
+    PointMark,
+    Shape,
+    outline,
+)
+from ppdbench.report.pictures.palette import COLOURS
+
+INCH = 72.0  # units of a drawing
+WIDER = 0.92  # matplotlib's font is that much wider than those of pages
+DPI = 150
+LARGEST_PIXELS = 60_000  # Agg's limit is 2**16 on either side
+FONT = "DejaVu Sans"  # comes with matplotlib, so pictures look alike everywhere
+STYLE = {"font.family": FONT, "text.parse_math": False}  # a dollar sign is a dollar sign
+METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
+DASHES = ("-", (0, (5, 3)), (0, (1.2, 2)), (0, (7, 2, 1.5, 2)))
+
+
+def rendered(drawing: Drawing, form: str) -> bytes:
+    """The bytes of a file, the same for the same drawing."""
+    data = io.BytesIO()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
+        matplotlib.rcParams.update(STYLE)
+        made = figure(drawing)
+        dpi = min(DPI, LARGEST_PIXELS / max(made.get_size_inches()))
+        made.savefig(data, format=form, dpi=dpi, metadata=METADATA[form])
+    return data.getvalue()
+
+
+def figure(drawing: Drawing) -> Figure:
+    """The drawing's shapes, one unit to a point."""
+    made = Figure(figsize=(drawing.width / INCH, drawing.height / INCH))
+    axes = made.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, drawing.width)
+    axes.set_ylim(drawing.height, 0)
+    axes.axis("off")
+    for order, shape in enumerate(drawing.shapes):
+        _draw(axes, shape, order)
+    return made
+
+
+@cache
+def _drawable(font: str) -> frozenset[int]:
+    return frozenset(get_font(findfont(font)).get_charmap())
+
+
+def plain(text: object) -> str:
+    """Text with a visible substitute for whatever the font cannot draw."""
+    known, text = _drawable(FONT), clean(str(text), "picture")
+    return "".join(c if c.isprintable() and ord(c) in known else SUBSTITUTE for c in text)
+
+
+def _draw(axes: Axes, shape: Shape, order: int) -> None:
+    if isinstance(shape, Label):
+        _write(axes, shape, order)
+    elif isinstance(shape, Line):
+        xs, ys = zip(*shape.points, strict=True)
+        look = DASHES[shape.dash % len(DASHES)]
+        colour = COLOURS[shape.paint][0]
+        axes.plot(xs, ys, linestyle=look, color=colour, lw=shape.width, zorder=order)
+    else:
+        patch = _patch(shape)
+        patch.set_zorder(order)
+        axes.add_patch(patch)
+
+
+def _write(axes: Axes, label: Label, order: int) -> None:
+    axes.text(
+        label.x,
+        label.y,
+        plain(label.text),
+        color=COLOURS[label.paint][0],
+        fontsize=label.size * WIDER,
+        ha={"start": "left", "middle": "center", "end": "right"}[label.anchor],
+        fontweight="bold" if label.bold else "normal",
+        zorder=order,
+    )
+
+
+def _patch(shape: Box | Area | PointMark) -> Patch:
+    colour = COLOURS[shape.paint][0]
+    if isinstance(shape, Box):
+        edge = COLOURS[shape.outline][0] if shape.outline else "none"
+        size = max(0.0, shape.width), max(0.0, shape.height)
+        return Rectangle((shape.x, shape.y), *size, fc=colour, ec=edge, lw=0.8)
+    if isinstance(shape, Area):
+        return _polygon(shape.points, fc=colour, ec="none", alpha=0.16)
+    fill = COLOURS["panel"][0] if shape.hollow else colour
+    corners = outline(shape)
+    if corners:
+        return _polygon(corners, fc=fill, ec=colour, lw=1.2)
+    return Circle((shape.x, shape.y), REACH, fc=fill, ec=colour, lw=1.2)
+
+
+def _polygon(points: Sequence[Point], **look: object) -> Polygon:
+    return Polygon(list(points), closed=True, **look)

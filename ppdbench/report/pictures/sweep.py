@@ -1,0 +1,76 @@
+"""Pictures of a sweep: two options against each other, or a bar for each value of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+from ppdbench.bench.sweep_summary import Cell, Swept
+from ppdbench.report import sweep_map, sweep_tables
+from ppdbench.report.pictures import heatmap
+from ppdbench.report.pictures.drawing import Drawing, joined, slug
+from ppdbench.report.pictures.palette import heat
+from ppdbench.report.pictures.speedups import SpeedupBar, described, speedup_of, speedups
+
+STRONGEST = 2.0  # a speedup, or a slowdown, of at least this much has the full colour
+
+
+def sweep_picture(found: Swept) -> Drawing:
+    """All there is to see of a sweep, and below it what was measured."""
+    marks = f"{sweep_map.legend(found)}. " if len(found.axes) > 1 else ""
+    drawn = option_map("sweep", found) if len(found.axes) > 1 else option_bars("sweep", found)
+    return joined([drawn], f"{marks}{sweep_tables.title(found)}")
+
+
+def option_map(name: str, found: Swept) -> Drawing:
+    """The first two options against each other, of further ones the best."""
+    (down, rows), (across, columns) = list(found.axes.items())[:2]
+    return heatmap.heatmap(
+        slug(name, "sweep"),
+        sweep_map.map_title(found),
+        f"Rows: {down}, columns: {across}.",
+        {
+            (str(sweep_tables.shown(row)), str(sweep_tables.shown(column))): _drawn(
+                found.best_at({down: row, across: column}), found
+            )
+            for row, column in product(rows, columns)
+        },
+        f"{across}; rows: {down}",
+    )
+
+
+def _drawn(cell: Cell, found: Swept) -> heatmap.HeatmapCell:
+    strength = 0.0
+    if cell.speedup is not None and cell.standing != "no difference":
+        strength = math.log(cell.speedup, STRONGEST)
+    mark = sweep_map.MARKS[sweep_map.kind(found, cell)]
+    text = f"{mark}{sweep_map.cell_text(found, cell)}"
+    paint = heat(abs(strength), "cold" if strength < 0 else "heat")
+    return heatmap.HeatmapCell(paint, text, f"{sweep_tables.setting(cell)}: {text}")
+
+
+def option_bars(name: str, found: Swept) -> Drawing:
+    """The speedup of each value of the only option, in their order."""
+    (option,) = found.axes
+    cells = [found.best_at({option: value}) for value in found.axes[option]]
+    return _bars(name, sweep_map.map_title(found), [_speedup(cell) for cell in cells])
+
+
+def best_settings(name: str, found: Swept, most: int) -> Drawing | None:
+    """The fastest settings, and how many more there are."""
+    best = [_speedup(cell) for cell in found.cells if cell.summary is not None][:most]
+    left_out = len(found.cells) - len(best)
+    more = f" {left_out} more are in the table." if left_out else ""
+    return _bars(name, "settings by speedup", best, more) if best else None
+
+
+def _speedup(cell: Cell) -> SpeedupBar:
+    name = sweep_tables.setting(cell)
+    if cell.summary is None:
+        return SpeedupBar(name, cell.standing, None, None, None, None, claimed=False)
+    return speedup_of(name, cell.summary)
+
+
+def _bars(name: str, title: str, given: Sequence[SpeedupBar], more: str = "") -> Drawing:
+    return speedups(slug(name, "settings"), title, described(given) + more, given)
