@@ -46,7 +46,7 @@ class DemoStep:
 
 
 def steps(folder: Path, comparison: Sequence[str], *, busy: bool) -> list[DemoStep]:
-    """What is run, with less work where the machine is busy."""
+    """List the steps to run, with less work where the machine is busy."""
     less = LESS if busy else ()
     probe = (
         *("probe", "--offline", "--task", "gsm8k", "--task", "squad", "--limit", "8"),
@@ -132,7 +132,7 @@ def faster(bench: Run) -> Sheet:
 
 
 def exactness(bench: Run) -> Iterator[str]:
-    """How many outputs are greedy's."""
+    """Say how many outputs are greedy's."""
     exact = [s for s in bench.summaries if s["exact"] and s["method"] != "greedy"]
     same, ties = (sum(s[kind] for s in exact) for kind in ("identical", "tie"))
     judged = sum(s["n_examples"] - s["failed"] for s in exact)
@@ -141,7 +141,7 @@ def exactness(bench: Run) -> Iterator[str]:
 
 
 def promised(probe: Run) -> Iterator[str]:
-    """What theory makes of the match rates half-way up."""
+    """Say what theory makes of the match rates half-way up."""
     half = (probe.header["model"]["n_layers"] + 1) // 2
     rows = theory_tables.measure(probe.stored, theory_tables.RowFilter(), probe.ranks).rows
     found = [r for r in rows if (r.layer, r.k, r.head) == (half, K, "N") and r.speedup is not None]

@@ -1,4 +1,4 @@
-"""What must hold on a GPU, run as a user would type it: `make gpu-check`.
+"""The checks that must pass on a GPU, run as a user would type them: `make gpu-check`.
 
 Exact outputs of every method in float32 and bfloat16, strict and not, compiled, quantised and
 over several devices; what greedy is worth beside `generate()`; the forms of ppd on one GPU and
@@ -40,7 +40,7 @@ FORMS: Mapping[str, Words] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckScale:
-    """How large everything is, and what stands for the rest of the machine's properties."""
+    """The size of everything, and what stands for the rest of the machine's properties."""
 
     model: str = "reference"
     methods: Words = ("all",)
@@ -75,7 +75,7 @@ class CheckStep:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """How a step ended: its exit code and time, or why it was left out."""
+    """The end of a step: its exit code and time, or why it was left out."""
 
     name: str
     command: str
@@ -150,7 +150,7 @@ def in_a_process(step: CheckStep, words: Words, out: Path) -> int:
 
 
 def papers(step: CheckStep, out: Path) -> tuple[Path, Path]:
-    """Where a step's result goes, and what it says besides."""
+    """Return the files of a step's result and of what it says besides."""
     ending = "json" if "json" in step.words else "txt"
     return out / f"{step.name}.{ending}", out / f"{step.name}.log"
 

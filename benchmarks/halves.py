@@ -1,4 +1,4 @@
-"""What a machine allows two units at best: each half of a model alone, and both at once.
+"""The best that a machine allows two units: each half of a model alone, and both at once.
 
 Two cores share a memory, and what one half takes from it the other waits for. Nothing passes
 between the halves here: what is lost here no way of talking to each other brings back.
@@ -154,7 +154,7 @@ def _timed(*parts: Callable[[], None]) -> list[list[float]]:
 
 
 def added_bytes(loaded: Loaded, k: int) -> int:
-    """What decoding on two units takes of this machine's memory beyond decoding on one.
+    """Return the memory that decoding on two units takes beyond decoding on one.
 
     Shared pages count once: those of the weights, if there is one copy of them.
     """

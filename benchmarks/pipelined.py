@@ -76,19 +76,19 @@ class BenchCase:
 
     @property
     def spec(self) -> ModelSpec:
-        """What is loaded."""
+        """The model to load."""
         name = f"{self.model},agree={self.agree}" if self.agree else self.model
         return ModelSpec(name=name, dtype=self.dtype, device="cpu", offline=True)
 
     @property
     def folder(self) -> str:
-        """What its run is called."""
+        """The name of its run."""
         named = (self.model.partition(":")[0], self.dtype, self.passes, self.agree)
         return "-".join(filter(None, named))
 
     @property
     def kind(self) -> str:
-        """What it has in common with others, whatever their match rates."""
+        """The kind it shares with others, whatever their match rates."""
         return f"{self.model} {self.dtype} {self.passes}"
 
     @property
@@ -101,7 +101,7 @@ class BenchCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What a benchmark is told."""
+    """The options of the benchmark."""
 
     out: Path
     task: str
@@ -138,7 +138,7 @@ def decoded(point: BenchCase, asked: BenchOptions) -> StoredRun:
 
 
 def limits(out: Path, passes: Sequence[str], dtypes: Sequence[str]) -> dict[str, Any]:
-    """What the machine allows, by model, type, passes and k; kept in a file beside the runs."""
+    """Measure the machine's limits by model, type, passes and k; kept in a file beside the runs."""
     path = out / "limits.json"
     known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     deep = [RANDOM.replace("layers=16", f"layers={n}") for n in DEPTHS]
@@ -175,7 +175,7 @@ def _bandwidth() -> float:
 
 
 def rows(point: BenchCase, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What each form got of what was promised at one point."""
+    """Yield the part of the promised gain that each form got in one case."""
     halves = allowed[point.kind]["halves"]
     sums = add_up(run.samples)
     for summary in summarize(run.header, sums, scores=False):
@@ -211,7 +211,7 @@ def rows(point: BenchCase, run: StoredRun, allowed: dict[str, Any]) -> Iterator[
 
 
 def lost(theorem: float, *reached: float | None) -> dict[str, float | None]:
-    """What became of the theorem's gain from each of these speedups to the next, as shares."""
+    """Return the parts of the theorem's gain lost from each of these speedups to the next."""
     kept = [1.0, *(gain_efficiency(speedup, theorem) for speedup in reached)]
     return {
         name: None if before is None or after is None else before - after
@@ -240,7 +240,7 @@ def gains(found: Sequence[dict[str, Any]]) -> Iterator[Sheet]:
 
 
 def halves_sheet(allowed: dict[str, Any], reading: dict[str, float]) -> Sheet:
-    """What two cores lose by working at once, without a word between them."""
+    """Show what two cores lose by working at once, without a word between them."""
     cells = []
     for name, found in allowed.items():
         for k, ms in found["halves"].items():

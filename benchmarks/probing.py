@@ -1,4 +1,4 @@
-"""What probing every layer costs, against plain greedy decoding and against the obvious way.
+"""The cost of probing every layer, against plain greedy decoding and against the obvious way.
 
 The obvious way is `generate(output_hidden_states=True)` on stock transformers and a call of
 the final norm and head per layer and step. All contenders decode the same prompts in one

@@ -109,7 +109,7 @@ def finish() -> None:
 
 
 def trained(run: Path) -> dict[str, Any]:
-    """What a training was told, less where its files lay on the machine that trained."""
+    """Return a training's options, less where its files lay on the machine that trained."""
     facts: dict[str, Any] = json.loads((run / TRAINING).read_text("utf-8"))
     for name in ("text", "model"):
         facts.pop(name, None)
@@ -155,7 +155,7 @@ def draw_losses(work: Path) -> None:
 
 
 def loops(output: Sequence[int]) -> bool:
-    """Whether the last TAIL tokens repeat a cycle of at most CYCLE."""
+    """True if the last TAIL tokens repeat a cycle of at most CYCLE."""
     tail = list(output[-TAIL:])
     if len(tail) < TAIL:
         return False

@@ -1,4 +1,4 @@
-"""What more ranks gain: examples per second of probing, against one rank with one thread.
+"""The gain of more ranks: examples probed per second, against one rank with one thread.
 
 In turns for some rounds: one process; ranks that torchrun starts; and as many processes that
 know nothing of each other and do the whole work each, which is all that the machine has to give.
@@ -66,7 +66,7 @@ def read(n_bytes: int) -> float:
 
 
 def at_once(work: Callable[[], float], processes: int) -> float:
-    """What so many processes do together that begin at the same time."""
+    """Return the joint rate of so many processes that begin at the same time."""
     start, line = CONTEXT.Barrier(processes), CONTEXT.SimpleQueue()
     started = [CONTEXT.Process(target=_tell, args=(work, start, line)) for _ in range(processes)]
     for process in started:

@@ -1,4 +1,4 @@
-"""What it costs to show stored runs: CPU time and memory of every command that only reads.
+"""The cost of showing stored runs: CPU time and memory of every command that only reads.
 
 Runs become large by repeating the samples of small ones, those behind the tables in
 `results/tables/runs` unless others are given, as further examples. Each command is a process of

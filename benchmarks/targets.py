@@ -1,4 +1,4 @@
-"""How fast this tool is beside transformers and beside the memory's speed, in one table.
+"""This tool's speed beside transformers and beside the memory's speed, in one table.
 
     python -m benchmarks.targets [--only baseline,strategies,...] [--threads 2] [--compile on]
 
@@ -61,7 +61,7 @@ PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """What all measurements share."""
+    """The options that all measurements share."""
 
     rounds: int
     compile: str
@@ -124,7 +124,7 @@ def strategies(asked: TargetOptions) -> Iterator[TargetRow]:
 
 
 def bookkeeping(asked: TargetOptions) -> Iterator[TargetRow]:
-    """What methods spend on bookkeeping, chains and trees, in eager passes and in compiled ones."""
+    """Yield the time spent on bookkeeping, in chains and trees, in eager and compiled passes."""
     chosen = list(map(Choice.parse, (*OURS, *TREES)))
     for mode in dict.fromkeys(("off", asked.compile)):
         header, samples = decoded(chosen, asked.rounds, compile=mode, profile=True)
@@ -211,7 +211,7 @@ def growth(asked: TargetOptions) -> Iterator[TargetRow]:
 
 
 def memory(asked: TargetOptions) -> Iterator[TargetRow]:
-    """What the process holds at most beyond weights and cache while it decodes, over both.
+    """Yield the most memory held beyond weights and cache while decoding, over both.
 
     The libraries' own code is apart: it is the same for every model, and whoever has Python and
     transformers open has it already. It is loaded by running the smallest of models first.

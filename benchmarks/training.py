@@ -1,4 +1,4 @@
-"""What the LayerSkip training loop costs over a bare PyTorch loop on the same model and batch.
+"""The cost of the LayerSkip training loop over a bare PyTorch loop, same model and batch.
 
     python -m benchmarks.training [--rounds 5] [--compile]
 

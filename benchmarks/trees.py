@@ -1,4 +1,4 @@
-"""What trees are expected to give beside what they give on other text, by size.
+"""The gain expected of trees beside their gain on other text, by size.
 
     python -m benchmarks.trees CALIBRATED DECODED
 

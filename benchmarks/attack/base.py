@@ -1,4 +1,4 @@
-"""What an attack is: named attempts, each of which is survived or says why it was not."""
+"""The base of attacks: named attempts, each of which is survived or says why it was not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AttackKind:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What became of the attempts of one kind; `left` were not made for lack of time."""
+    """The results of the attempts of one kind; `left` were not made for lack of time."""
 
     kind: str
     tries: int
@@ -42,7 +42,7 @@ class Tally:
 
     @property
     def survived(self) -> int:
-        """How many attempts did no harm."""
+        """The number of attempts that did no harm."""
         return self.tries - len(self.failures)
 
 
@@ -68,7 +68,7 @@ def attack(kind: AttackKind, place: Path, *, short: bool, seconds: float) -> Tal
 
 @dataclass(frozen=True, slots=True)
 class CommandEnd:
-    """How a command ended and what it said."""
+    """The end of a command and what it said."""
 
     code: int
     out: str

@@ -63,7 +63,7 @@ class Forked:
         self.process.join()
 
     def wait(self) -> CommandEnd:
-        """How it ended; one that does not end is killed."""
+        """Wait for the end; a command that does not end is killed."""
         self.process.join(self.patience_s)
         if self.process.exitcode is None:
             self.kill()
@@ -75,7 +75,7 @@ class Forked:
 
 @cache
 def _import_all() -> None:
-    """What children would import, each anew. Nothing is run: threads do not survive a fork."""
+    """Import what children would import. Nothing is run: threads do not survive a fork."""
     import ppdbench.bench.sweep
     import ppdbench.cli.main
     import ppdbench.probe.runner

@@ -189,7 +189,7 @@ def every_input() -> Iterator[BadInput]:
 
 
 def named(option: str, value: str) -> tuple[str, ...]:
-    """What a line about this value may speak of."""
+    """List the words of which a line about this value may speak."""
     plain = option.lstrip("-")
     parts = re.split(r"[/:=,]", value)
     said = {option, plain.replace("-", "_"), plain.replace("-", " "), value, *parts[1:]}
@@ -237,7 +237,7 @@ def files() -> Iterator[BadInput]:
 
 
 def others() -> Iterator[BadInput]:
-    """What no table of options holds."""
+    """Yield the bad input that no table of options holds."""
     yield BadInput(("prob",), ("prob",))
     for name in ("/nowhere/c.json", f"{FILES}broken.json", f"{FILES}list.json"):
         build = ("tree", "build", "--calibration", name, "--out", "tree.json")
@@ -426,7 +426,7 @@ def judged(bad: BadInput) -> Callable[[Path], str | None]:
 
 
 def complaint(bad: BadInput, said: CommandEnd) -> str | None:
-    """What is wrong with the answer itself."""
+    """Return what is wrong with the answer itself; None if nothing is."""
     lines = said.err.splitlines()
     if said.code != 2:
         return f"exit code {said.code}: {said.last[:300]}"
@@ -445,7 +445,7 @@ def complaint(bad: BadInput, said: CommandEnd) -> str | None:
 
 
 def written(work: Path) -> str | None:
-    """What should not be there."""
+    """Name what should not be there; None if nothing is."""
     left = [str(path.relative_to(work)) for path in work.rglob("*")]
     left = [name for name in left if name not in KEPT]
     return f"it wrote {', '.join(sorted(left)[:5])}" if left else None

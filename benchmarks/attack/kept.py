@@ -142,7 +142,7 @@ def sound(name: str) -> Path:
 
 
 def said_of(name: str, place: Path, hurt: Callable[[Path], None]) -> CommandEnd:
-    """What the command says of a copy of the file that was hurt."""
+    """Run the command on a copy of the file that was hurt."""
     kept, copy = FILES[name], place / "copy"
     shutil.copytree(sound(name), copy)
     hurt(copy / kept.file)

@@ -37,7 +37,7 @@ RUNS["train"] += ["--batch-size", "4", "--sequence", "32", "--layers", "2", "--t
 
 @cache
 def sound(name: str) -> tuple[Any, float]:
-    """What a run holds that nobody killed, and how many seconds it took."""
+    """Return the content of a run that nobody killed, and how many seconds it took."""
     place = Path(tempfile.mkdtemp(prefix="kills-"))
     began = time.monotonic()
     said = forked(filled(name, place), place / "said")
@@ -54,7 +54,7 @@ def filled(name: str, place: Path) -> list[str]:
 
 
 def content(name: str, run: Path) -> Any:
-    """What is to be the same: trained weights, or samples less their times."""
+    """Read what is to be the same: trained weights, or samples less their times."""
     if name == "train":
         return {path.name: path.read_bytes() for path in run.glob("*.safetensors")}
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_bytes().splitlines()]
@@ -85,7 +85,7 @@ def attempt(name: str, seed: int, place: Path) -> str | None:
 
 
 def _begun(name: str, run: Path) -> bool:
-    """Whether there is something to resume."""
+    """True if there is something to resume."""
     return run.is_dir() if name == "train" else (run / "run.json").exists()
 
 

@@ -56,7 +56,7 @@ NEW_MOUNTS, BIND = 0x00020000, 0x1000 | 0x4000
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What the runner of a program saw, as it tells it."""
+    """The report of a program's runner on what it saw."""
 
     outcome: str
     protection: tuple[str, ...]
@@ -152,7 +152,7 @@ def escaped(source: str, user: str | None, layers: tuple[str, ...]) -> str | Non
 
 
 class Scene:
-    """What a program may not touch."""
+    """The things that a program may not touch."""
 
     def __init__(self, place: Path, user: str | None) -> None:
         self.word = f"WITNESS-{secrets.token_hex(8)}"
@@ -254,7 +254,7 @@ class Scene:
 
 
 def _state(path: Path) -> Any:
-    """What a change would change; times of access aside."""
+    """Return the state that a change would change; times of access aside."""
     try:
         known = path.lstat()
         names = {
@@ -269,7 +269,7 @@ def _state(path: Path) -> Any:
 
 
 def _process_state(pid: int) -> Any:
-    """What a program could do to another process."""
+    """Return the state of another process that a program could change."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
@@ -302,7 +302,7 @@ def _ended(process: psutil.Process) -> bool:
 
 @functools.cache
 def has(user: str | None, way: str) -> bool:
-    """Whether this machine has all layers of it for this user."""
+    """True if this machine has all layers of it for this user."""
 
     def held() -> Sighting:
         try:
@@ -317,7 +317,7 @@ def has(user: str | None, way: str) -> bool:
 
 @functools.cache
 def may_be(user: str) -> bool:
-    """Whether that user can run this interpreter at all."""
+    """True if that user can run this interpreter at all."""
     try:
         found = _as_user(
             user, lambda: Sighting(execute("", unprotected=True).outcome, (), 0, (), "")

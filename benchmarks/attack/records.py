@@ -250,13 +250,13 @@ def _without_checksums(run: Path) -> None:
 
 @cache
 def expected(name: str, words: tuple[str, ...]) -> CommandEnd:
-    """What a command says of the sound run."""
+    """Run a command on the sound run."""
     place = Path(tempfile.mkdtemp(dir=sound()))
     return _said(name, words, place, lambda _: None)
 
 
 def _said(name: str, words: Sequence[str], place: Path, hurt: Callable[[Path], None]) -> CommandEnd:
-    """What a command says of a copy of the run that was hurt."""
+    """Run a command on a copy of the run that was hurt."""
     run = place / "run"
     shutil.copytree(sound() / name, run)
     hurt(run)
@@ -278,7 +278,7 @@ def attempt(name: str, file: str, damage: Damage, words: list[str], seed: int, p
 
 
 def verdict(before: CommandEnd, said: CommandEnd, *, timed: bool) -> str | None:
-    """Why it was not survived; `timed` commands measure anew and never say the same twice."""
+    """Say why it was not survived; `timed` commands measure anew and never say the same twice."""
     if "unexpected" in said.err or "Traceback" in said.err or said.code == 99:
         return said.last
     if said.code == 2:

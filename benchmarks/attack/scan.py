@@ -1,4 +1,4 @@
-"""What a program wrote, looked at from outside: what in it could act where it is shown or read.
+"""A scan of what a program wrote, for anything that could act where it is shown or read.
 
 Each function returns what was found, or None. They use readers of others (a CSV, Markdown, LaTeX,
 HTML and XML parser) and none of the package's own rules.
@@ -40,7 +40,7 @@ def unseen(text: str) -> str | None:
 
 
 def of_lines(text: str) -> str | None:
-    """What a terminal shows and a job logs."""
+    """Find what would act where a terminal shows it or a job logs it."""
     found = COMMAND.search(text)
     return unseen(text) or (f"a command: {text[found.start() :][:40]!r}" if found else None)
 
@@ -81,7 +81,7 @@ def of_latex(text: str) -> str | None:
 
 
 def of_json(text: str) -> str | None:
-    """What is no JSON, or would act on a terminal."""
+    """Find what is no JSON, or would act on a terminal."""
     try:
         json.loads(text)
     except ValueError as error:
@@ -90,7 +90,7 @@ def of_json(text: str) -> str | None:
 
 
 def of_xml(text: str) -> str | None:
-    """What is no XML, and what would act in its texts."""
+    """Find what is no XML, and what would act in its texts."""
     try:
         root = Xml.fromstring(text)
     except Xml.ParseError as error:

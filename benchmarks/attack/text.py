@@ -134,7 +134,7 @@ def _hurt(run: Path, copy: Path) -> None:
 
 
 def _printed(words: Sequence[str], look: Look, folder: Path) -> str | None:
-    """What a command says on both ways out."""
+    """Scan what a command says on both ways out."""
     said = _said(words, folder)
     if said.code == 2:
         return f"refused: {said.last[:200]}"
@@ -168,7 +168,7 @@ def _mishap(said: CommandEnd) -> str | None:
 
 
 def _written(words: Sequence[str], name: str, look: Look, folder: Path) -> str | None:
-    """What a command writes to files of that name, which must be there."""
+    """Scan what a command writes to files of that name, which must be there."""
     said = _said(words, folder)
     if (why := _mishap(said) or scan.of_lines(said.out)) is not None:
         return why
@@ -220,7 +220,7 @@ def _writers() -> Iterator[Attempt]:
 
 
 def _live() -> Iterator[Attempt]:
-    """What is written while a model decodes, its own folder's name included."""
+    """Yield scans of what is written while a model decodes, its own folder's name included."""
     for form, look in scan.BY_FORM.items():
         words = ["decode", "--method", "jacobi", "--model", f"{made()}/{NAME}", *_given()]
         yield Attempt(f"decode as {form}", partial(_printed, [*words, "--format", form], look))
@@ -299,7 +299,7 @@ def _templates() -> Iterator[Attempt]:
 
 
 def _rendered(template: str, folder: Path, *, chat: bool) -> str | None:
-    """Why a rendering in a process of its own was not survived."""
+    """Say why a rendering in a process of its own was not survived; None if it was."""
     said, began = folder / "said", time.monotonic()
     process = FORK.Process(target=_render, args=(template, chat, said))
     process.start()

@@ -63,7 +63,7 @@ class CompileRequest:
         return sorted(set(chain.from_iterable(self.counts.values())))
 
     def lacks_memory(self) -> str | None:
-        """Say why a packed copy of the weights for the wider passes cannot be kept; None if it can."""
+        """Say why no packed copy of the weights for wider passes can be kept; None if one can."""
         if not self.wider or self.loaded.staged.device.type == "cuda":
             return None
         size, free = self.loaded.staged.weight_bytes(), psutil.virtual_memory().available

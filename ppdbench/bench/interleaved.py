@@ -340,7 +340,7 @@ class Interleaved:
         return Clock(self.loaded.staged.device)
 
     def _request(self, item: Item, label: str) -> Request:
-        """What a method, or greedy decoding, is asked for; it draws from its own seed."""
+        """Return the request to a method, or to greedy decoding; it draws from its own seed."""
         limits, chooser = limits_of(item, self.loaded), self._chooser(item, label)
         return Request(list(item.ids), limits, self._clock(), chooser)
 

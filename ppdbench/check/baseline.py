@@ -45,7 +45,7 @@ def open_baseline(path: Path) -> tuple[Snapshot, bool]:
 
 
 def _check_seal(keys: Keys) -> bool:
-    """Whether there is a checksum; one that does not fit is refused."""
+    """True if there is a checksum; one that does not fit is refused."""
     content = {name: keys.anything(name) for name in keys.names()}
     try:
         check_seal(content)

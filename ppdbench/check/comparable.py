@@ -1,4 +1,4 @@
-"""Whether two runs may be compared at all, and whether their machines round alike."""
+"""Comparability: may two runs be compared at all, and do their machines round alike?"""
 
 from __future__ import annotations
 

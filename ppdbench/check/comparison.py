@@ -32,7 +32,7 @@ class Comparison:
 
     @property
     def failed(self) -> list[Check]:
-        """What got worse, or changed where nothing may."""
+        """The checks that got worse, or changed where nothing may."""
         return [check for check in self.checks if check.failed]
 
     @property
@@ -93,7 +93,7 @@ def _unfinished(run: StoredRun) -> Iterator[str]:
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """What `check --format json` prints."""
+    """Return what `check --format json` prints."""
     names = ("task", "subject", "metric", "baseline", "now", "limit", "verdict", "note")
     return {
         "run": comparison.run,

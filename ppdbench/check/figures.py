@@ -34,13 +34,13 @@ class Figure:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes a figure the only one of its kind in a run."""
+        """The key by which a figure is the only one of its kind in a run."""
         return self.task, self.subject, self.metric
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What came out, as one hash per example; None where the example failed."""
+    """The outputs, as one hash per example; None where the example failed."""
 
     task: str
     subject: str

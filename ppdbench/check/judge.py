@@ -15,7 +15,7 @@ CheckVerdict = Literal["ok", "better", "FAILED"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What was compared and how it came out; `note` says why wherever that is not plain."""
+    """One comparison and its verdict; `note` says why wherever that is not plain."""
 
     task: str
     subject: str
@@ -28,12 +28,12 @@ class Check:
 
     @property
     def failed(self) -> bool:
-        """Whether this check ends in exit code 1."""
+        """True if this check ends in exit code 1."""
         return self.verdict == "FAILED"
 
     @property
     def name(self) -> str:
-        """What was checked, in one line."""
+        """The name of what was checked, in one line."""
         return f"{self.task}: {self.subject}, {self.metric}"
 
     def text(self, value: float | None) -> str:
@@ -57,7 +57,7 @@ class Pairs:
 
     @classmethod
     def of(cls, examples: Sequence[str], before: Figure, now: Figure) -> Pairs:
-        """What two figures have in common."""
+        """Pair what two figures have in common."""
         pairs = zip(examples, before.parts, now.parts, strict=True)
         found = [(e, b, n) for e, b, n in pairs if b is not None and n is not None]
         return cls([e for e, _, _ in found], [b for _, b, _ in found], [n for _, _, n in found])

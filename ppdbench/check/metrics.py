@@ -1,4 +1,4 @@
-"""What is checked, what may be demanded of it, and what is demanded where nobody says.
+"""The metrics that are checked, what may be demanded of each, and what is by default.
 
 `exact` means the same counts in every example. On the machine of the baseline that is a fair
 demand: decoding draws nothing that its seed does not fix. Another processor, thread count or
@@ -27,7 +27,7 @@ LIMITS: dict[str, float | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is demanded: `exact`, `interval`, `ignored`, or a limit and its number."""
+    """A demand: `exact`, `interval`, `ignored`, or a limit and its number."""
 
     kind: str
     amount: float = 0.0

@@ -1,4 +1,4 @@
-"""What of a run can be compared with another: small, without prompts, texts or single times."""
+"""Snapshots: all of a run that can be compared with another, without prompts, texts or times."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Snapshot:
 
     @property
     def subjects(self) -> list[str]:
-        """Whose outputs there are."""
+        """The methods or targets that there are outputs of."""
         return list(dict.fromkeys(outputs.subject for outputs in self.outputs))
 
     def examples(self, task: str) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ def _methods(header: Mapping[str, Any], groups: Groups) -> tuple[MethodFacts, ..
 
 
 def _machine(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What rounding depends on."""
+    """Return the facts of the machine that rounding depends on."""
     environment = header["environment"]
     cpu = environment["cpu"]
     return {

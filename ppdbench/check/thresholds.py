@@ -32,7 +32,7 @@ class Thresholds:
     of_methods: Mapping[str, Rules] = field(default_factory=dict)
 
     def rule(self, metric: str, method: str = "") -> Rule:
-        """What is demanded of a metric of a method."""
+        """Return the rule for a metric of a method."""
         own = self.of_methods.get(method, {})
         return own.get(metric) or self.rules.get(metric) or METRICS.get(metric).default
 

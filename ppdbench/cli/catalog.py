@@ -1,4 +1,4 @@
-"""What this package holds, as plain data."""
+"""The catalog of what this package holds, as plain data."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tasks() -> list[dict[str, Any]]:
 
 
 def models() -> list[dict[str, Any]]:
-    """What --model understands: the embedded model, synthetic shapes, families."""
+    """List what --model understands: the embedded model, synthetic shapes, families."""
     there = "shipped with the package" if reference_is_there() else "not in this version"
     entries = [
         {"model": "reference", "kind": "embedded", "what": there},

@@ -113,7 +113,7 @@ def _write(
 
 
 def _notices(found: Comparison) -> None:
-    """Why the exit code is not 0, and what to do if all is well nevertheless."""
+    """Say why the exit code is not 0, and what to do if all is well nevertheless."""
     for path in found.unsealed:
         notice(
             f"note: {path} has no checksums, as earlier versions wrote none; damage that leaves "

@@ -1,4 +1,4 @@
-"""What several commands do before and after their work."""
+"""Work that several commands do before and after their own."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
 def our_shard(
     options: dict[str, Any], out: str | None, resume: bool, launched: Shard | None = None
 ) -> Shard:
-    """Which part of the run this process does, in a folder that is ready for it.
+    """Return the part of the run that this process does, in a folder that is ready for it.
 
     Takes --shard and --salvage out of `options`. `launched` is for commands that have another
     use for the processes which torchrun started.
@@ -190,7 +190,7 @@ def repair(*folders: str) -> None:
 
 
 def told_elsewhere(run: FinishedRun) -> bool:
-    """Whether there is nothing for this process to print: another one does, or nothing is there."""
+    """True if there is nothing for this process to print: another one does, or nothing is there."""
     if run.shard.is_job and not run.samples:
         notice(f"note: shard {run.shard.index + 1}/{run.shard.count} has no examples")
         return True
@@ -265,7 +265,7 @@ def warn(text: str) -> None:
 
 
 def closing_notes(run: FinishedRun, asked: str | None) -> None:
-    """What a user should know of a finished run, and where it lies; `asked` is --model."""
+    """Say what a user should know of a finished run, and where it lies; `asked` is --model."""
     from ppdbench.runs.workload import without_score
 
     stand_in_note(asked)

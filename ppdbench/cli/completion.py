@@ -1,4 +1,4 @@
-"""What Tab offers in a shell: names of methods and their options, tasks, models, tables.
+"""Completion with Tab: names of methods and their options, tasks, models, tables.
 
 A shell asks anew for each Tab, so nothing here imports torch, or anything else that takes long:
 methods are read off their source files. The script of a shell, which a user has it read once,
@@ -98,7 +98,7 @@ def models(ctx: Context, param: Parameter, incomplete: str) -> Items:
 
 
 def data(ctx: Context, param: Parameter, incomplete: str) -> Items:
-    """Where examples come from: two names, and files."""
+    """Offer the sources of examples: two names, and files."""
     return [*files(ctx, param, incomplete), *_starting(incomplete, ("hub", "builtin"))]
 
 
@@ -110,7 +110,7 @@ def tables(ctx: Context, param: Parameter, incomplete: str) -> Items:
 
 
 def files(ctx: Context, param: Parameter, incomplete: str) -> Items:
-    """What the shell itself knows; first in a list, as a shell's script forgets what it read."""
+    """Leave files to the shell; first in a list, as a shell's script forgets what it read."""
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -142,7 +142,7 @@ class Bash(BashComplete):
         return words, self.word
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """What bash is to put in place of its own last word."""
+        """Return the text that bash is to put in place of its own last word."""
         word = self.word.partition("=")[2] if self.word.startswith("--") else self.word
         there = max(word.rfind(mark) for mark in ":=") + 1
         return f"{item.type},{item.value[there:]}"

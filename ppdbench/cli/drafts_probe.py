@@ -32,7 +32,7 @@ def config_of(
     options: dict[str, Any],
     shard: Shard,
 ) -> DraftsConfig:
-    """What a probe of methods is told; the machine is made ready for it."""
+    """Build the options of a probe of methods, and set the machine up for it."""
     from ppdbench.bench.runner import Choice
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
@@ -55,7 +55,7 @@ def config_of(
 
 
 def folder_of(what: str, config: DraftsConfig, out: str | None, resume: bool) -> Path:
-    """Where such a run goes."""
+    """Return the folder of such a run."""
     names = "+".join(choice.name for choice in config.methods)
     return run_folder(out, resume, what, names, "+".join(config.tasks), config.model.name)
 

@@ -27,7 +27,7 @@ KINDS = ("methods", "tasks", "models", "tables")
 @click.argument("method", required=False, shell_complete=completion.method_names)
 @format_option
 def command(kind: str, method: str | None, form: str) -> int:
-    """What there is, with options and defaults; with a METHOD, what its options mean.
+    """List what there is, with options and defaults; with a METHOD, what its options mean.
 
     \b
     ppdbench list methods
@@ -74,7 +74,7 @@ def _one_method(name: str, form: str) -> int:
 
 
 def _notes(kind: str) -> Iterator[str]:
-    """What words mean that are not plain, and where things come from."""
+    """Explain words that are not plain, and where things come from."""
     from ppdbench.files import papers
 
     if kind == "methods":

@@ -113,7 +113,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _discard_stdout() -> None:
-    """What is still buffered cannot be written; the interpreter must not try again."""
+    """Drop what is still buffered and cannot be written; the interpreter must not try again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

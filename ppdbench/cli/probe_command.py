@@ -116,7 +116,7 @@ ONLY = {
 @format_option
 @click.pass_context
 def command(ctx: click.Context, /, what: str, **options: Any) -> int:
-    """How often each layer's top k already holds the final token.
+    """Measure how often each layer's top k already holds the final token.
 
     With --what drafts: how often the guesses of methods trained to guess ahead hold the token
     that the model comes to by itself, by distance. With --what similarity: how close the pseudo

@@ -1,4 +1,4 @@
-"""How far a command has come: a bar on a terminal, elsewhere a line now and then."""
+"""The progress of a command: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY_S = 30.0  # between two lines where there is no terminal
 
 
 class Pace:
-    """What was reported last, and how long the rest will take at the speed seen so far.
+    """The last report, and how long the rest will take at the speed seen so far.
 
     The speed is that of all steps since the work began, so that slow ones count however long
     they take. Work of another total begins anew.

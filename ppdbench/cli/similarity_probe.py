@@ -23,7 +23,7 @@ def probe_similarity(
     form: str,
     **options: Any,
 ) -> int:
-    """How close pseudo states are to true ones, as a table and a picture."""
+    """Measure how close pseudo states are to true ones, as a table and a picture."""
     from ppdbench.probe.drafts import run_drafts
     from ppdbench.probe.similarity import Cosines
     from ppdbench.report import outputs

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @model_options
 @format_option
 def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
-    """Which blocks draft-verify should skip with a model: found, shown and kept in a file.
+    """Search for the blocks that draft-verify should skip; show and keep them in a file.
 
     \b
     ppdbench skips --task gsm8k --limit 4 --out skip_layers.json

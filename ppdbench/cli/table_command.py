@@ -152,7 +152,7 @@ def _words(options: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _depth(options: dict[str, Any]) -> int:
-    """How many layers the model has that steps are run with."""
+    """Return the number of layers of the model that steps are run with."""
     from ppdbench.engine.loading import load_depth
 
     return load_depth(model_spec(dict(options)))
@@ -200,7 +200,7 @@ def _draw(table: PaperTable, runs: Sequence[StoredRun], path: str) -> None:
 
 
 def _exit_code(runs: Sequence[StoredRun]) -> int:
-    """What runs are to be blamed for, with a line on stderr for each reason."""
+    """Return the exit code that runs are to blame for; say each reason on stderr."""
     code = 0
     for run in runs:
         failed = [s for s in run.samples if s.get("verdict") == "failed"]

@@ -29,7 +29,7 @@ NOT_WITH_RUN = {
 
 @dataclass(slots=True)
 class TheoryOutput:
-    """What will be printed and drawn."""
+    """The tables to print and the pictures to draw."""
 
     sheets: list[Sheet] = field(default_factory=list)
     json: dict[str, Any] = field(default_factory=dict)

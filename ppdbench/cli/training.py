@@ -1,4 +1,4 @@
-"""What all kinds of `ppdbench train` share: their options, and how a run is carried out."""
+"""Options and course that all kinds of `ppdbench train` share."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _draw_curve(built: Built, path: str) -> None:
 
 
 def _closing_notes(built: Built, config: BuildConfig) -> None:
-    """What to know of the numbers before anything is built on them."""
+    """Say what to know of the numbers before anything is built on them."""
     doubt = built.plan.accuracies.doubt()
     if doubt:
         notice(f"warning: {doubt}")

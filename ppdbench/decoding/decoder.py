@@ -75,7 +75,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a decoder is asked for: the output of one prompt.
+    """A request to a decoder: the output of one prompt.
 
     `chooser` picks each token, the likeliest where nothing else is said; times are read from
     `clock`.

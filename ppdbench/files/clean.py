@@ -1,4 +1,4 @@
-"""What leaves is cleaned here, by the kind of place it goes to.
+"""Cleaning of all that leaves the program, by the kind of place it goes to.
 
 Names of tasks, models and examples, texts of models and tokenizers, stored runs and messages of
 errors come from anywhere. On a terminal they could move the cursor or turn text round, in a
@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-Destination = Literal[
+OutputKind = Literal[
     "terminal",  # lines for people; newlines and tabs stay
     "line",  # one line for people: a notice or an error
     "csv",  # a cell
@@ -46,7 +46,7 @@ SUBSTITUTE = "▯"  # in pictures, where escapes would take too much room
 
 # The most characters of one text; what is longer loses its middle, and says so. JSON loses nothing,
 # nor do attributes, which hold whole files and drawings.
-LONGEST: dict[Destination, int] = {
+LONGEST: dict[OutputKind, int] = {
     "terminal": 20_000,
     "line": 4_000,
     "csv": 30_000,  # spreadsheets take 32,767
@@ -62,7 +62,7 @@ LONGEST: dict[Destination, int] = {
 }
 
 
-def clean(text: str, kind: Destination) -> str:
+def clean(text: str, kind: OutputKind) -> str:
     """The text as it may be written to a place of this kind."""
     rule = _RULES[kind]
     if kind == "json":
@@ -72,7 +72,7 @@ def clean(text: str, kind: Destination) -> str:
     return rule(_UNSEEN.sub(SUBSTITUTE if kind == "picture" else _seen, text))
 
 
-def cleaned(value: Any, kind: Destination) -> Any:
+def cleaned(value: Any, kind: OutputKind) -> Any:
     """The same with all texts that lists and objects hold, their keys included."""
     if isinstance(value, str):
         return clean(value, kind)
@@ -123,7 +123,7 @@ def _csv(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What is parted at a hyphen is joined again."""
+    """Join what is parted at a hyphen."""
     return " ".join(text.replace("-\n", "-").split("\n"))
 
 
@@ -141,7 +141,7 @@ def _markdown(text: str) -> str:
 
 
 def _held(match: re.Match[str]) -> str:
-    """What would begin a heading or a list, except where it is all there is, or a number."""
+    """Escape what would begin a heading or a list, except where it is all there is, or a number."""
     rest = match.string[match.end() :]
     is_text = not rest or (rest[0].isdigit() and match[2] in "+-")
     if match[2].isdigit():
@@ -202,7 +202,7 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=,:+-]+", "_", text).lstrip(".-") or "_"
 
 
-_RULES: dict[Destination, Callable[[str], str]] = {
+_RULES: dict[OutputKind, Callable[[str], str]] = {
     "terminal": _terminal,
     "line": _line,
     "csv": _csv,

@@ -13,7 +13,7 @@ CHECKOUT_FOLDERS = {"tasks": "tasks", "prompts": "prompts", "papers": "results/p
 
 
 def folder(kind: str) -> Path:
-    """Where the files of `kind` (tasks, prompts or papers) lie."""
+    """Return the folder of the files of `kind` (tasks, prompts or papers)."""
     installed = PACKAGE / "_files" / kind
     return installed if installed.is_dir() else PACKAGE.parent / CHECKOUT_FOLDERS[kind]
 
@@ -24,10 +24,10 @@ def builtin_data() -> Path:
 
 
 def reference_model(part: str = "") -> Path:
-    """Where the embedded reference model lies, or what was trained for it: `draft`, `heads`."""
+    """Return the folder of the reference model, or of what was trained for it: `draft`, `heads`."""
     return PACKAGE / "reference" / part
 
 
 def reference_is_there() -> bool:
-    """Whether this copy of the package carries the trained reference model."""
+    """True if this copy of the package carries the trained reference model."""
     return (reference_model() / "config.json").is_file()

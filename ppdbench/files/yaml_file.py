@@ -170,7 +170,7 @@ class Keys:
         return dict(self._content[key])
 
     def is_mapping(self, key: str) -> bool:
-        """Whether a key holds a nested mapping, where a plain value would do too."""
+        """True if a key holds a nested mapping, where a plain value would do too."""
         return isinstance(self._content.get(key), dict)
 
     def sections(self, key: str, name: str) -> list[Keys]:
@@ -219,7 +219,7 @@ class Keys:
 
 
 def kind(value: object) -> str:
-    """What a value is, in a reader's words, short enough for one line."""
+    """Describe a value in a reader's words, short enough for one line."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory, which is what bounds decoding one token at a time.
+"""The speed at which this machine reads memory: it bounds decoding one token at a time.
 
 Each kernel reads a buffer far larger than any cache exactly once and writes next to
 nothing, as a one-row matrix product does with its weights. The fastest of them, at its
@@ -57,7 +57,7 @@ def _buffer_bytes(device: torch.device) -> int:
 
 
 def _kernels(device: torch.device) -> list[Kernel]:
-    """Which of them is fastest depends on the machine and its number of threads."""
+    """List kernels; the machine and its number of threads decide which of them is fastest."""
     common: list[Kernel] = [torch.sum, lambda matrix: matrix.sum(1), torch.amax]
     if device.type == "cuda":
         row = torch.ones(COLUMNS, device=device)

@@ -1,4 +1,4 @@
-"""Which processor cores threads and compute units have, and how many threads a unit has."""
+"""The processor cores of threads and compute units, and the number of a unit's threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement ran on, and what about it would spoil the numbers.
+"""The machine and software that a measurement ran on, and what would spoil its numbers.
 
 `describe` reads everything once into plain data; `warnings` judges such data and reads
 nothing itself. No user, host or home folder appears in it.
@@ -118,7 +118,7 @@ def _threads() -> list[int]:
 
 
 def quota_cores() -> float | None:
-    """How many cores' worth of time the control groups above this process grant it, if limited."""
+    """Return the cores' worth of time that the control groups above this process grant it."""
     groups = [line.split(":", 2) for line in (_read(PROC / "self/cgroup") or "").splitlines()]
     limits = []
     for group in groups:
@@ -157,7 +157,7 @@ def cpu_model() -> str | None:
 
 
 def cpu_features() -> list[str] | None:
-    """Which of the instruction sets that matter here the processor has, where it tells."""
+    """List the instruction sets that matter here and that the processor has, where it tells."""
     held = instruction_sets()
     return None if held is None else [name for name in FEATURES if name in held]
 
@@ -219,7 +219,7 @@ def set_threads(n: int | None, processes: int | None = 1) -> None:
 
 
 def warnings(description: Description) -> list[str]:
-    """What would spoil a measurement under this description, each with a remedy."""
+    """List what would spoil a measurement under this description, each with a remedy."""
     found = [
         *_processor_warnings(description),
         *_memory_warnings(description),
@@ -354,7 +354,7 @@ def _driver_version() -> str | None:
 
 
 def _cpu_dtypes(features: list[str] | None) -> dict[str, str]:
-    """Which types the CPU multiplies by itself; `emulated` ones are converted on the way."""
+    """Say which types the CPU multiplies by itself; `emulated` ones are converted on the way."""
     if features is None:
         bf16 = "unknown"
     else:
@@ -389,7 +389,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """What a program says, or None where it is missing, fails or takes too long."""
+    """Return what a program says, or None where it is missing, fails or takes too long."""
     # A GIT_DIR in the environment would name another repository.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     environment["GIT_OPTIONAL_LOCKS"] = "0"

@@ -1,4 +1,4 @@
-"""What else a machine did while something was measured: other programs, and the host's theft.
+"""The load of a machine during a measurement: other programs, and the host's theft.
 
 Told in seconds, so that who reads adds up what was watched one after the other.
 """

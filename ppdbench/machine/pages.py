@@ -1,4 +1,4 @@
-"""Which pages of memory weights lie on: large ones, and no more of a file's than are needed.
+"""The pages of memory that weights lie on: large ones, and no more of a file's than needed.
 
 A pass reads every weight, and for each page of them the processor looks up where it is. Linux
 hands out pages of 4 KiB unless told otherwise, and how fast those are read depends on where
@@ -67,7 +67,7 @@ def trim() -> None:
 
 
 def span(tensor: Tensor) -> Span:
-    """Where the numbers of a tensor on the CPU lie."""
+    """Return the span of memory of a CPU tensor's numbers."""
     if tensor.layout == torch.strided:
         start = tensor.data_ptr()
     else:  # laid out for a kernel
@@ -122,7 +122,7 @@ class Files:
         return cls(tuple(s for s in mapped if _is_unwritten(s)))
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is part of a file."""
+        """True if a tensor is part of a file."""
         return any(start <= tensor.data_ptr() < end for start, end in self.spans)
 
     def release(self) -> None:
@@ -149,7 +149,7 @@ def _mapped() -> list[Span]:
 
 
 def _is_unwritten(mapped: Span) -> bool:
-    """Whether no page differs from the file; only then can pages be dropped without a loss.
+    """True if no page differs from the file; only then can pages be dropped without a loss.
 
     Asked page by page (proc(5), pagemap): to sum up the whole process, as smaps does, takes the
     kernel 20 ms each time.

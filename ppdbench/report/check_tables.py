@@ -1,4 +1,4 @@
-"""What a check found, for people: tables, and the page that a CI job shows."""
+"""Tables of a check for people, and the page that a CI job shows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _failures(failed: Sequence[Check]) -> Sheet:
 
 
 def stored(made: Snapshot) -> Sheet:
-    """What a baseline holds, as rates."""
+    """Show a baseline's content, as rates."""
     rows = tuple((f.task, f.subject, f.metric, _held(f)) for f in made.figures if f.metric != NOISE)
     title = f"Baseline of {made.model['name']} ({made.model['dtype']})"
     return Sheet(title, ("task", "what", "figure", "value"), rows)

@@ -1,4 +1,4 @@
-"""What a decoding run says, for people."""
+"""Tables of a decoding run, for people."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def beside_peers(peers: Sequence[Beside]) -> Sheet:
 
 
 def memory(summaries: Sequence[Summary]) -> list[Sheet]:
-    """What each method keeps in memory beside the model and its cache."""
+    """Show the memory that each method keeps beside the model and its cache."""
     known = [s for s in summaries if s["memory"] is not None]
     if not known:
         return []
@@ -84,7 +84,7 @@ def memory(summaries: Sequence[Summary]) -> list[Sheet]:
 
 
 def verdict_text(summary: Summary) -> str:
-    """What became of the outputs, in words; alarming ones first."""
+    """Sum up the verdicts on outputs in words; alarming ones first."""
     if summary["target"] != "greedy":
         inexact = "" if summary["exact"] else "inexact, "
         words = [f"{inexact}sampled ({summary['target']})"]

@@ -1,4 +1,4 @@
-"""How often drafted tokens are right, by method and distance."""
+"""Tables of drafted tokens: how often they are right, by method and distance."""
 
 from __future__ import annotations
 

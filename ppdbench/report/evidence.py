@@ -1,4 +1,4 @@
-"""How sure a speedup is, in the words that every table and page uses."""
+"""The certainty of a speedup, in the words that every table and page uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAIRED = "Speedup: greedy's decode time over the method's, paired by example, 95
 
 
 def sized(summaries: Sequence[Summary]) -> str:
-    """How many examples there were, and how many of them took a step that could be timed."""
+    """Say how many examples there were, and how many of them took a step that could be timed."""
     examples, timed = summaries[0]["n_examples"], min(s["n_timed"] for s in summaries)
     unit = "example" if examples == 1 else "examples"
     return f"{examples} {unit}" + (f", {timed} timed" if timed < examples else "")
@@ -42,7 +42,7 @@ def claim_cells(speedup: Speedup) -> tuple[str, str]:
 
 
 def degenerate_note(summaries: Sequence[Summary]) -> str | None:
-    """Whose outputs say nothing, those together that have as many; None where all say something."""
+    """Name the methods whose outputs say nothing, by number; None where all say something."""
     whose: dict[str, list[str]] = {}
     for summary in summaries:
         if summary["empty"] or summary["loops"]:
@@ -62,12 +62,12 @@ def _counted(summary: Summary) -> str:
 
 
 def mostly_degenerate(summary: Summary) -> bool:
-    """Whether half or more of the outputs are empty or loop."""
+    """True if half or more of the outputs are empty or loop."""
     return bool(2 * (summary["empty"] + summary["loops"]) >= summary["n_examples"])
 
 
 def _reason(withheld: str | None) -> str:
-    """Why there is no speedup, where nothing else in the row says so already."""
+    """Say why there is no speedup, where nothing else in the row says so already."""
     return "-" if withheld in PLAIN else str(withheld)
 
 
@@ -76,7 +76,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def notes_on(summaries: Sequence[Summary]) -> list[str]:
-    """How speedups came about, and what they can be told from."""
+    """Explain how speedups came about, and what they can be told from."""
     notes = [PAIRED]
     floors = [s for s in summaries if s["noise_low"] is not None]
     if floors:

@@ -1,4 +1,4 @@
-"""What went into a model and what came out, to be read: prompts and outputs of some examples."""
+"""Texts of some examples to be read: prompts that went into a model, outputs that came out."""
 
 from __future__ import annotations
 

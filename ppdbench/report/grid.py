@@ -30,7 +30,7 @@ WIDEST_CELL = 8  # columns of a terminal, without mark and gap
 
 @dataclass(frozen=True, slots=True)
 class TokenGrid:
-    """What every layer thought of every output token."""
+    """The first choice of every layer for every output token."""
 
     title: str
     layers: tuple[int, ...]

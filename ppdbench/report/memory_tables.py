@@ -18,7 +18,7 @@ PARTS = {
 
 
 def memory_sheets(needs: Mapping[str, Any]) -> list[Sheet]:
-    """What a model consists of, and what each place would hold of it."""
+    """Show the parts of a model's memory, and what each place would hold of it."""
     rows = [(PARTS[name].format(**needs), needs[name] / GB) for name in PARTS if needs[name]]
     rows += [(f"{name}: what it adds", size / GB) for name, size in needs["methods_bytes"].items()]
     rows.append(("together", needs["total_bytes"] / GB))

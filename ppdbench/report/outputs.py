@@ -1,4 +1,4 @@
-"""What a command prints of its run: for people, for other programs, and as JSON.
+"""The printed output of a command: for people, for other programs, and as JSON.
 
 Made of the header and the samples alone, so that a stored run prints again what it printed when
 it was made, without its model.
@@ -40,7 +40,7 @@ class PrintedOutput:
         return replace(self, sheets=marked(self.sheets, words))
 
     def sheets_for(self, csv: bool) -> list[Sheet]:
-        """What is written: programs get one table."""
+        """Return the tables to write: programs get one."""
         return [self.long] if csv else self.sheets
 
     def emit(self, form: str) -> None:
@@ -49,7 +49,7 @@ class PrintedOutput:
 
 
 def of_run(run: Run) -> PrintedOutput:
-    """What a stored run's own command printed."""
+    """Return what a stored run's own command printed."""
     header, place = run.header, str(run.stored.path)
     if run.kind in DECODES:
         return of_decoding(header, run.sums)

@@ -1,4 +1,4 @@
-"""Where steps spend their time, for people."""
+"""Tables of profiles for people: where steps spend their time."""
 
 from __future__ import annotations
 

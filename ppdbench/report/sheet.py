@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ppdbench.files.clean import Destination, clean
+from ppdbench.files.clean import OutputKind, clean
 
 Cell = str | int | float | None
 
@@ -41,7 +41,7 @@ class Sheet:
         if unknown:
             raise ValueError(f"{self.title}: no column {', '.join(sorted(unknown))}")
 
-    def cleaned(self, kind: Destination) -> Sheet:
+    def cleaned(self, kind: OutputKind) -> Sheet:
         """The same table, with texts that may be written to a place of this kind."""
 
         def safe(text: str) -> str:
@@ -64,7 +64,7 @@ class Sheet:
         )
 
     def text(self, column: str, value: Cell) -> str:
-        """How a cell reads."""
+        """Write a cell as it reads."""
         if value is None:
             return "-"
         if isinstance(value, float):
@@ -80,7 +80,7 @@ class Sheet:
         ]
 
     def is_number(self, index: int) -> bool:
-        """Whether a column holds numbers, which are set flush right."""
+        """True if a column holds numbers, which are set flush right."""
         cells = [row[index] for row in self.rows if row[index] is not None]
         return bool(cells) and all(isinstance(cell, (int, float)) for cell in cells)
 

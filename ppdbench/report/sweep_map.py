@@ -57,14 +57,14 @@ def print_map(found: Swept, console: Console) -> None:
 
 
 def map_title(found: Swept) -> str:
-    """What is drawn, and what was maximised over."""
+    """Return a title: what is drawn, and what was maximised over."""
     names = list(found.axes)
     over = f", the best over {', '.join(names[2:])}" if len(names) > 2 else ""
     return f"Speedup over greedy by {' and '.join(names[:2])}{over}"
 
 
 def kind(found: Swept, cell: Cell) -> str:
-    """What a cell is drawn as."""
+    """Name the way a cell is drawn."""
     return "best" if found.leaders and cell is found.leaders[0] else cell.standing
 
 
@@ -75,7 +75,7 @@ def cell_text(found: Swept, cell: Cell, words: Mapping[str, str] = WORDS) -> str
 
 
 def left_behind(found: Swept, cell: Cell) -> bool:
-    """Whether a cell was measured on fewer examples than the best."""
+    """True if a cell was measured on fewer examples than the best."""
     return cell.speedup is not None and cell not in found.leaders
 
 

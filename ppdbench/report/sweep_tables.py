@@ -1,4 +1,4 @@
-"""What a sweep found, for people: its cells by speed, the best of them, and how to run it."""
+"""Tables of a sweep for people: its cells by speed, the best of them, and how to run it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _row(cell: Cell, several: bool) -> tuple[Entry, ...]:
 
 
 def _output(cell: Cell) -> str:
-    """What became of the outputs; the number of examples stands elsewhere."""
+    """Sum up the verdicts on outputs; the number of examples stands elsewhere."""
     assert cell.summary is not None
     if cell.summary["identical"] == cell.examples:
         return "identical"
@@ -108,7 +108,7 @@ def verdict(found: Swept) -> Sheet:
 
 
 def setting(cell: Cell) -> str:
-    """Where a cell lies, as it is typed."""
+    """Write a cell's setting as it is typed."""
     return ", ".join(f"{name}={shown(value)}" for name, value in cell.at.items())
 
 
@@ -168,7 +168,7 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def typed(found: Swept) -> str | None:
-    """What decodes with the best setting, ready to be pasted."""
+    """Write the command that decodes with the best setting, ready to be pasted."""
     if not found.leaders:
         return None
     options = {name: shown(value) for name, value in found.leaders[0].at.items()}

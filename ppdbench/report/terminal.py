@@ -30,7 +30,7 @@ REMEDY = "--format csv or a wider terminal"
 
 
 def people(*, stderr: bool = False) -> Console:
-    """Where things for people go; NO_COLOR leaves no codes at all, bold and dim included."""
+    """Return the console for people; NO_COLOR leaves no codes at all, bold and dim included."""
     plain = bool(os.environ.get("NO_COLOR"))
     return Terminal(stderr=stderr, soft_wrap=False, color_system=None if plain else "auto")
 
@@ -69,7 +69,7 @@ def _told(texts: Sequence[str], style: str, width: int) -> Iterator[Text]:
 
 @dataclass(frozen=True, slots=True)
 class _Fitting:
-    """What is drawn of a table, and what is said of the rest."""
+    """The columns of a table that are drawn, and what is said of the rest."""
 
     parts: tuple[Sheet, ...]
     remarks: tuple[str, ...] = ()
@@ -164,12 +164,12 @@ def _fits(sheet: Sheet, width: int) -> bool:
 
 
 def _taken(widths: Sequence[int]) -> int:
-    """What columns of these widths take of a line, margins on both sides included."""
+    """Count what columns of these widths take of a line, margins on both sides included."""
     return sum(widths) + GAP * (len(widths) - 1) + 2 * MARGIN
 
 
 def _least_widths(sheet: Sheet) -> list[int]:
-    """How narrow each column can be: cells stay whole, heads may be broken between words."""
+    """Return each column's least width: cells stay whole, heads may be broken between words."""
     columns = zip(sheet.header, *sheet.text_rows(), strict=True)
     return [max(_longest(cells), _longest_word(head)) for head, *cells in columns]
 
@@ -183,7 +183,7 @@ def _longest_word(text: str) -> int:
 
 
 def _widths(sheet: Sheet, width: int) -> list[int]:
-    """What room is left goes to the heads that would be broken most."""
+    """Share out the width that is left to the heads that would be broken most."""
     widths = _least_widths(sheet)
     heads = [_longest([head]) for head in sheet.header]
     while _taken(widths) < width:

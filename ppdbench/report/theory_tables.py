@@ -41,7 +41,7 @@ Marks = npt.NDArray[np.bool_]  # [example, position]
 
 @dataclass(frozen=True, slots=True)
 class TheoryRow:
-    """What one layer of one task promises; latencies are None where PPD cannot exit."""
+    """One layer of one task in theory; latencies are None where PPD cannot exit."""
 
     task: str
     layer: int
@@ -64,7 +64,7 @@ class TheoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFilter:
-    """Which rows of a run are asked for; None means all."""
+    """The rows of a run that are asked for; None means all."""
 
     exit_after: int | None = None
     ks: tuple[int, ...] | None = None
@@ -85,7 +85,7 @@ class MeasuredRows:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the rows has to know."""
+        """The notes that a reader of the rows needs."""
         notes = [
             "theorem: expected layer-times per example (Theorem 4.1); recorded: the same, "
             "counted from the matches themselves. Greedy decoding is 1 in latency and compute.",
@@ -295,7 +295,7 @@ def given_sheet(
     tradeoff: theory.Tradeoff,
     simulation: theory.Simulation | None,
 ) -> Sheet:
-    """What the formulas say, each with what it means."""
+    """Show what the formulas say, each with what it means."""
     rows: list[tuple[Cell, ...]] = [
         ("latency per token", tradeoff.latency_per_token, "time, greedy = 1 (equation 3)"),
         (

@@ -1,4 +1,4 @@
-"""What a training run would need, and what came of it, for people."""
+"""Tables of a training run for people: what it would need, and what came of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _number(value: float | None) -> str:
 
 
 def quality_sheet(quality: Sequence[Quality]) -> Sheet:
-    """What was trained, on held-out text: by layer, or by distance for what drafts."""
+    """Show the quality of what was trained, on held-out text: by layer, or by distance."""
     from ppdbench.training.evaluate import ExitQuality
 
     exits = [q for q in quality if isinstance(q, ExitQuality)]

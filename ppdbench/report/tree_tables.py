@@ -25,7 +25,7 @@ from ppdbench.trees.tree import Node, Tree
 
 
 def curve_sheet(built: Built) -> Sheet:
-    """What trees of each size promise, the chosen one marked."""
+    """Show what trees of each size promise, the chosen one marked."""
     plan, latency = built.plan, built.latency
     rows = [_row(plan, point, point is built.chosen) for point in built.points]
     on = "" if latency is None else f", {latency.label}"
@@ -138,7 +138,7 @@ class TreeView:
 
     @property
     def title(self) -> str:
-        """What there is in this view, in a line."""
+        """A line on what there is in this view."""
         said = [f"{len(self.nodes)} nodes"]
         if self.prompts is not None:
             said.append(f"{sum(self.prompts)} prompt tokens")
@@ -163,7 +163,7 @@ class ShownTree:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the numbers at the nodes are."""
+        """The meaning of the numbers at the nodes."""
         notes = ["rank: of the guess, 0 the likeliest"]
         if self.tokens is not None:
             notes.append("%: how often accepted, with all above")
@@ -173,7 +173,7 @@ class ShownTree:
 
 
 def show(tree: Tree | DynamicTree, accuracies: Accuracies | None) -> ShownTree:
-    """What there is to see of a tree, with accuracies or without."""
+    """Gather what there is to see of a tree, with accuracies or without."""
     kind = "static" if isinstance(tree, Tree) else "dynamic"
     if accuracies is None:
         return ShownTree(tuple(_bare(tree)), f"{kind} tree")

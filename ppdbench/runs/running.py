@@ -32,7 +32,7 @@ from ppdbench.runs.workload import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where a run is stored, which part of it this process does, and who hears of it."""
+    """The destination of a run: where it is stored, this process's part of it, who hears of it."""
 
     out: Path
     resume: bool = False
@@ -45,7 +45,7 @@ class Destination:
         check_target(self.out, resume=self.resume, shard=self.shard)
 
     def compilation(self) -> Mapping[str, Any] | None:
-        """What the header of a run that was begun before says of compiled passes."""
+        """Read from the header of a run that was begun before what became of compiled passes."""
         header = begun_header(self.out, self.shard)
         return None if header is None else header.get("compilation")
 
@@ -70,7 +70,7 @@ class Ready:
         return cls(to, work, loaded, items, Setup(loaded, capacity(items), work.config.seed))
 
     def header(self, kind: str, config: RunConfig, **told: Any) -> dict[str, Any]:
-        """What the run folder says of the run, with what a run of this kind tells besides."""
+        """Return the header of the run, with what a run of this kind tells besides."""
         return {**run_header(kind, config, self.loaded, self.work), **told}
 
     def store(

@@ -106,7 +106,7 @@ class Item:
     number: int = 0  # of its example among all of the run
 
     def key(self, method: str, target: str | None = None) -> Key:
-        """What its sample of a method is found by."""
+        """Return the key under which its sample of a method is found."""
         return (self.task.name, self.example.id, method, target)
 
 

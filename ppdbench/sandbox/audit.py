@@ -51,7 +51,7 @@ def _roots(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def _check(event: str, path: Any, roots: tuple[str, ...]) -> None:
-    """Where the path leads in the end must lie in one of these places."""
+    """Refuse a path that does not lead into one of these places in the end."""
     if isinstance(path, int):
         return  # a file that is open already
     place = os.path.realpath("." if path is None else os.fsdecode(path))

@@ -43,7 +43,7 @@ def _interpreter() -> set[Path]:
 
 @functools.cache
 def works(readable: frozenset[Path], folder_bytes: int) -> bool:
-    """Whether it is here and may do what it is asked; tried once."""
+    """True if it is here and may do what it is asked; tried once."""
     if shutil.which("bwrap") is None:
         return False
     words = [sys.executable, "-I", "-c", "pass"]

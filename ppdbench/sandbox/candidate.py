@@ -68,7 +68,7 @@ class _Desk:
 
 
 def _tried(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What it gives, or the error that it ends in: SystemExit, too, is no way out."""
+    """Return the result, or the error that it ends in: SystemExit, too, is no way out."""
     try:
         return work()
     except NotPlain as error:

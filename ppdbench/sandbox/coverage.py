@@ -1,4 +1,4 @@
-"""What has to be held before a program may run, and which layers hold it."""
+"""Coverage: what has to be prevented before a program may run, and the layers that do it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HELD_BY = {
 
 
 def unheld(layers: Iterable[str]) -> list[str]:
-    """What none of these layers holds, each with those that would."""
+    """List what none of these layers prevents, each with those that would."""
     present = set(layers)
     return [
         f"{what} (needs {' or '.join(holders)})"

@@ -1,4 +1,4 @@
-"""How a program is judged: by tests in a process that the program never enters."""
+"""The exam of a program: tests in a process that the program never enters."""
 
 from __future__ import annotations
 

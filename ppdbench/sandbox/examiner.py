@@ -40,7 +40,7 @@ class Caller:
         return () if "missing" in answer else (self._value(answer),)
 
     def call(self, number: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """What the function of this number gives; changes that it made are made here too."""
+        """Call the function of this number; changes that it made are made here too."""
         try:
             asked = {
                 "call": number,
@@ -143,7 +143,7 @@ def examine(exam: Exam, wire: Wire) -> dict[str, Any]:
 
 
 def _given(exam: Exam) -> dict[str, Any]:
-    """What the program begins with defines, its entry point aside; that may want a body yet."""
+    """Return the names that the given beginning defines, less the entry point."""
     for ending in ("", "\n    pass", "pass"):
         try:
             code = compile(exam.given + ending, "<given>", "exec")

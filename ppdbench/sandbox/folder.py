@@ -10,7 +10,7 @@ BLOCK = 512
 
 
 def fuller_than(folder: Path, most_bytes: int, most_entries: int) -> bool:
-    """Whether more lies in it, or deeper than paths go."""
+    """True if more lies in it, or deeper than paths go."""
     used, seen, left = 0, 0, [folder]
     while left:
         try:

@@ -60,7 +60,7 @@ def _taken(standard_input: int) -> bytes:
 
 
 def _put_aside(standard_input: int) -> None:
-    """Who reads standard input from now on gets nothing."""
+    """Put standard input aside: whoever reads it from now on gets nothing."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, standard_input)
     os.close(nothing)

@@ -34,7 +34,7 @@ DEFAULT = SandboxLimits()
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a program ended or its tests went, what was raised, and which layers held it."""
+    """The end of a program or its tests, what was raised, and which layers held it."""
 
     outcome: ProgramOutcome
     protection: tuple[str, ...]
@@ -42,7 +42,7 @@ class Execution:
 
     @property
     def passed(self) -> bool:
-        """Whether its tests ran to their end without an error."""
+        """True if its tests ran to their end without an error."""
         return self.outcome == "passed"
 
 
@@ -97,7 +97,7 @@ def _children(
 
 @dataclass(slots=True)
 class _Watch:
-    """What is known while both processes are at work."""
+    """The state of both processes while they are at work."""
 
     candidate: SandboxProcess
     tests: SandboxProcess
@@ -107,7 +107,7 @@ class _Watch:
     leaving: bool = False  # there is a verdict, that the program has gone
 
     def over(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """True if there is nothing more to wait for."""
         verdict = self.tests.told("outcome").get("outcome")
         if verdict != "ended early":
             return bool(verdict or self.tests.told("cpu_s"))
@@ -179,5 +179,5 @@ def _judged(
 
 
 def _name(raised: object) -> str | None:
-    """What may be stored and shown: a plain name."""
+    """Return a name that may be stored and shown: a plain one."""
     return raised[:80] if isinstance(raised, str) and raised.isidentifier() else None

@@ -1,4 +1,4 @@
-"""What a program may see of the file system: Python, and what Python cannot do without."""
+"""The places of the file system that a program may see: Python, and what Python needs."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MOST_FILES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What a program may use; a test of HumanEval needs a hundredth of it."""
+    """The limits of a program; a test of HumanEval needs a hundredth of them."""
 
     cpu_s: int = 5  # decides on a loaded machine as on an idle one, which wall time would not
     wall_s: float = 20.0
@@ -81,7 +81,7 @@ class SandboxProcess:
         return frozenset((*places.readable(), *places.ours()))
 
     def _asked(self) -> dict[str, Any]:
-        """What goes with every job."""
+        """Return the settings that go with every job."""
         layers = list(self._settings.layers)
         if self._wrapped:
             layers = [name for name in layers if name not in ("namespaces", "own root")]
@@ -140,7 +140,7 @@ class SandboxProcess:
 
     @property
     def began(self) -> bool:
-        """Whether its walls are up."""
+        """True if it is locked in."""
         return bool(self.told("protection"))
 
     @property
@@ -154,7 +154,7 @@ class SandboxProcess:
         return lines[-1] if lines else "no word"
 
     def overfull(self) -> bool:
-        """Whether it has written more than it may, wherever that can be seen from here."""
+        """True if it has written more than it may, wherever that can be seen from here."""
         limits = self._settings.limits
         if len(self.output) > limits.output_bytes:
             return True

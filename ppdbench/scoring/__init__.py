@@ -76,7 +76,7 @@ def parts(
     *,
     which: str = "the example",
 ) -> dict[str, measures.Part]:
-    """What one example adds to each metric, for its sample to keep."""
+    """Return what one example adds to each metric, for its sample to keep."""
     names = list(metric_names)
     known = available_metrics()
     for name in names:

@@ -1,4 +1,4 @@
-"""What one prediction adds to each metric, in plain Python.
+"""The parts of metrics: what one prediction adds to each, in plain Python.
 
 Most metrics are means over examples: the part of one is its own score. BLEU and chrF are of a
 whole corpus: the part of one is the counts that sacrebleu adds up. Stored runs keep these parts,
@@ -23,7 +23,7 @@ CORPUS = {"bleu": "BLEU", "chrf": "CHRF"}  # and sacrebleu's class
 
 
 def part(name: str, prediction: str, references: Sequence[str]) -> Part:
-    """What an example adds to a metric."""
+    """Return what an example adds to a metric."""
     if name in ROUGES:
         return _rouge_of(prediction, tuple(references))[ROUGES.index(name)]
     if name in CORPUS:
@@ -36,7 +36,7 @@ def part(name: str, prediction: str, references: Sequence[str]) -> Part:
 
 
 def can_score(name: str, reference: str) -> bool:
-    """Whether a metric finds in a reference what it compares with."""
+    """True if a metric finds in a reference what it compares with."""
     return name != "gsm8k_accuracy" or text.marked_number(reference) is not None
 
 

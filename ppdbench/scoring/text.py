@@ -1,4 +1,4 @@
-"""How answers are normalised and compared, one text with one other text.
+"""Normalisation of answers, and the comparison of one text with one other.
 
 Sources: SQuAD 1.1's evaluation script (`normalize_answer`, `f1_score`) and GSM8K's answer
 format, `#### ` before the final number.
@@ -32,7 +32,7 @@ def squad_normalised(text: str) -> str:
 
 
 def squad_exact(prediction: str, reference: str) -> bool:
-    """Whether two answers are the same after SQuAD's normalisation."""
+    """True if two answers are the same after SQuAD's normalisation."""
     return squad_normalised(prediction) == squad_normalised(reference)
 
 

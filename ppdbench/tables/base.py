@@ -1,4 +1,4 @@
-"""What a table is made of: a paper's numbers, stored runs, and a layout that shows both.
+"""The parts of a table: a paper's numbers, stored runs, and a layout that shows both.
 
     PROBE = RecipeStep("my-probe", "probe --task squad --layers {10/40},{20/40} -k 1,3,5")
 
@@ -56,7 +56,7 @@ class PaperTable:
 
     @property
     def needs(self) -> str:
-        """What a user has to run first, as it is typed; {20/40} is that share of the layers."""
+        """The commands that a user has to run first; {20/40} is that share of the layers."""
         commands = "; ".join(f"ppdbench {step.command}" for step in self.recipe)
         return f"ppdbench table {self.name} --run, which is: {commands}"
 

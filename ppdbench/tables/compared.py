@@ -49,7 +49,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """What a row is called, what the paper printed in it, and what was measured for it."""
+    """A row: its name, what the paper printed in it, and what was measured for it."""
 
     names: tuple[Cell, ...]
     theirs: Values

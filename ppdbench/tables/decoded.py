@@ -1,4 +1,4 @@
-"""What stored decoding runs measured, in the form that tables of several papers ask for."""
+"""Figures of stored decoding runs, in the form that tables of several papers ask for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def our_task(name: str) -> str:
 def summaries(
     runs: Sequence[StoredRun], tasks: Iterable[str] | None = None
 ) -> list[dict[str, Any]]:
-    """What `summarize` makes of all decoding runs, on some tasks or on all, each with its run.
+    """Summarize all decoding runs, on some tasks or on all, each with its run.
 
     Quality is left out: who needs a score asks for that one.
     """
@@ -52,7 +52,7 @@ def quality(summary: Mapping[str, Any], metric: str) -> float | None:
 
 
 def facts(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the run wrote down of the method beyond its options."""
+    """Return what the run wrote down of the method beyond its options."""
     found: Mapping[str, Any] = summary["run"].header.get("facts", {}).get(summary["label"], {})
     return found
 

@@ -80,7 +80,7 @@ class CurvePoint:
 
     @property
     def curve(self) -> tuple[str, str]:
-        """Which curve of its figure it is of."""
+        """The name of its curve and figure."""
         return self.task, self.series
 
 
@@ -205,20 +205,20 @@ TITLES = {
 
 
 def _best(points: Sequence[CurvePoint]) -> bool | None:
-    """Whether hidden transfer's first guess is right most often, at every distance."""
+    """True if hidden transfer's first guess is right most often, at every distance."""
     by_place = _by(points, "3", lambda p: (p.task, p.distance), lambda p: p.series)
     judged = [of[PLAIN] >= max(of.values()) for of in by_place.values() if {PLAIN, HEADS} <= {*of}]
     return all(judged) if judged else None
 
 
 def _rises(points: Sequence[CurvePoint]) -> bool | None:
-    """Whether closeness is larger at the end than where a step began, for every step."""
+    """True if closeness is larger at the end than where a step began, for every step."""
     by_step = _by(points, "4", lambda p: (p.task, p.distance), lambda p: p.layer)
     return all(of[max(of)] > of[min(of)] for of in by_step.values()) if by_step else None
 
 
 def _falls(figure: str) -> Callable[[Sequence[CurvePoint]], bool | None]:
-    """Whether accuracy falls more from the middle of the layers on than up to there."""
+    """Return a test: does accuracy fall more from the middle of the layers on than up to there?"""
 
     def judge(points: Sequence[CurvePoint]) -> bool | None:
         by_task = _by(points, figure, lambda p: p.task, lambda p: p.layer)
@@ -235,7 +235,7 @@ def _falls(figure: str) -> Callable[[Sequence[CurvePoint]], bool | None]:
 
 
 def _masking_costs(points: Sequence[CurvePoint]) -> bool | None:
-    """Whether the second step is right less often when it may not see the first."""
+    """True if the second step is right less often when it may not see the first."""
     second = [p for p in points if p.distance == 2]
     by_task = _by(second, "7", lambda p: p.task, lambda p: p.series)
     judged = [of[MASKED] < of[PLAIN] for of in by_task.values() if {MASKED, PLAIN} <= {*of}]

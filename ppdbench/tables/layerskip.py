@@ -203,7 +203,7 @@ def _names(row: PaperRow, paper: Paper, key: Key, depth: int) -> tuple[str | int
 
 
 def _key(row: PaperRow, exit_layer: int | None) -> Key:
-    """Which of our runs belongs beside a printed row."""
+    """Find the run of ours that belongs beside a printed row."""
     task, method = decoded.our_task(row["task"]), METHODS[row["method"]]
     return task, method, exit_layer, row.get("num_speculations")
 
@@ -215,7 +215,7 @@ def _share(row: PaperRow, paper: Paper) -> Fraction | None:
 
 
 def _exits(paper: Paper, depth: int) -> dict[tuple[str, Fraction | None], int]:
-    """Which layers of ours stand for the paper's exits: on each task those that its recipe runs."""
+    """Map the paper's exits to our layers: on each task those that its recipe runs."""
     shares: dict[str, set[Fraction]] = {}
     for row in paper["rows"]:
         share = _share(row, paper)
@@ -253,7 +253,7 @@ def _measured(runs: Sequence[StoredRun], tasks: set[str]) -> dict[Key, Summary]:
 
 
 def _plain(summary: Summary) -> bool:
-    """Whether a method ran as in the paper: fixed exits and lengths, everything reused."""
+    """True if a method ran as in the paper: fixed exits and lengths, everything reused."""
     options = summary["options"]
     return summary["method"] in METHODS.values() and (
         summary["method"] == "draft-verify"
@@ -266,12 +266,12 @@ def _plain(summary: Summary) -> bool:
 
 
 def depth_of(ours: Mapping[Any, Summary]) -> int:
-    """How many layers the model of these runs has."""
+    """Return the number of layers of these runs' model."""
     return decoded.n_layers(next(iter(ours.values())))
 
 
 def values(summary: Summary, scores: Mapping[str, str]) -> dict[str, Any]:
-    """What a row shows of a summary; `scores` are metrics by the name that they have there."""
+    """Return what a row shows of a summary; `scores` are metrics by the name they have there."""
     return {
         **{name: decoded.quality(summary, metric) for name, metric in scores.items()},
         "token_acceptance": summary["accepted_per_proposed"],

@@ -75,7 +75,7 @@ def exits(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
 
 
 def _scores(runs: Sequence[StoredRun]) -> dict[str, dict[str, float | None]]:
-    """What decoding from the last and from the middle layer scored, by task."""
+    """Return the scores of decoding from the last and from the middle layer, by task."""
     found: dict[str, dict[str, float | None]] = {}
     for summary in decoded.summaries(runs, METRICS):
         exit_ = _exit(summary)
@@ -86,7 +86,7 @@ def _scores(runs: Sequence[StoredRun]) -> dict[str, dict[str, float | None]]:
 
 
 def _exit(summary: Mapping[str, Any]) -> str | None:
-    """Whether a method read the last layer or the middle one, if either."""
+    """Say if a method read the last layer or the middle one; None if neither."""
     if summary["method"] == "greedy":
         return "last"
     options = summary["options"]

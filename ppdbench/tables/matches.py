@@ -81,7 +81,7 @@ def probes(runs: Sequence[StoredRun], needs: str) -> list[Mapping[str, Any]]:
 
 
 def failed(sample: Mapping[str, Any]) -> bool:
-    """Whether an example has no result."""
+    """True if an example has no result."""
     return sample.get("verdict") == "failed"
 
 
@@ -96,7 +96,7 @@ def compare(paper: Paper, runs: Sequence[StoredRun]) -> list[ComparedRate]:
 
 
 def n_layers(runs: Sequence[StoredRun]) -> int:
-    """How many layers our model has."""
+    """Return the number of our model's layers."""
     depth: int = runs[0].header["model"]["n_layers"]
     return depth
 

@@ -44,7 +44,7 @@ class ComparedPoint:
 
     @property
     def names(self) -> tuple[str, str, int]:
-        """Which point it is."""
+        """The names that identify the point."""
         return self.paper.task, HEAD[self.paper.trained], self.paper.k
 
 

@@ -88,7 +88,7 @@ def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
 def _rows(
     printed: Mapping[tuple[str, int], LatencyRow], ours: Mapping[Key, LatencyRow]
 ) -> list[ComparedRow]:
-    """What was printed stands beside every form that was run."""
+    """Put every form that was run beside what was printed."""
     ks = sorted({k for _, _, k in ours} | {k for _, k in printed})
     rows = []
     for form in sorted({form for _, form, _ in ours}):
@@ -121,7 +121,7 @@ def _printed(paper: Paper) -> dict[tuple[str, int], LatencyRow]:
 
 
 def _ours(runs: Sequence[StoredRun]) -> dict[Key, LatencyRow]:
-    """What runs with units measured, by task, form and k; greedy on one unit as k = 0."""
+    """Read the runs with units, by task, form and k; greedy on one unit as k = 0."""
     found: dict[Key, LatencyRow] = {}
     for run in runs:
         for summary in summarize(run.header, add_up(run.samples), scores=False):

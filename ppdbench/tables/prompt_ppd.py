@@ -81,7 +81,7 @@ def _printed(row: Mapping[str, Any], vanilla: float) -> dict[str, Cell]:
 
 
 def _values(summary: Mapping[str, Any]) -> dict[str, Cell]:
-    """What was measured, and what the run knows of the method."""
+    """Return what was measured, and what the run knows of the method."""
     facts = decoded.facts(summary)
     added = facts.get("added_parameters")
     return {

@@ -1,4 +1,4 @@
-"""What the text of "Hardware-Aware Parallel Prompt Decoding" claims in numbers, and ours for it.
+"""The claims in the text of "Hardware-Aware Parallel Prompt Decoding" in numbers, and ours.
 
 Speedups, sizes and accuracies against Medusa are measured by the recipe. Claims about ablations
 are those of Tables 2 to 8: they are answered where the runs of these tables are given too.
@@ -40,7 +40,7 @@ MEDUSA, TOP = "medusa", 10
 
 @dataclass(frozen=True)
 class ClaimMeasures:
-    """What runs say that claims are about."""
+    """The figures of runs that claims are about."""
 
     runs: Sequence[StoredRun]
 
@@ -73,7 +73,7 @@ class ClaimMeasures:
         return _span([s["speedup"] for s in found if s is not None])
 
     def over_medusa(self) -> Span | None:
-        """How much faster prompt tokens are than Medusa, on MT-Bench."""
+        """Return the speedup of prompt tokens over Medusa, on MT-Bench."""
         ours, theirs = (self.by_method.get((MT_BENCH, m)) for m in (METHOD, MEDUSA))
         if ours is None or theirs is None or not (ours["speedup"] and theirs["speedup"]):
             return None
@@ -105,7 +105,7 @@ class ClaimMeasures:
         return _one(self.guesses[places[0]] - self.guesses[places[1]])
 
     def gain(self, distance: int) -> Span | None:
-        """How much more often, in relation, prompt tokens guess right than Medusa."""
+        """Return how much more often, in relation, prompt tokens guess right than Medusa."""
         ratios = [
             rate / self.guesses[MEDUSA, at, k] - 1
             for (method, at, k), rate in self.guesses.items()

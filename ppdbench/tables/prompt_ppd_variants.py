@@ -81,7 +81,7 @@ def _longest(known: Iterable[Variant]) -> Variant | None:
 
 @table("prompt_ppd/2", recipe=_recipe("prompts-sizes", [*by_size.values()]), tasks=(TASK,))
 def ensemble_sizes(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
-    """How many embeddings a prompt token has."""
+    """Compare numbers of embeddings per prompt token."""
     known = [v for v in variants(runs) if not v.distilled]
     notes = ("Trained on the text, without distillation.",)
     return ablation(
@@ -149,7 +149,7 @@ def custom_head(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     tasks=(TASK,),
 )
 def masks(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
-    """What the embeddings of a prompt token see of each other."""
+    """Compare what the embeddings of a prompt token see of each other."""
     return _ensembles("Table 6: attention masks for EPTs", paper, runs, "mask", {})
 
 

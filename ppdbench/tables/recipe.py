@@ -1,4 +1,4 @@
-"""What has to be run for a table, as data: command lines that fit any model."""
+"""Recipes: the commands that have to be run for a table, as data that fits any model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecipeStep:
 
     @property
     def works_on_examples(self) -> bool:
-        """Whether --data, --limit and --max-new-tokens are for it."""
+        """True if --data, --limit and --max-new-tokens are for it."""
         return self.command.split()[0] in WORKING
 
     @property
@@ -47,7 +47,7 @@ class RecipeStep:
 
     @property
     def needs_depth(self) -> bool:
-        """Whether it depends on how many layers the model has."""
+        """True if it depends on how many layers the model has."""
         return FRACTION.search(self.command) is not None
 
     def words(self, n_layers: int | None, meant: Mapping[str, str | None]) -> list[str]:
@@ -95,7 +95,7 @@ def layer_at(share: Fraction, n_layers: int) -> int:
 
 
 def beside(theirs: Sequence[int], of: int, ours: Sequence[int], n_layers: int) -> dict[int, int]:
-    """Which of our layers stands beside which of theirs: each of ours once, where it is nearest.
+    """Map their layers to ours: each of ours once, where it is nearest.
 
     Where the model is shallow some of theirs are left without.
     """

@@ -1,4 +1,4 @@
-"""What a paper measured with and what we did, told in the same order so that it compares."""
+"""The settings of a paper and ours, told in the same order so that they compare."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _hardware(run: StoredRun) -> str:
 
 
 def _examples(runs: Sequence[StoredRun]) -> dict[str, str]:
-    """How many of each task, and in how many turns; a range where runs differ."""
+    """Count the examples of each task, and their turns; a range where runs differ."""
     examples: dict[str, set[int]] = {}
     turns: dict[str, set[int]] = {}
     for run in runs:

@@ -27,7 +27,7 @@ GRACE_S = 2.0  # for a process that the keyboard has interrupted too
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunScale:
-    """What a user adds to a recipe; words are options as they are typed."""
+    """A user's additions to a recipe; words are options as they are typed."""
 
     model: tuple[str, ...] = ()  # to every step
     work: tuple[str, ...] = ()  # to steps that work on examples
@@ -36,7 +36,7 @@ class RunScale:
     heads: str | None = None
 
     def options(self, step: RecipeStep) -> list[str]:
-        """What decides, beside its command, what a step gives."""
+        """List the options that decide, beside its command, what a step gives."""
         words = [*self.model, *(self.work if step.works_on_examples else ())]
         if "text" in step.names and self.text is not None:
             words += ["--text", Path(self.text).name]  # where a text lies makes no difference
@@ -46,13 +46,13 @@ class RunScale:
 
     @property
     def given(self) -> dict[str, str | None]:
-        """What the names stand for that are the user's to fill."""
+        """The values of the names that the user fills in."""
         return {name: getattr(self, name) for name in GIVEN}
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a step that ended well was run with."""
+    """The mark of a step that ended well: what it was run with."""
 
     command: str
     options: tuple[str, ...]
@@ -99,7 +99,7 @@ def run_missing(
 
 
 def finished(step: RecipeStep, folder: Path, scale: RunScale) -> bool:
-    """Whether a step is done as it is asked for now; one done otherwise is not overwritten."""
+    """True if a step is done as it is asked for now; one done otherwise is not overwritten."""
     mark = folder / step.name / MARK
     if not mark.is_file():
         return False

@@ -53,11 +53,11 @@ class Variant:
 
     @property
     def distilled(self) -> bool:
-        """Whether it learned from the model's distribution and not from the text."""
+        """True if it learned from the model's distribution and not from the text."""
         return self.options.get("loss") != "ce"
 
     def has(self, **options: Any) -> bool:
-        """Whether it was trained with these options, and all others as usual."""
+        """True if it was trained with these options, and all others as usual."""
         wanted = {**DEFAULTS, **options}
         return all(self.options.get(name, DEFAULTS[name]) == v for name, v in wanted.items())
 
@@ -153,7 +153,7 @@ def _cell(value: Any) -> Cell:
 
 
 def _trained(variant: Variant | None) -> str | None:
-    """How large an ensemble and how long a training of ours stands in a row."""
+    """Name the row of our add-on by the size of its ensemble and the length of its training."""
     if variant is None:
         return None
     told = f", {variant.tokens / 1e3:.0f}k" if variant.tokens else ""

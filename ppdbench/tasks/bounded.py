@@ -90,7 +90,7 @@ def bounded_test(function: Any) -> Callable[..., Any]:
 
 
 def _first_argument(function: Callable[..., Any]) -> Callable[[Context], tuple[Any, ...]]:
-    """What Jinja would pass to a function before its own arguments."""
+    """Return a function that gives the arguments Jinja would pass before a function's own."""
     wanted = getattr(function, "jinja_pass_arg", None)
     passed: dict[str | None, Callable[[Context], tuple[Any, ...]]] = {
         "context": lambda context: (context,),
@@ -184,7 +184,7 @@ def _count(node: nodes.Node) -> int:
 
 @jinja2.pass_context
 def _plain(context: Context, value: Any) -> Any:
-    """What is about to become text."""
+    """Take a value into the budget before it becomes text."""
     return value if isinstance(value, str) else BUDGET.get().take(value)
 
 

@@ -1,4 +1,4 @@
-"""What a rendering of a template may cost: a budget that everything is paid out of beforehand.
+"""The budget of rendering a template, which everything is paid out of beforehand.
 
 Nothing has to be measured by a clock or held by a process. A step costs a little, a text or a list
 its size, and what could grow large out of small things is bounded before it is made.
@@ -36,7 +36,7 @@ LAZY: tuple[type[Any], ...] = (
 
 
 class Budget:
-    """What one rendering may still do."""
+    """The work that one rendering may still do."""
 
     def __init__(self, given: int = 0) -> None:
         self.units = self.left = UNITS + PER_CHARACTER * given

@@ -30,7 +30,7 @@ class Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as Jinja wants it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """What stands in the block."""
+        """Parse the content of the block."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)

@@ -20,12 +20,12 @@ class CodeTest:
     entry_point: str
 
     def program(self, completion: str) -> str:
-        """What HumanEval's own harness runs of a completion, up to its tests."""
+        """Return what HumanEval's own harness runs of a completion, up to its tests."""
         return f"{self.prompt}{completion}\n"
 
     @property
     def exam(self) -> Exam:
-        """What the harness runs behind the program."""
+        """The tests that the harness runs behind the program."""
         source = f"{self.test}\ncheck({self.entry_point})"
         return Exam(source, given=self.prompt, entry_point=self.entry_point)
 

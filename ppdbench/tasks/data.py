@@ -1,4 +1,4 @@
-"""Where a task's rows come from: the hub, the package, a file or a folder."""
+"""The sources of a task's rows: the hub, the package, a file or a folder."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _unambiguous(files: list[Path]) -> Path | None:
 
 
 def stands_in(task: Task, data: str, file: Path) -> bool:
-    """Whether a file was found in a folder that has another evaluation split than the task's."""
+    """True if a file was found in a folder that has another evaluation split than the task's."""
     found = file != Path(data).expanduser()
     return found and file.stem in EVALUATION and file.stem != task.dataset.split
 

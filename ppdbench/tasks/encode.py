@@ -18,7 +18,7 @@ from ppdbench.tasks.spec import Task
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What the model reads; `text` is what `ids` encode, chat markup included."""
+    """The model's input; `text` is what `ids` encode, chat markup included."""
 
     ids: list[int]
     cut_tokens: int

@@ -46,7 +46,7 @@ class Example:
 
 
 def turn_prompts(task: Task, example: Example) -> tuple[Prompt, ...]:
-    """What the user says in each turn; worked examples stand before the first alone."""
+    """Return the user's message in each turn; worked examples stand before the first alone."""
     first, name = example.prompt, opening_field(task)
     if name is None:
         return (first,)

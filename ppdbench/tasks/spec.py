@@ -35,7 +35,7 @@ Columns = tuple[str | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Where the hub keeps the data; `hub_id` is None for a set that is not there."""
+    """The hub's place of the data; `hub_id` is None for a set that is not there."""
 
     hub_id: str | None
     config: str | None
@@ -181,7 +181,7 @@ def _read_prompt(keys: Keys, folder: Path, name: str) -> str:
 
 
 def _place_of_prompt(keys: Keys, folder: Path, name: str) -> Path:
-    """Where a prompt lies: in the task file's folder or among those shipped, nowhere else.
+    """Find a prompt: in the task file's folder or among those shipped, nowhere else.
 
     A task file may come from anyone, and what it names as its prompt is sent to a model.
     """
@@ -200,7 +200,7 @@ def _place_of_prompt(keys: Keys, folder: Path, name: str) -> Path:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a path can be looked for in a folder."""
+    """True if a path can be looked for in a folder."""
     return not Path(name).is_absolute() and "\0" not in name
 
 
@@ -219,7 +219,7 @@ def _code(keys: Keys) -> dict[str, Columns]:
 
 
 def _check(task: Task, keys: Keys) -> None:
-    """What no single key can say: lengths, metric names, template variables."""
+    """Refuse what no single key shows: bad lengths, metric names, template variables."""
     for name in ("version", "max_new_tokens", "bucket"):
         if getattr(task, name) < 1:
             raise keys.error(f"{name} must be 1 or more, not {getattr(task, name)}")

@@ -18,14 +18,14 @@ from pylatexenc.latex2text import LatexNodes2Text
 from pylatexenc.latexwalker import LatexEnvironmentNode, LatexWalker
 
 from ppdbench.cli import common
-from ppdbench.files.clean import LONGEST, Destination, clean, cleaned, shortened
+from ppdbench.files.clean import LONGEST, OutputKind, clean, cleaned, shortened
 from ppdbench.report import export
 from ppdbench.report.console import Terminal
 from ppdbench.report.html import h
 from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets
 
-KINDS: tuple[Destination, ...] = get_args(Destination)
+KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
 UNSEEN = (
     "\x00\x07\x1b\x7f\x85\x9b\xad\u061c\u200b\u200e\u2028\u202e\u2066\ufeff\ufffe\ud800\U000e0041"
 )
@@ -51,12 +51,12 @@ def unseen(text: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [HOSTILE, *UNSEEN, UNSEEN])
-def test_nothing_unseen_leaves(kind: Destination, text: str) -> None:
+def test_nothing_unseen_leaves(kind: OutputKind, text: str) -> None:
     assert not unseen(clean(text, kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_and_numbers_stay_as_they_are(kind: Destination) -> None:
+def test_names_and_numbers_stay_as_they_are(kind: OutputKind) -> None:
     for text in ("gsm8k", "wmt_en_fr", "0.5", "1.23x", "layerskip", "-0.5", "日本語 é 🙂"):
         if kind != "file name" or (text.isascii() and text[0] != "-"):
             want = text.replace("_", r"\_") if kind == "latex" else text
@@ -64,7 +64,7 @@ def test_names_and_numbers_stay_as_they_are(kind: Destination) -> None:
 
 
 @pytest.mark.parametrize("kind", LONGEST)
-def test_long_texts_lose_their_middle_and_say_so(kind: Destination) -> None:
+def test_long_texts_lose_their_middle_and_say_so(kind: OutputKind) -> None:
     made = clean("a" * 1_000_000, kind)
     assert len(made) < LONGEST[kind] + 60
     assert "characters" in made
@@ -197,7 +197,7 @@ def test_xml_takes_any_text(text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["github", "github title"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_an_annotation_is_one_line(kind: Destination, text: str) -> None:
+def test_an_annotation_is_one_line(kind: OutputKind, text: str) -> None:
     made = clean(text, kind)
     assert "\n" not in made
     assert kind == "github" or not {":", ","} & set(made)

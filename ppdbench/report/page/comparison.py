@@ -1,4 +1,4 @@
-"""Which runs may stand side by side: the same weights, data and machine, or the page says why not.
+"""The runs that may stand side by side: same weights, data and machine, or the page says why.
 
 Every speedup is over greedy decoding in the same run, so runs that agree in these can be
 compared; a number from another model, other questions or another machine cannot.
@@ -32,19 +32,19 @@ def recorded(header: Mapping[str, Any], *path: str) -> Any:
 
 
 def conditions(run: Run) -> dict[str, Any]:
-    """What times of this run were taken under."""
+    """Return the conditions under which times of this run were taken."""
     found = {words: recorded(run.header, *path) for words, path in CONDITIONS.items()}
     return {**found, "processes at once": run.processes}
 
 
 def questions(run: Run, task: str) -> tuple[Any, ...]:
-    """What identifies the examples of a task, and how many tokens they got."""
+    """Return what identifies the examples of a task, and how many tokens they got."""
     asked = recorded(run.header, "config", "max_new_tokens")
     return recorded(run.header, "data", task, "sha256"), asked
 
 
 def differences(one: Run, other: Run) -> list[str]:
-    """Why two runs cannot be compared, in words; nothing where they can."""
+    """Say in words why two runs cannot be compared; nothing where they can."""
     theirs = conditions(other)
     found = [
         f"{words} ({value} and {theirs[words]})"

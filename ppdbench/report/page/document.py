@@ -117,7 +117,7 @@ def _title(runs: Sequence[Run]) -> str:
 
 
 def _called(model: str) -> str:
-    """What a model is called: of a folder its own name, of the hub's ids all."""
+    """Name a model: of a folder its own name, of the hub's ids all."""
     if not re.match(r"[./~]|\w:\\", model) and model.count("/") < 2:
         return model
     return re.split(r"[/\\]", model.rstrip("/\\"))[-1] or model

@@ -105,7 +105,7 @@ class Gathered:
                 self.size += len(json.dumps(self.words[token])) + 8
 
     def content(self, total: int) -> dict[str, Any]:
-        """What the page's script is given."""
+        """Return the data for the page's script."""
         return {
             "name": self.run.name,
             "probe": self.run.is_probe,

@@ -97,7 +97,7 @@ def _number(numeric: bool) -> str | None:
 
 
 def folded(summary: str, *content: Child) -> Node:
-    """What only some readers want to see."""
+    """Fold away what only some readers want to see."""
     return h("details", h("summary", summary), content)
 
 
@@ -113,7 +113,7 @@ def facts(pairs: Sequence[tuple[str, Child]]) -> Node:
 
 
 def by_run(runs: Sequence[Run], show: Callable[[Run], Shown]) -> Shown:
-    """What is shown of each run, under its name where there are several."""
+    """Show each run, under its name where there are several."""
     drawings: list[Drawing] = []
     body: list[Child] = []
     for run in runs:
@@ -124,7 +124,7 @@ def by_run(runs: Sequence[Run], show: Callable[[Run], Shown]) -> Shown:
 
 
 def few(run: Run) -> list[Node]:
-    """What a reader has to know of intervals over few examples, and of a run that is not done."""
+    """Say what a reader has to know of intervals over few examples, and of an unfinished run."""
     words = FEW if run.fewest_examples < FEW_EXAMPLES else ""
     return paragraphs(words, run.unfinished or "", class_="note")
 

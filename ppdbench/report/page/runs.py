@@ -1,4 +1,4 @@
-"""What the page is about: stored runs, each summarized once, under names that tell them apart."""
+"""The page's subject: stored runs, each summarized once, under names that tell them apart."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """What was run: probe, decode, bench, ..."""
+        """The command that ran: probe, decode, bench, ..."""
         return str(self.header["kind"])
 
     @property
     def is_decode(self) -> bool:
-        """Whether methods were timed against greedy."""
+        """True if methods were timed against greedy."""
         return self.kind in (*DECODES, *SWEEPS)
 
     @property
     def is_probe(self) -> bool:
-        """Whether layers were ranked."""
+        """True if layers were ranked."""
         return self.kind in PROBES
 
     @cached_property
@@ -81,12 +81,12 @@ class Run:
 
     @cached_property
     def unfinished(self) -> str | None:
-        """What is missing, in a sentence."""
+        """A sentence on what is missing."""
         return unfinished(self.header, self.samples)
 
     @cached_property
     def processes(self) -> str:
-        """How many processes shared the machine while it was timed."""
+        """A note on how many processes shared the machine while it was timed."""
         told = {sample.get("processes", 1) for sample in self.samples}
         return "jobs that came and went" if None in told else str(max(told))
 
@@ -130,12 +130,12 @@ class Run:
 
     @cached_property
     def accuracies(self) -> list[Accuracy]:
-        """How often guesses of a drafts run were right."""
+        """The accuracies of a drafts run's guesses."""
         return accuracies(self.done)
 
     @cached_property
     def similarities(self) -> list[Similarity]:
-        """How close pseudo states of a similarity run were to true ones."""
+        """The closeness of a similarity run's pseudo states to true ones."""
         return similarities(self.done)
 
     @cached_property

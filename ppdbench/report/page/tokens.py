@@ -22,7 +22,7 @@ CHECKED = 3  # outputs that have to decode to their texts
 
 
 class Texts:
-    """What tokens of one model read."""
+    """The texts of one model's tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -13,7 +13,7 @@ ROW = 16.0  # height of a line of the legend
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where a value lies between two others; `log` where ratios count instead of differences."""
+    """A scale: values between two others; `log` where ratios count instead of differences."""
 
     low: float
     high: float
@@ -61,7 +61,7 @@ class Frame:
     width: float = field(default=WIDTH - 38.0 - 12.0)
 
     def at(self, x: float, y: float) -> Point:
-        """Where a pair of values lies in the drawing."""
+        """Return the place of a pair of values in the drawing."""
         return (
             self.left + self.x.share(x) * self.width,
             self.top + (1 - self.y.share(y)) * self.height,

@@ -1,4 +1,4 @@
-"""How often something was counted: a bar for each number."""
+"""Histograms: how often something was counted, a bar for each number."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def first_plus(shares: Mapping[int, float]) -> int:
 
 
 def name_of(n: int) -> str:
-    """How a bar is called."""
+    """Name a bar."""
     return f"{n}+" if n == LAST else str(n)
 
 

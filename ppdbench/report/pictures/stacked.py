@@ -1,4 +1,4 @@
-"""What a whole is made of: a bar for each method, its parts one after the other."""
+"""Stacked bars: a bar for each method, its parts one after the other."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the page says: one section per file, each made from the runs that have what it shows."""
+"""The sections of the page: one per file, each made from the runs that have what it shows."""

@@ -1,4 +1,4 @@
-"""How many drafted tokens a step keeps."""
+"""The section on acceptance: how many drafted tokens a step keeps."""
 
 from __future__ import annotations
 

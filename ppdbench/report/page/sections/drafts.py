@@ -1,4 +1,4 @@
-"""How often guesses of trained methods hold the model's own token, by distance."""
+"""The section on drafts: how often trained guesses hold the model's own token, by distance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of an example goes: prefill, drafting, verification, the rest."""
+"""The section on latency: an example's time in prefill, drafting, verification and the rest."""
 
 from __future__ import annotations
 

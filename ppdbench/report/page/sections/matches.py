@@ -1,4 +1,4 @@
-"""How early layers know the final token: match rates by layer, k and position."""
+"""The section on match rates: how early layers know the final token, by k and position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was run, and on what."""
+"""The section on the setting: runs and machines."""
 
 from __future__ import annotations
 

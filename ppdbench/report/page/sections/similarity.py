@@ -1,4 +1,4 @@
-"""How close the pseudo states of hidden-transfer come to true ones on their way up."""
+"""The section on hidden-transfer: how close pseudo states come to true ones on their way up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast methods are beside greedy, and how sure that is."""
+"""The section on speed: methods beside greedy, and how sure that is."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _together(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def _kept_apart(runs: Sequence[Run]) -> list[str]:
-    """Which runs are not compared, and why."""
+    """Name the runs that are not compared, and say why."""
     found = []
     for index, one in enumerate(runs):
         for other in runs[index + 1 :]:
@@ -102,7 +102,7 @@ def _drawn(name: str, task: str, labelled: Sequence[tuple[str, Summary]]) -> Dra
 
 
 def _inline_note(summaries: Sequence[Summary]) -> str:
-    """What a reader must not take for a result."""
+    """Warn of what a reader must not take for a result."""
     inline = [s["label"] for s in summaries if s.get("form") == "inline"]
     if not inline:
         return ""

@@ -1,4 +1,4 @@
-"""What a sweep over a method's options found."""
+"""The section on a sweep over a method's options."""
 
 from __future__ import annotations
 

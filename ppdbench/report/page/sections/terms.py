@@ -1,4 +1,4 @@
-"""What the words of the page mean, and which papers the methods come from."""
+"""The section on terms: the meaning of the page's words, and the papers of the methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What match rates promise for Predictive Pipelined Decoding, and what was measured of it."""
+"""The section on theory: the promise of match rates for pipelined decoding, and its measure."""
 
 from __future__ import annotations
 

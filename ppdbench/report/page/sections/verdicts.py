@@ -1,4 +1,4 @@
-"""Whether outputs are greedy's, and what went wrong where they are not."""
+"""The section on verdicts: are outputs greedy's, and what went wrong where they are not."""
 
 from __future__ import annotations
 
