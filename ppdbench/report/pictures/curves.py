@@ -24,7 +24,7 @@ MANY = 16  # points from which on marks would hide their line
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What was measured at a place, its interval if it has one, and what the pointer shows."""
+    """A measured value at a place, its interval if it has one, and what the pointer shows."""
 
     x: float
     y: float
@@ -65,7 +65,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Upward:
-    """What lies along y: its ends, its ticks and how its values read."""
+    """The scale of y: its ends, its ticks and how its values read."""
 
     ticks: Sequence[float]
     tick: Callable[[float], str]

@@ -1,4 +1,4 @@
-"""Which compute unit did what and when, for the first tokens of an output.
+"""The timeline of compute units for the first tokens of an output.
 
 After Figure 2 of the paper, but measured: a lane per unit, the candidates' layers in a colour
 of their own, and the token each piece of work was for.

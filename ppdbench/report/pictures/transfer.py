@@ -36,7 +36,7 @@ def _is_shown(point: Row) -> bool:
 
 
 def _line(point: Row) -> str:
-    """What the line of a point is called, its distance aside."""
+    """Name the line of a point, its distance aside."""
     if point["figure"] == CLOSENESS:
         return f"step {point['distance']}"
     return f"k = {point['k']}" if point["figure"] in BY_LAYER else str(point["series"])

@@ -76,7 +76,7 @@ def tree_picture(shown: ShownTree, foot: str = "") -> Drawing:
 
 
 def _places(tree: Tree) -> dict[Node, tuple[float, int]]:
-    """Where each node stands: leaves side by side, others above the middle of their children."""
+    """Place the nodes: leaves side by side, others above the middle of their children."""
     children: dict[Node, list[Node]] = {(): []}
     for path in sorted(tree.paths):  # parents come before their children here as well
         children[path] = []

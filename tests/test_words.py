@@ -1,0 +1,57 @@
+"""Words: a docstring says what a thing is or does, and no two classes share a name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import ROOT
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    path for part in ("ppdbench", "benchmarks") for path in (ROOT / part).rglob("*.py")
+)
+RIDDLE = re.compile(r"(What|How|Whether|Which|Where|Why|Who|Whose|When)\b")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def riddles(source: str) -> Iterator[str]:
+    """First lines of docstrings that ask instead of saying."""
+    for node in ast.walk(ast.parse(source)):
+        text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
+        if text and RIDDLE.match(text):
+            yield text.splitlines()[0]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    found = {
+        str(path.relative_to(ROOT)): said
+        for path in MODULES
+        if (said := list(riddles(path.read_text("utf-8"))))
+    }
+    assert len(MODULES) > 100
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""What it is."""',
+        'class A:\n    """Whose it is."""',
+        'def f():\n    """\n    How.\n    """',
+    ],
+)
+def test_a_docstring_that_asks_is_found(source: str) -> None:
+    assert len(list(riddles(source))) == 1
+
+
+def test_no_two_classes_of_the_package_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
