@@ -10,10 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
-MODULES = sorted(
-    path for part in ("ppdbench", "benchmarks") for path in (ROOT / part).rglob("*.py")
-)
+MODULES = sorted([*ROOT.glob("ppdbench/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 RIDDLE = re.compile(r"(What|How|Whether|Which|Where|Why|Who|Whose|When)\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
