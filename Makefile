@@ -7,6 +7,9 @@ PYTEST_ARGS ?= -n auto
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= results/demo
+# What is trained reads these English articles, unless TEXT and HELD_OUT name other sets of the
+# hub, files or folders (docs/training.md).
+WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized check docs format checked-runs check-baselines \
 	update-baselines tables measured readme reference reference-twin addons gpu-check wheel \
@@ -25,7 +28,7 @@ help:
 	@echo "make measured   all runs that the README and docs/ show, and their tables anew"
 	@echo "make readme     the tables of the README and docs/ from these runs"
 	@echo "make benchmark  greedy and probing against generate()"
-	@echo "make reference  train the embedded model again (hours; needs TEXT and HELD_OUT)"
+	@echo "make reference  train the embedded model again (hours; TEXT, HELD_OUT: your text)"
 	@echo "make addons     train what guesses ahead for the embedded model (an hour)"
 	@echo "make gpu-check  what must hold on a GPU, into results/gpu-check/ (docs/gpu.md)"
 	@echo "make attack     kills, damaged records, planted bugs, hostile input: what is survived"
@@ -117,12 +120,16 @@ update-baselines: checked-runs
 # The papers' tables as they are committed: what is measured already is not measured again.
 # Match rates of the first paper go by position, so its outputs have full length.
 TABLES ?= results/tables
+# Steps that are trained and stored stay on their text; the others read TEXT, or else the hub's.
+TRAINED_ON := $(shell sed -n 's/.*"--text", "\([^"]*\)".*/\1/p' $(TABLES)/runs/*/step.json 2>/dev/null)
+TABLES_TEXT := $(or $(TEXT),$(firstword $(TRAINED_ON)),$(WIKITEXT))
+NO_HUB := $(if $(filter hub:%,$(TABLES_TEXT)),,--offline)
 FULL_LENGTH ?= ppd/2 ppd/3 ppd/5 ppd/6 ppd/7 ppd/8 ppd/figures
 SHORTENED ?= layerskip/1 layerskip/2 layerskip/6 layerskip/10 hidden_transfer/1 \
     prompt_ppd/1 prompt_ppd/2 prompt_ppd/6
 FULL_SCALE ?= --limit 16
 SHORT_SCALE ?= --limit 8 --max-new-tokens 96
-EACH_TABLE = $(BIN)/ppdbench table $$name --run --offline --text $(TEXT) --out $(TABLES)/runs \
+EACH_TABLE = $(BIN)/ppdbench table $$name --run $(NO_HUB) --text $(TABLES_TEXT) --out $(TABLES)/runs \
     --export $(TABLES)/$$(echo $$name | tr / -).md > /dev/null
 
 # All are made, and then the last exit code that is not 0 counts.
@@ -166,8 +173,8 @@ benchmark: $(READY)
 # The embedded model: mostly short sequences at a constant rate, then long ones down to zero.
 # Few tokens a step and many steps: it is this that makes the middle layers readable.
 # The twin is the same without LayerSkip, to compare with; it does not ship.
-TEXT ?= ../shared/data/corpus
-HELD_OUT ?= ../shared/data/corpus_heldout
+TEXT ?= $(WIKITEXT)
+HELD_OUT ?= $(WIKITEXT):validation
 WORK ?= results/reference
 TRAIN := $(BIN)/ppdbench train
 DATA := --text $(TEXT) --held-out $(HELD_OUT)

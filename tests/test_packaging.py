@@ -263,3 +263,29 @@ def test_the_wheel_brings_a_command(installed: Path) -> None:
     script = installed / "bin" / "ppdbench"
     assert "ppdbench.__main__" in script.read_text("utf-8")
     assert os.access(script, os.X_OK)
+
+
+# What the checkout needs around it
+
+
+def planned(target: str, *variables: str) -> str:
+    """What make would do for this target."""
+    words = ["make", "--dry-run", "--always-make", target, *variables]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["tables", "reference", "reference-twin", "addons"])
+def test_what_trains_reads_a_public_text_unless_it_is_given_one(
+    target: str, tmp_path: Path
+) -> None:
+    elsewhere = f"TABLES={tmp_path}"  # nothing is stored there
+    read = set(re.findall(r"--(?:text|held-out) (\S+)", planned(target, elsewhere)))
+    public = {text for text in read if text.startswith("hub:Salesforce/wikitext:")}
+    assert public and all("results/" in text for text in read - public)
+    given = planned(target, elsewhere, "TEXT=mine.txt", "HELD_OUT=unseen.txt")
+    assert "hub:" not in given and "--text mine.txt" in given
+
+
+def test_tables_whose_training_is_stored_stay_on_its_text() -> None:
+    assert "--offline --text corpus " in planned("tables")

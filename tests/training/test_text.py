@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.training.text import TextSpec, TokenBlocks, documents, in_both, tokenized
@@ -55,6 +58,44 @@ def test_a_data_set_in_the_hubs_layout_is_streamed(tmp_path: Path) -> None:
     assert list(documents(column)) == ["one!"]
     with pytest.raises(DataError, match="no text in 'body'; found: text, words"):
         list(documents(TextSpec(sources=(f"hub:{folder}",), column="body")))
+
+
+@pytest.fixture
+def articles(tmp_path: Path) -> Path:
+    """A data set as WikiText lies on the hub: a folder of Parquet files for each configuration."""
+    folder = tmp_path / "articles"
+    rows = {"train": ["", " = Title = \n", " Some words . \n"] * 40, "validation": [" Unseen . \n"]}
+    card = "---\nconfigs:\n"
+    for config, again in (("small", 1), ("large", 8)):
+        card += f"- config_name: {config}\n  data_files:\n"
+        for split, texts in rows.items():
+            path = folder / config / f"{split}-00000-of-00001.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            parquet.write_table(pyarrow.table({"text": texts * again}), path)
+            card += f"  - split: {split}\n    path: {config}/{split}-*\n"
+    (folder / "README.md").write_text(f"{card}---\n", "utf-8")
+    return folder
+
+
+def test_a_configuration_and_a_split_of_a_hub_data_set_are_told_apart(articles: Path) -> None:
+    def count(source: str) -> int:
+        return len(list(documents(TextSpec(sources=(source,)))))
+
+    assert (count(f"hub:{articles}:small"), count(f"hub:{articles}:large")) == (80, 640)
+    assert count(f"hub:{articles}:large:validation") == 8
+
+
+def test_what_a_hub_data_set_trains_is_measured_on_its_own_validation_split(
+    articles: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(articles.parent)
+    text = ["--text", f"hub:{articles}:large", "--held-out", f"hub:{articles}:large:validation"]
+    size = ["--steps", "2", "--batch-size", "2", "--sequence", "16", "--dtype", "float32"]
+    model = ["--model", "synthetic:layers=2,hidden=32,vocab=300"]
+    assert run(["train", "heads", *model, *text, *size, "--out", "heads"]) == 0
+    record = json.loads((articles.parent / "heads" / "training.json").read_text("utf-8"))
+    assert record["text"]["sources"] == [text[1]]
+    assert "Held-out text" in capsys.readouterr().out
 
 
 def test_tokens_are_documents_with_an_end_each(corpus: Path, tmp_path: Path) -> None:
