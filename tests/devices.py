@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ppdbench.engine.adapters import adapter_for
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.staged import StagedModel
 from tests.families import stock_model
 
@@ -89,7 +89,7 @@ def _run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any
 def split(name: str) -> StagedModel:
     """A tiny model over three devices, its final norm and its head among them."""
     model = stock_model(name)
-    adapter = adapter_for(model)
+    adapter = Adapter(model)
     for layer, device in zip(adapter.layers, ORDER, strict=True):
         _move(layer, device)
     if adapter.final_norm is not None:

@@ -5,24 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from ppdbench.engine.families import FAMILIES
 from ppdbench.engine.shapes import NAMED, PREFIX
 from ppdbench.files import papers
 from ppdbench.files.resources import reference_is_there
-
-# Model types with an adapter, and what is known under them.
-FAMILIES = {
-    "llama": "Llama 1/2/3, Vicuna, TinyLlama, MobileLLaMA, CodeLlama, SmolLM",
-    "mistral": "Mistral",
-    "qwen2": "Qwen 2 and 2.5",
-    "qwen3": "Qwen 3",
-    "phi3": "Phi-3",
-    "olmo2": "OLMo 2",
-    "gemma2": "Gemma 2",
-    "gemma3_text": "Gemma 3 text",
-    "gpt_neox": "GPT-NeoX, Pythia",
-    "gpt2": "GPT-2",
-    "opt": "OPT",
-}
 
 
 def methods() -> list[dict[str, Any]]:
@@ -88,8 +74,8 @@ def models() -> list[dict[str, Any]]:
         for name, shape in NAMED.items()
     ]
     entries += [
-        {"model": "hub id or folder", "kind": family, "what": members}
-        for family, members in FAMILIES.items()
+        {"model": "hub id or folder", "kind": name, "what": FAMILIES.get(name).members}
+        for name in FAMILIES
     ]
     return entries
 

@@ -1,4 +1,4 @@
-"""Adapters: everything in which model families differ; no other file knows transformers inside.
+"""A loaded model in parts, whichever family it is of; `families.py` says how families differ.
 
 An adapter embeds tokens, calls one decoder layer, applies the final norm and the head.
 Decoder layers are the loaded model's own modules.
@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.cache import CacheShape, Rows
+from ppdbench.engine.families import family
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
 from ppdbench.engine.packing import PackedLinear, pack, spans, unpack
 from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
 from ppdbench.machine.pages import Files, enlarge, trim
-from ppdbench.registry import Registry
-
-ADAPTERS: Registry[type[Adapter]] = Registry("model family")
 
 # These rope types change their frequencies when a sequence outgrows a limit, which would
 # leave keys of two kinds in one cache.
@@ -32,28 +30,26 @@ Rotary = tuple[Tensor, Tensor] | None
 
 
 class Adapter:
-    """Llama and the families shaped like it: rotary positions, `model.layers`, `model.norm`."""
-
-    body_path: ClassVar[str] = "model"
-    norm_name: ClassVar[str] = "norm"
-    embedding_name: ClassVar[str] = "embed_tokens"
-    layers_name: ClassVar[str] = "layers"
-    cache_argument: ClassVar[str] = "past_key_values"
+    """What the engine asks of a model, answered from the entry of its family."""
 
     def __init__(self, model: Any, stored: StoredWeights = NOTHING) -> None:
         self.model = model
         self.config = model.config
+        self.family = family(self.config.model_type)
+        if (refusal := self.family.refusal(self.config)) is not None:
+            raise UnsupportedModel(refusal)
         self.stored = stored
-        self.body = model.get_submodule(self.body_path)
-        self.layers: list[nn.Module] = list(getattr(self.body, self.layers_name))
-        self.embedding: nn.Module = getattr(self.body, self.embedding_name)
+        self.body = model.get_submodule(self.family.body)
+        self.layers: list[nn.Module] = list(getattr(self.body, self.family.layers))
+        self.embedding: nn.Module = getattr(self.body, self.family.embedding)
         self._passes = [self._pass(i, layer) for i, layer in enumerate(self.layers)]
         for name, part in self.body.named_children():
-            if name not in (self.layers_name, self.embedding_name):
+            if name not in (self.family.layers, self.family.embedding):
                 setattr(self.body, name, at_home(part, self._path(name), stored, self.device))
-        self.final_norm: nn.Module | None = getattr(self.body, self.norm_name)
+        self.final_norm: nn.Module | None = getattr(self.body, self.family.norm)
         self.head = at_home(model.get_output_embeddings(), self.head_path(), stored, self.device)
         self._tied = self._head_is_tied()
+        self.blocks = self.family.blocks_of(self.config)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.windows = self._windows()
         self._rotary: dict[tuple[str | None, torch.device], tuple[Tensor, Tensor]] = {}
@@ -61,15 +57,15 @@ class Adapter:
     # Where the parts are
 
     def _path(self, name: str) -> str:
-        return f"{self.body_path}.{name}"
+        return f"{self.family.body}.{name}"
 
     def layer_path(self, index: int) -> str:
         """The full name of a layer."""
-        return f"{self._path(self.layers_name)}.{index}"
+        return f"{self._path(self.family.layers)}.{index}"
 
     def embedding_path(self) -> str:
         """The full name of the embedding."""
-        return self._path(self.embedding_name)
+        return self._path(self.family.embedding)
 
     def head_path(self) -> str:
         """The full name of the head."""
@@ -107,7 +103,7 @@ class Adapter:
             return self.device
         return next(self.layers[index].parameters()).device
 
-    # What the engine asks of a family
+    # What a pass is made of
 
     def embed(self, tokens: Tensor, step: Step) -> Tensor:
         """Tokens [batch, query] to hidden states [batch, query, hidden]."""
@@ -115,15 +111,23 @@ class Adapter:
 
     def words(self, tokens: Tensor) -> Tensor:
         """Embed tokens [batch, query] without their positions."""
-        hidden: Tensor = self.embedding(tokens)
-        return hidden
+        return self._projected(self.family.project_in, self.embedding(tokens))
 
     def place(self, words: Tensor, positions: Tensor, first: int = 0) -> Tensor:
         """Words, or what is trained to stand for one, at their positions.
 
         Those of a pass [batch or 1, query], of which the words have some, from `first` on.
         """
-        return words
+        if self.family.positions is None:
+            return words
+        own = positions[:, first : first + words.shape[1]]
+        return words + self.family.positions(self.body, own)
+
+    def _projected(self, name: str | None, hidden: Tensor) -> Tensor:
+        """Hidden states in another width, where the family and this model have that."""
+        projection = None if name is None else getattr(self.body, name)
+        out: Tensor = hidden if projection is None else projection(hidden)
+        return out
 
     def call_layer(
         self,
@@ -139,15 +143,15 @@ class Adapter:
 
     def arguments(self, mask: Tensor | None, rotary: Rotary, cache: Rows | None) -> dict[str, Any]:
         """Return the arguments that the family's layers take beside hidden states."""
-        arguments: dict[str, Any] = {"attention_mask": mask, self.cache_argument: cache}
+        arguments: dict[str, Any] = {"attention_mask": mask, self.family.cache_argument: cache}
         if rotary is not None:
             arguments["position_embeddings"] = rotary
         return arguments
 
     def norm(self, hidden: Tensor) -> Tensor:
         """Apply all that stands between the last layer and the head."""
-        out: Tensor = hidden if self.final_norm is None else self.final_norm(hidden)
-        return out
+        normed: Tensor = hidden if self.final_norm is None else self.final_norm(hidden)
+        return self._projected(self.family.project_out, normed)
 
     def readout(self, normed: Tensor) -> Tensor:
         """Logits of normed hidden states, soft cap included."""
@@ -165,10 +169,13 @@ class Adapter:
 
     def rope_kind(self, index: int) -> str | None:
         """Name the rotary table of layer `index`, where a family has several."""
-        return None
+        kind: str | None = self.config.layer_types[index] if self.family.rotary_by_type else None
+        return kind
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
         """cos and sin of the step's positions: [batch or 1, query, rotary_dim]."""
+        if self.family.positions is not None:
+            return None
         cos, sin = self._rotary[kind, step.positions.device]
         if step.contiguous:
             return cos[None, step.start : step.end], sin[None, step.start : step.end]
@@ -196,6 +203,9 @@ class Adapter:
             trim()
         self.head = pack(self.head)
         self.model.set_output_embeddings(self.head)
+        for name in (self.family.project_in, self.family.project_out):
+            if name is not None and getattr(self.body, name) is not None:
+                setattr(self.body, name, pack(getattr(self.body, name)))
         files.release()
         trim()
 
@@ -257,6 +267,8 @@ class Adapter:
         return self._rotary[self.rope_kind(0), self.device][0].shape[-1]
 
     def _fill_rotary(self, capacity: int) -> None:
+        if self.family.positions is not None:
+            return
         devices = {self.device, *map(self.device_of, range(len(self.layers)))}
         for kind in {self.rope_kind(i) for i in range(len(self.layers))}:
             held = self._rotary.get((kind, self.device))
@@ -322,7 +334,7 @@ class Adapter:
     @property
     def head_width(self) -> int:
         """Width of what the head reads: that of the hidden states, unless a projection follows."""
-        return self.hidden_size
+        return int(getattr(self.config, self.family.head_width))
 
     @property
     def heads_per_kv(self) -> int:
@@ -344,106 +356,9 @@ class Adapter:
         )
 
 
-for _family in ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma2"):
-    ADAPTERS.add(_family, Adapter)
-
-
-@ADAPTERS.register("gemma3_text")
-class Gemma3Adapter(Adapter):
-    """Gemma 3 text: local and global layers turn at different speeds."""
-
-    def __init__(self, model: Any, stored: StoredWeights = NOTHING) -> None:
-        super().__init__(model, stored)
-        if getattr(self.config, "use_bidirectional_attention", False):
-            raise UnsupportedModel("bidirectional Gemma 3 models do not decode left to right")
-
-    def rope_kind(self, index: int) -> str | None:
-        kind: str = self.config.layer_types[index]
-        return kind
-
-
-@ADAPTERS.register("gpt_neox")
-class GPTNeoXAdapter(Adapter):
-    """GPT-NeoX and Pythia: another name for everything."""
-
-    body_path = "gpt_neox"
-    norm_name = "final_layer_norm"
-    embedding_name = "embed_in"
-    cache_argument = "layer_past"
-
-
-@ADAPTERS.register("gpt2")
-class GPT2Adapter(Adapter):
-    """GPT-2: learned positions are added to the embeddings."""
-
-    body_path = "transformer"
-    norm_name = "ln_f"
-    embedding_name = "wte"
-    layers_name = "h"
-
-    def place(self, words: Tensor, positions: Tensor, first: int = 0) -> Tensor:
-        own = positions[:, first : first + words.shape[1]]
-        hidden: Tensor = words + self.body.wpe(own)
-        return hidden
-
-    def rotary(self, step: Step, kind: str | None) -> Rotary:
-        return None
-
-    def _fill_rotary(self, capacity: int) -> None:
-        """Positions are in the embedding."""
-
-
-@ADAPTERS.register("opt")
-class OPTAdapter(GPT2Adapter):
-    """OPT: learned positions with an offset, and projections around a narrower embedding."""
-
-    body_path = "model.decoder"
-    norm_name = "final_layer_norm"
-    embedding_name = "embed_tokens"
-    layers_name = "layers"
-
-    def words(self, tokens: Tensor) -> Tensor:
-        hidden = super().words(tokens)
-        if self.body.project_in is not None:
-            hidden = self.body.project_in(hidden)
-        return hidden
-
-    def place(self, words: Tensor, positions: Tensor, first: int = 0) -> Tensor:
-        own = positions[:, first : first + words.shape[1]]
-        places: Tensor = self.body.embed_positions(None, position_ids=own)
-        return words + places
-
-    def pack(self) -> None:
-        super().pack()
-        for name in ("project_in", "project_out"):
-            projection = getattr(self.body, name)
-            if projection is not None:
-                setattr(self.body, name, pack(projection))
-
-    @property
-    def head_width(self) -> int:
-        return int(self.config.word_embed_proj_dim)
-
-    def norm(self, hidden: Tensor) -> Tensor:
-        normed = super().norm(hidden)
-        if self.body.project_out is not None:
-            normed = self.body.project_out(normed)
-        return normed
-
-
 def _free(module: nn.Module) -> None:
     for part in module.modules():
         for name, held in part._parameters.items():
             if held is not None:  # a new one: quantised weights hold more than their numbers
                 empty = torch.empty(0, dtype=held.dtype, device=held.device)
                 part._parameters[name] = nn.Parameter(empty, requires_grad=False)
-
-
-def adapter_for(model: Any, stored: StoredWeights = NOTHING) -> Adapter:
-    """The adapter of a loaded model, or an error that names the families there are."""
-    family = model.config.model_type
-    if family not in ADAPTERS:
-        raise UnsupportedModel(
-            f"model family {family!r} has no adapter; supported: {', '.join(ADAPTERS.names())}"
-        )
-    return ADAPTERS.get(family)(model, stored)

@@ -22,6 +22,7 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from ppdbench.engine import artefacts
+from ppdbench.engine.families import compiled_families
 from ppdbench.engine.few_rows import Float32Rows, for_few_rows
 from ppdbench.engine.packing import PackedLinear
 from ppdbench.engine.reading import Reading
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from ppdbench.engine.cache import KVCache
     from ppdbench.engine.masks import Step
 
-FAMILIES = (
-    *("llama", "mistral", "qwen2", "qwen3"),
-    *("phi3", "olmo2", "gemma2", "gemma3_text", "gpt_neox"),
-)
 DTYPES = (torch.float32, torch.bfloat16)
 # Up to here sums keep up with the matrix kernels; wider passes are left to those.
 MOST_ROWS = 16
@@ -149,13 +146,12 @@ class CompiledLayers:
     def why_not(self) -> str | None:
         """Say why this model cannot be compiled; None if it can."""
         adapter = self.adapter
-        family = adapter.config.model_type
         if adapter.device.type != "cpu":
             return "compiled passes are for the CPU"
         if not adapter.in_one_place:
             return "its layers are on several devices or on disk"
-        if family not in FAMILIES:
-            return f"not for {family}, but for {', '.join(FAMILIES)}"
+        if not adapter.family.compiled:
+            return f"not for {adapter.family.name}, but for {', '.join(compiled_families())}"
         if not all(is_plain(p) for layer in adapter.layers for p in layer.parameters()):
             return "quantised weights are multiplied by the library that made them"
         if adapter.dtype not in DTYPES:

@@ -11,21 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ppdbench.engine.families import family, sizes
 from ppdbench.engine.shapes import MOST
 from ppdbench.errors import ConfigError, UnsupportedModel
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 ADAPTER = "adapter_config.json"  # of weights that change others, such as LoRA
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-# What families call the sizes that a model is built by.
-SIZES = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), MOST["layers"]),
-    **dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim"), MOST["hidden"]),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), MOST["ffn"]),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), MOST["heads"]),
-    **dict.fromkeys(("vocab_size",), MOST["vocab"]),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), MOST["context"]),
-}
 
 
 def check_folder(folder: Path) -> None:
@@ -62,19 +54,16 @@ def check_config(folder: Path) -> None:
 
 def check_family(model_type: str, name: str) -> None:
     """Refuse a family that no adapter knows."""
-    from ppdbench.engine.adapters import ADAPTERS
-
-    if model_type not in ADAPTERS:
-        raise UnsupportedModel(
-            f"model {name} does not load: model family {model_type[:60]!r} has no adapter; "
-            f"supported: {', '.join(ADAPTERS.names())}"
-        )
+    try:
+        family(model_type)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"model {name} does not load: {error}") from None
 
 
 def check_sizes(config: Mapping[str, Any], where: str) -> None:
     """Refuse numbers that no model has, before anything is built by them."""
-    for name, most in SIZES.items():
-        value = config.get(name)
+    for name, size in sizes().items():
+        value, most = config.get(name), MOST[size]
         if value is not None and (type(value) is not int or not 1 <= value <= most):
             shown = repr(value)[:40]
             raise ConfigError(f"{where}: {name} is {shown}; use a whole number from 1 to {most}")

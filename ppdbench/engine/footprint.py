@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ppdbench.engine import packing
-from ppdbench.engine.adapters import Adapter, adapter_for
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.quantized import SCHEMES
 from ppdbench.errors import ConfigError
 from ppdbench.machine.garbage import import_for_good
@@ -72,7 +72,7 @@ def measure(model: Any, device: torch.device, context: int, scheme: str | None =
 
     `scheme` is how weights are quantised, if they are.
     """
-    adapter = adapter_for(model)
+    adapter = Adapter(model)
     context = min(context, adapter.max_positions)
     widest = max(max(p.shape) for p in adapter.layers[0].parameters())
     itemsize = adapter.dtype.itemsize

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ppdbench.engine.families import transposed
 from ppdbench.engine.weights import is_plain, parts
 from ppdbench.machine.pages import Files, Span, span
 
@@ -83,12 +84,10 @@ def can_pack(weight: Tensor) -> bool:
 
 def pack(module: nn.Module) -> nn.Module:
     """Replace the linear layers in `module`, or `module` itself, by packed ones."""
-    from transformers.pytorch_utils import Conv1D
-
-    if type(module) in (nn.Linear, Conv1D):
+    if type(module) is nn.Linear or transposed(module):
         weight = module.get_parameter("weight").data
         bias = None if module.bias is None else module.get_parameter("bias").data
-        if type(module) is Conv1D:
+        if transposed(module):
             weight = weight.t()
         return PackedLinear(weight, bias) if can_pack(weight) else module
     for name, child in module.named_children():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ppdbench.engine.adapters import Adapter, adapter_for
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.footprint import Footprint, check_fits, gb, measure, stored_scheme
 from ppdbench.engine.quantized import SCHEMES
 from ppdbench.errors import ConfigError
@@ -104,7 +104,7 @@ def place_parts(spec: ModelSpec, model: Any, device: torch.device, context: int)
     memory = FreeMemory.found(device, spec.max_memory)
     if spec.device_map is None:
         return Placement(need, memory, None, {memory.home: need.total})
-    adapter = adapter_for(model)
+    adapter = Adapter(model)
     places = device_map(spec.device_map, adapter, need, memory)
     return Placement(need, memory, places, spread(places, adapter, need))
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ppdbench.engine.adapters import adapter_for
+from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.families import transposed
 from ppdbench.errors import ConfigError, UnsupportedModel
 
 BLOCK = 64  # weights of 4 bits that share a scale
@@ -132,17 +133,15 @@ def quantize(model: Any, name: str, device: torch.device) -> None:
 
     So the device holds at most one of them in full.
     """
-    for layer in adapter_for(model).layers:
+    for layer in Adapter(model).layers:
         _convert(layer.to(device), SCHEMES[name].convert)
 
 
 def _convert(module: nn.Module, convert: Callable[[nn.Linear], nn.Module]) -> None:
-    from transformers.pytorch_utils import Conv1D
-
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             setattr(module, name, convert(child))
-        elif isinstance(child, Conv1D):
+        elif transposed(child):
             setattr(module, name, convert(_as_linear(child)))
         else:
             _convert(child, convert)
@@ -163,7 +162,7 @@ def keep_types(model: nn.Module) -> None:
 
 
 def _as_linear(module: Any) -> nn.Linear:
-    """GPT-2 holds its weights the other way round."""
+    """The same product with its weights the usual way round."""
     width, out = module.weight.shape
     layer = nn.Linear(width, out, device="meta")
     layer.weight = nn.Parameter(module.weight.data.t().contiguous(), requires_grad=False)

@@ -8,8 +8,7 @@ stays as it is. Layers of which nothing is left are not called.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -17,16 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.cache import KVCache
+from ppdbench.engine.families import BlockNames
 from ppdbench.engine.masks import Step
 from ppdbench.engine.packing import packed_bytes
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel, Tap
 from ppdbench.errors import UnsupportedModel
-
-ATTENTION = ("self_attn", "attention", "attn")
-# Norms that serve one block alone when none stands behind the blocks.
-BEFORE_ATTENTION = {"input_layernorm", "ln_1", "self_attn_layer_norm"}
-BEFORE_MLP = {"post_attention_layernorm", "ln_2", "final_layer_norm"}
 
 
 class NoAttention(nn.Module):
@@ -45,69 +40,39 @@ class NoMLP(nn.Module):
         return torch.zeros_like(hidden)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockNames:
-    """The names of a decoder layer's parts.
-
-    The norms are those that matter to one block only: nobody reads them before a skipped
-    block, and zeros stay zeros behind one. `bare` says that nothing is left of a layer
-    without its blocks, which is not so where the residual stream itself is normed.
-    """
-
-    attention: str
-    mlp: tuple[str, ...]
-    attention_norms: tuple[str, ...]
-    mlp_norms: tuple[str, ...]
-    bare: bool
-
-    @classmethod
-    def of(cls, layer: nn.Module) -> BlockNames:
-        """The parts of this layer, whichever family it is from."""
-        names = dict(layer.named_children())
-        mlp = ("mlp",) if "mlp" in names else ("fc1", "fc2")
-        attention = [name for name in ATTENTION if name in names]
-        if not attention or not names.keys() >= set(mlp):
+def _check_parts(blocks: BlockNames, layers: Iterable[nn.Module]) -> None:
+    """Refuse layers without the blocks that their family has."""
+    for layer in layers:
+        if not dict(layer.named_children()).keys() >= {blocks.attention, *blocks.mlp}:
             raise UnsupportedModel(
                 f"layers of type {type(layer).__name__} cannot be run without single blocks"
             )
-        attention_norms, mlp_norms = _norms(layer, names)
-        bare = bool(attention_norms or mlp_norms)
-        return cls(attention[0], mlp, attention_norms, mlp_norms, bare)
-
-    def attention_bytes(self, layer: nn.Module) -> int:
-        """Memory of the attention block's weights."""
-        return weight_bytes(layer.get_submodule(self.attention))
-
-    def mlp_bytes(self, layer: nn.Module) -> int:
-        """Memory of the MLP block's weights."""
-        return sum(weight_bytes(layer.get_submodule(name)) for name in self.mlp)
-
-    def without(self, layer: nn.Module, *, attention: bool, mlp: bool) -> nn.Module:
-        """A copy of `layer` that shares its modules but lacks one block or both."""
-        twin = copy.copy(layer)
-        replaced: dict[str, nn.Module] = {}
-        if attention:
-            replaced |= dict.fromkeys(self.attention_norms, nn.Identity())
-            replaced[self.attention] = NoAttention()
-        if mlp:
-            replaced |= dict.fromkeys((*self.mlp_norms, *self.mlp), nn.Identity())
-            replaced[self.mlp[-1]] = NoMLP()
-        vars(twin)["_modules"] = {**layer._modules, **replaced}
-        # Hooks that were put on the layer as a `forward` of its own would call the original.
-        vars(twin).pop("forward", None)
-        return twin
 
 
-def _norms(layer: nn.Module, names: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The norms that serve only the attention, and only the MLP."""
-    if getattr(layer, "do_layer_norm_before", True) is False:
-        return (), ()
-    if "post_feedforward_layernorm" in names:
-        attention = {"input_layernorm", "post_attention_layernorm"}
-        mlp = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-    else:
-        attention, mlp = BEFORE_ATTENTION, BEFORE_MLP
-    return tuple(n for n in names if n in attention), tuple(n for n in names if n in mlp)
+def attention_bytes(blocks: BlockNames, layer: nn.Module) -> int:
+    """Memory of the weights of a layer's attention block."""
+    return weight_bytes(layer.get_submodule(blocks.attention))
+
+
+def mlp_bytes(blocks: BlockNames, layer: nn.Module) -> int:
+    """Memory of the weights of a layer's MLP block."""
+    return sum(weight_bytes(layer.get_submodule(name)) for name in blocks.mlp)
+
+
+def without(blocks: BlockNames, layer: nn.Module, *, attention: bool, mlp: bool) -> nn.Module:
+    """A copy of `layer` that shares its modules but lacks one block or both."""
+    twin = copy.copy(layer)
+    replaced: dict[str, nn.Module] = {}
+    if attention:
+        replaced |= dict.fromkeys(blocks.attention_norms, nn.Identity())
+        replaced[blocks.attention] = NoAttention()
+    if mlp:
+        replaced |= dict.fromkeys((*blocks.mlp_norms, *blocks.mlp), nn.Identity())
+        replaced[blocks.mlp[-1]] = NoMLP()
+    vars(twin)["_modules"] = {**layer._modules, **replaced}
+    # Hooks that were put on the layer as a `forward` of its own would call the original.
+    vars(twin).pop("forward", None)
+    return twin
 
 
 def weight_bytes(module: nn.Module) -> int:
@@ -133,13 +98,13 @@ class SkippedModel(StagedModel):
         self.whole = model
         self.attention, self.mlp = frozenset(attention), frozenset(mlp)
         layers = model.adapter.layers
-        blocks = [BlockNames.of(layer) for layer in layers]
-        both = self.attention & self.mlp
-        self._nothing_left = frozenset(i for i in both if blocks[i].bare)
+        blocks = model.adapter.blocks
+        _check_parts(blocks, layers)
+        self._nothing_left = self.attention & self.mlp if blocks.apart else frozenset()
         self.compiled = model.compiled.without(self.attention | self.mlp)
         self.adapter = model.adapter.with_layers(
             {
-                i: blocks[i].without(layers[i], attention=i in self.attention, mlp=i in self.mlp)
+                i: without(blocks, layers[i], attention=i in self.attention, mlp=i in self.mlp)
                 for i in (self.attention | self.mlp) - self._nothing_left
             }
         )
@@ -195,9 +160,8 @@ class SkippedModel(StagedModel):
         Embeddings are looked up, not read, and norms are too small to count.
         """
         layers: list[Any] = self.whole.adapter.layers
-        blocks = [BlockNames.of(layer) for layer in layers]
-        attention = [b.attention_bytes(layer) for b, layer in zip(blocks, layers, strict=True)]
-        mlp = [b.mlp_bytes(layer) for b, layer in zip(blocks, layers, strict=True)]
+        attention = [attention_bytes(self.adapter.blocks, layer) for layer in layers]
+        mlp = [mlp_bytes(self.adapter.blocks, layer) for layer in layers]
         whole = sum(attention) + sum(mlp) + weight_bytes(self.adapter.head)
         saved = sum(attention[i] for i in self.attention) + sum(mlp[i] for i in self.mlp)
         return (whole - saved) / whole

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine import attention
-from ppdbench.engine.adapters import adapter_for
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.artefacts import home
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.compiled import CompiledLayers
@@ -58,7 +58,7 @@ class StagedModel:
         self.parameters = sum(map(count, model.parameters()))  # before any is packed
         self.quantized = kind_of(model)
         attention.install(model)
-        self.adapter = adapter_for(model, stored)
+        self.adapter = Adapter(model, stored)
         self.n_layers = len(self.adapter.layers)
         self.hidden_size = self.adapter.hidden_size
         self.vocab_size = int(model.config.vocab_size)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 from ppdbench.engine import attention
-from ppdbench.engine.adapters import Adapter, adapter_for
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.cache import Rows
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.staged import Tap
@@ -31,7 +31,7 @@ class TrainedLayers:
     def __init__(self, model: Any, sequence: int, *, compiled: bool = False) -> None:
         attention.install(model)
         self.model = model
-        self.adapter: Adapter = adapter_for(model)
+        self.adapter: Adapter = Adapter(model)
         if sequence > self.adapter.max_positions:
             raise ConfigError(
                 f"--sequence {sequence}, but the model handles {self.adapter.max_positions} tokens"

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from ppdbench.engine.adapters import ADAPTERS
+from ppdbench.engine.families import FAMILIES as ENTRIES
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import UnsupportedModel
@@ -22,7 +22,7 @@ def staged(name: str, packed: bool = True) -> tuple[object, StagedModel]:
 
 
 def test_every_adapter_has_a_tiny_model_here() -> None:
-    assert {model_type for model_type, _ in FAMILIES.values()} == set(ADAPTERS.names())
+    assert {model_type for model_type, _ in FAMILIES.values()} == set(ENTRIES.names())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -37,8 +37,8 @@ def test_hidden_states_after_each_layer_equal_transformers(name: str, packed: bo
     logits = session.prefill(tap=lambda _layer, hidden: each.append(hidden))
 
     before_norm: list[torch.Tensor] = []
-    last = list(stock.get_submodule(model.adapter.body_path).modules())  # type: ignore[attr-defined]
-    layer = getattr(last[0], model.adapter.layers_name)[-1]
+    last = list(stock.get_submodule(model.adapter.family.body).modules())  # type: ignore[attr-defined]
+    layer = getattr(last[0], model.adapter.family.layers)[-1]
     handle = layer.register_forward_hook(lambda _m, _i, out: before_norm.append(out))
     truth = stock(ids, output_hidden_states=True)  # type: ignore[operator]
     handle.remove()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ppdbench.engine import placement, synthetic
-from ppdbench.engine.adapters import Adapter, adapter_for
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.footprint import Footprint, measure, on_meta
 from ppdbench.engine.loading import ModelSpec, load
@@ -28,7 +28,7 @@ SPEC = "synthetic:layers=8,hidden=64,ffn=192,vocab=300,context=4096"
 
 def bare(context: int = 128) -> tuple[Adapter, Footprint]:
     model = on_meta(synthetic.configuration(SHAPE), torch.float32)
-    return adapter_for(model), measure(model, CPU, context)
+    return Adapter(model), measure(model, CPU, context)
 
 
 def layers_of(found: DeviceMap) -> list[Place]:
@@ -168,7 +168,7 @@ def test_a_head_that_shares_its_weights_goes_with_the_embedding(tmp_path: Path) 
     path = tmp_path / "map.json"
     path.write_text(json.dumps({"": 0, "lm_head": 1}), "utf-8")
     memory = FreeMemory({0: 1 << 30, 1: 1 << 30})
-    found = device_map(str(path), adapter_for(model), measure(model, CPU, 64), memory)
+    found = device_map(str(path), Adapter(model), measure(model, CPU, 64), memory)
     assert found["lm_head"] == 0
 
 

@@ -123,8 +123,8 @@ def test_logits_after_an_exit_layer_equal_a_model_that_is_cut_there(name: str) -
     model, ids = staged(name), torch.tensor([tokens(11)])
     for exit_after in range(1, model.n_layers + 1):
         stock = stock_model(name)
-        body = stock.get_submodule(model.adapter.body_path)
-        layers_name = model.adapter.layers_name
+        body = stock.get_submodule(model.adapter.family.body)
+        layers_name = model.adapter.family.layers
         setattr(body, layers_name, nn.ModuleList(getattr(body, layers_name)[:exit_after]))
         stock.config.num_hidden_layers = exit_after
         cache, steps = model.new_cache(CAPACITY)
