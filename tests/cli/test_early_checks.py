@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ppdbench.bench import runner
 from ppdbench.cli.main import run
 from ppdbench.engine.folders import check_sizes
 from ppdbench.errors import ConfigError
 from ppdbench.machine import bandwidth
+from ppdbench.runs import running
 from ppdbench.tasks import data
 
 Capture = pytest.CaptureFixture[str]
@@ -25,7 +25,7 @@ def nothing_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bandwidth, "measure_bandwidth", refuse)
-    monkeypatch.setattr(runner, "load", refuse)
+    monkeypatch.setattr(running, "load", refuse)
     monkeypatch.setattr(data, "_hub_rows", refuse)
 
 
