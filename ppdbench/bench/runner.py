@@ -83,6 +83,8 @@ def labels(choices: Sequence[Choice]) -> list[str]:
     return [choice.name if names.count(choice.name) == 1 else str(choice) for choice in choices]
 
 
+# What needs neither training nor other files.
+USUAL_METHODS = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "jacobi")
 MOST_WARMUP = 1000  # untimed runs before the first
 
 
@@ -120,10 +122,12 @@ def run_decode(
     *,
     kind: str = "decode",
     optional: Sequence[Choice] = (),
+    loaded: Loaded | None = None,
 ) -> FinishedRun:
     """Decode every example of this process's shard that the run folder does not hold yet.
 
     Of the methods those are `optional` that nobody named: they are left out where they cannot run.
+    `loaded` is the model, where it is there already.
     """
     names = labels(config.methods)
     built = built_for(config.model, config.methods)
@@ -133,7 +137,7 @@ def run_decode(
     scored = config.allow_code_execution and not config.model.is_synthetic
     unprotected = config.allow_code_execution == UNPROTECTED
     code = CodeRuns.read(work, unprotected=unprotected) if scored else None
-    ready = Ready.load(to, work, conversations=True)
+    ready = Ready.load(to, work, loaded, conversations=True)
     loaded, items, setup = ready.loaded, ready.items, ready.setup
     with ExitStack() as started:
         prepared = [

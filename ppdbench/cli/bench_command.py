@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
 
 ALL = "all"  # every method of ours that can run
-# What needs neither training nor other files.
-DEFAULT = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "jacobi")
 
 
 @click.command(
@@ -87,7 +85,10 @@ def command(
         # What was typed wins over what the file says.
         left = [n for n in options if ctx.get_parameter_source(n) is ParameterSource.DEFAULT]
         options |= {n: content.settings[n] for n in left if n in content.settings}
-    asked = [(text, _chosen(text, options["model"])) for text in methods or DEFAULT]
+    import_for_good("torch")
+    from ppdbench.bench.runner import USUAL_METHODS
+
+    asked = [(text, _chosen(text, options["model"])) for text in methods or USUAL_METHODS]
     choices = [choice for _, chosen in asked for choice in chosen]
     optional = [choice for text, chosen in asked if text == ALL for choice in chosen]
     if (peer := options.pop("against")) is not None:
@@ -96,7 +97,6 @@ def command(
 
 
 def _chosen(text: str, model: str | None) -> list[Choice]:
-    import_for_good("torch")
     from ppdbench.bench.everything import every_method
     from ppdbench.bench.runner import Choice
 

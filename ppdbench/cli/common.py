@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-import time
 from collections.abc import Mapping, Sequence
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,15 +78,6 @@ def model_spec(options: dict[str, Any]) -> ModelSpec:
     return spec
 
 
-def chosen_data(data: str | None, model: str | None) -> str:
-    """Builtin examples go with the embedded model, the hub with any other."""
-    from ppdbench.errors import ConfigError
-
-    if data == "":
-        raise ConfigError("--data is empty; use hub, builtin or a path")
-    return data or ("builtin" if model in (None, "reference") else "hub")
-
-
 # Which targets an option of drawing serves.
 DRAWN_BY = {"top_k": {"top-k"}, "top_p": {"top-p"}, "temperature": {"top-k", "top-p"}}
 
@@ -110,9 +98,11 @@ def chosen_targets(kinds: Sequence[str], options: dict[str, Any]) -> tuple[Targe
 
 def what_is_decoded(options: dict[str, Any]) -> dict[str, Any]:
     """The model, tasks, data and target of a run that decodes, taken out of `options`."""
+    from ppdbench.runs.workload import usual_data
+
     kind = options.pop("target")
     (target,) = chosen_targets(["greedy" if kind is None else kind], options)
-    data = chosen_data(options.pop("data"), options["model"])
+    data = usual_data(options.pop("data"), options["model"])
     tasks = options.pop("tasks") or ("gsm8k",)
     return {"target": target, "data": data, "tasks": tasks, "model": model_spec(options)}
 
@@ -126,28 +116,6 @@ def numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...
     except ValueError:
         raise ConfigError(f"{option} {text!r}: use numbers such as 1,3,5") from None
     return tuple(found if as_given else sorted(set(found)))
-
-
-def run_folder(out: str | None, resume: bool, *parts: str) -> Path:
-    """The folder of a run: the one asked for, or one that says what it is and when."""
-    from ppdbench.errors import ConfigError
-    from ppdbench.runs.shards import Shard
-
-    if out == "":
-        raise ConfigError("--out is empty; give a folder or leave it out")
-    if out is not None:
-        return Path(out)
-    if resume:
-        raise ConfigError("--resume needs --out: the folder of the run to continue")
-    last = [part.rstrip("/").split("/")[-1] for part in parts]  # of a path, what it ends in
-    names = [re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_")[:40] for part in last]
-    launch = Shard.launched().launch
-    if launch is not None:  # all its processes must come to the same name
-        return Path("results") / "-".join([*names, launch])
-    name = "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
-    # Two runs may start within one second.
-    marks = chain([""], (f"-{i}" for i in count(2)))
-    return next(p for m in marks if not (p := Path("results") / f"{name}{m}").exists())
 
 
 def our_shard(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ppdbench.cli.common import chosen_model, notice, say, stand_in_note
-from ppdbench.cli.progress import progress
+from ppdbench.report.progress import progress
 
 
 @click.command("datastore")

@@ -16,7 +16,6 @@ from ppdbench.cli.common import (
     left_over,
     notice,
     our_shard,
-    run_folder,
     show_examples,
     told_elsewhere,
     warn,
@@ -35,8 +34,8 @@ from ppdbench.cli.options import (
     task_options,
     tasks_option,
 )
-from ppdbench.cli.progress import progress
 from ppdbench.machine.garbage import import_for_good
+from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
@@ -123,13 +122,12 @@ def _decode(
     **options: Any,
 ) -> int:
     from ppdbench.bench.runner import DecodeConfig, run_decode
-    from ppdbench.bench.sums import add_up
     from ppdbench.engine.quiet import quiet
     from ppdbench.machine.environment import set_threads
-    from ppdbench.report import outputs
     from ppdbench.report.answers import check_answers
     from ppdbench.report.export import write
-    from ppdbench.runs.running import Destination
+    from ppdbench.report.result import Result
+    from ppdbench.runs.running import Destination, run_folder
 
     quiet()
     out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
@@ -150,7 +148,7 @@ def _decode(
         run = run_decode(config, to, kind=kind, optional=optional)
     if told_elsewhere(run):
         return 0
-    output = outputs.of_decoding(run.header, add_up(run.samples))
+    output = Result.of(run).output
     output.emit(form)
     show_examples(run, show, form)
     for path in exports:
@@ -206,24 +204,14 @@ def verdict(
 
     `samples` are those of the run where somebody has read them already.
     """
-    samples = run.samples if samples is None else samples
+    from ppdbench.report.result import problems
+
     for why in run.header.get("left_out", {}).values():
         notice(f"left out: {why}")
-    broken = run.header["not_run"]
-    for label, error in broken.items():
-        notice(f"ppdbench: {label} did not run: {error}")
-    failed = [sample for sample in samples if sample["verdict"] == "failed"]
-    if failed:
-        first = failed[0]
-        notice(
-            f"ppdbench: {len(failed)} examples failed; the first: {first['method']} on "
-            f"{first['task']} {first['example_id']}: {first['error']}"
-        )
-    mismatches = sum(sample["verdict"] == "mismatch" for sample in samples)
-    if mismatches:
-        notice(f"ppdbench: {mismatches} outputs differ from greedy (see verdict in {run.path})")
-        return 1
-    return 3 if failed or broken else 0
+    found = problems(run.header, run.samples if samples is None else samples, run.path)
+    for problem in found:
+        notice(f"ppdbench: {problem.text}")
+    return min((problem.code for problem in found), default=0)
 
 
 def _execution_note(run: FinishedRun) -> None:

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from ppdbench.cli.common import (
     check_pictures,
-    chosen_data,
     closing_notes,
     left_over,
     model_spec,
     notice,
     our_shard,
-    run_folder,
     told_elsewhere,
 )
-from ppdbench.cli.progress import progress
+from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,13 +36,14 @@ def config_of(
     from ppdbench.errors import ConfigError
     from ppdbench.machine.environment import set_threads
     from ppdbench.probe.drafts import DraftsConfig
+    from ppdbench.runs.workload import usual_data
 
     if not methods:
         usual = "hidden-transfer" if what == "similarity" else "medusa"
         raise ConfigError(f"--what {what} needs --method: whose guesses, such as {usual}")
     quiet()
     set_threads(options["threads"], shard.on_machine)
-    data = chosen_data(options.pop("data"), options["model"])
+    data = usual_data(options.pop("data"), options["model"])
     return DraftsConfig(
         model=model_spec(options),
         tasks=tasks or ("gsm8k",),
@@ -56,6 +55,8 @@ def config_of(
 
 def folder_of(what: str, config: DraftsConfig, out: str | None, resume: bool) -> Path:
     """Return the folder of such a run."""
+    from ppdbench.runs.running import run_folder
+
     names = "+".join(choice.name for choice in config.methods)
     return run_folder(out, resume, what, names, "+".join(config.tasks), config.model.name)
 

@@ -10,8 +10,8 @@ from ppdbench.cli import completion
 from ppdbench.cli.common import model_spec, notice, stand_in_note
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import compile_option, format_option, model_options
-from ppdbench.cli.progress import progress
 from ppdbench.machine.garbage import import_for_good
+from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.bench.baseline import BaselineReport

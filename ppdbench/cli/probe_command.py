@@ -10,7 +10,6 @@ from click.core import ParameterSource
 from ppdbench.cli import completion
 from ppdbench.cli.common import (
     check_pictures,
-    chosen_data,
     chosen_targets,
     closing_notes,
     compilation_note,
@@ -19,7 +18,6 @@ from ppdbench.cli.common import (
     notice,
     numbers,
     our_shard,
-    run_folder,
     show_examples,
     told_elsewhere,
 )
@@ -34,8 +32,8 @@ from ppdbench.cli.options import (
     task_options,
     tasks_option,
 )
-from ppdbench.cli.progress import progress
 from ppdbench.machine.garbage import import_for_good
+from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.probe.runner import ProbeConfig
@@ -169,7 +167,7 @@ def _probe_matches(
     from ppdbench.probe.ranks import StoredRanks
     from ppdbench.probe.runner import run_probe
     from ppdbench.report import outputs, probe_tables
-    from ppdbench.runs.running import Destination
+    from ppdbench.runs.running import Destination, run_folder
 
     check_pictures(plot, heatmap)
     quiet()
@@ -197,9 +195,10 @@ def _probe_matches(
 
 def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
     from ppdbench.probe.runner import ProbeConfig
+    from ppdbench.runs.workload import usual_data
 
     kinds = options.pop("targets") or ("greedy",)
-    data = chosen_data(options.pop("data"), options["model"])
+    data = usual_data(options.pop("data"), options["model"])
     return ProbeConfig(
         model=model_spec(options),
         tasks=tasks,

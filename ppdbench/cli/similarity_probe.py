@@ -13,7 +13,7 @@ from ppdbench.cli.common import (
     told_elsewhere,
 )
 from ppdbench.cli.drafts_probe import config_of, folder_of
-from ppdbench.cli.progress import progress
+from ppdbench.report.progress import progress
 
 
 def probe_similarity(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import chosen_data, model_spec, notice, stand_in_note
+from ppdbench.cli.common import model_spec, notice, stand_in_note
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import data_option, format_option, model_options, tasks_option
-from ppdbench.cli.progress import progress
+from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.methods.draft_verify.skip_search import SearchResult
@@ -60,7 +60,9 @@ def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
     if not out:
         raise ConfigError("--out is empty; give a file such as skip_layers.json")
     asked = options["model"]
-    data = chosen_data(options.pop("data"), asked)
+    from ppdbench.runs.workload import usual_data
+
+    data = usual_data(options.pop("data"), asked)
     config = SearchConfig(
         model=model_spec(options), tasks=tasks or ("gsm8k",), data=data, **options
     )

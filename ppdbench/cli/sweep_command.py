@@ -17,7 +17,6 @@ from ppdbench.cli.common import (
     notice,
     our_shard,
     reading_notes,
-    run_folder,
     say,
     told_elsewhere,
     warn,
@@ -35,8 +34,8 @@ from ppdbench.cli.options import (
     task_options,
     tasks_option,
 )
-from ppdbench.cli.progress import progress
 from ppdbench.machine.garbage import import_for_good
+from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.bench.sweep_summary import Swept
@@ -147,7 +146,7 @@ def _run(
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
     from ppdbench.machine.environment import set_threads
-    from ppdbench.runs.running import Destination
+    from ppdbench.runs.running import Destination, run_folder
 
     if method is None:
         raise ConfigError("give --method and --grid, or --show with the folder of a stored sweep")

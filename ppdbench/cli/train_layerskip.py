@@ -14,8 +14,8 @@ from ppdbench.cli import completion
 from ppdbench.cli.common import model_spec, notice, stand_in_note
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import model_options
-from ppdbench.cli.progress import progress
 from ppdbench.cli.training import FIRST, carry_out, job_of, print_plan, training_options
+from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import DecodeConfig

@@ -13,7 +13,7 @@ import click
 
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import stack
-from ppdbench.cli.progress import progress
+from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.training.run import Job, Training

@@ -17,7 +17,7 @@ from ppdbench.cli.common import (
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import format_option, model_options
-from ppdbench.cli.progress import progress
+from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.trees.build import BuildConfig, Built

@@ -75,11 +75,12 @@ def run_drafts(
     *,
     kind: str = "drafts",
     measures: Measures | None = None,
+    loaded: Loaded | None = None,
 ) -> FinishedRun:
     """Probe every example of this process's shard that the run folder does not hold yet."""
     built = built_for(config.model, config.methods)
     to.check()
-    ready = Ready.load(to, Workload.read(config))
+    ready = Ready.load(to, Workload.read(config), loaded)
     loaded, setup = ready.loaded, ready.setup
     names = labels(config.methods)
     with ExitStack() as started:

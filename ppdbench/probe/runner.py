@@ -87,7 +87,9 @@ def parse_layers(text: str | None, n_layers: int) -> tuple[int, ...]:
     return tuple(sorted(layers))
 
 
-def run_probe(config: ProbeConfig, layers: str | None, to: Destination) -> FinishedRun:
+def run_probe(
+    config: ProbeConfig, layers: str | None, to: Destination, *, loaded: Loaded | None = None
+) -> FinishedRun:
     """Probe every example of this process's shard that the run folder does not hold yet."""
     to.check()
     if config.head:
@@ -95,7 +97,7 @@ def run_probe(config: ProbeConfig, layers: str | None, to: Destination) -> Finis
     work = Workload.read(config)
     for task, _ in work.examples:
         config.check_bucket(task)
-    ready = Ready.load(to, work)
+    ready = Ready.load(to, work, loaded)
     loaded, items = ready.loaded, ready.items
     config = dataclasses.replace(config, layers=parse_layers(layers, loaded.staged.n_layers))
     _check(config, loaded, len(items))

@@ -38,11 +38,17 @@ def people(*, stderr: bool = False) -> Console:
 def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> None:
     """Draw tables on a console, or on stdout: a terminal's width, none when piped."""
     out = console or people()
-    width = out.width if console or out.is_terminal else UNLIMITED
+    width = out.width if console else printed_width()
     for sheet in (sheet.cleaned("terminal") for sheet in sheets):
         for line in drawn(sheet, width):
             out.print(line, soft_wrap=True)
         out.print()
+
+
+def printed_width() -> int:
+    """The width of the terminal that is printed to; none when piped."""
+    out = people()
+    return out.width if out.is_terminal else UNLIMITED
 
 
 def drawn(sheet: Sheet, width: int) -> Iterator[Text]:

@@ -5,13 +5,17 @@ What a run is told stands in its `RunConfig`; where it goes is its `Destination`
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from ppdbench.decoding.decoder import Setup
 from ppdbench.engine.loading import Loaded, load
+from ppdbench.errors import ConfigError
 from ppdbench.runs.conversation import with_later_turns
 from ppdbench.runs.header import run_header
 from ppdbench.runs.samples import Key
@@ -39,6 +43,7 @@ class Destination:
     shard: Shard = ALONE
     report: Report = silent
     warn: Warn = unheard
+    command: tuple[str, ...] = ()  # what was typed, where that was no command line
 
     def check(self) -> None:
         """Refuse a folder that the run cannot go into, before anything is loaded for it."""
@@ -48,6 +53,25 @@ class Destination:
         """Read from the header of a run that was begun before what became of compiled passes."""
         header = begun_header(self.out, self.shard)
         return None if header is None else header.get("compilation")
+
+
+def run_folder(out: str | Path | None, resume: bool, *parts: str) -> Path:
+    """The folder of a run: the one asked for, or one that says what it is and when."""
+    if out == "":
+        raise ConfigError("--out is empty; give a folder or leave it out")
+    if out is not None:
+        return Path(out)
+    if resume:
+        raise ConfigError("--resume needs --out: the folder of the run to continue")
+    last = [part.rstrip("/").split("/")[-1] for part in parts]  # of a path, what it ends in
+    names = [re.sub(r"[^A-Za-z0-9.=-]+", "_", part).strip("_")[:40] for part in last]
+    launch = Shard.launched().launch
+    if launch is not None:  # all its processes must come to the same name
+        return Path("results") / "-".join([*names, launch])
+    name = "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
+    # Two runs may start within one second.
+    marks = chain([""], (f"-{i}" for i in count(2)))
+    return next(p for m in marks if not (p := Path("results") / f"{name}{m}").exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +85,17 @@ class Ready:
     setup: Setup = field(repr=False)
 
     @classmethod
-    def load(cls, to: Destination, work: Workload, *, conversations: bool = False) -> Ready:
-        """Load the model that the run names; of questions with `conversations` all turns."""
-        loaded = load(work.config.model, context=work.context())
+    def load(
+        cls,
+        to: Destination,
+        work: Workload,
+        loaded: Loaded | None = None,
+        *,
+        conversations: bool = False,
+    ) -> Ready:
+        """Load the model that the run names, unless it is there; `conversations` have all turns."""
+        if loaded is None:
+            loaded = load(work.config.model, context=work.context())
         items = work.encode(loaded)
         if conversations:
             items = with_later_turns(items, loaded)
@@ -71,7 +103,9 @@ class Ready:
 
     def header(self, kind: str, config: RunConfig, **told: Any) -> dict[str, Any]:
         """Return the header of the run, with what a run of this kind tells besides."""
-        return {**run_header(kind, config, self.loaded, self.work), **told}
+        header = run_header(kind, config, self.loaded, self.work)
+        typed = {"command": list(self.to.command)} if self.to.command else {}
+        return {**header, **typed, **told}
 
     def store(
         self,

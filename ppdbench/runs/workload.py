@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.decoding.limits import Limits
-from ppdbench.engine.loading import Loaded, ModelSpec
+from ppdbench.engine.loading import REFERENCE, Loaded, ModelSpec
 from ppdbench.errors import ConfigError
 from ppdbench.runs.records import Sample
 from ppdbench.runs.samples import Key
@@ -41,6 +41,13 @@ Warn = Callable[[str], None]
 
 def unheard(text: str) -> None:
     """Warn nobody."""
+
+
+def usual_data(data: str | None, model: str | None) -> str:
+    """Return the source of examples: builtin with the embedded model, the hub with any other."""
+    if data == "":
+        raise ConfigError("--data is empty; use hub, builtin or a path")
+    return data or ("builtin" if model in (None, REFERENCE) else "hub")
 
 
 def without_score(task: str, examples: Sequence[str]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ppdbench.cli.common import notice
+from ppdbench.files.clean import clean
 from ppdbench.runs.shards import Shard
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ def _lines() -> Iterator[Report]:
 
     def tell() -> None:
         while not over.wait(EVERY_S):
-            notice(f"ppdbench: {pace.line()}")
+            sys.stderr.write(clean(f"ppdbench: {pace.line()}", "line") + "\n")
+            sys.stderr.flush()
 
     teller = threading.Thread(target=tell, name="progress", daemon=True)
     teller.start()

@@ -7,8 +7,8 @@ import time
 import pytest
 from rich.console import Console
 
-from ppdbench.cli import progress as program
-from ppdbench.cli.progress import Pace, progress, spoken
+from ppdbench.report import progress as program
+from ppdbench.report.progress import Pace, progress, spoken
 
 Capture = pytest.CaptureFixture[str]
 

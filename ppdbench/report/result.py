@@ -1,0 +1,122 @@
+"""A run as people get it: it prints as its command's tables and turns into a pandas frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+from ppdbench.report.html import Child, h
+from ppdbench.report.outputs import PrintedOutput, of_run
+from ppdbench.report.page.parts import table
+from ppdbench.report.page.runs import Run
+from ppdbench.report.terminal import drawn, printed_width
+from ppdbench.runs.store import StoredRun
+from ppdbench.runs.workload import FinishedRun
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+WRONG, BROKEN = 1, 3  # exit codes
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A reason why a run is not all that was asked for, and the exit code that says so."""
+
+    text: str
+    code: int
+
+
+def problems(
+    header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], path: Path
+) -> list[Problem]:
+    """All that went wrong in a run that decodes."""
+    found = [
+        Problem(f"{label} did not run: {error}", BROKEN)
+        for label, error in (header.get("not_run") or {}).items()
+    ]
+    failed = [sample for sample in samples if sample["verdict"] == "failed"]
+    if failed:
+        first = failed[0]
+        where = f"{first['method']} on {first['task']} {first['example_id']}"
+        found.append(
+            Problem(f"{len(failed)} examples failed; the first: {where}: {first['error']}", BROKEN)
+        )
+    mismatches = sum(sample["verdict"] == "mismatch" for sample in samples)
+    if mismatches:
+        text = f"{mismatches} outputs differ from greedy (see verdict in {path})"
+        found.append(Problem(text, WRONG))
+    return found
+
+
+@dataclass(frozen=True)  # no slots: what is computed once is kept
+class Result:
+    """The findings of a run; `print`, rich and notebooks show its tables."""
+
+    run: Run
+
+    @classmethod
+    def of(cls, run: FinishedRun) -> Result:
+        """The result of a run that is just over."""
+        stored = StoredRun(run.path, run.header, run.samples, run.torn)
+        return cls(Run(run.path.name, stored))
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run."""
+        return self.run.stored.path
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """The content of its run.json."""
+        return self.run.header
+
+    @property
+    def samples(self) -> Sequence[Mapping[str, Any]]:
+        """All that is stored of each example."""
+        return self.run.stored.samples
+
+    @cached_property
+    def output(self) -> PrintedOutput:
+        """The tables that its command prints, and their figures."""
+        return of_run(self.run)
+
+    @cached_property
+    def problems(self) -> tuple[str, ...]:
+        """All that went wrong: outputs that differ from greedy's, examples that failed."""
+        return tuple(p.text for p in problems(self.header, self.run.samples, self.path))
+
+    def frame(self) -> DataFrame:
+        """Every figure, a row for each method and task, or what else the run compares."""
+        from pandas import DataFrame
+
+        sheet = self.output.long
+        return DataFrame(list(sheet.rows), columns=list(sheet.header))
+
+    def __repr__(self) -> str:
+        return f"<{self.run.kind} run {self.path}>"
+
+    def __str__(self) -> str:
+        return "\n".join(line.plain for line in self._lines(printed_width()))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from self._lines(options.max_width)
+
+    def _lines(self, width: int) -> Iterator[Text]:
+        for number, sheet in enumerate(self.output.sheets):
+            if number:
+                yield Text()
+            yield from drawn(sheet.cleaned("terminal"), width)
+        if self.problems:
+            yield Text()
+        yield from map(Text, self.problems)
+
+    def _repr_html_(self) -> str:
+        wrong: list[Child] = [h("p", h("strong", text)) for text in self.problems]
+        return str(h("div", map(table, self.output.sheets), wrong))
