@@ -243,7 +243,9 @@ def _draw(
     from ppdbench.report.pictures.files import save
     from ppdbench.report.pictures.probes import match_maps, match_rates
 
-    for path, draw in ((plot, match_rates), (heatmap, match_maps)):
-        if path is not None:
-            save(joined(draw("probe", rates), signature), path)
-            notice(f"picture: {path}")
+    if plot is not None:
+        save(joined(match_rates("probe", rates), signature), plot)
+        notice(f"picture: {plot}")
+    if heatmap is not None:
+        save(joined(match_maps("probe", rates, whole=True), signature), heatmap)
+        notice(f"picture: {heatmap}")

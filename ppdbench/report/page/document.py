@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +17,11 @@ from ppdbench.report.page.runs import Run
 from ppdbench.report.page.sections import (
     acceptance,
     downloads,
-    drafts,
     explorer,
     latency,
-    matches,
     overview,
+    probes,
     setting,
-    similarity,
     speed,
     sweep,
     terms,
@@ -46,28 +44,25 @@ class Page:
 
 def page(runs: Sequence[Run]) -> Page:
     """The report on these runs."""
-    drawn = [part(runs) for part in DRAWN]
-    sections = [
-        setting.section(runs),
-        verdicts.section(runs),
-        *(section for section, _ in drawn),
-        explorer.section(gathered(runs)),
-        terms.section(runs),
-        downloads.section(runs),
-    ]
-    text = _document(runs, [section for section in sections if section])
-    return Page(text, tuple(drawing for _, drawings in drawn for drawing in drawings))
+    sections = [section for part in PARTS if (section := part(runs))]
+    drawings = tuple(drawing for section in sections for drawing in section.drawings)
+    return Page(_document(runs, sections), drawings)
 
 
-DRAWN = (
+PARTS: Sequence[Callable[[Sequence[Run]], Section | None]] = (
+    setting.section,
+    verdicts.section,
     speed.section,
     sweep.section,
-    matches.section,
+    probes.matches,
     theory.section,
     acceptance.section,
     latency.section,
-    drafts.section,
-    similarity.section,
+    probes.drafts,
+    probes.similarity,
+    lambda runs: explorer.section(gathered(runs)),
+    terms.section,
+    downloads.section,
 )
 
 

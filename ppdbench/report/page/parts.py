@@ -14,9 +14,6 @@ from ppdbench.stats import FEW, FEW_EXAMPLES
 # Words beside a mark that differs in shape too, so that colour says nothing alone.
 MARKS = {"good": "✓", "bad": "✗", "warn": "!", "plain": "·"}
 
-# What a section has to show of a run: its drawings, and all its content with them in it.
-Shown = tuple[list[Drawing], list[Child]]
-
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -24,7 +21,12 @@ class Section:
 
     anchor: str
     title: str
-    body: tuple[Child, ...]
+    body: Sequence[Child]
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """Everything drawn in it."""
+        return [d for child in self.body if isinstance(child, Gallery) for d in child.drawings]
 
     def node(self) -> Node:
         """The section, under a heading of the second level."""
@@ -48,9 +50,17 @@ def figure(drawing: Drawing) -> Node:
     )
 
 
-def gallery(drawings: Sequence[Drawing]) -> Node | None:
+@dataclass(frozen=True, slots=True)
+class Gallery(Node):
     """Drawings side by side, as many as there is room for."""
-    return h("div", *map(figure, drawings), class_="gallery") if drawings else None
+
+    drawings: Sequence[Drawing]
+
+
+def gallery(drawings: Sequence[Drawing]) -> Gallery | None:
+    """A gallery of these drawings, if there are any."""
+    figures = tuple(map(figure, drawings))
+    return Gallery("div", {"class": "gallery"}, figures, drawings) if drawings else None
 
 
 def table(sheet: Sheet) -> Node:
@@ -112,15 +122,13 @@ def facts(pairs: Sequence[tuple[str, Child]]) -> Node:
     return h("dl", ((h("dt", name), h("dd", value)) for name, value in pairs), class_="facts")
 
 
-def by_run(runs: Sequence[Run], show: Callable[[Run], Shown]) -> Shown:
+def by_run(runs: Sequence[Run], show: Callable[[Run], Sequence[Child]]) -> list[Child]:
     """Show each run, under its name where there are several."""
-    drawings: list[Drawing] = []
     body: list[Child] = []
     for run in runs:
-        own, content = show(run)
-        drawings += own
+        content = show(run)
         body += [h("h3", run.name) if content and len(runs) > 1 else None, *content]
-    return drawings, body
+    return body
 
 
 def few(run: Run) -> list[Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from ppdbench.report.pictures.frame import (
     legend,
     number,
     percent,
+    round_step,
     round_ticks,
 )
 from ppdbench.report.pictures.palette import series
@@ -88,12 +90,10 @@ def around(
 ) -> Upward:
     """Round ticks, the first at or below all values and the last at or above them."""
     known = [found for found in values if found is not None]
-    ticks = round_ticks(min(known), max(known), 6)
-    step = (ticks[1] - ticks[0]) if len(ticks) > 1 else abs(ticks[0] if ticks else known[0]) or 1.0
-    ticks = ticks or [step * (known[0] // step)]
-    below = [ticks[0] - step] if ticks[0] > min(known) + 1e-9 * step else []
-    above = [ticks[-1] + step] if ticks[-1] < max(known) - 1e-9 * step else []
-    return Upward([*below, *ticks, *above], tick, value)
+    low, high = min(known), max(known)
+    step = round_step(high - low or abs(low), 6)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return Upward([n * step for n in range(first, max(last, first + 1) + 1)], tick, value)
 
 
 def curves(

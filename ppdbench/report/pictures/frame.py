@@ -6,7 +6,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ppdbench.report.pictures.drawing import LETTER, WIDTH, Label, Line, Point, PointMark, Shape
+from ppdbench.report.pictures.drawing import (
+    LETTER,
+    WIDTH,
+    Label,
+    Line,
+    Point,
+    PointMark,
+    Shape,
+    fitted,
+)
 
 ROW = 16.0  # height of a line of the legend
 
@@ -29,11 +38,16 @@ class Scale:
         return (value - low) / (high - low) if high > low else 0.5
 
 
+def round_step(span: float, most: int) -> float:
+    """The smallest of 1, 2 or 5 times a power of ten that parts a span into no more pieces."""
+    span = span or 1.0
+    power = 10.0 ** math.floor(math.log10(span / most))
+    return next(m * power for m in (1, 2, 5, 10, 20) if span / (m * power) <= most)
+
+
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten, no more than asked for."""
-    span = high - low or 1.0
-    power = 10.0 ** math.floor(math.log10(span / most))
-    step = next(m * power for m in (1, 2, 5, 10, 20) if span / (m * power) <= most)
+    step = round_step(high - low, most)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [n * step for n in range(first, last + 1)]
@@ -113,13 +127,14 @@ def legend(
     x, y = left, top
     for key in keys:
         sign = 22.0 if key.line else 9.0
-        width = sign + 6 + LETTER * len(key.text) + 12
+        text = fitted(key.text, across - left - sign - 12)
+        width = sign + 6 + LETTER * len(text) + 12
         if x > left and x + width > across:
             x, y = left, y + ROW
         if key.line:
             shapes.append(Line([(x, y - 4), (x + sign, y - 4)], key.paint, 2, key.dash))
         if key.shape is not None:
             shapes.append(PointMark(x + sign / 2, y - 4, key.paint, key.shape, key.hollow))
-        shapes.append(Label(x + sign + 6, y, key.text, "ink"))
+        shapes.append(Label(x + sign + 6, y, text, "ink"))
         x += width
     return shapes, y + 8 - (top - 14)

@@ -29,12 +29,18 @@ def heatmap(
     description: str,
     cells: Mapping[tuple[str, str], HeatmapCell],
     column_label: str,
+    whole: bool = False,
 ) -> Drawing:
-    """Rows and columns in the order in which `cells` names them."""
+    """Rows and columns in the order in which `cells` names them.
+
+    `whole`: every cell has room for its words, however wide that makes the drawing.
+    """
     rows = list(dict.fromkeys(row for row, _ in cells))
     columns = list(dict.fromkeys(column for _, column in cells))
     left = 14 + LETTER * max(map(len, rows))
     width = min(WIDEST, (WIDTH - left - RIGHT) / len(columns))
+    if whole:
+        width = max(width, SMALL * LETTER * max(len(cell.text) for cell in cells.values()) + 3)
     height = TALLEST if len(rows) <= 12 else LOWEST
     shapes: list[Shape] = []
     for i, row in enumerate(rows):
@@ -47,7 +53,8 @@ def heatmap(
     bottom = TOP + len(rows) * height
     shapes += _names(columns, left, width, bottom)
     shapes.append(Label(left, bottom + 31, column_label))
-    return Drawing(name, title, description, bottom + 38, tuple(shapes))
+    across = max(WIDTH, left + width * len(columns) + RIGHT)
+    return Drawing(name, title, description, bottom + 38, tuple(shapes), across)
 
 
 def _drawn(at: tuple[float, float, float, float], cell: HeatmapCell) -> list[Shape]:

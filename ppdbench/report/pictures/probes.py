@@ -70,9 +70,9 @@ def _halfway(rates: Sequence[Rate], ks: Sequence[int]) -> str:
     return f"After layer {middle}: {words}." if words else "Trained heads only."
 
 
-def match_maps(name: str, rates: Sequence[Rate], k: int | None = None) -> list[Drawing]:
-    """Match rate by layer and position for the smallest k, or the one that is given."""
-    k = min(rate.k for rate in rates) if k is None else k
+def match_maps(name: str, rates: Sequence[Rate], whole: bool = False) -> list[Drawing]:
+    """Match rate by layer and position for the smallest k; `whole`: every cell with its number."""
+    k = min((rate.k for rate in rates), default=0)
     rates = [rate for rate in rates if rate.bucket != TOTAL and rate.k == k]
     return [
         heatmap(
@@ -81,6 +81,7 @@ def match_maps(name: str, rates: Sequence[Rate], k: int | None = None) -> list[D
             _along(group),
             {(str(rate.layer), rate.bucket.rpartition("-")[2]): _cell(rate) for rate in group},
             "output position, up to and including; rows: layers run",
+            whole,
         )
         for (task, head, target), group in _some(grouped(rates, "task", "head", "target")).items()
     ]

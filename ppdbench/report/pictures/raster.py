@@ -6,8 +6,8 @@ Everything goes through figure objects, never pyplot, so that drawing leaves not
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -23,7 +23,6 @@ from ppdbench.report.pictures.drawing import (
     Drawing,
     Label,
     Line,
-    Point,
     PointMark,
     Shape,
     outline,
@@ -76,46 +75,30 @@ def plain(text: object) -> str:
 
 
 def _draw(axes: Axes, shape: Shape, order: int) -> None:
+    colour = COLOURS[shape.paint][0]
     if isinstance(shape, Label):
-        _write(axes, shape, order)
+        anchor = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
+        text = axes.text(shape.x, shape.y, plain(shape.text), ha=anchor, color=colour, zorder=order)
+        text.set_fontsize(shape.size * WIDER)
+        text.set_fontweight("bold" if shape.bold else "normal")
     elif isinstance(shape, Line):
+        dash = DASHES[shape.dash % len(DASHES)]
         xs, ys = zip(*shape.points, strict=True)
-        look = DASHES[shape.dash % len(DASHES)]
-        colour = COLOURS[shape.paint][0]
-        axes.plot(xs, ys, linestyle=look, color=colour, lw=shape.width, zorder=order)
+        axes.plot(xs, ys, linestyle=dash, color=colour, lw=shape.width, zorder=order)
     else:
-        patch = _patch(shape)
+        patch = _patch(shape, colour)
         patch.set_zorder(order)
         axes.add_patch(patch)
 
 
-def _write(axes: Axes, label: Label, order: int) -> None:
-    axes.text(
-        label.x,
-        label.y,
-        plain(label.text),
-        color=COLOURS[label.paint][0],
-        fontsize=label.size * WIDER,
-        ha={"start": "left", "middle": "center", "end": "right"}[label.anchor],
-        fontweight="bold" if label.bold else "normal",
-        zorder=order,
-    )
-
-
-def _patch(shape: Box | Area | PointMark) -> Patch:
-    colour = COLOURS[shape.paint][0]
+def _patch(shape: Box | Area | PointMark, colour: str) -> Patch:
     if isinstance(shape, Box):
         edge = COLOURS[shape.outline][0] if shape.outline else "none"
         size = max(0.0, shape.width), max(0.0, shape.height)
         return Rectangle((shape.x, shape.y), *size, fc=colour, ec=edge, lw=0.8)
     if isinstance(shape, Area):
-        return _polygon(shape.points, fc=colour, ec="none", alpha=0.16)
+        return Polygon(list(shape.points), fc=colour, ec="none", alpha=0.16)
     fill = COLOURS["panel"][0] if shape.hollow else colour
+    look: dict[str, Any] = {"fc": fill, "ec": colour, "lw": 1.2}
     corners = outline(shape)
-    if corners:
-        return _polygon(corners, fc=fill, ec=colour, lw=1.2)
-    return Circle((shape.x, shape.y), REACH, fc=fill, ec=colour, lw=1.2)
-
-
-def _polygon(points: Sequence[Point], **look: object) -> Polygon:
-    return Polygon(list(points), closed=True, **look)
+    return Polygon(corners, **look) if corners else Circle((shape.x, shape.y), REACH, **look)

@@ -18,12 +18,13 @@ STRONGEST = 2.0  # a speedup, or a slowdown, of at least this much has the full 
 
 def sweep_picture(found: Swept) -> Drawing:
     """All there is to see of a sweep, and below it what was measured."""
-    marks = f"{sweep_map.legend(found)}. " if len(found.axes) > 1 else ""
-    drawn = option_map("sweep", found) if len(found.axes) > 1 else option_bars("sweep", found)
-    return joined([drawn], f"{marks}{sweep_tables.title(found)}")
+    said = sweep_tables.title(found)
+    if len(found.axes) == 1:
+        return joined([option_bars("sweep", found)], said)
+    return joined([option_map("sweep", found, whole=True)], f"{sweep_map.legend(found)}. {said}")
 
 
-def option_map(name: str, found: Swept) -> Drawing:
+def option_map(name: str, found: Swept, whole: bool = False) -> Drawing:
     """The first two options against each other, of further ones the best."""
     (down, rows), (across, columns) = list(found.axes.items())[:2]
     return heatmap.heatmap(
@@ -37,6 +38,7 @@ def option_map(name: str, found: Swept) -> Drawing:
             for row, column in product(rows, columns)
         },
         f"{across}; rows: {down}",
+        whole,
     )
 
 

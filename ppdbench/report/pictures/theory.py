@@ -13,11 +13,10 @@ from ppdbench.report.pictures.frame import Key
 from ppdbench.report.pictures.palette import series
 from ppdbench.theory import FigurePoint
 
-PANELS = {
-    3: ("compute per time unit (processes busy, greedy = 1)", "figure_3"),
-    4: ("compute per token (greedy = 1)", "figure_4"),
+COMPUTE = {
+    3: "compute per time unit (processes busy, greedy = 1)",
+    4: "compute per token (greedy = 1)",
 }
-UP = "latency per token (greedy = 1)"
 
 
 def tradeoff(
@@ -34,64 +33,47 @@ def tradeoff(
         raise DataError("no points to draw")
     tasks = list(dict.fromkeys(point.task for point in points))
     ks = sorted({point.k for point in points})
-    numbers = [n for n in PANELS if figure in (None, n)]
-    upward = around([point.latency_per_token for point in points])
-    panels = []
-    for n in numbers:
-        x_label, place = PANELS[n]
-        given = [
-            Curve(
-                "",
-                tasks.index(task),
-                [_placed(name, p, place, ks) for p in sorted(of, key=lambda p: p.k)],
-                dash=trained,
-                hollow=hollow,
-            )
-            for name, hollow, task, trained, of in _curves(points_by_series)
-        ]
-        keys = [*_keys(tasks, ks, points), *_series_keys(list(points_by_series))]
-        words = f"{len(points)} points of {', '.join(points_by_series)}."
-        name = f"figure-{n}"
-        panels.append(curves(name, f"Figure {n}: {UP}", words, x_label, given, upward, keys))
-    return joined(panels, foot)
-
-
-def _curves(
-    series: Mapping[str, Sequence[FigurePoint]],
-) -> list[tuple[str, bool, str, bool, list[FigurePoint]]]:
-    """The points of each series, task and head."""
-    return [
-        (name, _is_backdrop(index, len(series)), *which, of)
-        for index, (name, points) in enumerate(series.items())
-        for which in dict.fromkeys((p.task, p.trained) for p in points)
-        if (of := [p for p in points if (p.task, p.trained) == which])
-    ]
-
-
-def _is_backdrop(index: int, count: int) -> bool:
-    return index == 0 and count > 1
-
-
-def _placed(series: str, point: FigurePoint, place: str, ks: Sequence[int]) -> Value:
-    x, y = getattr(point, place)
-    head = ", trained head" if point.trained else ""
-    hint = f"{series}, {point.task}, k = {point.k}{head}: {x:.3f}, {y:.3f}"
-    return Value(x, y, hint=hint, shape=ks.index(point.k))
-
-
-def _keys(tasks: Sequence[str], ks: Sequence[int], points: Sequence[FigurePoint]) -> list[Key]:
+    several = len(points_by_series) > 1
     keys = [Key(task, series(i), None) for i, task in enumerate(tasks)]
     if any(point.trained for point in points):
         heads = ("model's own head", "trained head")
         keys += [Key(head, "ink", None, dash=dash) for dash, head in enumerate(heads)]
-    return keys + [Key(f"k = {k}", "ink", i, line=False) for i, k in enumerate(ks)]
+    keys += [Key(f"k = {k}", "ink", i, line=False) for i, k in enumerate(ks)]
+    for number, name in enumerate(points_by_series):
+        keys.append(Key(name, "ink", 0, hollow=several and number == 0, line=False))
+    panels = []
+    for n in (3, 4) if figure is None else (figure,):
+        given = [
+            Curve(
+                "",
+                tasks.index(task),
+                [_placed(name, point, n, ks) for point in of],
+                dash=trained,
+                hollow=several and number == 0,
+            )
+            for number, (name, all_of_it) in enumerate(points_by_series.items())
+            for (task, trained), of in _curves(all_of_it).items()
+        ]
+        words = f"{len(points)} points of {', '.join(points_by_series)}."
+        upward = around([point.latency_per_token for point in points])
+        title = f"Figure {n}: latency per token (greedy = 1)"
+        panels.append(curves(f"figure-{n}", title, words, COMPUTE[n], given, upward, keys))
+    return joined(panels, foot)
 
 
-def _series_keys(names: Sequence[str]) -> list[Key]:
-    return [
-        Key(name, "ink", 0, hollow=_is_backdrop(i, len(names)), line=False)
-        for i, name in enumerate(names)
-    ]
+def _curves(points: Sequence[FigurePoint]) -> dict[tuple[str, bool], list[FigurePoint]]:
+    """The points of each task and head."""
+    found: dict[tuple[str, bool], list[FigurePoint]] = {}
+    for point in sorted(points, key=lambda point: point.k):
+        found.setdefault((point.task, point.trained), []).append(point)
+    return found
+
+
+def _placed(series: str, point: FigurePoint, figure: int, ks: Sequence[int]) -> Value:
+    x, y = point.figure_3 if figure == 3 else point.figure_4
+    head = ", trained head" if point.trained else ""
+    hint = f"{series}, {point.task}, k = {point.k}{head}: {x:.3f}, {y:.3f}"
+    return Value(x, y, hint=hint, shape=ks.index(point.k))
 
 
 @dataclass(frozen=True, slots=True)

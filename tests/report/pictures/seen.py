@@ -1,4 +1,4 @@
-"""What can be seen in a drawing."""
+"""Parts of a drawing, for tests to look at."""
 
 from __future__ import annotations
 

@@ -125,6 +125,13 @@ def test_words_that_do_not_fit_their_cell_are_left_to_the_pointer() -> None:
     assert len(boxes(drawing, "heat-5")) == 20
 
 
+def test_where_every_cell_has_its_words_the_drawing_grows() -> None:
+    cells = {("1", str(n)): HeatmapCell(heat(0.5), "▼0.65x", "words") for n in range(20)}
+    drawing = heatmap("h", "t", "d", cells, "option", whole=True)
+    assert texts(drawing).count("▼0.65x") == 20
+    assert max(box.x + box.width for box in boxes(drawing)) <= drawing.width > WIDTH
+
+
 def test_one_layer_alone_can_be_drawn() -> None:
     drawing = curves("c", "t", "d", "layer", [Curve("k", 0, [Value(3, 0.5, 0.4, 0.6)])])
     assert "3" in texts(drawing)

@@ -54,7 +54,7 @@ def match_rates(given: list[Rate]) -> Drawing:
 
 
 def bucket_heatmap(given: list[Rate], k: int) -> Drawing:
-    return joined(match_maps("run", given, k))
+    return joined(match_maps("run", [rate for rate in given if rate.k == k]))
 
 
 def token_grid(text: str = " the", n_tokens: int = 20, n_layers: int = 3) -> Drawing:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-from ppdbench.report.page.parts import Section, Shown, by_run, gallery, paragraphs
+from ppdbench.report.html import Child
+from ppdbench.report.page.parts import Section, by_run, gallery, paragraphs
 from ppdbench.report.page.runs import DECODES, Run, of_kind
 from ppdbench.report.pictures.drawing import Drawing, slug
 from ppdbench.report.pictures.histogram import histogram
@@ -17,16 +18,15 @@ WORDS = (
 )
 
 
-def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
+def section(runs: Sequence[Run]) -> Section | None:
     """A histogram for each method of each run, over all its tasks."""
-    drawings, body = by_run(of_kind(runs, DECODES), _of_run)
-    content = (*paragraphs(WORDS), *body)
-    return (Section("acceptance", "Acceptance", content) if drawings else None), drawings
+    body = by_run(of_kind(runs, DECODES), _of_run)
+    return Section("acceptance", "Acceptance", [*paragraphs(WORDS), *body]) if any(body) else None
 
 
-def _of_run(run: Run) -> Shown:
+def _of_run(run: Run) -> list[Child]:
     own = [drawing for s in run.overall if (drawing := _of_method(run, s["label"])) is not None]
-    return own, [gallery(own)] if own else []
+    return [gallery(own)] if own else []
 
 
 def _of_method(run: Run, label: str) -> Drawing | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ppdbench.bench.sums import SampleSums
-from ppdbench.report.page.parts import Section, Shown, by_run, folded, gallery, paragraphs, table
+from ppdbench.report.html import Child
+from ppdbench.report.page.parts import Section, by_run, folded, gallery, paragraphs, table
 from ppdbench.report.page.runs import DECODES, Run, of_kind
 from ppdbench.report.pictures.drawing import Drawing, slug
 from ppdbench.report.pictures.stacked import stacked
@@ -19,18 +20,19 @@ WORDS = (
 )
 
 
-def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
+def section(runs: Sequence[Run]) -> Section | None:
     """A picture for each task of each run."""
-    drawings, body = by_run(of_kind(runs, DECODES), _of_run)
-    content = (*paragraphs(WORDS), *body)
-    return (Section("latency", "Latency", content) if drawings else None), drawings
+    body = by_run(of_kind(runs, DECODES), _of_run)
+    return Section("latency", "Latency", [*paragraphs(WORDS), *body]) if any(body) else None
 
 
-def _of_run(run: Run) -> Shown:
+def _of_run(run: Run) -> list[Child]:
     found = {task: bars for task in run.tasks if (bars := _of_task(run, task))}
     own = [_drawn(run, task, bars) for task, bars in found.items()]
+    if not own:
+        return []
     tables = (table(_sheet(task, bars)) for task, bars in found.items())
-    return own, [gallery(own), folded("All numbers", tables)]
+    return [gallery(own), folded("All numbers", tables)]
 
 
 def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:

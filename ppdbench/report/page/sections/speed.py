@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.report import decode_tables, evidence
-from ppdbench.report.html import h
+from ppdbench.report.html import Child, h
 from ppdbench.report.page.comparison import differences, groups
 from ppdbench.report.page.parts import (
     Section,
-    Shown,
     by_run,
     few,
     gallery,
@@ -30,26 +29,22 @@ WORDS = (
 )
 
 
-def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
+def section(runs: Sequence[Run]) -> Section | None:
     """A picture for each task of each run, and for runs that can be compared together."""
     decoded = of_kind(runs, DECODES)
-    drawings, body = by_run(decoded, _of_run)
+    body = by_run(decoded, _of_run)
     if len(decoded) > 1:
-        together = _together(decoded)
-        drawings += together
         body += [
             h("h3", "Runs side by side"),
-            gallery(together),
+            gallery(_together(decoded)),
             *paragraphs(*_kept_apart(decoded), class_="note"),
         ]
-    content = (*paragraphs(WORDS), *body)
-    return (Section("speed", "Speed", content) if decoded else None), drawings
+    return Section("speed", "Speed", [*paragraphs(WORDS), *body]) if decoded else None
 
 
-def _of_run(run: Run) -> Shown:
-    own = _drawings(run)
+def _of_run(run: Run) -> list[Child]:
     sheets = decode_tables.comparison(run.summaries, run.overall)
-    return own, [*few(run), gallery(own), numbers(run, sheets)]
+    return [*few(run), gallery(_drawings(run)), numbers(run, sheets)]
 
 
 def _drawings(run: Run) -> list[Drawing]:

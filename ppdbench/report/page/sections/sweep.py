@@ -9,7 +9,6 @@ from ppdbench.report import sweep_tables
 from ppdbench.report.html import Child, h
 from ppdbench.report.page.parts import Section, few, folded, gallery, table
 from ppdbench.report.page.runs import SWEEPS, Run, of_kind
-from ppdbench.report.pictures.drawing import Drawing
 from ppdbench.report.pictures.sweep import best_settings, option_map
 
 DRAWN = 10  # settings in the picture of the best; the table has all
@@ -20,20 +19,18 @@ WORDS = (
 )
 
 
-def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
+def section(runs: Sequence[Run]) -> Section | None:
     """The map of each sweep, and its best settings."""
     sweeps = of_kind(runs, SWEEPS)
-    drawings: list[Drawing] = []
     body: list[Child] = [h("p", WORDS, sweep_tables.CHOSEN)]
     for run in sweeps:
         found = swept(run.header, run.sums)
         whole = option_map(run.name, found) if len(found.axes) > 1 else None
         own = [d for d in (whole, best_settings(run.name, found, DRAWN)) if d is not None]
-        drawings += own
         body += [
             h("h3", run.name) if len(sweeps) > 1 else None,
             *few(run),
             gallery(own),
             folded("All numbers", map(table, sweep_tables.sheets(found))),
         ]
-    return (Section("sweep", "Sweep", tuple(body)) if sweeps else None), drawings
+    return Section("sweep", "Sweep", body) if sweeps else None

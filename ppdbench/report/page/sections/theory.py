@@ -11,7 +11,7 @@ from ppdbench.report.html import Child, h
 from ppdbench.report.page.comparison import recorded
 from ppdbench.report.page.parts import Section, folded, gallery, paragraphs, table
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
-from ppdbench.report.pictures.drawing import Drawing, slug
+from ppdbench.report.pictures.drawing import slug
 from ppdbench.report.pictures.histogram import histogram
 from ppdbench.report.pictures.theory import MeasuredGain, Promise, promises
 
@@ -23,28 +23,19 @@ WORDS = (
 PIPELINED = "Speedups that a ppd run measured stand beside what theory made of its own matches."
 
 
-def section(runs: Sequence[Run]) -> tuple[Section | None, list[Drawing]]:
+def section(runs: Sequence[Run]) -> Section | None:
     """Promises of probe runs, and what pipelined runs kept of them."""
     probes, decoded = of_kind(runs, PROBES), of_kind(runs, DECODES)
     pipelined = [run for run in decoded if any("p" in s for s in run.summaries)]
-    drawings: list[Drawing] = []
-    body: list[Child] = []
-    for run in probes:
-        own, content = _of_probe(run, pipelined)
-        drawings += own
-        body += content
-    for run in pipelined:
-        own, content = _of_pipelined(run)
-        drawings += own
-        body += content
-    found = Section("theory", "Theory and measurement", tuple(body)) if body else None
-    return found, drawings
+    body = [child for run in probes for child in _of_probe(run, pipelined)]
+    body += [child for run in pipelined for child in _of_pipelined(run)]
+    return Section("theory", "Theory and measurement", body) if body else None
 
 
-def _of_probe(run: Run, pipelined: Sequence[Run]) -> tuple[list[Drawing], list[Child]]:
+def _of_probe(run: Run, pipelined: Sequence[Run]) -> list[Child]:
     n_layers = run.header["model"]["n_layers"]
     if not any(rate.layer < n_layers for rate in run.rates):
-        return [], []
+        return []
     measured = theory_tables.measure(run.stored, theory_tables.RowFilter(), run.ranks)
     rows = [row for row in measured.rows if row.speedup is not None and row.recorded_latency]
     groups: dict[tuple[str, str, str], list[theory_tables.TheoryRow]] = {}
@@ -64,13 +55,12 @@ def _of_probe(run: Run, pipelined: Sequence[Run]) -> tuple[list[Drawing], list[C
                 kept,
             )
         )
-    content: list[Child] = [
+    return [
         h("h3", f"{run.name}: promised"),
         *paragraphs(WORDS),
         gallery(drawings),
         folded("All numbers", map(table, theory_tables.run_sheets(measured))),
     ]
-    return drawings, content
 
 
 def _promise(row: theory_tables.TheoryRow, n_layers: int) -> Promise:
@@ -114,7 +104,7 @@ def _kept(run: Run, task: str, pipelined: Sequence[Run]) -> list[MeasuredGain]:
     ]
 
 
-def _of_pipelined(run: Run) -> tuple[list[Drawing], list[Child]]:
+def _of_pipelined(run: Run) -> list[Child]:
     sheets = pipeline_tables.sheets(run.summaries)
     drawings = [
         histogram(
@@ -128,13 +118,12 @@ def _of_pipelined(run: Run) -> tuple[list[Drawing], list[Child]]:
         for s in run.summaries
         if s.get("run_lengths")
     ]
-    content: list[Child] = [
+    return [
         h("h3", f"{run.name}: measured"),
         *paragraphs(PIPELINED),
         map(table, sheets[:2]),
         gallery(drawings),
     ]
-    return drawings, content
 
 
 def _independent(p: float, longest: int) -> dict[int, float]:
