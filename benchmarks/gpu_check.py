@@ -85,7 +85,7 @@ class StepEnd:
 
 
 def steps(device: str, scale: CheckScale, schemes: Sequence[str]) -> Iterator[CheckStep]:
-    """All of them, the quick and telling ones first."""
+    """Yield all steps, the quick and telling ones first."""
     where = ("--device", device, "--offline", "--model", scale.model)
     length = ("--max-new-tokens", str(scale.tokens))
     size = ("--data", "builtin", "--limit", str(scale.limit), *length)
@@ -198,7 +198,7 @@ class GpuCheck:
         return int(any(done.code for done in self.done))
 
     def write(self, device: str) -> dict[str, Any]:
-        """All of this for programs, beside the runs."""
+        """Write all of this for programs, beside the runs."""
         content = {"device": device, "devices": self.devices, "ok": self.code == 0}
         content |= {"steps": [asdict(done) for done in self.done]}
         (self.out / "gpu-check.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")

@@ -112,7 +112,7 @@ class BenchOptions:
 def points(
     passes: Sequence[str], dtypes: Sequence[str], agrees: Sequence[str]
 ) -> Iterator[BenchCase]:
-    """All of them."""
+    """Yield all cases."""
     for kind, dtype in product(passes, dtypes):
         yield BenchCase(model=REFERENCE, dtype=dtype, passes=kind)
         for agree in agrees:

@@ -42,7 +42,7 @@ class Registry(Generic[T]):
             raise UnknownName(self.kind, name, self._items) from None
 
     def names(self) -> list[str]:
-        """All names, in order of registration."""
+        """List all names, in order of registration."""
         return list(self._items)
 
     def __contains__(self, name: object) -> bool:

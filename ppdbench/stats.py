@@ -217,7 +217,7 @@ def _drawn(examples: int, seed: int, draws: int) -> Iterator[npt.NDArray[np.uint
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """By how much a rate moved; the bounds of its 95% interval are None for a single example."""
+    """The change of a rate; the bounds of its 95% interval are None for a single example."""
 
     value: float
     low: float | None
@@ -250,7 +250,7 @@ def paired_change(
 
 
 def _changes(totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Of totals [4, draw]; draws that hold nothing of a run are left out."""
+    """Return the changes of totals [4, draw]; draws that hold nothing of a run are left out."""
     parts, wholes = totals[::2], totals[1::2]  # [run, draw] each
     drawn = (wholes > 0).all(0)
     before, after = parts[:, drawn] / wholes[:, drawn]

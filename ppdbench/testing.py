@@ -1,4 +1,4 @@
-"""For authors of methods: the proof that a strategy gives exactly what greedy decoding gives.
+"""The proof, for authors of methods, that a strategy gives exactly what greedy decoding gives.
 
     from ppdbench.testing import exactness_tests
 
@@ -115,7 +115,7 @@ def assert_order_is_nothing(
 
 
 def ends_inside_drafts(decoder: Decoder, prompts: Sequence[list[int]], model: StagedModel) -> int:
-    """Every early end of each output, by EOS and by length; how many fell inside a draft."""
+    """End each output early, by EOS and by length; return how many ends fell inside a draft."""
     inside = 0
     for prompt in prompts:
         output = free(model, prompt, 24)

@@ -105,6 +105,6 @@ def command(
 
 
 def spread(attempts: Sequence[Attempt], wanted: int) -> Iterator[Attempt]:
-    """So many of them, evenly spread over all: what the short form takes."""
+    """Pick so many attempts, evenly spread over all: what the short form takes."""
     wanted = min(wanted, len(attempts))
     return (attempts[number * len(attempts) // wanted] for number in range(wanted))

@@ -57,7 +57,7 @@ class Forked:
                 os._exit(code)
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """End the process as `kill -9` does."""
         if self.process.is_alive():
             os.kill(self.process.pid or 0, signal.SIGKILL)
         self.process.join()

@@ -177,7 +177,7 @@ class BadInput:
 
 
 def every_input() -> Iterator[BadInput]:
-    """All of them, command by command."""
+    """Yield all bad input, command by command."""
     for command, good in COMMANDS.items():
         for option, kind in options_of(command).items():
             values = BAD.get(option, ())
@@ -470,7 +470,7 @@ def forked(words: Sequence[str], work: Path, place: Path) -> CommandEnd | None:
 
 
 def _child(words: Sequence[str], work: Path, place: Path) -> None:
-    """All that the forked process does."""
+    """Do the work of the forked process."""
     from ppdbench.cli.main import run
 
     code = 70

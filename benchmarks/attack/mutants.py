@@ -106,7 +106,7 @@ def chains_stand_one_place_too_far() -> None:
 
 @outputs
 def single_rows_stand_one_place_too_far() -> None:
-    """On both sides, so that outputs are identical."""
+    """Move single rows on both sides, so that outputs are identical."""
     from ppdbench.engine.masks import StepMaker
 
     def made(real: Any) -> Any:
@@ -412,7 +412,7 @@ def the_second_likeliest_token_is_chosen() -> None:
 
 @outputs
 def no_end_token_is_known() -> None:
-    """Both sides go on behind the end."""
+    """Go on behind the end on both sides."""
     import dataclasses
 
     from ppdbench.bench import runner

@@ -171,7 +171,7 @@ class Scene:
         self.local, self.abstract = self.place / "socket", f"ppdbench-{secrets.token_hex(8)}"
 
     def state(self) -> dict[str, Any]:
-        """All that is known of the witnesses."""
+        """Gather all that is known of the witnesses."""
         watched = [Path(sys.executable), Path(os.__file__), Path(examiner.__file__)]
         paths = [self.place, *self.place.rglob("*"), *watched, Path("/dev/shm/ppdbench-left")]
         return {str(path): _state(path) for path in paths if path != self.temporary}
@@ -203,7 +203,7 @@ class Scene:
             }
 
     def run(self, source: str, layers: tuple[str, ...]) -> Sighting:
-        """As the user that this process is by now."""
+        """Run the program as the user that this process is by now."""
         libc.adopt_orphans()
         os.environ |= {"TMPDIR": str(self.temporary), "WITNESS": self.word}
         decoy = _forked(signal.pause)
@@ -352,7 +352,7 @@ def _as_user(user: str | None, work: Callable[[], Sighting]) -> Sighting | None:
 
 
 def _forked(work: Callable[[], Any]) -> int:
-    """Its process id; nothing of it goes on here."""
+    """Fork; return the process id. Nothing of the child goes on here."""
     child = os.fork()
     if not child:
         _leave(work)
@@ -372,7 +372,7 @@ def _leave(work: Callable[[], Any]) -> NoReturn:
 
 
 def _become(user: str) -> None:
-    """That user from now on, to whom the interpreter and this package are open."""
+    """Become that user, to whom the interpreter and this package are open."""
     _open_ways(Path(sys.base_prefix), Path(sys.prefix), REPOSITORY)
     account = pwd.getpwnam(user)
     os.chdir("/")

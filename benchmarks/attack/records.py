@@ -85,7 +85,7 @@ def flip(path: Path, draw: random.Random) -> None:
 
 
 def overwrite(path: Path, draw: random.Random) -> None:
-    """Some bytes are others."""
+    """Overwrite some bytes."""
     content = bytearray(path.read_bytes())
     at = draw.randrange(len(content))
     content[at : at + 16] = draw.choice([bytes(16), draw.randbytes(16), b"\xff" * 16])
@@ -93,7 +93,7 @@ def overwrite(path: Path, draw: random.Random) -> None:
 
 
 def empty(path: Path, draw: random.Random) -> None:
-    """Nothing is left."""
+    """Leave nothing."""
     path.write_bytes(b"")
 
 
@@ -104,7 +104,7 @@ def folder_instead(path: Path, draw: random.Random) -> None:
 
 
 def gone(path: Path, draw: random.Random) -> None:
-    """It is not there."""
+    """Take it away."""
     path.unlink()
 
 
@@ -146,40 +146,40 @@ def _replace_line(path: Path, draw: random.Random, line: bytes) -> None:
 
 
 def deleted(place: Any, key: Any, draw: random.Random) -> None:
-    """It is not there."""
+    """Take it away."""
     del place[key]
 
 
 def renamed(place: Any, key: Any, draw: random.Random) -> None:
-    """It has another name."""
+    """Give it another name."""
     value = place.pop(key)
     if isinstance(place, dict):
         place[f"{key}x"] = value
 
 
 def retyped(place: Any, key: Any, draw: random.Random) -> None:
-    """It is of another type."""
+    """Give it another type."""
     others = ["text", 7, 0.5, True, [], {}, [1], {"a": 1}]
     place[key] = draw.choice([other for other in others if type(other) is not type(place[key])])
 
 
 def nulled(place: Any, key: Any, draw: random.Random) -> None:
-    """It is null."""
+    """Make it null."""
     place[key] = None
 
 
 def huge(place: Any, key: Any, draw: random.Random) -> None:
-    """It is out of all bounds."""
+    """Make it larger than all bounds."""
     place[key] = draw.choice([1e308, -1e308, 10**30, -(10**30), 2**63])
 
 
 def not_a_number(place: Any, key: Any, draw: random.Random) -> None:
-    """It is NaN or infinite, which is no JSON."""
+    """Make it NaN or infinite, which is no JSON."""
     place[key] = draw.choice([float("nan"), float("inf")])
 
 
 def nested(place: Any, key: Any, draw: random.Random) -> None:
-    """It lies one level too deep."""
+    """Nest it one level too deep."""
     place[key] = draw.choice([[place[key]], {"value": place[key]}])
 
 
@@ -190,7 +190,7 @@ BYTES += (folder_instead, gone, deep, no_object, twice, swapped)
 
 
 def change_value(how: Change, path: Path, draw: random.Random) -> None:
-    """Some value of a file, or of a line, is changed; the checksum stays."""
+    """Change some value of a file, or of a line; the checksum stays."""
     if path.suffix == ".json":
         content = json.loads(path.read_bytes())
         where, key = draw.choice(list(_places(content)))

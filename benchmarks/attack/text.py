@@ -327,12 +327,12 @@ class _Tokenizer:
         self.template = template
 
     def get_chat_template(self) -> str:
-        """As transformers calls it."""
+        """Return a template as transformers asks for it."""
         return self.template
 
 
 def _render(template: str, chat: bool, said: Path) -> None:
-    """In a child: nothing may take more memory than this."""
+    """Render in a child, where nothing may take more memory than this."""
     from ppdbench.errors import ConfigError
     from ppdbench.tasks.chat import render_chat
     from ppdbench.tasks.templates import Template
@@ -361,7 +361,7 @@ QUICK = (
 
 
 def attempts(short: bool) -> Iterable[Attempt]:
-    """All of them, or some of each part."""
+    """Return all attempts, or some of each part."""
     writers, errors, templates = list(_writers()), list(_errors()), list(_templates())
     if short:
         quick = [one for one in writers if one.name in QUICK]

@@ -89,7 +89,7 @@ class BaselineReport:
 
     @property
     def greedy_tokens_per_s(self) -> float:
-        """Our greedy, prefill included."""
+        """The speed of our greedy decoding, prefill included."""
         return self._tokens / median([r.greedy_s for r in self.rounds])
 
     @property
@@ -99,7 +99,7 @@ class BaselineReport:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Our greedy, steps after the prefill only."""
+        """The speed of our greedy decoding, steps after the prefill only."""
         return self._after_prefill([r.greedy_decode_s for r in self.rounds])
 
     @property
@@ -138,7 +138,7 @@ class BaselineReport:
         return None if speed is None else self.bytes_per_token * speed / self.bandwidth_bytes_per_s
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         low, high = self.ratio_range
         return {
             "model": self.model,
@@ -206,7 +206,7 @@ def compare_with_generate(
 
 
 def _unheard(what: str, done: int, of: int | None) -> None:
-    """Nobody wants to know how far we are."""
+    """Ignore progress that nobody wants to know."""
 
 
 def compare(
@@ -315,7 +315,7 @@ class _Generate:
 def _one_round(
     greedy: _Greedy, generate: _Generate, prompts: Prompts, *, greedy_first: bool
 ) -> tuple[Round, list[int | None]]:
-    """Both over all prompts, taking turns; and where their outputs part."""
+    """Time both over all prompts, taking turns; note where their outputs part."""
     sides: dict[bool, list[_Timed]] = {True: [], False: []}
     parted = []
     for index, prompt in enumerate(prompts):

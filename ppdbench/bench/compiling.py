@@ -49,7 +49,7 @@ class CompileRequest:
     wider: frozenset[int] = frozenset()
 
     def missing(self) -> int:
-        """For how many numbers of rows there is nothing on disk; a GPU keeps nothing there."""
+        """Count the numbers of rows that nothing is on disk for; a GPU keeps nothing there."""
         if self.loaded.staged.device.type == "cuda":
             return 0
         missing = 0

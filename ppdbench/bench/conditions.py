@@ -18,7 +18,7 @@ SPREAD = 1.15  # of two times of one example, in the middle of all examples
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Of all methods together, since they took turns."""
+    """The conditions of all methods together, since they took turns."""
 
     noise: Ratio | None
     under_load: str | None
@@ -26,7 +26,7 @@ class Conditions:
 
     @classmethod
     def of(cls, methods: Mapping[str, Any], sums: Sequence[SampleSums]) -> Conditions:
-        """Of these samples."""
+        """Sum up the conditions of these samples."""
         done = [one for one in sums if not one.failed]
         return cls(noise_of(methods, done), "; ".join([*_watched(done), *_spread(done)]) or None)
 

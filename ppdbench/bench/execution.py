@@ -68,7 +68,7 @@ class CodeRuns:
 
 
 def _digest(tests: Mapping[tuple[str, str], CodeTest]) -> str:
-    """Same hash, same tests."""
+    """Hash tests: same hash, same tests."""
     digest = hashlib.sha256()
     for (task, example_id), test in tests.items():
         whole = test.program("") + test.exam.source

@@ -37,7 +37,7 @@ class Needs:
         return all(size <= free[place] for place, size in self.held.items() if place in free)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         need, memory = self.placement.need, self.placement.memory
         return {
             "model": self.model,

@@ -201,7 +201,7 @@ def decode_missing(
     report: Report,
     code: CodeRuns | None = None,
 ) -> None:
-    """Every example of our shard that lacks the result of a method, stored as it finishes."""
+    """Decode every example of our shard that lacks a method's result; store each at once."""
     items = folder.shard.part(items)
     missing = [item for item in items if left(item, interleaved.methods, folder)]
     report("warming up", len(items) - len(missing), len(items))

@@ -33,7 +33,7 @@ class Cell:
 
     @property
     def examples(self) -> int:
-        """On how many it was measured."""
+        """The number of examples it was measured on."""
         return self.summary["n_examples"] if self.summary else 0
 
     @property
@@ -134,7 +134,7 @@ def _lead(ordered: Sequence[Cell], sums: Sequence[SampleSums]) -> Ratio | None:
 def _relative_times(
     sums: Sequence[SampleSums], label: str
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """By example: time per token over the baseline's, and the baseline's time."""
+    """By example, return the time per token over the baseline's, and the baseline's time."""
     times: dict[tuple[str, str], tuple[float, float]] = {}
     for one in sums:
         if one.method != label or one.failed:

@@ -56,7 +56,7 @@ class Checks:
         return self.thresholds.rule(metric, subject)
 
     def _identity(self) -> Iterator[Check]:
-        """Of the run alone: methods that are exact must give what greedy decoding gives."""
+        """Check the run alone: methods that are exact must give what greedy decoding gives."""
         if self.now.kind == "probe" or self.now.settings["target"]["kind"] != "greedy":
             return
         exact = {method.label for method in self.now.methods if method.exact}
@@ -111,7 +111,7 @@ class Checks:
         return noise_factor(_noise_in(self.baseline, task), _noise_in(self.now, task))
 
     def _memory(self) -> Iterator[Check]:
-        """Of the process: several methods share it."""
+        """Check the memory of the process: several methods share it."""
         before, now = self.baseline.peak_memory_bytes, self.now.peak_memory_bytes
         rule = self._rule("peak_memory", "")
         if before and now and rule.kind != IGNORED:
@@ -128,7 +128,7 @@ class Checks:
 
 
 def _noise_in(made: Snapshot, task: str) -> Ratio | None:
-    """Of all times that greedy decoding took on a task."""
+    """Return the noise of all times that greedy decoding took on a task."""
     repeats = [f.parts for f in made.figures if (f.task, f.metric) == (task, NOISE)]
     return claims.noise([[part for part in parts if part] for parts in repeats])
 

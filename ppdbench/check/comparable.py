@@ -79,7 +79,7 @@ def _other_methods(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
 
 
 def machine_differences(now: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:
-    """In what two machines differ that rounding depends on."""
+    """Name the differences between two machines that rounding depends on."""
     return [
         f"{name}: {_shown(now.get(name))}, baseline {_shown(value)}"
         for name, value in baseline.items()

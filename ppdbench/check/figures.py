@@ -55,7 +55,7 @@ def rate(parts: Sequence[Part | None]) -> float | None:
 
 
 def output_hash(sample: Sample) -> str | None:
-    """Of the token ids alone."""
+    """Hash the token ids alone."""
     if sample["verdict"] == "failed":
         return None
     return hashlib.sha256(json.dumps(sample["output_ids"]).encode()).hexdigest()[:12]

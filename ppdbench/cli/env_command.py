@@ -121,7 +121,7 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
 
 
 def _say_what_is_unused(ctx: click.Context, model: str | None) -> None:
-    """Nothing asked for is ignored in silence."""
+    """Tell the user what was asked for and is not used, so that nothing is ignored in silence."""
     given = click.core.ParameterSource.COMMANDLINE
     without = dict.fromkeys(BASELINE_ONLY, "--baseline")
     if model is None:

@@ -188,7 +188,7 @@ salvage_option = click.option(
 
 
 def salvaging(*names: str) -> Callable[[F], F]:
-    """For a command that reads the stored runs which these parameters name: --salvage.
+    """Add --salvage to a command that reads the stored runs which these parameters name.
 
     It holds their samples as long as it lives, so that no search for cycles frees any.
     """

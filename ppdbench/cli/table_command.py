@@ -133,14 +133,14 @@ def _run_missing(table: PaperTable, folder: Path, options: dict[str, Any]) -> No
 
 
 def _own_heads(model: str | None) -> str | None:
-    """Those that travel with the embedded model fit no other."""
+    """Return the name of the embedded model's own heads; they fit no other model."""
     from ppdbench.files.resources import reference_is_there
 
     return EMBEDDED if model in (None, EMBEDDED) and reference_is_there() else None
 
 
 def _words(options: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
-    """These options as they are typed, where they say anything."""
+    """List these options as they are typed, where they say anything."""
     words: list[str] = []
     for name in names:
         value = options[name]

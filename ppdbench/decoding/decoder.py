@@ -172,5 +172,5 @@ class Joining(Protocol):
     def lines(
         self, session: Session, text: list[int], places: Sequence[int]
     ) -> Iterator[TokenLine]:
-        """Each of those rows behind some places with all that it sees, for the stock model."""
+        """Yield each of those rows behind some places with all it sees, for the stock model."""
         ...

@@ -74,7 +74,7 @@ class Draft:
 
     @classmethod
     def empty(cls) -> Draft:
-        """No proposal: the pass yields the target's own token alone."""
+        """Make an empty draft: the pass yields the target's own token alone."""
         return EMPTY
 
     @classmethod
@@ -110,7 +110,7 @@ class Draft:
         return len(self.tokens)
 
     def of_tokens(self, rows: Tensor) -> Tensor:
-        """Of the rows of its pass [1, row, ...] those of the newest token and the nodes."""
+        """Pick, of the rows of its pass [1, row, ...], those of the newest token and the nodes."""
         return rows[:, : 1 + len(self)] if self.insertions else rows
 
     @property
@@ -193,7 +193,7 @@ class Draft:
             before += len(insertion)
 
     def within(self, room: int) -> Draft:
-        """Without the nodes deeper than `room`: those could not be committed any more.
+        """Drop the nodes deeper than `room`: those could not be committed any more.
 
         What was to be inserted where a lost node is seen is lost with it.
         """

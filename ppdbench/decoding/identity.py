@@ -137,7 +137,7 @@ def _against(
 
 
 def _gap(logits: Tensor, pair: tuple[int, int]) -> float:
-    """By how much the first of two tokens is preferred."""
+    """Return how much the first of two tokens is preferred."""
     return float(logits[pair[0]].double() - logits[pair[1]].double())
 
 

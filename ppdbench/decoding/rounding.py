@@ -32,7 +32,7 @@ class Bound:
 
     @classmethod
     def of(cls, dtype: torch.dtype, noise: float, largest: float, spread: float) -> Bound:
-        """For logits of `dtype`, the two in question up to `largest`, all over a range `spread`."""
+        """Work out the bound for logits of `dtype`, up to `largest`, over a range `spread`."""
         unit = torch.finfo(dtype).eps / 2
         most = FLOAT32_SHARE * spread if dtype.itemsize >= 4 else float("inf")
         return cls(noise, 2 * unit * largest, most)

@@ -127,7 +127,7 @@ class _Times:
             self.handed.append((tuple(value.reshape(-1).tolist()), self.clock.now()))
 
     def end(self) -> None:
-        """All tokens were handed out."""
+        """Do nothing more: all tokens were handed out."""
 
 
 def _criteria(limits: Limits, n_prompt: int) -> list[Callable[..., Tensor]]:

@@ -45,7 +45,7 @@ class Typical:
     def _judged(
         self, draft: Draft, parents: tuple[int, ...], logits: Tensor
     ) -> list[tuple[float, float]]:
-        """Of each node whether it is kept (1 or 0), and its probability after its parent."""
+        """Return for each node if it is kept (1 or 0), and its probability after its parent."""
         if not draft.tokens:
             return []
         above = torch.tensor(parents, device=logits.device) + 1

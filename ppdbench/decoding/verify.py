@@ -32,7 +32,7 @@ Acceptance = Callable[[Draft, Tensor, Sequence[int]], Outcome]
 
 
 def keep_all(draft: Draft, logits: Tensor, predictions: Sequence[int]) -> Outcome:
-    """All of a chain, whose tokens are known and not guessed."""
+    """Keep all of a chain, whose tokens are known and not guessed."""
     return Outcome(tuple(range(len(draft.tokens))), predictions[-1])
 
 

@@ -77,7 +77,7 @@ class Weights:
         return self._read[1]
 
     def facts(self) -> dict[str, Any]:
-        """For the header of a run: how large this is beside its model, and how it was trained."""
+        """Return facts for a run's header: the size beside its model, and how it was trained."""
         return {
             "added_parameters": self._read[2],
             "model_parameters": self._loaded.staged.parameters,
@@ -132,7 +132,7 @@ class Addon(Weights):
         return value
 
     def facts(self) -> dict[str, Any]:
-        """With the options that it was trained with."""
+        """Return the facts and the options that it was trained with."""
         return {**super().facts(), "options": self.options}
 
 
@@ -264,7 +264,7 @@ def save_addon(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a .safetensors file, or of a .pt or .bin file that holds nothing else."""
+    """Read all tensors of a .safetensors file, or of a .pt or .bin file with nothing else in it."""
     from safetensors.torch import load_file
 
     try:

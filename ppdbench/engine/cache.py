@@ -128,7 +128,7 @@ class KVCache:
         return max(0, step.key_length - window)
 
     def blocks(self, layer: int) -> tuple[Tensor, Tensor]:
-        """All rows of `layer`, held or not: [batch, heads, capacity, head_dim] each."""
+        """Return all rows of `layer`, held or not: [batch, heads, capacity, head_dim] each."""
         return self._keys[layer], self._values[layer]
 
     def wipe(self) -> None:
@@ -142,7 +142,7 @@ class KVCache:
             self.lengths[layer] = min(held, length)
 
     def keep(self, base: int, rows: Sequence[int], layers: range | None = None) -> None:
-        """Of the rows from `base` on keep only base+rows[0], base+rows[1], ..., in that order.
+        """Keep, of the rows from `base` on, only base+rows[0], base+rows[1], ..., in that order.
 
         In the given layers, where others do not hold the same rows.
         """

@@ -136,7 +136,7 @@ class CompiledLayers:
         return self.counts_for(torch.get_num_threads())
 
     def counts_for(self, threads: int) -> tuple[int, ...]:
-        """Those that are compiled for so many threads."""
+        """List the row counts that are compiled for so many threads."""
         return tuple(sorted(self._made.get(threads, NOTHING).layers))
 
     @property
@@ -162,7 +162,7 @@ class CompiledLayers:
         return None
 
     def missing(self, counts: Collection[int]) -> list[int]:
-        """Of these row counts, those that nothing is on disk for."""
+        """List those of these row counts that nothing is on disk for."""
         return [
             n
             for n in sorted(counts)

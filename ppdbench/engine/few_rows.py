@@ -77,7 +77,7 @@ class TracedRows:
         return keys[:, :, : self.key_length], values[:, :, : self.key_length]
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """All rows there are."""
+        """Return all rows there are."""
         return self.keys, self.values
 
 
@@ -85,7 +85,7 @@ class Float32Rows(TracedRows):
     """The same for the compiler: what is read is float32."""
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """All rows there are, widened."""
+        """Return all rows there are, widened."""
         # Widened as a whole, of which the compiler reads what is used. Widening a part would ask
         # how it lies in memory, and settle that it never is all of it.
         return self.keys.float(), self.values.float()

@@ -135,7 +135,7 @@ class Graphs:
         rotary: Mapping[str | None, Rotary],
         tap: Tap | None,
     ) -> Tensor | None:
-        """These layers over [batch, row, hidden], where such passes are captured."""
+        """Run these layers over [batch, row, hidden], where such passes are captured."""
         n = self._fitting(step.n_query)
         if n is None or step.given or not step.known:
             return None

@@ -59,7 +59,7 @@ class StoredWeights:
         return bool(self._places) and any(n in self for n in _full_names(module, prefix).values())
 
     def read(self, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
-        """These tensors on a device; on the CPU and in their own type, pages of the file."""
+        """Read these tensors to a device; on the CPU and in their own type, pages of the file."""
         files: dict[str, list[str]] = {}
         for name in names:
             files.setdefault(self._places[name].file, []).append(name)
@@ -84,7 +84,7 @@ class StoredWeights:
             ) from error
 
     def parameters(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """All parameters of a model, those on disk read one after another."""
+        """Yield all parameters of a model, those on disk read one after another."""
         cpu = torch.device("cpu")
         for name, parameter in model.named_parameters():
             yield name, self.read([name], cpu)[name] if name in self else parameter

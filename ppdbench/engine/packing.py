@@ -119,6 +119,6 @@ def packed_bytes(module: nn.Module) -> int:
 
 
 def copied_bytes(module: nn.Module) -> int:
-    """Of that, the memory of weights that are there in plain rows too."""
+    """Count the memory of weights that are there in plain rows too."""
     layers = (m for m in module.modules() if isinstance(m, PackedLinear))
     return sum(layer.packed_bytes for layer in layers if layer.weight is not None)

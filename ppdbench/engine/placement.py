@@ -172,7 +172,7 @@ def name_of(place: Place) -> str:
 
 
 def _distributed(mode: str, adapter: Adapter, need: Footprint, memory: FreeMemory) -> DeviceMap:
-    """As accelerate fills the places; the first holds keys and values of layers on disk, too."""
+    """Fill the places as accelerate does; the first holds the cache of layers on disk, too."""
     home, rooms = memory.home, memory.for_layers(need)
     around = dict.fromkeys(_around(adapter), home)
     while True:
@@ -208,7 +208,7 @@ def _filled(
 
 
 def _around(adapter: Adapter) -> list[str]:
-    """All modules with weights or tables of their own that belong to no layer."""
+    """List all modules with weights or tables of their own that belong to no layer."""
     inside = tuple(f"{adapter.layer_path(i)}." for i in range(len(adapter.layers)))
     named: Iterable[tuple[str, nn.Module]] = adapter.model.named_modules()
     return [

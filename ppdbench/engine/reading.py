@@ -30,7 +30,7 @@ class Reading:
         return cls(logits, most_likely(logits), logits.amax(-1))
 
     def first(self, n: int) -> Reading:
-        """Of the first `n` rows alone."""
+        """Return the reading of the first `n` rows alone."""
         if n == self.likeliest.shape[1]:
             return self
         return Reading(self.logits[:, :n], self.likeliest[:, :n], self.peaks[:, :n])

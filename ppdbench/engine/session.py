@@ -117,7 +117,7 @@ class Session:
     def forward(
         self, tokens: Tensor, step: Step | None = None, *, tap: Tap | None = None
     ) -> Tensor:
-        """All layers over `tokens` [1, n], a chain unless told: hidden states [1, n, hidden]."""
+        """Run all layers over `tokens` [1, n], a chain unless told: states [1, n, hidden]."""
         step = self.chain(tokens.shape[1]) if step is None else step
         return self.run(self.embed(tokens, step), 0, self.model.n_layers, step, tap=tap)
 

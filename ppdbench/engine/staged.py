@@ -108,7 +108,7 @@ class StagedModel:
     def forward(
         self, tokens: Tensor, step: Step, cache: KVCache, *, tap: Tap | None = None
     ) -> Tensor:
-        """All layers over `tokens` [batch, query]; hidden states after the last."""
+        """Run all layers over `tokens` [batch, query]; return hidden states after the last."""
         return self.run(self.embed(tokens, step), 0, self.n_layers, step, cache, tap=tap)
 
     def run(
@@ -269,7 +269,7 @@ def eager(model: StagedModel) -> Iterator[None]:
 
 
 def _ends(devices: Sequence[torch.device]) -> list[int]:
-    """For each layer the first one after it that stands on another device."""
+    """Find for each layer the first one after it that stands on another device."""
     ends = [len(devices)] * len(devices)
     for i in range(len(devices) - 2, -1, -1):
         ends[i] = ends[i + 1] if devices[i] == devices[i + 1] else i + 1

@@ -198,7 +198,7 @@ def _github_title(text: str) -> str:
 
 
 def _file_name(text: str) -> str:
-    """Nothing that leads to another folder or means something to a shell."""
+    """Drop all that leads to another folder or means something to a shell."""
     return re.sub(r"[^A-Za-z0-9._=,:+-]+", "_", text).lstrip(".-") or "_"
 
 

@@ -18,7 +18,7 @@ PRODUCT = 512  # rows and columns, enough for all threads to take part
 
 
 def threads_per_unit(units: int) -> int:
-    """As many as decoding has with one, as far as there are cores for all units."""
+    """Return the threads of a unit: as many as of one process, if all units find cores."""
     return max(1, min(torch.get_num_threads(), usable_cores() // units))
 
 
@@ -34,7 +34,7 @@ def share_out(units: int, threads: int) -> list[Cores]:
 
 @contextmanager
 def confined(cores: Cores, threads: int) -> Iterator[None]:
-    """This process on these cores with so many threads, for a while."""
+    """Run this process on these cores with so many threads, for a while."""
     before = torch.get_num_threads()
     usable = os.sched_getaffinity(0) if cores else ()
     torch.set_num_threads(threads)
@@ -54,13 +54,13 @@ def confine(cores: Cores, threads: int) -> None:
 
 
 def _move(cores: Collection[int]) -> None:
-    """Every thread of this process, those of the matrix kernels included, if there are cores."""
+    """Move every thread of this process, those of the matrix kernels too, if there are cores."""
     if cores:
         _place((thread, cores) for thread in cores_by_thread())
 
 
 def pin() -> None:
-    """Each thread that computes on a core of its own, for good; only Linux lets us.
+    """Pin each thread that computes to a core of its own, for good; only Linux lets us.
 
     The matrix kernels start their threads with the first product, which is how they are told
     from others: no product may have been made before.

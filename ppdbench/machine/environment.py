@@ -163,7 +163,7 @@ def cpu_features() -> list[str] | None:
 
 
 def instruction_sets() -> frozenset[str] | None:
-    """All that the processor says of itself, where it tells."""
+    """Return all that the processor says of itself, where it tells."""
     pattern = r"^(?:flags|Features)\s*:\s*(.+)$"
     listed = re.search(pattern, _read(PROC / "cpuinfo") or "", re.MULTILINE)
     return None if listed is None else frozenset(listed[1].split())

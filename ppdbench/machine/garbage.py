@@ -11,7 +11,7 @@ from importlib import import_module
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No search for garbage meanwhile: it would go through all that is there again and again."""
+    """Stop the search for garbage: it would go through all that is there again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -50,7 +50,7 @@ def advise(address: int, size: int, advice: int) -> None:
 
 
 def set_no_new_privileges() -> None:
-    """No program started from here can gain rights; without this the kernel takes no rules."""
+    """Let no program started from here gain rights; without this the kernel takes no rules."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 

@@ -28,7 +28,7 @@ class LoadSpan:
     """Over the last minute, at its end: everything that ran or waited to, this run included."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For a sample, in milliseconds' precision."""
+        """Return the fields for a sample, in milliseconds' precision."""
         values = asdict(self).items()
         return {n: round(v, 3) if isinstance(v, float) else v for n, v in values}
 

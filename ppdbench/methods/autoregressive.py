@@ -19,7 +19,7 @@ class Greedy:
     """The most likely token, one pass each."""
 
     def prepare(self, setup: Setup) -> Autoregressive:
-        """Nothing to make ready."""
+        """Return the decoder; there is nothing to load."""
         return Autoregressive()
 
 

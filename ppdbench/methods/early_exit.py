@@ -95,7 +95,7 @@ class EarlyExitDecoder(Decoder):
         self.first = first
 
     def decode(self, session: Session, request: Request) -> Decoded:
-        """Until a limit; no token is proposed, so none is accepted."""
+        """Decode until a limit; no token is proposed, so none is accepted."""
         from ppdbench.decoding.loop import token_by_token
 
         return token_by_token(session, self._descent(session), request)

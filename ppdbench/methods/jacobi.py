@@ -34,7 +34,7 @@ class Jacobi:
             raise ConfigError(f"jacobi: window={self.window}; use 1 or more")
 
     def prepare(self, setup: Setup) -> JacobiProposer:
-        """Nothing to load."""
+        """Return the proposer; there is nothing to load."""
         return JacobiProposer(self)
 
 

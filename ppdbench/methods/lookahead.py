@@ -45,7 +45,7 @@ class Lookahead:
                 raise ConfigError(f"lookahead: {name}={value}; use {least} or more")
 
     def prepare(self, setup: Setup) -> LookaheadProposer:
-        """Nothing to load."""
+        """Return the proposer; there is nothing to load."""
         return LookaheadProposer(self, setup.seed)
 
 
@@ -57,7 +57,7 @@ class NgramPool:
         self._after: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, ngram: Sequence[int]) -> None:
-        """As the newest one of its first token; the oldest leaves when there are too many."""
+        """Add it as its first token's newest one; the oldest leaves when there are too many."""
         known = self._after.setdefault(ngram[0], {})
         rest = tuple(ngram[1:])
         known.pop(rest, None)

@@ -33,7 +33,7 @@ class PromptLookup:
                 raise ConfigError(f"prompt-lookup: {name}={getattr(self, name)}; use 1 or more")
 
     def prepare(self, setup: Setup) -> PromptLookupProposer:
-        """Nothing to load."""
+        """Return the proposer; there is nothing to load."""
         return PromptLookupProposer(self)
 
 

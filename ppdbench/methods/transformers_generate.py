@@ -82,7 +82,7 @@ class GenerateLookup:
         _check("prompt-lookup", "max_draft", self.max_draft)
 
     def prepare(self, setup: Setup) -> GenerateDecoder:
-        """Nothing but the stock model."""
+        """Return the decoder; there is nothing to load but the stock model."""
         options = {
             "prompt_lookup_num_tokens": self.max_draft,
             "max_matching_ngram_size": self.longest_suffix,

@@ -33,7 +33,7 @@ class StoredRanks:
         self._made: dict[tuple[Group, str, int], RankMatrix] = {}
 
     def layers(self, group: Group, field: str) -> list[int]:
-        """Those that any of the samples was probed after."""
+        """List the layers that any of the samples was probed after."""
         names = {name for sample in self.groups[group] for name in sample.get(field) or ()}
         return sorted(map(int, names))
 

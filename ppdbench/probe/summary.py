@@ -62,7 +62,7 @@ class Saturation:
 
 
 def match_rates(ranks: StoredRanks, ks: Sequence[int], buckets: Mapping[str, int]) -> list[Rate]:
-    """All rates of a probe run, per bucket and pooled. `buckets` gives each task's size."""
+    """Count all rates of a probe run, per bucket and pooled. `buckets` gives each task's size."""
     if not ranks.groups:
         raise DataError("the run holds no finished probe samples")
     return [
@@ -99,7 +99,7 @@ def _bucketed(
 def matches_by_example(
     rows: Sequence[Sequence[int]], ks: Iterable[int]
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """For each k the counts [example, (matched, n)]."""
+    """Yield for each k the counts [example, (matched, n)]."""
     ranks, known = rank_matrix(rows)
     n = known.sum(1)
     for k in ks:
@@ -149,7 +149,7 @@ def _saturation(all_ranks: StoredRanks, group: Group, n_layers: int | None) -> S
 
 
 def _mean(counts: Counter[int], n: int) -> float | None:
-    """Of all `n` tokens; None where some of them are not counted."""
+    """Return the mean over all `n` tokens; None where some of them are not counted."""
     if counts.total() < n:
         return None
     return sum(value * times for value, times in counts.items()) / max(1, n)

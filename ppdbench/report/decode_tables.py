@@ -45,7 +45,7 @@ def comparison(
 
 
 def beside_peers(peers: Sequence[Beside]) -> Sheet:
-    """Our methods against those of others that do the same."""
+    """Compare our methods with those of others that do the same."""
     rows = tuple((p.ours, p.theirs, p.n_examples, *claim_cells(p.speedup)) for p in peers)
     return Sheet(
         "Beside transformers",

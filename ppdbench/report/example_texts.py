@@ -42,7 +42,7 @@ def _chosen(samples: Sequence[Sample], count: int) -> Iterator[list[Sample]]:
 
 
 def _outputs(example: Sequence[Sample]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Each different output of an example once, under the names of all whose it is."""
+    """Yield each different output of an example once, under the names of all whose it is."""
     same: dict[tuple[int, ...], list[str]] = {}
     for sample in example:
         if sample.get("error"):

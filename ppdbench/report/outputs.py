@@ -44,7 +44,7 @@ class PrintedOutput:
         return [self.long] if csv else self.sheets
 
     def emit(self, form: str) -> None:
-        """To stdout."""
+        """Write to stdout."""
         emit(self.sheets_for(form == "csv"), self.content, form)
 
 
@@ -67,7 +67,7 @@ def _of_probes(run: Run, header: Header, place: str) -> PrintedOutput:
 
 
 def of_decoding(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
-    """Of `decode` and `bench`."""
+    """Build the output of `decode` and `bench`."""
     found = summarize(header, sums)
     long = decode_tables.long(found)
     lacking = unfinished(header, (one.about for one in sums))
@@ -80,7 +80,7 @@ def of_decoding(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
 
 
 def of_sweep(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
-    """Of `sweep`."""
+    """Build the output of `sweep`."""
     found = swept(header, sums)
     return PrintedOutput(
         sweep_tables.sheets(found), sweep_tables.long(found), sweep_tables.to_json(found)
@@ -90,7 +90,7 @@ def of_sweep(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
 def of_matches(
     header: Header, samples: Samples, ranks: StoredRanks, rates: Sequence[summary.Rate], run: str
 ) -> PrintedOutput:
-    """Of `probe`."""
+    """Build the output of `probe`."""
     saturations = summary.saturation(ranks, header["model"]["n_layers"])
     sheets = probe_tables.sheets(header, rates, saturations, fewest_examples(samples))
     content = summary.to_json(header, samples, rates, saturations, run)
@@ -98,7 +98,7 @@ def of_matches(
 
 
 def of_drafts(header: Header, samples: Samples, run: str) -> PrintedOutput:
-    """Of `probe --what drafts`."""
+    """Build the output of `probe --what drafts`."""
     rows = accuracy.accuracies(samples)
     sheets = draft_tables.sheets(header, rows, fewest_examples(samples))
     return PrintedOutput(
@@ -107,7 +107,7 @@ def of_drafts(header: Header, samples: Samples, run: str) -> PrintedOutput:
 
 
 def of_similarity(header: Header, samples: Samples, run: str) -> PrintedOutput:
-    """Of `probe --what similarity`."""
+    """Build the output of `probe --what similarity`."""
     rows = closeness.similarities(samples)
     content = closeness.to_json(rows, header, run)
     return PrintedOutput(

@@ -115,7 +115,7 @@ def by_position(rates: Sequence[Rate], n_layers: int, task: str, target: str) ->
 
 
 def saturation_sheet(saturations: Sequence[Saturation], n_layers: int) -> Sheet:
-    """After how many layers the final token is there, and there to stay."""
+    """Show after how many layers the final token is there, and there to stay."""
     rows: list[tuple[Cell, ...]] = []
     for s in saturations:
         for name, mean, counts in (

@@ -54,7 +54,7 @@ class Pace:
         return max(0.0, each * (self.total - self.done) - since)
 
     def line(self) -> str:
-        """All of it in words."""
+        """Write all of it in words."""
         where = self.text if self.total is None else f"{self.text}, {self.done} of {self.total}"
         left = self.left_s()
         rest = "" if left is None else f", about {spoken(left)} left"

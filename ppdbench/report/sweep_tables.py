@@ -144,7 +144,7 @@ def long(found: Swept) -> Sheet:
 
 
 def to_json(found: Swept) -> dict[str, Any]:
-    """All of it, numbers as numbers."""
+    """Return all of it, numbers as numbers."""
     lead, leaders = found.lead, [cell.label for cell in found.leaders]
     return {
         "method": found.header["config"]["space"]["method"],

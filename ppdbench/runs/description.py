@@ -103,7 +103,7 @@ def _fields(record: type[Record]) -> dict[str, tuple[str, str]]:
 
 @cache
 def _written() -> dict[str, dict[str, tuple[str, str]]]:
-    """By class and field, what the source says."""
+    """Read what the source says, by class and field."""
     classes = [n for n in ast.parse(inspect.getsource(records)).body if isinstance(n, ast.ClassDef)]
     return {made.name: dict(_of_class(made)) for made in classes}
 

@@ -191,7 +191,7 @@ class RoundingOrigin(Record, frozen=True, kw_only=True):
 
 
 class Margins(Record, frozen=True, kw_only=True):
-    """By how much greedy decoding's token is preferred to the method's, in logits."""
+    """The margins by which greedy decoding's token is preferred to the method's, in logits."""
 
     stock: Figure
     """By the stock model in a wider type, without code of ours."""

@@ -48,7 +48,7 @@ def sample_path(folder: Path, shard: Shard) -> Path:
 
 
 def sample_paths(folder: Path) -> list[Path]:
-    """All files of samples that there are, in the order of their numbers."""
+    """List all files of samples that there are, in the order of their numbers."""
     found = [path for path in folder.glob("samples*.jsonl") if _number(path) is not None]
     return sorted(found, key=lambda path: _number(path) or 0)
 
@@ -300,7 +300,7 @@ class Stored(Mapping[Key, Sample]):
             return place.read(file, self.kind)
 
     def one_by_one(self, keys: Iterable[Key]) -> Iterator[Sample]:
-        """These samples; what is not held is parsed when its turn comes."""
+        """Yield these samples; what is not held is parsed when its turn comes."""
         held = self._held or {}
         files: dict[Path, BinaryIO] = {}
         with ExitStack() as stack:
@@ -325,7 +325,7 @@ class Stored(Mapping[Key, Sample]):
         return iter(self._order)
 
     def _rank(self, key: Key) -> tuple[Any, ...]:
-        """By example, turn, method and target; what has no number keeps its order, in front."""
+        """Order by example, turn, method, target; what has no number keeps its order, in front."""
         number, (_, example, method, target) = self._places[key].number, key
         if number is None:
             return (-1,)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def unfinished(header: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> str | None:
-    """In a sentence how much is missing; None where all is there, failures included.
+    """Say in a sentence how much is missing; None where all is there, failures included.
 
     Of sweeps nothing is said: how many examples a cell gets is decided on the way. Nor of runs of
     earlier versions, which do not say how many examples they have.

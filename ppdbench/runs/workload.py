@@ -198,7 +198,7 @@ class Workload:
         return max(lengths, default=0)
 
     def encode(self, loaded: Loaded) -> list[Item]:
-        """All examples as token ids that fit the model."""
+        """Encode all examples as token ids that fit the model."""
         every = [(task, example) for task, examples in self.examples for example in examples]
         return [self._encode(*one, number, loaded) for number, one in enumerate(every)]
 

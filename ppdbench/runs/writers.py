@@ -126,7 +126,7 @@ class Companions:
         self._until = time.monotonic() + PATIENCE_S
 
     def at_work(self, content: LockContent) -> list[int]:
-        """Those that have not ended. One that never came in counts until patience does."""
+        """List the ranks that have not ended. One that never came in counts until patience ends."""
         return [
             rank
             for rank in range(self.shard.count)
@@ -139,7 +139,7 @@ class Companions:
         return is_written(sample_path(self.folder, replace(self.shard, index=rank)))
 
     def wait_for_ends(self) -> None:
-        """Until no other rank is left."""
+        """Wait until no other rank is left."""
         while True:
             with lock_run(self.folder) as content:
                 if not self.at_work(content):
@@ -147,7 +147,7 @@ class Companions:
             time.sleep(DELAY_S)
 
     def meet(self) -> None:
-        """Until all have come as far as this one; an error if one of them has ended before."""
+        """Wait until all have come as far as this one; an error if one of them ended before."""
         with lock_run(self.folder) as content:
             content.met[self.shard.index] += 1
             mine = content.met[self.shard.index]

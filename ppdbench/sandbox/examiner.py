@@ -16,7 +16,7 @@ from ppdbench.sandbox.wire import TooLong, Wire
 
 
 class Stopped(BaseException):
-    """There is nothing more to learn from the program; tests do not catch this by accident."""
+    """A stop: nothing more is to be learned from the program; no test catches it by accident."""
 
 
 class RaisedThere(Exception):

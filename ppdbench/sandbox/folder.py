@@ -31,7 +31,7 @@ def fuller_than(folder: Path, most_bytes: int, most_entries: int) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """All of it, however deep: folders are moved up to the top before they are emptied."""
+    """Remove it, however deep: folders are moved up to the top before they are emptied."""
     number = 0
     with suppress(OSError):  # what cannot be removed is left
         while entries := list(os.scandir(folder)):

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _taken(standard_input: int) -> bytes:
-    """All of it."""
+    """Read all of it."""
     read = bytearray()
     while data := os.read(standard_input, 1 << 16):
         read += data
@@ -121,7 +121,7 @@ def _keep(worker: int, report: int) -> NoReturn:
 
 
 def _end_orphans() -> None:
-    """Whatever the worker left behind: its processes fall to this one."""
+    """End what the worker left behind: its processes fall to this one."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     with suppress(OSError):  # none is left, or there is no way to see them
         while left := children.read_text().split():

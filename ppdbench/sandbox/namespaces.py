@@ -88,7 +88,7 @@ def _mount_small(folder: Path, size: int) -> None:
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
-    """Those that are there and lie within no other."""
+    """List the paths that are there and lie within no other."""
     found = list[Path]()
     for path in sorted({path for path in paths if path.exists()}):
         if not any(path.is_relative_to(other) for other in found):

@@ -35,7 +35,7 @@ def _but_ours(folder: Path) -> list[Path]:
 
 
 def readable() -> list[Path]:
-    """All that a program may read outside its own folder."""
+    """List all that a program may read outside its own folder."""
     return [*python(), *map(Path, (*LIBRARIES, *DEVICES))]
 
 

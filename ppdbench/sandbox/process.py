@@ -113,11 +113,11 @@ class SandboxProcess:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Nothing of ours but what the interpreter may need to start; sets in the same order."""
+        """Return an environment with no more of ours than the interpreter may need to start."""
         needed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         return needed | {
             "PYTHONPATH": str(places.PACKAGE.parent),
-            "PYTHONHASHSEED": "0",
+            "PYTHONHASHSEED": "0",  # sets in the same order
             "HOME": str(self.folder),
             "TMPDIR": str(self.folder),
             "LANG": "C.UTF-8",
@@ -149,7 +149,7 @@ class SandboxProcess:
         return float(self.told("cpu_s").get("cpu_s", 0.0))
 
     def last_line(self) -> str:
-        """Of what it wrote."""
+        """Return the last line that it wrote."""
         lines = bytes(self.output).decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else "no word"
 

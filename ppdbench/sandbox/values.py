@@ -41,7 +41,7 @@ class NotPlain(Exception):
 
 
 def pack(value: Any, handle: Callable[[Any], int | None]) -> Any:
-    """As JSON has it; `handle` numbers what can be called and stays here, or says None."""
+    """Turn a value into JSON; `handle` numbers what can be called and stays here, or says None."""
     match value:
         case None | bool() | str():
             return str(value) if isinstance(value, str) else value

@@ -10,7 +10,7 @@ MOST = 1 << 22  # of one line: more than any test compares
 
 
 class TooLong(Exception):
-    """More came than anyone reads."""
+    """An error: more came than anyone reads."""
 
 
 class Wire:

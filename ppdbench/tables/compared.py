@@ -35,7 +35,7 @@ class Quantity:
         return printed, measured, None
 
     def pair(self, row: ComparedRow) -> str | None:
-        """Both in one cell."""
+        """Write both into one cell."""
         printed, measured, _ = self.cells(row)
         if printed is None and measured is None:
             return None

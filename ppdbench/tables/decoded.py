@@ -15,7 +15,7 @@ KINDS = ("decode", "bench")
 
 
 def our_task(name: str) -> str:
-    """Our name of a paper's task."""
+    """Return our name of a paper's task."""
     return TASKS.get(name, name)
 
 
@@ -58,7 +58,7 @@ def facts(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def n_layers(summary: Mapping[str, Any]) -> int:
-    """Of the model that was run."""
+    """Return the number of layers of the model that was run."""
     return int(summary["run"].header["model"]["n_layers"])
 
 

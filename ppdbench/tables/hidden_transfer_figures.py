@@ -152,7 +152,7 @@ def _points(run: StoredRun) -> list[CurvePoint]:
 
 
 def _named(run: StoredRun, label: str) -> list[tuple[str, str, int | None]]:
-    """In which figures a method's guesses stand, under which name, and after which layer."""
+    """Name the figures that a method's guesses stand in, their names there, and the layer."""
     about, facts = run.header["methods"][label], run.header.get("facts", {}).get(label, {})
     if about["name"] == "medusa":
         after = facts.get("options", {}).get("after", 0)

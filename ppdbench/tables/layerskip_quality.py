@@ -96,7 +96,7 @@ def _exit(summary: Mapping[str, Any]) -> str | None:
 
 
 def _held_out(model: str) -> dict[str, Exits]:
-    """By variant, what was measured after the model's training; nothing where none is kept."""
+    """Return, by variant, what was measured after training; nothing where none is kept."""
     shipped = model == REFERENCE
     path = reference_model(QUALITY) if shipped else Path(model).expanduser() / QUALITY
     if not path.is_file():

@@ -55,7 +55,7 @@ class ComparedRate:
 
     @property
     def difference(self) -> float | None:
-        """Ours less theirs."""
+        """The difference, ours less theirs."""
         return None if self.ours is None else self.ours.match_rate - self.paper
 
 

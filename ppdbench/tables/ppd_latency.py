@@ -141,5 +141,5 @@ def _ours(runs: Sequence[StoredRun]) -> dict[Key, LatencyRow]:
 
 
 def _seconds(prefill_ms: float, ms_per_token: float) -> float:
-    """For an output of 128 tokens, the first of which the prefill gives."""
+    """Return the seconds for an output of 128 tokens, the first of which the prefill gives."""
     return 1e-3 * (prefill_ms + (TOKENS - 1) * ms_per_token)

@@ -68,7 +68,7 @@ class ClaimMeasures:
             return []
 
     def speedups(self, tasks: Sequence[str]) -> Span | None:
-        """Of prompt tokens over greedy decoding."""
+        """Return the speedups of prompt tokens over greedy decoding."""
         found = [self.by_method.get((task, METHOD)) for task in tasks]
         return _span([s["speedup"] for s in found if s is not None])
 
@@ -98,7 +98,7 @@ class ClaimMeasures:
         return _one(sizes[METHOD] / sizes[MEDUSA])
 
     def gap(self, distance: int, k: int) -> Span | None:
-        """By how much prompt tokens guess right more often than Medusa."""
+        """Return how much more often prompt tokens guess right than Medusa."""
         places = [(METHOD, distance, k), (MEDUSA, distance, k)]
         if not all(place in self.guesses for place in places):
             return None

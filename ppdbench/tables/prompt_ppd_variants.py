@@ -178,7 +178,7 @@ def multi_exit(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
 
 
 def _usual(runs: Sequence[StoredRun]) -> list[Variant]:
-    """Those trained as most of the paper's are: from the model itself, in batches of four."""
+    """List the variants trained as most of the paper's are: from the model, in batches of four."""
     return [v for v in variants(runs) if v.distilled and v.batch_size in (None, BATCH)]
 
 

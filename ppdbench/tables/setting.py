@@ -59,7 +59,7 @@ def _text(value: Any) -> str:
 
 
 def _ours(runs: Sequence[StoredRun]) -> str:
-    """Of one model, since tables refuse several; the rest may differ from run to run."""
+    """Describe our setting for one model, since tables refuse several; the rest may differ."""
     model = runs[0].header["model"]
     random = ", random weights" if model["synthetic"] else ""
     said = {

@@ -173,7 +173,7 @@ def _rewritten(node: nodes.Node) -> nodes.Node:
 
 
 def _payment(node: nodes.Node, parts: Iterable[nodes.Node]) -> nodes.Filter:
-    """For parts of a node that are gone through again and again."""
+    """Pay for parts of a node that are gone through again and again."""
     units = nodes.Const(PER_NODE * sum(map(_count, parts)), lineno=node.lineno)
     return _filter("spend()", units)
 
@@ -227,7 +227,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         return isinstance(obj, OPEN) and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: object) -> None:
-        """No wrapped `str.format` either: Jinja asks for one before `is_safe_attribute`."""
+        """Leave `str.format` unwrapped: Jinja asks for one before `is_safe_attribute`."""
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         BUDGET.get().look(argument)

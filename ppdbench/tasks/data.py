@@ -166,7 +166,7 @@ def _hub_rows(task: Task, split: str, offline: bool) -> Iterator[dict[str, objec
 
 @contextmanager
 def _hub_offline(datasets: Any, offline: bool) -> Iterator[None]:
-    """With `offline`, let the library read its cache and nothing else."""
+    """Let the library, with `offline`, read its cache and nothing else."""
     before = datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = before or offline
     try:

@@ -38,7 +38,7 @@ def _builtin_texts() -> list[str]:
 
 
 def _strings(value: Any) -> list[str]:
-    """All strings in a JSON value, in order."""
+    """List all strings in a JSON value, in order."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

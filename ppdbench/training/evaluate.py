@@ -82,7 +82,7 @@ def by_layer(
     batch: int = 2,
     watch: Report = silent,
 ) -> list[ExitQuality]:
-    """Every exit through the model's own norm and head, over consecutive blocks of `ids`.
+    """Measure every exit through the model's own norm and head, over consecutive blocks of `ids`.
 
     `heads` are trained ones by number of layers run: from normed hidden states to logits.
     """

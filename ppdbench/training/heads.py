@@ -131,7 +131,7 @@ class HeadsObjective(Objective):
         return normed, final
 
     def readers(self) -> dict[int, Callable[[Tensor], Tensor]]:
-        """Each head as a function from normed hidden states to logits, by layers run."""
+        """Return each head as a function from normed hidden states to logits, by layers run."""
         return {int(name): partial(self._read, head) for name, head in self.heads.items()}
 
     def _read(self, head: nn.Module, normed: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class HeadsObjective(Objective):
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
     ) -> list[ExitQuality]:
-        """Every exit, through the model's own head and its trained one."""
+        """Measure every exit, through the model's own head and its trained one."""
         return by_layer(self._frozen[0].model, ids, sequence, heads=self.readers(), watch=watch)
 
     def save(self, folder: Path) -> None:

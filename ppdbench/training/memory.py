@@ -40,7 +40,7 @@ class HeldBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all bytes."""
         return self.model + self.added + self.optimizer
 
 
@@ -65,7 +65,7 @@ class FreeRoom:
 
     @classmethod
     def found(cls, device: torch.device) -> FreeRoom:
-        """As much as there is now."""
+        """Find as much as there is now."""
         memory = FreeMemory.found(device)
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
         return cls(name_of(memory.home), memory.free[memory.home] // processes)
@@ -136,7 +136,7 @@ class StepMemory:
         ]
 
     def _carried(self, sizes: Sequence[int], tokens: int) -> float:
-        """On the parabola through three points."""
+        """Return the value on the parabola through three points."""
         (x0, x1, x2), (y0, y1, y2) = (diary.tokens for diary in self._ones), sizes
         slope, before = (y2 - y1) / (x2 - x1), (y1 - y0) / (x1 - x0)
         bend = (slope - before) / (x2 - x0)
@@ -224,7 +224,7 @@ class MemoryNeed:
 
     @property
     def passes_bytes(self) -> int:
-        """Of a step."""
+        """The bytes of a step."""
         return self._passes(self.sequences, self.tokens)
 
     def _passes(self, sequences: int, tokens: int) -> int:

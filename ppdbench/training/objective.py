@@ -13,7 +13,7 @@ from ppdbench.training.evaluate import Quality
 
 
 class Objective(nn.Module):
-    """Its parameters are what is trained.
+    """The base of what is trained: its parameters are.
 
     `first_row` is the place of `blocks` in this process's share of the batch: not 0 for all but
     the first of several micro-batches. From `shortest` tokens on a sequence is like longer ones:
@@ -26,7 +26,7 @@ class Objective(nn.Module):
     varies = False
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
-        """At step `t` of `total`: `loss` to minimise over `blocks`, and others to watch."""
+        """Return, at step `t` of `total`, `loss` to minimise over `blocks`, and others to watch."""
         raise NotImplementedError
 
     def quality(

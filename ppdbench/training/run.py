@@ -166,11 +166,11 @@ class Training:
 
     @property
     def _micro_batch(self) -> int:
-        """Those that it runs at once."""
+        """The sequences that it runs at once."""
         return min(self.config.micro_batch or self._share, self._share)
 
     def _seconds_per_step(self) -> float:
-        """Of this process's share, at the beginning, in the middle and at the end of the run."""
+        """Time a step of this process's share, at the beginning, in the middle and at the end."""
         config, share, micro = self.config, self._share, self._micro_batch
         device = next(self.objective.parameters()).device
         rows = torch.from_numpy(self.blocks.batch(0, micro)).to(device)
@@ -206,7 +206,7 @@ class Training:
 
     @property
     def measured_on(self) -> npt.NDArray[Any] | None:
-        """As much of the held-out text as was asked for, and one sequence at least."""
+        """The held-out text, as much as was asked for, and one sequence at least."""
         if self.held_out is None or not self.job.held_out_tokens:
             return self.held_out
         return self.held_out[: max(self.job.held_out_tokens, self.config.sequence + 1)]

@@ -76,7 +76,7 @@ def _local(spec: TextSpec) -> list[Path]:
 
 
 def documents(spec: TextSpec) -> Iterator[str]:
-    """Every document of every source, in a fixed order."""
+    """Yield every document of every source, in a fixed order."""
     count = 0
     for source in spec.sources:
         for text in _of_source(source, spec):
@@ -210,7 +210,7 @@ class TokenBlocks:
 
 
 def tokenized(spec: TextSpec, tokenizer: Any, vocab_size: int, path: Path) -> npt.NDArray[Any]:
-    """All tokens of the text, written to `path` once and mapped into memory from then on."""
+    """Return all tokens of the text, written to `path` once and mapped into memory from then on."""
     kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     stamp = path.with_suffix(".json")
     made_of, found = _identity(spec, tokenizer, vocab_size), read_stamp(stamp)

@@ -247,7 +247,7 @@ class Trainer:
 
     @property
     def _tokens(self) -> int:
-        """Those of a step."""
+        """The tokens of a step."""
         return self.config.batch_size * (self.blocks.length - 1)
 
     def _tokens_per_s(self, step: int, began: int) -> float:

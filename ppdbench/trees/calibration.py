@@ -70,7 +70,7 @@ class Accuracies:
         return self.hits[j][r] / self.n
 
     def interval(self, j: int, r: int) -> tuple[float, float]:
-        """Its 95% interval."""
+        """Return its 95% interval."""
         return wilson(self.hits[j][r], self.n)
 
     def doubt(self) -> str:
@@ -86,7 +86,7 @@ class Accuracies:
 
     @classmethod
     def counted(cls, method: str, outputs: Sequence[RankedOutput]) -> Accuracies:
-        """Of outputs, at the places where every distance has a token to guess."""
+        """Count the hits of outputs at the places where every distance has a token to guess."""
         if not outputs:
             raise ConfigError("there are no outputs; list one or more")
         reaches = {len(output.ranks) for output in outputs}

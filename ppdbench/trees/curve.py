@@ -47,7 +47,7 @@ class TreePlan:
         inserted: float | None = None,
         seed: int = 0,
     ) -> TreePlan:
-        """As asked for, the rest as the method has it."""
+        """Make the plan as asked for, the rest as the method has it."""
         reach = accuracies.distances
         if depth is not None and not 1 <= depth <= reach:
             raise ConfigError(

@@ -64,7 +64,7 @@ class TreeState:
         return len(self.prompts) + per_prompt * sum(self.prompts)
 
     def within(self, depth: int) -> TreeState:
-        """Without the nodes that lie deeper."""
+        """Drop the nodes that lie deeper."""
         depths = (0, *self.tree.depths)
         kept = (count for count, deep in zip(self.prompts, depths, strict=True) if deep <= depth)
         return TreeState(self.tree.within(depth), tuple(kept))
@@ -243,7 +243,7 @@ def allot(
 
 
 def _prompts(last: Sequence[float], f: Sequence[float], affordable: int) -> tuple[int, ...]:
-    """As many prompt tokens per node as there are states, less those that matter least."""
+    """Give as many prompt tokens per node as there are states, less those that matter least."""
     prompts = [len(f)] * len(last)
 
     def loss(node: int) -> tuple[float, int]:

@@ -55,7 +55,7 @@ class StateOdds:
 
 
 def in_states(tree: Tree | DynamicTree, accuracies: Accuracies) -> list[StateOdds]:
-    """For each state; a static tree has one, which is not said to be one."""
+    """Work out the odds of each state; a static tree has one, which is not said to be one."""
     trees, walked = _trees(tree), played(tree, accuracies)
     if walked is not None:
         shares = [walked.share(k) for k in range(len(trees))]

@@ -94,7 +94,7 @@ def grow_random(
 
 
 def _children(path: Node, accuracies: Accuracies, depth: int | None) -> list[Node]:
-    """All that may hang on a node: a child for each rank that was counted."""
+    """List all that may hang on a node: a child for each rank that was counted."""
     deepest = accuracies.distances if depth is None else depth
     if len(path) == deepest:
         return []

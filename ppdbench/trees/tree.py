@@ -67,7 +67,7 @@ class Tree:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """At which distance each node is a guess, from 1."""
+        """The distance at which each node is a guess, from 1."""
         return tuple(map(len, self.paths))
 
     @cached_property
@@ -81,11 +81,11 @@ class Tree:
         return 1 + max(self.ranks, default=-1)
 
     def within(self, depth: int) -> Tree:
-        """Without the nodes that lie deeper."""
+        """Drop the nodes that lie deeper."""
         return Tree(tuple(path for path in self.paths if len(path) <= depth))
 
     def first(self, n: int) -> Tree:
-        """Its first `n` nodes: of a grown tree the best ones."""
+        """Keep its first `n` nodes: of a grown tree the best ones."""
         return self if n >= len(self) else Tree(self.paths[:n])
 
     def fill(self, guesses: Tensor) -> list[int]:

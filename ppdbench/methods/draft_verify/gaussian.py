@@ -56,7 +56,7 @@ class GaussianProcess:
 
 
 def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
-    """By how much each point is expected to exceed `best`, counting no losses."""
+    """Return how much each point is expected to exceed `best`, counting no losses."""
     gain = mean - best
     safe = np.where(deviation > 0, deviation, 1.0)
     z = gain / safe

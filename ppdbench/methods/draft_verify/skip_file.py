@@ -29,7 +29,7 @@ class SkipSet:
 
     @classmethod
     def default(cls, n_layers: int) -> SkipSet:
-        """Every second attention and every third MLP of the middle half of the layers."""
+        """Return every second attention and every third MLP of the middle half of the layers."""
         edge = max(1, n_layers // 4) if n_layers > 2 else 0
         middle = range(edge, n_layers - edge)
         return cls(tuple(middle[::2]), tuple(middle[1::3]))
@@ -55,7 +55,7 @@ class SkipSet:
 
 
 def read_skips(path: Path) -> dict[str, SkipSet]:
-    """All entries of a file, by the model they are for."""
+    """Read all entries of a file, by the model they are for."""
     where = f"skip file {path}"
     content = read_json(path, "skip file", f"`ppdbench skips --out {path}` makes one")
     if not isinstance(content, dict) or not content:

@@ -96,7 +96,7 @@ class EaglePlan:
 
     @property
     def half_width(self) -> float:
-        """Of the noise on features."""
+        """Half the width of the noise on features."""
         return (0.1 if self.version == 1 else 0.0) if self.noise is None else self.noise
 
 
@@ -249,7 +249,7 @@ class History:
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """All rows of earlier passes, then these."""
+        """Return all rows of earlier passes, then these."""
         self.keys.append(key)
         self.values.append(value)
         return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)

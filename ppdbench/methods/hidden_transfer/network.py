@@ -43,7 +43,7 @@ class TransferMatrices:
         return len(self.layers)
 
     def first(self, steps: int) -> TransferMatrices:
-        """Its first steps alone."""
+        """Return its first steps alone."""
         return TransferMatrices(self.layers[:steps], self.matrices[:steps])
 
     def state(self, step: int, hidden: Tensor) -> Tensor:

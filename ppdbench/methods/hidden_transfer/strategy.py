@@ -150,7 +150,7 @@ class HiddenTransferProposer(Proposer):
     def passed(
         self, session: Session, states: Mapping[int, Tensor], length: int, places: Sequence[int]
     ) -> dict[int, Tensor]:
-        """All pseudo states behind some places, [1, step * place, hidden] by layers run."""
+        """Return all pseudo states behind some places, [1, step * place, hidden] by layers run."""
         seen: dict[int, Tensor] = {}
 
         def run(rows: Tensor, first: int, last: int, step: Step) -> Tensor:
@@ -170,7 +170,7 @@ class HiddenTransferProposer(Proposer):
     def portions(
         self, session: Session, text: list[int], places: Sequence[int]
     ) -> Iterator[Sequence[int]]:
-        """As many of the places at a time as the cache has rows for behind a text."""
+        """Yield as many of the places at a time as the cache has rows for behind a text."""
         room = (session.cache.capacity - len(text)) // len(self.all_steps)
         for first in range(0, len(places), room):
             yield places[first : first + room]

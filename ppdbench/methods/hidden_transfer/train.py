@@ -66,7 +66,7 @@ class TransferPlan:
             raise ConfigError("--compare names a layer twice")
 
     def settled(self, n_layers: int) -> TransferPlan:
-        """With layers that suit a model of so many, if none were given; refuses others."""
+        """Choose layers that suit a model of so many, if none were given; refuse others."""
         layers = self.layers
         if not layers and not self.compare:
             layers = tuple(min(n_layers - 1, max(1, round(n_layers * s))) for s in SPACING)
@@ -77,7 +77,7 @@ class TransferPlan:
 
     @property
     def jobs(self) -> list[tuple[int, ...]]:
-        """For each matrix to be trained, the layers of the steps up to its own."""
+        """The layers of the steps up to its own, for each matrix to be trained."""
         steps = [self.layers[: i + 1] for i in range(len(self.layers))]
         return steps + [(*self.layers, candidate) for candidate in self.compare]
 
@@ -146,7 +146,7 @@ class TransferObjective(Objective):
         return self.layers.logits(states[:, -1]), own[:, ahead:]
 
     def _places(self, tokens: Tensor, ahead: int) -> Tensor:
-        """All that have a token so far ahead."""
+        """Return all places that have a token so far ahead."""
         return torch.arange(tokens.shape[1] - ahead, device=tokens.device)
 
     def _guesses(
@@ -192,7 +192,7 @@ class TransferObjective(Objective):
         ]
 
     def _decoded(self, tokens: Tensor, job: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """By distance the guesses up to that of a job, and what the model itself says there."""
+        """Yield, by distance, the guesses up to that of a job, and the model's own logits there."""
         ahead, n = len(self.jobs[job]), tokens.shape[1]
         places = self._places(tokens, ahead)
         steps, masked = tuple(range(1, 1 + ahead)), self.plan.mask == MASKED

@@ -75,5 +75,5 @@ class LayerSkipObjective(Objective):
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
     ) -> list[ExitQuality]:
-        """Every exit, through the shared head."""
+        """Measure every exit, through the shared head."""
         return by_layer(self.model, ids, sequence, watch=watch)

@@ -56,13 +56,13 @@ class MedusaHeads:
     after: int  # layers run before the state that they read
 
     def first(self, count: int) -> MedusaHeads:
-        """Only the heads that guess least far ahead; they share memory with these."""
+        """Return only the heads that guess least far ahead; they share memory with these."""
         blocks = tuple((weight[:count], bias[:count]) for weight, bias in self.blocks)
         readout = tuple(tensor[:count] for tensor in self.readout)
         return MedusaHeads(self.loaded, blocks, readout, count, self.after)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of the states that they read [n, hidden], before the final norm: [heads, n, vocab]."""
+        """Return logits [heads, n, vocab] of states [n, hidden] before the final norm."""
         adapter = self.loaded.staged.adapter
         normed: Tensor = adapter.norm(hidden)
         x = normed.expand(self.count, *normed.shape)
@@ -153,7 +153,7 @@ def _stacked(weights: Weights, shape: HeadsShape, loaded: Loaded) -> MedusaHeads
 
 
 def reading_layer(after: int, n_layers: int) -> int:
-    """After how many layers heads read; 0 stands for all of them."""
+    """Return the number of layers after which heads read; 0 stands for all of them."""
     if after > n_layers:
         raise ConfigError(
             f"heads after {after} layers, but this model has {n_layers}; use 1..{n_layers}, or 0 "

@@ -67,7 +67,7 @@ class Block(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the type of `x`, whatever the weights are trained in."""
+        """Compute in the type of `x`, whatever the weights are trained in."""
         weight, bias = self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype)
         return x + silu(linear(x, weight, bias))
 
@@ -125,7 +125,7 @@ class MedusaObjective(Objective):
         return {"loss": torch.stack(weighted).sum(), **losses}
 
     def _guesses(self, inputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """By head, its logits and what the model itself says once it has come so far.
+        """Yield, by head, its logits and what the model itself says once it has come so far.
 
         Of inputs [batch, n]: both [batch, n - distance, vocab].
         """

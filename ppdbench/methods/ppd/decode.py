@@ -153,7 +153,7 @@ def pipelined(lower: LowerLayers, upper: UpperHalf, request: Request) -> Decoded
 
 
 def _refuse_nan(session: Session, peaks: list[float]) -> None:
-    """As every other loop does; what was written must not enter later products."""
+    """Refuse NaN as every other loop does; what was written must not enter later products."""
     if not all(map(math.isfinite, peaks)):
         session.cache.wipe()
     check_finite(torch.tensor(peaks), session.model.n_layers)

@@ -68,7 +68,7 @@ class Form(Decoder):
     def _halves(
         self, session: Session, request: Request
     ) -> Iterator[tuple[LowerLayers, UpperHalf]]:
-        """Both halves of the model for one output."""
+        """Set up both halves of the model for one output."""
         raise NotImplementedError
 
     def decode(self, session: Session, request: Request) -> Decoded:

@@ -135,7 +135,7 @@ class RankUnit:
         self._tell("stop")
 
     def kill(self) -> None:
-        """It belongs to torchrun, which ends it with this process; see `led`."""
+        """Leave the process to torchrun, which ends it with this one; see `led`."""
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class MainProcess(LowerLayers):
         return False
 
     def _first_layers(self, words: list[int]) -> Candidates:
-        """Each replica gets one candidate and answers only if it is the token."""
+        """Give each replica one candidate; it answers only if that is the token."""
         for replica, word in zip(self._replicas, words, strict=True):
             replica.channel.send(MessageKind.OFFER, (word,))
         return Candidates(words, None)

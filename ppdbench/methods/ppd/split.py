@@ -97,7 +97,7 @@ def serve_upper(
 
 
 def _prompt(upper: UpperLayers, n: int, inbox: Channel) -> Tensor:
-    """All rows of the prompt, part by part; what the last layer gave for the last part."""
+    """Run the prompt, part by part; return the last layer's output for the last part."""
     while upper.rows < n:
         message = inbox.receive()
         size, whole = message.ids
@@ -176,7 +176,7 @@ class UpperServer:
         return serve_upper(upper, task.prompt, *self._wires, UnitLog("B"))
 
     def close(self) -> None:
-        """Nothing that outlives the process."""
+        """Do nothing: nothing here outlives the process."""
 
 
 class UpperUnit:

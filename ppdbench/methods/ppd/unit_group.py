@@ -135,7 +135,7 @@ class UnitGroup:
         return Unit.start(context, name, self._make, order, self._config.patience_s)
 
     def _open(self, links: Sequence[SharedLink | GroupLink], device: torch.device) -> list[Wires]:
-        """This process's ends of all links; the same groups serve all that need some."""
+        """Open this process's ends of all links; the same groups serve all that need some."""
         groups: list[Any] = []
         wires = []
         for link, unit in zip(links, self._units, strict=True):
@@ -171,7 +171,7 @@ class UnitGroup:
 
     @contextmanager
     def output(self, tasks: Sequence[Any]) -> Iterator[list[tuple[Wires, Callable[[], Any]]]]:
-        """Every unit at work on one output: its wires, and what gives its report.
+        """Put every unit to work on one output: yield its wires and what gives its report.
 
         Whatever goes wrong meanwhile ends the units: they may be anywhere in it. Those that
         torchrun started cannot be started anew, so that it ends the run.

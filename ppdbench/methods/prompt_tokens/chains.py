@@ -33,7 +33,7 @@ class ChainPattern:
         self.rows = len(lengths) + len(self.insertion)
 
     def _insertion(self, lengths: Sequence[int]) -> Insertion:
-        """All chains, then the prefix, which stands so far ahead that every window holds it."""
+        """Insert all chains, then the prefix, so far ahead that every window holds it."""
         chain = self.prompts.chain
         first, prefix = len(lengths), len(lengths) + sum(lengths)
         sees: list[tuple[int, ...]] = []

@@ -68,7 +68,7 @@ class Chain:
 
     @cached_property
     def sees(self) -> tuple[tuple[int, ...], ...]:
-        """For each row the other rows of the chain that it sees."""
+        """The other rows of the chain that each row sees."""
         return tuple(
             tuple(other for other in range(self.rows(self.prompts)) if self._visible(row, other))
             for row in range(self.rows(self.prompts))

@@ -99,7 +99,7 @@ class PromptTokensProposer(Proposer):
         return self.prompts.logits(self.model.adapter, self._exits).topk(self.top).indices
 
     def behind(self, known: Sequence[int]) -> Draft:
-        """All prompt tokens behind the last of some known tokens, the first of them the newest."""
+        """Return all prompt tokens behind the last of some known tokens, the first the newest."""
         self._pattern = self._opening(len(known))
         return Draft.chain(known[1:], insertions=(self._pattern.insertion,))
 
@@ -130,7 +130,7 @@ class PromptTokensProposer(Proposer):
         return cat([guesses_behind(self.prompts, session, part) for part in parts])
 
     def _portions(self, positions: Sequence[int]) -> list[Sequence[int]]:
-        """As many of the positions at a time as the cache has rows for behind a text."""
+        """List as many of the positions at a time as the cache has rows for behind a text."""
         chain = self.prompts.chain
         spare = self.rows - chain.prompts * chain.prefix
         n = max(1, spare // chain.rows(chain.prompts))

@@ -272,7 +272,7 @@ def _check_tokens(tokens: Ids, vocab_size: int) -> None:
 
 
 def suffix_array(tokens: Ids, depth: int, report: Report = silent) -> npt.NDArray[np.uint32]:
-    """All positions, ordered by `depth` tokens or more from there on, then by position.
+    """Sort all positions by `depth` tokens or more from there on, then by position.
 
     Prefix doubling: the first sort packs as many tokens as fit into a number, each further
     one joins the ranks of two halves. About 40 bytes of memory per token.

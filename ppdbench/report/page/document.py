@@ -138,7 +138,7 @@ def _style() -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing is fetched, and no style or script but these two takes effect."""
+    """Return the policy: nothing is fetched, and no style or script but these two takes effect."""
     return (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"

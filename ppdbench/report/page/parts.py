@@ -138,10 +138,10 @@ def few(run: Run) -> list[Node]:
 
 
 def numbers(run: Run, sheets: Sequence[Sheet]) -> Node:
-    """All tables of a run, out of the way."""
+    """Show all tables of a run, out of the way."""
     return folded("All numbers", map(table, marked(sheets, run.unfinished)))
 
 
 def paragraphs(*words: str, class_: str | None = None) -> list[Node]:
-    """Each text as a paragraph."""
+    """Make each text a paragraph."""
     return [h("p", text, class_=class_) for text in words if text]

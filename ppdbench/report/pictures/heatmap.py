@@ -67,7 +67,7 @@ def _drawn(at: tuple[float, float, float, float], cell: HeatmapCell) -> list[Sha
 
 
 def _names(columns: Sequence[str], left: float, width: float, bottom: float) -> list[Shape]:
-    """As many names below as there is room for."""
+    """Write as many names below as there is room for."""
     room = LETTER * max(map(len, columns)) + 6
     every = max(1, math.ceil(room / width))
     return [

@@ -13,7 +13,7 @@ NO_LOSSES = {"step", "learning_rate", "tokens", "tokens_per_s", "gradient_norm"}
 
 
 def training_curves(lines: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Each loss, smoothed over about a fiftieth of the run."""
+    """Draw each loss, smoothed over about a fiftieth of the run."""
     if not lines:
         raise DataError("no steps to draw")
     # What is trained in phases has losses that other phases do not have.

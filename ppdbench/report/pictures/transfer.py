@@ -18,7 +18,7 @@ BY_LAYER = ("4", "5", "6")
 
 
 def transfer_figures(points: Sequence[Row], titles: Mapping[str, str], foot: str = "") -> Drawing:
-    """Those figures that there are points of; `titles` by their numbers, in order."""
+    """Draw those figures that there are points of; `titles` by their numbers, in order."""
     tasks = list(dict.fromkeys(point["task"] for point in points))
     panels = []
     for number in titles:
@@ -31,7 +31,7 @@ def transfer_figures(points: Sequence[Row], titles: Mapping[str, str], foot: str
 
 
 def _is_shown(point: Row) -> bool:
-    """Of accuracies by layer a few k, since each is a line."""
+    """True if a point is drawn: of accuracies by layer only a few k, since each is a line."""
     return point["figure"] not in BY_LAYER or point["k"] in (None, *SHOWN)
 
 

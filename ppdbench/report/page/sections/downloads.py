@@ -22,7 +22,7 @@ PLAIN = 100_000  # bytes up to which a table is not packed
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """For each run its figures, its header and, where there is room, every sample."""
+    """Offer for each run its figures, its header and, where there is room, every sample."""
     room = ROOM // len(runs)
     return Section("data", "Data", tuple(_of_run(run, room) for run in runs))
 

@@ -67,7 +67,7 @@ def _words(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
 
 def _works(runs: Sequence[Run]) -> Iterator[tuple[str, Publication]]:
-    """Each paper once, under the method that is of it."""
+    """Yield each paper once, under the method that is of it."""
     methods = {s["method"] for run in of_kind(runs, DECODES) for s in run.summaries}
     if of_kind(runs, PROBES):
         methods.add("ppd")  # which match rates are about
