@@ -17,7 +17,7 @@ STRONGEST = 2.0  # a speedup, or a slowdown, of at least this much has the full 
 
 
 def sweep_picture(found: Swept) -> Drawing:
-    """All there is to see of a sweep, and below it what was measured."""
+    """Draw all there is to see of a sweep, and below it what was measured."""
     said = sweep_tables.title(found)
     if len(found.axes) == 1:
         return joined([option_bars("sweep", found)], said)
