@@ -30,7 +30,7 @@ Rotary = tuple[Tensor, Tensor] | None
 
 
 class Adapter:
-    """What the engine asks of a model, answered from the entry of its family."""
+    """Parts of a loaded model as passes ask for them, found by the entry of its family."""
 
     def __init__(self, model: Any, stored: StoredWeights = NOTHING) -> None:
         self.model = model

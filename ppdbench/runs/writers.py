@@ -7,7 +7,6 @@ group is inside and how often each of its ranks has waited for the others.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.runs.samples import sample_path, sample_paths
@@ -29,23 +30,19 @@ DELAY_S = 0.1
 
 def take(file: IO[Any]) -> bool:
     """Lock an open file, unless somebody else has."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    return lock_descriptor(file.fileno(), blocking=False)
 
 
 def is_written(path: Path) -> bool:
     """True if some process holds a file of samples."""
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Over a network only what may be written can be locked.
+        with path.open("r+b") as file:
+            return not take(file)
     except FileNotFoundError:
         return False
     except OSError:
         return True
-    return False
 
 
 @dataclass(slots=True)
