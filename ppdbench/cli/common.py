@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ppdbench.files.clean import clean
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
+    from ppdbench.runs.running import Destination
     from ppdbench.runs.shards import Shard
     from ppdbench.runs.store import StoredRun
     from ppdbench.runs.workload import FinishedRun
@@ -142,6 +144,46 @@ def our_shard(
     if salvage and out and not shard.follows:
         repair(out)
     return shard
+
+
+@dataclass(frozen=True, slots=True)
+class RunCommand:
+    """A command that makes a run: its model and its folder as they were typed, and our part."""
+
+    model: str | None
+    out: str | None
+    resume: bool
+    shard: Shard
+
+    @classmethod
+    def begin(cls, options: dict[str, Any], launched: Shard | None = None) -> RunCommand:
+        """Take out of `options` where the run goes, and set the machine up for it."""
+        from ppdbench.engine.quiet import quiet
+        from ppdbench.machine.environment import set_threads
+
+        quiet()
+        out, resume = options.pop("out"), options.pop("resume")
+        shard = our_shard(options, out, resume, launched)
+        set_threads(options["threads"], shard.on_machine)
+        return cls(options["model"], out, resume, shard)
+
+    def run(self, make: Callable[[Destination], FinishedRun], *names: str) -> FinishedRun | None:
+        """Make the run, in a folder of these names; None where others print what it found."""
+        from ppdbench.report.progress import progress
+        from ppdbench.runs.running import Destination, run_folder
+
+        out = run_folder(self.out, self.resume, *names)
+        with progress() as report:
+            to = Destination(
+                out=out, resume=self.resume, shard=self.shard, report=report, warn=warn
+            )
+            run = make(to)
+        return None if told_elsewhere(run) else run
+
+    def end(self, run: FinishedRun) -> int:
+        """Say what a user should know of the run; its exit code, as far as samples are missing."""
+        closing_notes(run, self.model)
+        return left_over(run)
 
 
 def repair(*folders: str) -> None:

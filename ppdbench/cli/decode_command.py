@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ppdbench.cli import completion
 from ppdbench.cli.common import (
+    RunCommand,
     check_exports,
     check_pictures,
-    closing_notes,
     compilation_note,
-    left_over,
     notice,
-    our_shard,
     show_examples,
-    told_elsewhere,
-    warn,
     what_is_decoded,
 )
 from ppdbench.cli.help import Command
@@ -35,7 +32,6 @@ from ppdbench.cli.options import (
     tasks_option,
 )
 from ppdbench.machine.garbage import import_for_good
-from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
@@ -122,19 +118,13 @@ def _decode(
     **options: Any,
 ) -> int:
     from ppdbench.bench.runner import DecodeConfig, run_decode
-    from ppdbench.engine.quiet import quiet
-    from ppdbench.machine.environment import set_threads
     from ppdbench.report.answers import check_answers
     from ppdbench.report.export import write
     from ppdbench.report.result import Result
-    from ppdbench.runs.running import Destination, run_folder
 
-    quiet()
-    out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    shard = our_shard(options, out, resume, launched)
-    set_threads(options["threads"], shard.on_machine)
+    command = RunCommand.begin(options, launched)
     if options.pop("pin"):
-        _pin(choices, shard)
+        _pin(choices, command.shard)
     exports, answers, show = (options.pop(name) for name in ("exports", "answers", "show"))
     check_exports(exports)
     decoded = what_is_decoded(options)
@@ -142,11 +132,9 @@ def _decode(
         check_answers(answers, decoded["tasks"])
     config = DecodeConfig(methods=choices, **decoded, **options)
     what = choices[0].name if kind == "decode" else f"{len(choices)}-methods"
-    folder = run_folder(out, resume, kind, what, "+".join(config.tasks), config.model.name)
-    with progress() as report:
-        to = Destination(out=folder, resume=resume, shard=shard, report=report, warn=warn)
-        run = run_decode(config, to, kind=kind, optional=optional)
-    if told_elsewhere(run):
+    make = partial(run_decode, config, kind=kind, optional=optional)
+    run = command.run(make, kind, what, "+".join(config.tasks), config.model.name)
+    if run is None:
         return 0
     output = Result.of(run).output
     output.emit(form)
@@ -159,8 +147,7 @@ def _decode(
         _write_answers(run, answers)
     _execution_note(run)
     compilation_note(run)
-    closing_notes(run, asked)
-    left = left_over(run)
+    left = command.end(run)
     return verdict(run) or left
 
 

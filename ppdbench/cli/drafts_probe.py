@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.cli.common import (
+    RunCommand,
     check_pictures,
-    closing_notes,
-    left_over,
     model_spec,
     notice,
-    our_shard,
-    told_elsewhere,
 )
-from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ppdbench.probe.drafts import DraftsConfig
-    from ppdbench.runs.shards import Shard
     from ppdbench.runs.workload import FinishedRun
 
 
 def config_of(
-    what: str,
-    tasks: tuple[str, ...],
-    methods: tuple[str, ...],
-    options: dict[str, Any],
-    shard: Shard,
+    what: str, tasks: tuple[str, ...], methods: tuple[str, ...], options: dict[str, Any]
 ) -> DraftsConfig:
-    """Build the options of a probe of methods, and set the machine up for it."""
+    """Build the options of a probe of methods."""
     from ppdbench.bench.runner import Choice
-    from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
-    from ppdbench.machine.environment import set_threads
     from ppdbench.probe.drafts import DraftsConfig
     from ppdbench.runs.workload import usual_data
 
     if not methods:
         usual = "hidden-transfer" if what == "similarity" else "medusa"
         raise ConfigError(f"--what {what} needs --method: whose guesses, such as {usual}")
-    quiet()
-    set_threads(options["threads"], shard.on_machine)
     data = usual_data(options.pop("data"), options["model"])
     return DraftsConfig(
         model=model_spec(options),
@@ -53,12 +39,10 @@ def config_of(
     )
 
 
-def folder_of(what: str, config: DraftsConfig, out: str | None, resume: bool) -> Path:
-    """Return the folder of such a run."""
-    from ppdbench.runs.running import run_folder
-
-    names = "+".join(choice.name for choice in config.methods)
-    return run_folder(out, resume, what, names, "+".join(config.tasks), config.model.name)
+def names_of(what: str, config: DraftsConfig) -> tuple[str, ...]:
+    """List what names the folder of such a run."""
+    methods = "+".join(choice.name for choice in config.methods)
+    return what, methods, "+".join(config.tasks), config.model.name
 
 
 def probe_drafts(
@@ -73,21 +57,16 @@ def probe_drafts(
     from ppdbench.errors import ConfigError
     from ppdbench.probe.drafts import run_drafts
     from ppdbench.report import outputs
-    from ppdbench.runs.running import Destination
 
     check_pictures(plot)
     if calibration is not None and len(methods) > 1:
         raise ConfigError(f"--calibration is of one method, but there are {len(methods)}")
-    out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    shard = our_shard(options, out, resume)
-    config = config_of("drafts", tasks, methods, options, shard)
-    folder = folder_of("drafts", config, out, resume)
-    with progress() as report:
-        to = Destination(out=folder, resume=resume, shard=shard, report=report)
-        run = run_drafts(config, to)
-    if told_elsewhere(run):
+    command = RunCommand.begin(options)
+    config = config_of("drafts", tasks, methods, options)
+    run = command.run(partial(run_drafts, config), *names_of("drafts", config))
+    if run is None:
         return 0
-    outputs.of_drafts(run.header, run.samples, str(folder)).emit(form)
+    outputs.of_drafts(run.header, run.samples, str(run.path)).emit(form)
     if plot is not None:
         from ppdbench.probe.accuracy import accuracies
         from ppdbench.report.pictures import probes
@@ -101,8 +80,7 @@ def probe_drafts(
         notice(f"picture: {plot}")
     if calibration is not None:
         _calibrate(run, calibration)
-    closing_notes(run, asked)
-    return left_over(run)
+    return command.end(run)
 
 
 def _calibrate(run: FinishedRun, path: str) -> None:

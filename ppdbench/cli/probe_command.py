@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,17 +10,14 @@ from click.core import ParameterSource
 
 from ppdbench.cli import completion
 from ppdbench.cli.common import (
+    RunCommand,
     check_pictures,
     chosen_targets,
-    closing_notes,
     compilation_note,
-    left_over,
     model_spec,
     notice,
     numbers,
-    our_shard,
     show_examples,
-    told_elsewhere,
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
@@ -33,7 +31,6 @@ from ppdbench.cli.options import (
     tasks_option,
 )
 from ppdbench.machine.garbage import import_for_good
-from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.probe.runner import ProbeConfig
@@ -160,37 +157,28 @@ def _probe_matches(
     tasks: tuple[str, ...], form: str, plot: str | None, heatmap: str | None, **options: Any
 ) -> int:
     import_for_good("torch")
-    from ppdbench.engine.quiet import quiet
-    from ppdbench.machine.environment import set_threads
     from ppdbench.probe import summary
     from ppdbench.probe.buckets import stored_buckets
     from ppdbench.probe.ranks import StoredRanks
     from ppdbench.probe.runner import run_probe
     from ppdbench.report import outputs, probe_tables
-    from ppdbench.runs.running import Destination, run_folder
 
     check_pictures(plot, heatmap)
-    quiet()
-    out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    shard = our_shard(options, out, resume)
-    set_threads(options["threads"], shard.on_machine)
+    command = RunCommand.begin(options)
     layers, show = options.pop("layers"), options.pop("show")
     config = _config(tasks or ("gsm8k",), options)
-    folder = run_folder(out, resume, "probe", "+".join(config.tasks), config.model.name)
-    with progress() as report:
-        to = Destination(out=folder, resume=resume, shard=shard, report=report)
-        run = run_probe(config, layers, to)
-    if told_elsewhere(run):
+    make = partial(run_probe, config, layers)
+    run = command.run(make, "probe", "+".join(config.tasks), config.model.name)
+    if run is None:
         return 0
     ranks = StoredRanks(run.samples)
     rates = summary.match_rates(ranks, config.ks, stored_buckets(run.header, run.samples))
     _draw(plot, heatmap, rates, probe_tables.label(run.header))
-    outputs.of_matches(run.header, run.samples, ranks, rates, str(folder)).emit(form)
+    outputs.of_matches(run.header, run.samples, ranks, rates, str(run.path)).emit(form)
     _show(run, config, form)
     show_examples(run, show, form)
     compilation_note(run)
-    closing_notes(run, asked)
-    return left_over(run)
+    return command.end(run)
 
 
 def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ppdbench.cli.common import (
+    RunCommand,
     check_pictures,
-    closing_notes,
-    left_over,
     notice,
-    our_shard,
-    told_elsewhere,
 )
-from ppdbench.cli.drafts_probe import config_of, folder_of
-from ppdbench.report.progress import progress
+from ppdbench.cli.drafts_probe import config_of, names_of
 
 
 def probe_similarity(
@@ -27,19 +24,15 @@ def probe_similarity(
     from ppdbench.probe.drafts import run_drafts
     from ppdbench.probe.similarity import Cosines
     from ppdbench.report import outputs
-    from ppdbench.runs.running import Destination
 
     check_pictures(plot)
-    out, resume, asked = options.pop("out"), options.pop("resume"), options["model"]
-    shard = our_shard(options, out, resume)
-    config = config_of("similarity", tasks, methods, options, shard)
-    folder = folder_of("similarity", config, out, resume)
-    with progress() as report:
-        to = Destination(out=folder, resume=resume, shard=shard, report=report)
-        run = run_drafts(config, to, kind="similarity", measures=Cosines)
-    if told_elsewhere(run):
+    command = RunCommand.begin(options)
+    config = config_of("similarity", tasks, methods, options)
+    make = partial(run_drafts, config, kind="similarity", measures=Cosines)
+    run = command.run(make, *names_of("similarity", config))
+    if run is None:
         return 0
-    outputs.of_similarity(run.header, run.samples, str(folder)).emit(form)
+    outputs.of_similarity(run.header, run.samples, str(run.path)).emit(form)
     if plot is not None:
         from ppdbench.probe.closeness import similarities as measured
         from ppdbench.report.pictures.drawing import joined
@@ -50,5 +43,4 @@ def probe_similarity(
         drawn = similarities("probe", measured(run.samples))
         save(joined(drawn, label(run.header)), plot)
         notice(f"picture: {plot}")
-    closing_notes(run, asked)
-    return left_over(run)
+    return command.end(run)

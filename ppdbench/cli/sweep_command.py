@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,16 +11,12 @@ from click.core import ParameterSource
 from ppdbench.bench.halving import SEARCHES
 from ppdbench.cli import completion
 from ppdbench.cli.common import (
+    RunCommand,
     check_exports,
     check_pictures,
-    closing_notes,
-    left_over,
     notice,
-    our_shard,
     reading_notes,
     say,
-    told_elsewhere,
-    warn,
     what_is_decoded,
 )
 from ppdbench.cli.decode_command import verdict
@@ -35,7 +32,6 @@ from ppdbench.cli.options import (
     tasks_option,
 )
 from ppdbench.machine.garbage import import_for_good
-from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.bench.sweep_summary import Swept
@@ -105,12 +101,12 @@ def command(
     if show is not None:
         _check_asked(ctx)
         return _result(_stored(show), form, plot, exports)
-    run = _run(**options)
-    if told_elsewhere(run):
+    command, run = _run(**options)
+    if run is None:
         return 0
     code = _result(run, form, plot, exports)
-    closing_notes(run, options["model"])
-    return code or left_over(run)
+    left = command.end(run)
+    return code or left
 
 
 def _check_asked(ctx: click.Context) -> None:
@@ -136,30 +132,21 @@ def _run(
     grid: tuple[str, ...],
     pairs: tuple[str, ...],
     search: str,
-    out: str | None,
-    resume: bool,
     **options: Any,
-) -> FinishedRun:
+) -> tuple[RunCommand, FinishedRun | None]:
     import_for_good("torch")
     from ppdbench.bench.grid import Grid
     from ppdbench.bench.sweep import SweepConfig, choices, run_sweep
-    from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
-    from ppdbench.machine.environment import set_threads
-    from ppdbench.runs.running import Destination, run_folder
 
     if method is None:
         raise ConfigError("give --method and --grid, or --show with the folder of a stored sweep")
     space = Grid.parse(method, grid, pairs)
-    quiet()
-    shard = our_shard(options, out, resume)
-    set_threads(options["threads"], shard.on_machine)
+    command = RunCommand.begin(options)
     decoded = what_is_decoded(options)
     config = SweepConfig(methods=choices(space), space=space, search=search, **decoded, **options)
-    folder = run_folder(out, resume, "sweep", method, "+".join(config.tasks), config.model.name)
-    with progress() as report:
-        to = Destination(out=folder, resume=resume, shard=shard, report=report, warn=warn)
-        return run_sweep(config, to)
+    names = ("sweep", method, "+".join(config.tasks), config.model.name)
+    return command, command.run(partial(run_sweep, config), *names)
 
 
 def _result(
