@@ -52,7 +52,7 @@ def print_map(found: Swept, console: Console) -> None:
     draw = _bars if len(found.axes) == 1 else _blocks
     for line in draw(found, console.width):
         console.print(line, no_wrap=True, overflow="crop", soft_wrap=False)
-    console.print(Text(legend(found), style="dim"))
+    console.print(Text("   ".join(legend(found)), style="dim"))
     console.print()
 
 
@@ -139,7 +139,7 @@ def _drawn(found: Swept) -> list[Cell]:
     return [found.best_at(dict(zip(names, place, strict=True))) for place in places]
 
 
-def legend(found: Swept) -> str:
+def legend(found: Swept) -> list[str]:
     """The marks that can be seen, and what they say."""
     drawn = _drawn(found)
     there = {kind(found, cell) for cell in drawn}
@@ -149,4 +149,4 @@ def legend(found: Swept) -> str:
         words.append("( ) measured on fewer examples")
     if len(found.axes) == 1:
         words.append("│ greedy")
-    return "   ".join(words)
+    return words

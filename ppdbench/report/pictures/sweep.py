@@ -21,7 +21,8 @@ def sweep_picture(found: Swept) -> Drawing:
     said = sweep_tables.title(found)
     if len(found.axes) == 1:
         return joined([option_bars("sweep", found)], said)
-    return joined([option_map("sweep", found, whole=True)], f"{sweep_map.legend(found)}. {said}")
+    marks = ", ".join(sweep_map.legend(found))
+    return joined([option_map("sweep", found, whole=True)], f"{marks}. {said}")
 
 
 def option_map(name: str, found: Swept, whole: bool = False) -> Drawing:
