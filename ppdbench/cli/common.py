@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 from click.core import ParameterSource
@@ -98,7 +98,16 @@ def chosen_targets(kinds: Sequence[str], options: dict[str, Any]) -> tuple[Targe
     return tuple(Target(kind=kind, **drawing) for kind in kinds)
 
 
-def what_is_decoded(options: dict[str, Any]) -> dict[str, Any]:
+class DecodedOptions(TypedDict):
+    """The part of a decoding run's options that is more than what was typed."""
+
+    target: Target
+    data: str
+    tasks: tuple[str, ...]
+    model: ModelSpec
+
+
+def what_is_decoded(options: dict[str, Any]) -> DecodedOptions:
     """The model, tasks, data and target of a run that decodes, taken out of `options`."""
     from ppdbench.runs.workload import usual_data
 
