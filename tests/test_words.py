@@ -12,15 +12,18 @@ from tests.conftest import ROOT
 
 MODULES = sorted([*ROOT.glob("ppdbench/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 RIDDLE = re.compile(r"(What|How|Whether|Which|Where|Why|Who|Whose|When)\b")
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def riddles(source: str) -> Iterator[str]:
-    """First lines of docstrings that ask instead of saying."""
+    """First lines of the docstrings of modules, classes, functions and fields that ask."""
     for node in ast.walk(ast.parse(source)):
-        text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
-        if text and RIDDLE.match(text):
-            yield text.splitlines()[0]
+        for inner in node.body if isinstance(node, BODIES) else ():
+            said = inner.value if isinstance(inner, ast.Expr) else None
+            if isinstance(said, ast.Constant) and isinstance(said.value, str):
+                text = said.value.strip()
+                if RIDDLE.match(text):
+                    yield text.splitlines()[0]
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
@@ -39,6 +42,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
         '"""What it is."""',
         'class A:\n    """Whose it is."""',
         'def f():\n    """\n    How.\n    """',
+        'a = 1\n"""Which it is."""',
     ],
 )
 def test_a_docstring_that_asks_is_found(source: str) -> None:

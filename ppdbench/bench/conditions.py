@@ -22,7 +22,7 @@ class Conditions:
 
     noise: Ratio | None
     under_load: str | None
-    """What disturbed the times, in words; None on a quiet machine."""
+    """The disturbance of the times, in words; None on a quiet machine."""
 
     @classmethod
     def of(cls, methods: Mapping[str, Any], sums: Sequence[SampleSums]) -> Conditions:

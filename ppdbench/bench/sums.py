@@ -38,7 +38,7 @@ class SampleSums:
     """One sample in numbers; those of an example that failed are 0."""
 
     about: dict[str, Any]
-    """What else the sample says."""
+    """The sample's other facts."""
     task: str
     method: str
     verdict: str
@@ -58,7 +58,7 @@ class SampleSums:
     again_ms: float
     """Of as many steps of greedy decoding, done once more."""
     degenerate: Degeneration | None
-    """What is wrong with the output, where it is empty or loops."""
+    """The fault of the output, where it is empty or loops."""
     matches: bytes
     """Of `ppd`: for each token 1 if it was among its candidates, else 0."""
 

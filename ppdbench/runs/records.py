@@ -95,9 +95,9 @@ class SampleHead(Record, frozen=True, kw_only=True):
     method: Name
     """The method's label in this run: its name, with its options where those tell it apart."""
     target: Name | None = None
-    """How the final layer's token is picked (`greedy`, `top-k`, `top-p`), in probes."""
+    """The way to pick the final layer's token (`greedy`, `top-k`, `top-p`), in probes."""
     verdict: str | None
-    """How the output compares with greedy decoding; null where nothing was compared."""
+    """The output compared with greedy decoding's; null where nothing was compared."""
     number: Count | None = None
     """The example's place among all of the run, from 0; lines are put in this order."""
 
@@ -106,7 +106,7 @@ class Load(Record, frozen=True, kw_only=True):
     """A machine's load: what it did besides while all methods decoded an example."""
 
     seconds: Figure
-    """How long that took."""
+    """The time that took."""
     cores: AtLeastOne
     """Cores that this process may use."""
     others_s: Figure
@@ -136,17 +136,17 @@ class FailedSample(Asked, frozen=True, kw_only=True):
     verdict: Literal["failed"]
     """`failed`."""
     error: str
-    """What went wrong."""
+    """The error in words."""
     references: Sequence[str] | None = None
     """Right answers, as the data set has them, in decoding."""
     turn: AtLeastOne | None = None
-    """Which turn of its question this is, from 1, in tasks with turns."""
+    """The turn of its question that this is, from 1, in tasks with turns."""
     turns: AtLeastOne | None = None
     """Turns that the question has."""
     peak_memory_bytes: Count | None = None
     """Most memory in use so far, in decoding."""
     load: Load | None = None
-    """What else the machine did meanwhile, in decoding with one process."""
+    """The machine's other work meanwhile, in decoding with one process."""
 
 
 class ThreadedGreedy(Record, frozen=True, kw_only=True):
@@ -157,7 +157,7 @@ class ThreadedGreedy(Record, frozen=True, kw_only=True):
     step_ms: Milliseconds
     """All steps together."""
     steps: Count
-    """How many steps."""
+    """The number of steps."""
 
 
 class Profile(Record, frozen=True, kw_only=True):
@@ -170,7 +170,7 @@ class Profile(Record, frozen=True, kw_only=True):
     pass_ms: Figure
     """Passes that verify."""
     bookkeeping_ms: Figure
-    """What is left."""
+    """The time that is left."""
     draft_pass_bytes: Figure
     """Weights and cache rows that drafting passes read."""
     pass_bytes: Figure
@@ -181,13 +181,13 @@ class RoundingOrigin(Record, frozen=True, kw_only=True):
     """The origin of the bound on rounding."""
 
     stock_noise: Figure
-    """How far the stock model's own passes of one row and of many lie from its wider type."""
+    """The distance of the stock model's own passes of one row and of many from its wider type."""
     slack: Figure
-    """How many times that two logits may part."""
+    """The factor by which two logits may part."""
     written: Figure
-    """What writing two such logits in the run's type may cost."""
+    """The cost of writing two such logits in the run's type."""
     at_most: Figure | None = None
-    """What is never exceeded, where that decided: a share of the logits' spread in float32."""
+    """The most that is allowed, where that decided: a share of the logits' spread in float32."""
 
 
 class Margins(Record, frozen=True, kw_only=True):
@@ -209,11 +209,11 @@ class Judged(Record, frozen=True, kw_only=True):
     bound: Figure | None = None
     """The largest difference of two logits that rounding explains."""
     origin: RoundingOrigin | None = None
-    """Where the bound comes from."""
+    """The origin of the bound."""
     margins: Margins | None = None
-    """How the two tokens stand in each of the three."""
+    """The margins of the two tokens in each of the three."""
     why: str | None = None
-    """What speaks against a tie."""
+    """The reason why it is no tie."""
 
 
 class DecodedSample(Asked, frozen=True, kw_only=True):
@@ -225,13 +225,13 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     references: Sequence[str]
     """Right answers, as the data set has them."""
     turn: AtLeastOne | None = None
-    """Which turn of its question this is, from 1, in tasks with turns."""
+    """The turn of its question that this is, from 1, in tasks with turns."""
     turns: AtLeastOne | None = None
     """Turns that the question has."""
     peak_memory_bytes: Count
     """Most memory that the process (on a CPU) or the device had in use so far."""
     finish: Name
-    """What ended the output: `eos`, `stop` (a stop string) or `length`."""
+    """The end of the output: `eos`, `stop` (a stop string) or `length`."""
     text: str
     """The output as text, less its end marks."""
     accepted: Sequence[Count]
@@ -253,7 +253,7 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     baseline_again_ms: Milliseconds
     """All of greedy decoding's steps when it was run once more: what it gains is noise."""
     baseline_again_steps: Count | None = None
-    """How many steps those were."""
+    """The number of those steps."""
     wall_ms: Milliseconds | None = None
     """All of it up to the last token, seen from outside: what prefill and steps must add up to."""
     prompt_ms: Milliseconds | None = None
@@ -263,11 +263,11 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     baseline_prompt_ms: Milliseconds | None = None
     """The same of greedy decoding's pass over the prompt."""
     load: Load | None = None
-    """What else the machine did meanwhile, in decoding with one process."""
+    """The machine's other work meanwhile, in decoding with one process."""
     scores: dict[str, Figure | Sequence[Figure] | None] | None = None
-    """What the output adds to each metric: its score, or the counts that corpus metrics add up."""
+    """The output's part of each metric: its score, or the counts that corpus metrics add up."""
     profile: Profile | None = None
-    """Where the time went, with `--profile`."""
+    """The time by parts, with `--profile`."""
     exits: Sequence[Count] | None = None
     """Layers that ran for each token, where that differs."""
     matches: Sequence[Annotated[int, Meta(ge=0, le=1)]] | None = None
@@ -283,19 +283,19 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     margin: Figure | None = None
     """By how much greedy decoding preferred its own token there, in logits."""
     discrepancy: Figure | None = None
-    """How far passes of several rows and of one moved the two tokens apart there, in logits."""
+    """The distance, in logits, by which passes of several rows and of one moved the two tokens."""
     judged: Judged | None = None
-    """What the stock model says of the difference."""
+    """The stock model's word on the difference."""
     baseline_ids: Sequence[TokenId] | None = None
     """Greedy's output, where this one differs."""
     passed: bool | None = None
-    """Whether the generated program passed its tests."""
+    """True if the generated program passed its tests."""
     execution: str | None = None
-    """How the generated program ended."""
+    """The end of the generated program."""
     raised: str | None = None
     """The exception that ended it."""
     protection: Sequence[str] | None = None
-    """What held the generated program."""
+    """The layers that held the generated program."""
 
     def __post_init__(self) -> None:
         steps = len(self.step_ms)
@@ -363,13 +363,13 @@ class AskedModel(Record, frozen=True, kw_only=True):
     device: Name
     """`auto`, or where it runs."""
     trust_remote_code: bool
-    """Whether code that comes with the model may run."""
+    """True if code that comes with the model may run."""
     quantize: str | None
-    """How weights are stored in fewer bits."""
+    """The scheme of weights stored in fewer bits."""
     device_map: str | None
-    """How layers are spread over devices."""
+    """The map of layers to devices."""
     max_memory: str | None
-    """What each device may hold."""
+    """The most that each device may hold."""
 
 
 class AskedTarget(Record, frozen=True, kw_only=True):
@@ -382,7 +382,7 @@ class AskedTarget(Record, frozen=True, kw_only=True):
     top_p: Figure
     """Probability that they share with `top-p`."""
     temperature: Figure
-    """What logits are divided by before drawing."""
+    """The divisor of logits before drawing."""
 
 
 class AskedMethod(Record, frozen=True, kw_only=True):
@@ -412,7 +412,7 @@ class Settings(Record, frozen=True, kw_only=True):
     max_new_tokens: AtLeastOne | None
     """Tokens of an output at most; null for the task's own."""
     seed: int
-    """What everything drawn at random begins with."""
+    """The seed of everything drawn at random."""
     threads: AtLeastOne | None
     """Threads of the CPU; null for all."""
 
@@ -423,17 +423,17 @@ class DecodeSettings(Settings, frozen=True, kw_only=True):
     methods: Sequence[AskedMethod]
     """The methods in their order."""
     target: AskedTarget
-    """How tokens are picked."""
+    """The way to pick tokens."""
     strict: bool
-    """Whether all passes had one shape."""
+    """True if all passes had one shape."""
     warmup: Count
     """Untimed rounds before the first."""
     compile: Name
     """`auto`, `on` or `off`."""
     profile: bool
-    """Whether the parts of steps were timed."""
+    """True if the parts of steps were timed."""
     allow_code_execution: bool | Literal["unprotected"]
-    """Whether generated programs may run, also where not everything can be held."""
+    """True if generated programs may run; `unprotected`: also where not everything can be held."""
 
 
 class GridSpace(Record, frozen=True, kw_only=True):
@@ -462,15 +462,15 @@ class ProbeSettings(Settings, frozen=True, kw_only=True):
     layers: Sequence[AtLeastOne]
     """Layers that were looked at, as numbers of layers run."""
     ks: Sequence[AtLeastOne]
-    """How many of the likeliest tokens count as a match."""
+    """The numbers of likeliest tokens that count as a match."""
     targets: Sequence[AskedTarget]
-    """How the final layer's tokens are picked."""
+    """The ways to pick the final layer's tokens."""
     bucket: AtLeastOne | None
     """Output positions that are counted together; null for the task's own."""
     head: str | None
     """The file of trained heads."""
     stop_at_eos: bool
-    """Whether outputs end with the text."""
+    """True if outputs end with the text."""
     batch_size: AtLeastOne
     """Examples that were probed together."""
     show_example: Count | None
@@ -490,7 +490,7 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     """The model as it was loaded."""
 
     name: Name
-    """What it was asked for by."""
+    """The name it was asked for by."""
     revision: str | None
     """The revision of the hub."""
     weight_hash: str
@@ -506,9 +506,9 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     dtype: Name
     """The type of its weights."""
     device: Name
-    """Where it ran."""
+    """The device it ran on."""
     synthetic: bool
-    """Whether its weights are random."""
+    """True if its weights are random."""
 
 
 class Source(Record, frozen=True, kw_only=True):
@@ -517,9 +517,9 @@ class Source(Record, frozen=True, kw_only=True):
     version: int | str
     """The task's version."""
     metrics: Sequence[str]
-    """What its outputs are scored by."""
+    """The metrics of its outputs."""
     examples: Count
-    """How many there are."""
+    """The number of examples."""
     sha256: str
     """Hash of their prompts."""
     file: str | None = None
@@ -542,14 +542,14 @@ class MethodRecord(Record, frozen=True, kw_only=True):
     options: dict[str, Plain]
     """All options with their values."""
     loaded: dict[str, str]
-    """What it loaded, with hashes."""
+    """The files it loaded, with hashes."""
 
 
 class DecodingMethod(MethodRecord, frozen=True, kw_only=True):
     """A method as it decoded."""
 
     exact: bool
-    """Whether its outputs must be greedy's, with these options."""
+    """True if its outputs must be greedy's, with these options."""
 
 
 class Compilation(Record, frozen=True, kw_only=True):
@@ -562,11 +562,11 @@ class Compilation(Record, frozen=True, kw_only=True):
     eager_rows: Sequence[Count] | None = None
     """Row counts of wider passes, which are not."""
     seconds: Figure | None = None
-    """What compiling took."""
+    """The time that compiling took."""
     why: str | None = None
-    """Why passes are not compiled."""
+    """The reason why passes are not compiled."""
     saves_s: Figure | None = None
-    """What compiling would have saved of this run."""
+    """The time that compiling would have saved of this run."""
 
 
 class Memory(Record, frozen=True, kw_only=True):
@@ -577,7 +577,7 @@ class Memory(Record, frozen=True, kw_only=True):
     cache: Count
     """Its key-value cache."""
     methods: dict[str, Count]
-    """What each method holds besides."""
+    """The bytes that each method holds besides."""
 
 
 class Rung(Record, frozen=True, kw_only=True):
@@ -607,7 +607,7 @@ class Cpu(Record, frozen=True, kw_only=True):
     features: Sequence[str] | None
     """Instruction sets that matter here."""
     governor: str | None
-    """How its frequency is chosen."""
+    """The way its frequency is chosen."""
     load_average: Figure | None
     """Processes that wanted to run in the last minute."""
 
@@ -618,9 +618,9 @@ class MachineMemory(Record, frozen=True, kw_only=True):
     total_bytes: Count
     """All of it."""
     available_bytes: Count
-    """What was free."""
+    """The memory that was free."""
     swap_used_bytes: Count
-    """What lay on disk."""
+    """The bytes that lay on disk."""
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):
@@ -631,13 +631,13 @@ class TorchSettings(Record, frozen=True, kw_only=True):
     interop_threads: Count
     """Operations at once."""
     mkldnn: bool
-    """Whether oneDNN is there."""
+    """True if oneDNN is there."""
     cuda: str | None
     """The version of CUDA that it was built for."""
     deterministic: bool
-    """Whether only deterministic kernels may run."""
+    """True if only deterministic kernels may run."""
     anomaly_detection: bool
-    """Whether gradients are searched for NaN."""
+    """True if gradients are searched for NaN."""
 
 
 class Device(Record, frozen=True, kw_only=True):
@@ -661,7 +661,7 @@ class Commit(Record, frozen=True, kw_only=True):
     commit: str
     """Its commit."""
     modified: bool
-    """Whether files differed from it."""
+    """True if files differed from it."""
 
 
 class Environment(Record, frozen=True, kw_only=True):
@@ -682,13 +682,13 @@ class Environment(Record, frozen=True, kw_only=True):
     memory: MachineMemory
     """Main memory."""
     on_battery: bool | None
-    """Whether it ran on a battery; null where nobody knows."""
+    """True if it ran on a battery; null where nobody knows."""
     torch: TorchSettings
     """PyTorch."""
     devices: Sequence[Device]
     """CUDA devices."""
     dtypes: dict[str, dict[str, str] | None]
-    """How fast each number format is, by kind of device."""
+    """The speed of each number format, by kind of device."""
     variables: dict[str, str]
     """Environment variables that matter, where they are set."""
 
@@ -705,13 +705,13 @@ class Header(Record, frozen=True, kw_only=True):
     command: Sequence[str]
     """The command line."""
     started: str
-    """When the run began (UTC)."""
+    """The time when the run began (UTC)."""
     config: Settings
-    """What it was told."""
+    """The options it was given."""
     model: ModelFacts
     """The model."""
     layers: dict[str, Count]
-    """How many layers lie on each device."""
+    """The number of layers on each device."""
     data: dict[str, Source]
     """The examples of each task."""
     environment: Environment
@@ -722,16 +722,16 @@ class _WithMethods(Header, frozen=True, kw_only=True):
     """Runs of methods."""
 
     facts: dict[str, dict[str, Any]]
-    """What was found out about each method when it was made ready."""
+    """The facts found out about each method when it was prepared."""
     used: dict[str, dict[str, str]] | None = None
-    """What options came to that leave the choice to the method, in words."""
+    """The values, in words, of options that leave the choice to the method."""
 
 
 class DecodeHeader(_WithMethods, frozen=True, kw_only=True):
     """`run.json` of `decode` and `bench`."""
 
     config: DecodeSettings
-    """What it was told."""
+    """The options it was given."""
     methods: dict[str, DecodingMethod]
     """The methods by label, in their order."""
     not_run: dict[str, str]
@@ -743,14 +743,14 @@ class DecodeHeader(_WithMethods, frozen=True, kw_only=True):
     memory: Memory | None = None
     """Memory held."""
     bandwidth_bytes_per_s: Figure | None = None
-    """What this machine reads of its memory, with `--profile`."""
+    """The rate at which this machine reads its memory, with `--profile`."""
 
 
 class SweepHeader(_WithMethods, frozen=True, kw_only=True):
     """`run.json` of `sweep`."""
 
     config: SweepSettings
-    """What it was told."""
+    """The options it was given."""
     methods: dict[str, DecodingMethod]
     """The cells by label, in their order."""
     not_run: dict[str, str]
@@ -770,7 +770,7 @@ class ProbeHeader(Header, frozen=True, kw_only=True):
     """`run.json` of `probe`."""
 
     config: ProbeSettings
-    """What it was told."""
+    """The options it was given."""
     compilation: Compilation | None = None
     """Compiled passes."""
     heads: str | None = None
@@ -781,7 +781,7 @@ class DraftsHeader(_WithMethods, frozen=True, kw_only=True):
     """`run.json` of `probe --what drafts` and `--what similarity`."""
 
     config: DraftsSettings
-    """What it was told."""
+    """The options it was given."""
     methods: dict[str, MethodRecord]
     """The methods by label, in their order."""
 

@@ -83,7 +83,7 @@ class TrainingPlan:
     total_bytes: int
     free_bytes: int
     short: str | None
-    """Why it does not fit into what is free, if it does not; then no step was timed."""
+    """The reason why it does not fit into what is free, if it does not; no step was timed then."""
     step_seconds: float | None
     total_seconds: float | None
 

@@ -27,7 +27,7 @@ class Form(Decoder):
 
     name: str
     has_candidates = True
-    """Whether this process itself runs the first layers for candidates."""
+    """True if this process itself runs the first layers for candidates."""
 
     def __init__(self, config: PipelineConfig, units: int) -> None:
         if units > 1 and ranks.world() > 1:

@@ -56,7 +56,7 @@ class Unit:
     _process: Any
     _line: Connection
     _early: list[Any] = field(default_factory=list)
-    """What it reported while this process waited for something else."""
+    """The reports that came while this process waited for something else."""
 
     @classmethod
     def start(cls, context: Any, name: str, make: Maker, order: Any, patience_s: float) -> Unit:
