@@ -17,10 +17,11 @@ from ppdbench.report.page.parts import table
 from ppdbench.report.page.runs import Run
 from ppdbench.report.terminal import drawn, printed_width
 from ppdbench.runs.store import StoredRun
-from ppdbench.runs.workload import FinishedRun
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from ppdbench.runs.workload import FinishedRun
 
 WRONG, BROKEN = 1, 3  # exit codes
 
