@@ -25,6 +25,7 @@ from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnitError
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
+from ppdbench.runs import running
 from ppdbench.runs.records import TIMES
 from ppdbench.runs.samples import sample_key, to_line
 from ppdbench.runs.store import RunFolder, read_run
@@ -347,7 +348,7 @@ def test_bad_input_is_one_line_before_weights_load(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sweep, "load", lambda spec: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(running, "load", lambda *_, **__: pytest.fail("weights were loaded"))
     words = arguments if "--show" in arguments else [*SMALL, *arguments]
     assert run(["sweep", *words]) == 2
     err = capsys.readouterr().err
