@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files import papers
 
 MOST_PLAYED = 10**8  # layers of all tokens of all runs: about half a minute
 MOST_LAYERS, MOST_TOKENS, MOST_K = 10_000, 10**9, 10**6
@@ -254,7 +255,6 @@ def figure_points(
 
 def paper_match_rates(layer: int = 20) -> list[MatchRate]:
     """The paper's match rates after `layer` of Vicuna-13B's 40 layers (Table 2)."""
-    from ppdbench.files import papers
 
     table = papers.read("ppd/2")
     layers = sorted({row["layer"] for row in table["rows"]})

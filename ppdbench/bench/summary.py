@@ -16,6 +16,7 @@ from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.sums import SampleSums
 from ppdbench.errors import DataError
+from ppdbench.scoring import NEEDS_EXECUTION, score_samples
 
 VERDICTS = ("identical", "tie", "mismatch")
 ALL = "all tasks"
@@ -146,7 +147,6 @@ def _quality(
     header: Mapping[str, Any], task: str, group: Sequence[SampleSums]
 ) -> dict[str, float] | None:
     """The task's metrics; random weights are never given a quality score."""
-    from ppdbench.scoring import NEEDS_EXECUTION, score_samples
 
     asked = header["data"][task]["metrics"]
     if header["model"]["synthetic"]:

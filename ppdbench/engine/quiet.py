@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from ppdbench.machine.garbage import import_for_good
 
 
 def quiet() -> None:
     """Errors only from other libraries, and no progress bars; call before loading."""
-    import logging
-
     import_for_good("transformers.models.auto")
     from transformers.utils import logging as talk
 

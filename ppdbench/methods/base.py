@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ppdbench.errors import ConfigError, PpdbenchError, UnknownName
 from ppdbench.registry import Registry
+from ppdbench.trees.dynamic import load_tree
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -134,8 +135,6 @@ def _check_named(option: str, kind: str, value: str, target: ModelSpec) -> None:
     elif not Path(value).expanduser().exists():
         raise ConfigError(f"{option}={value}: no such file or folder")
     elif kind == "tree":
-        from ppdbench.trees.dynamic import load_tree
-
         load_tree(value)
 
 

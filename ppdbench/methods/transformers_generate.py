@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.methods.base import option, strategy
@@ -160,7 +161,6 @@ class GenerateDecoder(Decoder):
 
 def _decoded(handed: Sequence[TimedPass], limits: Limits) -> Decoded:
     """Tokens and times in our own terms, ended where greedy decoding would have ended."""
-    from ppdbench.decoding.decoded import Decoded, StepRecord
     from ppdbench.decoding.loop import commit
 
     first, steps = handed[0], handed[1:]

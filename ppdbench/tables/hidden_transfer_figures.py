@@ -16,6 +16,8 @@ from ppdbench.errors import DataError
 from ppdbench.files.papers import Paper
 from ppdbench.probe.accuracy import accuracies
 from ppdbench.probe.closeness import similarities
+from ppdbench.report.pictures.transfer import transfer_figures
+from ppdbench.report.probe_tables import label
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import TableSheets, table
@@ -85,8 +87,6 @@ class CurvePoint:
 
 
 def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Drawing:
-    from ppdbench.report.pictures.transfer import transfer_figures
-    from ppdbench.report.probe_tables import label
 
     points = [asdict(point) for point in _all_points(runs)]
     return transfer_figures(points, TITLES, label(runs[0].header))

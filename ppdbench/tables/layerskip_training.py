@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ppdbench.errors import ConfigError
+from ppdbench.files import papers
 from ppdbench.files.json_file import read_json
 from ppdbench.files.papers import Paper
 from ppdbench.files.resources import reference_model
@@ -173,7 +174,6 @@ def _stages() -> list[tuple[str, Stage]]:
 
 
 def _architectures() -> Sequence[Mapping[str, Any]]:
-    from ppdbench.files import papers
 
     rows: Sequence[Mapping[str, Any]] = papers.read("layerskip/9")["rows"]
     return rows

@@ -11,6 +11,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -214,7 +215,6 @@ class Trainer:
 
     def _sync(self, *, last: bool) -> Any:
         """Gradients meet once per step, after its last micro-batch."""
-        from contextlib import nullcontext
 
         return nullcontext() if last else self.accelerator.no_sync(self.objective)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppdbench.engine.quiet import quiet
 from ppdbench.errors import ConfigError
 from ppdbench.files.paths import check_path
 from ppdbench.trees.calibration import Accuracies
@@ -108,7 +109,6 @@ def _stored(config: BuildConfig) -> Latency | None:
 
 def _measured(config: BuildConfig, rows: set[int], report: Report | None) -> Latency:
     from ppdbench.engine.loading import load
-    from ppdbench.engine.quiet import quiet
     from ppdbench.machine.environment import set_threads
 
     quiet()

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_versioned, write_versioned
 from ppdbench.files.yaml_file import Keys
 from ppdbench.stats import median
+from ppdbench.tasks.passages import pseudo_prompts
 
 if TYPE_CHECKING:
     from ppdbench.engine.loading import Loaded
@@ -197,7 +199,6 @@ class _TimedPasses:
         from ppdbench.decoding.sampling import GREEDY
         from ppdbench.engine.session import Session
         from ppdbench.machine.clock import Clock
-        from ppdbench.tasks.passages import pseudo_prompts
 
         self.context, self.chooser = context, GREEDY
         self.clock = clock or Clock(loaded.staged.device)
@@ -229,7 +230,6 @@ class _TimedPasses:
 
     def _tree(self, nodes: int) -> Callable[[], object]:
         """The verification of a tree of which every node has two children."""
-        from ppdbench.decoding.draft import Draft
 
         tokens = [node % self.vocab_size for node in range(nodes)]
         draft = Draft.tree(tokens, [(node - 2) // 2 for node in range(nodes)])

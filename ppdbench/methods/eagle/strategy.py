@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.errors import ConfigError
 from ppdbench.methods.base import option, strategy
+from ppdbench.trees.tree import Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +76,6 @@ class Eagle:
 
     def _grower(self, network: DraftNetwork, setup: Setup) -> DraftGrower:
         from ppdbench.methods.eagle import branching
-        from ppdbench.trees.tree import Tree
 
         top = min(self.top_k, network.n_words)
         if self.tree == "chain" or (self.tree == "dynamic" and top == 1):

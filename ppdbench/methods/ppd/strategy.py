@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Setup
 from ppdbench.errors import ConfigError
 from ppdbench.methods.base import option, strategy
+from ppdbench.theory import check_exit
 
 if TYPE_CHECKING:
     from ppdbench.engine.heads import ExitHead
@@ -54,7 +55,6 @@ class PredictivePipelined:
 
     def exit_in(self, n_layers: int) -> int:
         """The exit asked for, or half of the layers."""
-        from ppdbench.theory import check_exit
 
         exit_after = self.exit_after or (n_layers + 1) // 2
         check_exit(n_layers, exit_after)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
+from ppdbench.files.resources import reference_model
 from ppdbench.methods.base import option, strategy
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ class Rest:
     def prepare(self, setup: Setup) -> RestProposer:
         """Open the datastore, which must be this model's."""
         from ppdbench.engine.loading import REFERENCE
-        from ppdbench.files.resources import reference_model
         from ppdbench.methods.rest.datastore import load
 
         own = self.datastore == REFERENCE
