@@ -1,4 +1,4 @@
-"""Numbers about numbers: centre, spread, outliers, intervals. Plain Python and numpy, no torch.
+"""Numbers about numbers: centre, spread, intervals. Plain Python and numpy, no torch.
 
 Wilson (1927) for proportions, widened by the design effect of Kish (1965) where examples
 are clusters of tokens that go right or wrong together; a bootstrap over examples for ratios.
@@ -16,12 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 Z_95 = 1.959963984540054
-
-# Iglewicz and Hoaglin (1993): the scale that makes deviations comparable with sigma,
-# and how many of them away a value counts as an outlier.
-MEDIAN_SCALE = 0.674490
-MEAN_SCALE = 0.797885
-OUTLIER_LIMIT = 3.5
 
 # Of a bootstrap: examples drawn at once, as many as a processor keeps close by, and how many draws
 # of all examples, a byte each, are kept for the next one over as many examples.
@@ -66,23 +60,6 @@ def deviation(values: Sequence[float]) -> float | None:
         return None
     centre = mean(values)
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
-
-
-def median_absolute_deviation(values: Sequence[float]) -> float:
-    """The median distance from the median."""
-    centre = median(values)
-    return median([abs(v - centre) for v in values])
-
-
-def outliers(values: Sequence[float], limit: float = OUTLIER_LIMIT) -> tuple[int, ...]:
-    """Return the places where `values` lie more than `limit` scaled MADs off the median.
-
-    Where more than half the values are equal that deviation is 0 and the mean one stands in.
-    """
-    centre = median(values)
-    distances = [abs(v - centre) for v in values]
-    scale = median(distances) / MEDIAN_SCALE or mean(distances) / MEAN_SCALE
-    return tuple(i for i, d in enumerate(distances) if d > limit * scale)
 
 
 def wilson(successes: float, n: float) -> tuple[float, float]:

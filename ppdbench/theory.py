@@ -178,20 +178,10 @@ def ended_runs(outputs: Iterable[Sequence[bool] | bytes]) -> dict[int, int]:
     return dict(zip(lengths.tolist(), counts.tolist(), strict=True))
 
 
-def latency_of_matches(matches: Sequence[bool], n_layers: int, exit_after: int) -> float:
-    """Exact layer-times of a generation whose matches were recorded."""
-    return latency_of_runs(len(matches), len(run_lengths(matches)), n_layers, exit_after)
-
-
 def latency_of_runs(tokens: int, runs: int, n_layers: int, exit_after: int) -> float:
     """Exact layer-times of so many tokens in so many runs, of one generation or of several."""
     check_exit(n_layers, exit_after)
     return float(exit_after * tokens + (n_layers - exit_after) * runs)
-
-
-def compute_of_matches(matches: Sequence[bool], n_layers: int, exit_after: int, k: int) -> float:
-    """Exact layers run, by all processes, in a generation whose matches were recorded."""
-    return compute_of_runs(len(matches), len(run_lengths(matches)), n_layers, exit_after, k)
 
 
 def compute_of_runs(tokens: int, runs: int, n_layers: int, exit_after: int, k: int) -> float:

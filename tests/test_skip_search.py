@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ppdbench.decoding.limits import Limits
-from ppdbench.engine.loading import Loaded, ModelSpec, load
+from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel
@@ -20,7 +20,7 @@ from ppdbench.errors import ConfigError, DataError, UnknownName
 from ppdbench.methods.draft_verify.gaussian import GaussianProcess, expected_improvement
 from ppdbench.methods.draft_verify.skip_file import SkipSet, read_skips, save
 from ppdbench.methods.draft_verify.skip_score import SkipScore, SkipScorer, predict
-from ppdbench.methods.draft_verify.skip_search import SEARCHES, TriedSets, find, search_skips
+from ppdbench.methods.draft_verify.skip_search import SEARCHES, TriedSets, find
 from tests.decoding.matrix import free
 from tests.families import FAMILIES
 from tests.helpers import staged, tokens
@@ -30,10 +30,6 @@ PROMPTS = [tokens(9, 0), tokens(6, 1), tokens(11, 2)]
 
 def quiet(text: str, done: int, total: int | None) -> None:
     """Nobody watches."""
-
-
-def loaded(model: StagedModel) -> Loaded:
-    return Loaded(ModelSpec(name="tiny"), model, None, frozenset(), 0, "f1")
 
 
 def scorer(model: StagedModel, n: int = 12, draft_length: int = 8) -> SkipScorer:
@@ -175,11 +171,8 @@ def test_bayes_does_better_than_the_same_number_of_random_sets() -> None:
 
 @pytest.mark.parametrize("strategy", ["greedy", "bayes"])
 def test_a_seed_fixes_what_is_found(strategy: str) -> None:
-    model = loaded(staged("llama"))
-    found = [
-        search_skips(model, PROMPTS, strategy=strategy, budget=25, seed=3, max_new_tokens=12)
-        for _ in range(2)
-    ]
+    model = staged("llama")
+    found = [find(scorer(model), strategy, 25, 3, quiet)[0] for _ in range(2)]
     assert found[0] == found[1]
     found[0].check(4, "found")
 

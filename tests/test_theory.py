@@ -139,8 +139,9 @@ def test_a_miss_ends_a_run_unless_it_is_the_last_token(
     d, exit_after, k = 10, 6, 3
     latency = sum(d + (x - 1) * exit_after for x in lengths)
     compute = sum((exit_after + k * (d - exit_after)) * x + d - exit_after for x in lengths)
-    assert theory.latency_of_matches(matches, d, exit_after) == latency
-    assert theory.compute_of_matches(matches, d, exit_after, k) == compute
+    tokens, runs = len(matches), len(lengths)
+    assert theory.latency_of_runs(tokens, runs, d, exit_after) == latency
+    assert theory.compute_of_runs(tokens, runs, d, exit_after, k) == compute
 
 
 def test_ended_runs_are_those_of_every_output_without_its_last() -> None:
@@ -157,9 +158,10 @@ def test_ended_runs_are_those_of_every_output_without_its_last() -> None:
 def test_recorded_matches_average_to_the_theorem() -> None:
     # All 8 sequences of 3 tokens, equally likely: p = 1/2.
     sequences = [[bool(n & bit) for bit in (1, 2, 4)] for n in range(8)]
-    latencies = [theory.latency_of_matches(s, 10, 7) for s in sequences]
+    runs = [len(theory.run_lengths(s)) for s in sequences]
+    latencies = [theory.latency_of_runs(3, n, 10, 7) for n in runs]
     assert sum(latencies) / 8 == theory.expected_latency(10, 7, 0.5, 3)
-    computes = [theory.compute_of_matches(s, 10, 7, 5) for s in sequences]
+    computes = [theory.compute_of_runs(3, n, 10, 7, 5) for n in runs]
     assert sum(computes) / 8 == theory.expected_compute(10, 7, 5, 0.5, 3)
 
 
@@ -259,7 +261,7 @@ def test_one_simulated_run_has_no_error_bar() -> None:
 
 def test_an_empty_record_is_refused() -> None:
     with pytest.raises(DataError, match="no matches recorded"):
-        theory.latency_of_matches([], 8, 4)
+        theory.run_lengths([])
 
 
 def test_a_layer_that_the_paper_did_not_probe_is_refused() -> None:

@@ -7,15 +7,14 @@ and the examples alone and is the same on any machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ppdbench.decoding.limits import Limits
-from ppdbench.engine.loading import Loaded, load
+from ppdbench.engine.loading import load
 from ppdbench.errors import ConfigError
 from ppdbench.methods.draft_verify.gaussian import (
     Array,
@@ -33,7 +32,6 @@ Search = Callable[["TriedSets"], None]
 
 SEARCHES: Registry[Search] = Registry("search")
 N_CANDIDATES = 512
-NEW_TOKENS = 64
 
 Choices = tuple[int, ...]  # one 0 or 1 per attention, then one per MLP
 
@@ -160,23 +158,6 @@ def find(
     with suppress(Exhausted):
         SEARCHES.get(strategy)(tries)
     return tries.skips(tries.best), len(tries.values)
-
-
-def search_skips(
-    loaded: Loaded,
-    prompts: Sequence[list[int]],
-    *,
-    strategy: str = "greedy",
-    budget: int = 200,
-    seed: int = 0,
-    max_new_tokens: int = NEW_TOKENS,
-    draft_length: int = 8,
-) -> SkipSet:
-    """The set of blocks to skip that promises the most on the outputs of `prompts`."""
-    limits = Limits(max_new_tokens, loaded.eos_ids)
-    texts = [(list(ids), limits) for ids in prompts]
-    scorer = SkipScorer(loaded.staged, texts, draft_length=draft_length)
-    return find(scorer, strategy, budget, seed, lambda *_: None)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
