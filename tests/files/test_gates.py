@@ -25,7 +25,10 @@ SPEAKERS = {
     "print": {"sandbox/inside.py"},
     "Console": set(),
     "sys.stdout.write": {"report/export.py"},  # emit
-    "sys.stderr.write": {"runs/description.py"},  # a developer's tool, of its own docs
+    "sys.stderr.write": {
+        "report/progress.py",  # cleaned lines where there is no terminal
+        "runs/description.py",  # a developer's tool, of its own docs
+    },
 }
 # Calls that write a file, and who may make them other than to a path that `replacing` gave.
 WRITERS = {
