@@ -22,9 +22,9 @@ import torch
 
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.shapes import parse
+from ppdbench.methods.layerskip.recipe import Recipe
 from ppdbench.methods.layerskip.train import LayerSkipObjective
-from ppdbench.training.recipe import Recipe
-from ppdbench.training.run import new_model
+from ppdbench.training.prepare import new_model
 from ppdbench.training.text import TokenBlocks
 from ppdbench.training.trainer import TrainConfig, Trainer
 

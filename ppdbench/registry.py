@@ -1,9 +1,14 @@
-"""Named things: register, look up, list. Duplicates are refused, near names suggested."""
+"""Named things and their options: register, look up, list.
+
+Duplicates are refused, near names suggested. Options are the fields of a dataclass.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ppdbench.errors import UnknownName
 
@@ -50,3 +55,32 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
+
+
+def option(
+    default: T,
+    help: str,
+    names: str = "",
+    *,
+    metavar: str | None = None,
+    shown: bool = True,
+    first: bool = False,
+) -> T:
+    """A field with the line that explains it.
+
+    `names` says what a text names if it is one of these: a "model", a "file", which may be a
+    folder, or a "tree". That it is there is then seen before anything is loaded. The others are
+    for options of a command of their own: the word that stands for the value, whether the default
+    is `shown`, and whether the option is among those that help begins with.
+    """
+    told = {"help": help, "names": names, "metavar": metavar, "shown": shown, "first": first}
+    made: T = dataclasses.field(default=default, metadata=told)
+    return made
+
+
+def option_types(made: type[Any]) -> dict[str, Any]:
+    """The types of the options; of the dataclasses alone, as other bases have no options."""
+    found: dict[str, Any] = {}
+    for base in filter(dataclasses.is_dataclass, made.__mro__):
+        found = {**inspect.get_annotations(base, eval_str=True), **found}
+    return found

@@ -498,10 +498,10 @@ def load_all() -> None:
 
     from ppdbench.bench import runner, sweep
     from ppdbench.probe import drafts
-    from ppdbench.training import run
+    from ppdbench.training import prepare
 
     torch.set_num_threads(1)  # threads do not survive a fork
-    assert all((datasets, transformers, runner, sweep, drafts, run))
+    assert all((datasets, transformers, runner, sweep, drafts, prepare))
     sys.stdout.flush()
     sys.stderr.flush()
 

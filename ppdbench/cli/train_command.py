@@ -1,39 +1,142 @@
-"""`ppdbench train`."""
+"""`ppdbench train`: a command for each registered plan, made of its fields and its docstring."""
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import Field, fields
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
 import click
 
-from ppdbench.cli import (
-    train_eagle,
-    train_heads,
-    train_hidden_transfer,
-    train_layerskip,
-    train_medusa,
-    train_prompt_tokens,
+from ppdbench import methods as methods  # registers the plans of methods
+from ppdbench.cli.common import model_spec, notice, numbers, stand_in_note
+from ppdbench.cli.help import AT_MOST, Command
+from ppdbench.cli.options import model_options, stack
+from ppdbench.cli.scoring import Scoring, scoring_options
+from ppdbench.cli.training import (
+    FIRST,
+    carry_out,
+    fill_in,
+    job_of,
+    print_forecast,
+    save_dtype_option,
+    training_options,
+)
+from ppdbench.registry import option_types
+from ppdbench.training.plans import TRAINABLES, Trainable, TrainingPlan, WholePlan
+
+if TYPE_CHECKING:
+    from ppdbench.training.run import Job, Training
+
+whole_options = stack(
+    click.option(
+        "--save-dtype", default="float32", show_default=True, help="Type of the saved weights."
+    ),
+    scoring_options,
 )
 
 
-@click.group("train")
-def command() -> None:
-    """Train what the papers learn.
+def _train(trainable: Trainable, options: dict[str, Any]) -> int:
+    """Carry out a command: from its options to a plan, a job and a training."""
+    from ppdbench.training.run import saved_dtype
 
-    \b
-    ppdbench train heads --model ./my-model --text ./corpus.txt --out ./heads --steps 100
-    ppdbench train layerskip --model ./my-model --text ./corpus.txt --out ./skipping --steps 100
-    ppdbench train medusa --model ./my-model --text ./corpus.txt --out ./medusa --steps 100
-    ppdbench train hidden-transfer --model ./my-model --text ./corpus.txt --out ./ht --steps 100
-    ppdbench train prompt-tokens --model ./my-model --text ./corpus.txt --out ./prompts --steps 100
-    ppdbench train eagle --model ./my-model --text ./corpus.txt --out ./eagle --steps 100
-    """
+    dtype = saved_dtype(options.pop("save_dtype", None))
+    plan = trainable.plan(**{f.name: options.pop(f.name) for f in _fields(trainable)})
+    scoring = Scoring.asked(options) if isinstance(plan, WholePlan) else None
+    fill_in(options, plan.usual())
+    job, resume, dry = job_of(options)
+    if scoring is not None:
+        scoring.check(job.out)
+    training = _training(trainable.name, plan, options, job)
+    for note in plan.notes(training.objective):
+        notice(note)
+    if dry:
+        return print_forecast(training)
+    carry_out(training, resume, dtype)
+    if isinstance(plan, WholePlan) and scoring is not None and training.is_main:
+        scoring.carry_out(job.out, plan.scored_with(training.n_layers))
+    return 0
 
 
-for _kind in (
-    train_heads,
-    train_medusa,
-    train_eagle,
-    train_hidden_transfer,
-    train_prompt_tokens,
-    train_layerskip,
-):
-    command.add_command(_kind.command)
+def _training(name: str, plan: TrainingPlan, options: dict[str, Any], job: Job) -> Training:
+    from ppdbench.training import prepare
+
+    asked = options["model"]
+    if isinstance(plan, WholePlan) and plan.shape is not None:
+        from ppdbench.engine.shapes import parse
+        from ppdbench.errors import ConfigError
+
+        if asked:
+            raise ConfigError("--shape trains from scratch, --model goes on; give one of them")
+        return prepare.from_scratch(name, plan, parse(plan.shape), options["device"], job)
+    made = prepare.whole if isinstance(plan, WholePlan) else prepare.beside
+    training = made(name, plan, model_spec(options), job)
+    stand_in_note(asked)
+    return training
+
+
+def _command(trainable: Trainable) -> click.Command:
+    """The command that trains by a plan."""
+
+    def callback(**options: Any) -> int:
+        return _train(trainable, options)
+
+    types = option_types(trainable.plan)
+    own = [_option(field, types[field.name]) for field in _fields(trainable)]
+    saving = [save_dtype_option] if trainable.save_dtype else []
+    decorate = stack(
+        *own, *([whole_options] if trainable.whole else saving), training_options, model_options
+    )
+    first = [field.name for field in _fields(trainable) if field.metadata.get("first")]
+    named = click.command(
+        trainable.name,
+        cls=Command,
+        first=[*first, *FIRST][:AT_MOST],
+        help=trainable.plan.__doc__,
+        context_settings={"default_map": dict(trainable.usual)},
+    )
+    return named(decorate(callback))
+
+
+def _fields(trainable: Trainable) -> tuple[Field[Any], ...]:
+    return fields(trainable.plan)  # type: ignore[arg-type]
+
+
+def _option(field: Field[Any], kind: Any) -> Any:
+    """A field as an option: a flag, a word, a number, or several numbers with commas between."""
+    name = field.name.replace("_", "-")
+    several = get_origin(kind) in (Union, UnionType)
+    kinds = [one for one in (get_args(kind) if several else [kind]) if one is not type(None)]
+    about = {"help": field.metadata["help"], "metavar": field.metadata["metavar"]}
+    if kinds == [bool]:
+        if field.default is None:
+            return click.option(f"--{name}/--no-{name}", default=None, help=about["help"])
+        return click.option(f"--{name}", is_flag=True, help=about["help"])
+    if kinds[0] in (int, float, str):
+        shown = field.metadata["shown"] and field.default is not None
+        return click.option(
+            f"--{name}", type=kinds[0], default=field.default, show_default=shown, **about
+        )
+    words = [word for one in kinds for word in get_args(one) if isinstance(word, str)]
+
+    def listed(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+        if text is None or text in words:
+            return field.default if text is None else text
+        return numbers(f"--{name}", text, as_given=True)
+
+    return click.option(f"--{name}", callback=listed, **about)
+
+
+def _examples() -> str:
+    """The first example of each command."""
+    texts = [inspect.cleandoc(TRAINABLES.get(name).plan.__doc__ or "") for name in TRAINABLES]
+    lines = [[line for line in text.splitlines() if line.startswith("ppdbench ")] for text in texts]
+    return "\n".join(each[0] for each in lines if each)
+
+
+command = click.Group(
+    "train",
+    help=f"Train what the papers learn.\n\n\b\n{_examples()}",
+    commands=[_command(TRAINABLES.get(name)) for name in TRAINABLES],
+)

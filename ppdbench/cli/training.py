@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import stack
 from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
+    import torch
+
+    from ppdbench.training.objective import Objective
     from ppdbench.training.run import Job, Training
 
 FIRST = (
@@ -70,7 +74,16 @@ training_options = stack(
 save_dtype_option = click.option("--save-dtype", help="Type of the saved weights (the model's).")
 
 
-def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool, bool]:
+def fill_in(options: dict[str, Any], usual: Mapping[str, Any]) -> None:
+    """Give options that the command line leaves open the values that are usual."""
+    where = click.get_current_context().get_parameter_source
+    for name, value in usual.items():
+        open_one = where(name) is ParameterSource.DEFAULT
+        if open_one and not (name == "steps" and options["epochs"] is not None):
+            options[name] = value
+
+
+def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
     """The options that every kind of training shares, taken out of `options`."""
     from ppdbench.engine.quiet import quiet
     from ppdbench.errors import ConfigError
@@ -97,14 +110,10 @@ def job_of(options: dict[str, Any], *, learning_rate: float) -> tuple[Job, bool,
     if options["resume"] and not out.is_dir():
         raise ConfigError(f"{out} holds no training run, so nothing to resume; drop --resume")
     held_out = take("held_out")
-    names: list[str] = ["batch_size", "micro_batch", "sequence", "schedule", "warmup_ratio"]
-    names += ["weight_decay", "beta2", "clip", "seed", "precision", "compile"]
-    names += ["checkpoint_every"]
-    rate = take("learning_rate")
+    names = ["batch_size", "micro_batch", "sequence", "learning_rate", "schedule", "warmup_ratio"]
+    names += ["weight_decay", "beta2", "clip", "seed", "precision", "compile", "checkpoint_every"]
     config = TrainConfig(
-        steps=1 if steps is None else steps,
-        learning_rate=learning_rate if rate is None else rate,
-        **{name: take(name) for name in names},
+        steps=1 if steps is None else steps, **{name: take(name) for name in names}
     )
     job = Job(
         text=TextSpec(sources=take("text"), **text),
@@ -135,26 +144,27 @@ def _folder(out: str) -> Path:
     return path
 
 
-def print_plan(training: Training) -> int:
+def print_forecast(training: Training) -> int:
     from ppdbench.report.export import emit
-    from ppdbench.report.training_tables import plan_sheet
+    from ppdbench.report.training_tables import forecast_sheet
 
-    plan = training.plan()
+    forecast = training.forecast()
     if not training.is_main:
         return 0
-    emit([plan_sheet(plan)], asdict(plan), "table")
-    if plan.short is not None:
-        notice(f"note: {plan.short}")
+    emit([forecast_sheet(forecast)], asdict(forecast), "table")
+    if forecast.short is not None:
+        notice(f"note: {forecast.short}")
     return 0
 
 
-def _save(trained: Any, save: Callable[[Any], None], out: Path) -> None:
+def _save(trained: Objective, training: Training, dtype: torch.dtype | None) -> None:
     from safetensors import SafetensorError
 
     from ppdbench.errors import DataError
 
+    out = training.job.out
     try:
-        save(trained)
+        trained.save(out, training.tokenizer, dtype)
     except (OSError, SafetensorError) as error:
         why = " ".join(str(error).split())[:200]
         raise DataError(
@@ -172,7 +182,8 @@ def _say_what_was_left(training: Training) -> None:
         )
 
 
-def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> int:
+def carry_out(training: Training, resume: bool, dtype: torch.dtype | None) -> int:
+    """Train, save in this type or else the model's, and say what it was worth."""
     from ppdbench.files.whole import write_whole
     from ppdbench.report.export import emit
     from ppdbench.report.pictures.files import save as save_picture
@@ -185,7 +196,7 @@ def carry_out(training: Training, resume: bool, save: Callable[[Any], None]) -> 
     with progress() as report:
         trained = training.carry_out(resume=resume, watch=report)
     if training.is_main:
-        _save(trained, save, out)  # before anything that takes long or may fail
+        _save(trained, training, dtype)  # before anything that takes long or may fail
     with progress() as report:
         quality = training.quality(report)
     if not training.is_main:

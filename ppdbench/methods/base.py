@@ -7,17 +7,16 @@ and their options stays instant.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ppdbench.errors import ConfigError, PpdbenchError, UnknownName
-from ppdbench.registry import Registry
+from ppdbench.registry import Registry, option_types
+from ppdbench.registry import option as option
 from ppdbench.trees.dynamic import load_tree
 
-T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
 
 if TYPE_CHECKING:
@@ -40,16 +39,6 @@ class Exiting(Protocol):
     def exit_in(self, n_layers: int) -> int:
         """Return the number of layers up to the exit in a model of `n_layers`."""
         ...
-
-
-def option(default: T, help: str, names: str = "") -> T:
-    """A field of a strategy with the line that `list methods` shows.
-
-    `names` says what a text names if it is one of these: a "model", a "file", which may be a
-    folder, or a "tree". That it is there is then seen before anything is loaded.
-    """
-    made: T = dataclasses.field(default=default, metadata={"help": help, "names": names})
-    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +84,6 @@ class Method:
             if kind and value and value not in (*NO_FILES, field.default):
                 _check_named(f"{self.name}: {field.name}", kind, str(value), target)
 
-    def _types(self) -> dict[str, Any]:
-        """The types of the options; of the dataclasses alone, as other bases have no options."""
-        made: dict[str, Any] = {}
-        for base in filter(dataclasses.is_dataclass, self.make.__mro__):
-            made = {**inspect.get_annotations(base, eval_str=True), **made}
-        return made
-
     def build(self, settings: Mapping[str, str]) -> Strategy:
         """The strategy with `--set` values read as the types its fields declare."""
         values = {name: self.read(name, text) for name, text in settings.items()}
@@ -115,7 +97,7 @@ class Method:
             raise ConfigError(f"method {self.name!r} has no options, so no {name!r}")
         if name not in known:
             raise UnknownName(f"option of {self.name}", name, known)
-        return _read(self.name, name, text, self._types()[name])
+        return _read(self.name, name, text, option_types(self.make)[name])
 
 
 NO_FILES = ("reference", "dynamic", "chain")  # words that stand where a file is named

@@ -9,29 +9,29 @@ from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
     from ppdbench.training.evaluate import ExitQuality, Quality
-    from ppdbench.training.run import TrainingPlan
+    from ppdbench.training.run import Forecast
 
 
-def plan_sheet(plan: TrainingPlan) -> Sheet:
+def forecast_sheet(forecast: Forecast) -> Sheet:
     """The answer to `--dry-run`."""
     rows = (
-        ("parameters", f"{plan.parameters:,}"),
-        ("of these trained, or added", f"{plan.trained:,}"),
-        ("tokens of text", f"{plan.tokens:,}"),
-        ("steps", f"{plan.steps:,}"),
-        ("passes over the text", f"{plan.epochs:.2f}"),
-        ("memory of the weights", _mib(plan.weights_bytes)),
-        ("memory of what is added", _mib(plan.added_bytes)),
-        ("memory of gradients and optimizer", _mib(plan.optimizer_bytes)),
-        ("memory of a step, estimated", _mib(plan.passes_bytes)),
-        ("memory in all", _mib(plan.total_bytes)),
-        ("memory there is", _mib(plan.free_bytes)),
-        ("seconds per step, measured", _number(plan.step_seconds)),
-        ("hours in all, estimated", _number(_hours(plan.total_seconds))),
+        ("parameters", f"{forecast.parameters:,}"),
+        ("of these trained, or added", f"{forecast.trained:,}"),
+        ("tokens of text", f"{forecast.tokens:,}"),
+        ("steps", f"{forecast.steps:,}"),
+        ("passes over the text", f"{forecast.epochs:.2f}"),
+        ("memory of the weights", _mib(forecast.weights_bytes)),
+        ("memory of what is added", _mib(forecast.added_bytes)),
+        ("memory of gradients and optimizer", _mib(forecast.optimizer_bytes)),
+        ("memory of a step, estimated", _mib(forecast.passes_bytes)),
+        ("memory in all", _mib(forecast.total_bytes)),
+        ("memory there is", _mib(forecast.free_bytes)),
+        ("seconds per step, measured", _number(forecast.step_seconds)),
+        ("hours in all, estimated", _number(_hours(forecast.total_seconds))),
     )
     notes = (
         "Passes keep what the way back needs: it grows with sequences at once and their length.",
-        *(() if plan.short is None else ("It does not fit, so no step was timed.",)),
+        *(() if forecast.short is None else ("It does not fit, so no step was timed.",)),
     )
     return Sheet("Training plan", ("what", "value"), rows, notes=notes)
 

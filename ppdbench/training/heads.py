@@ -23,19 +23,9 @@ from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
-
-LOSSES = ("ce", "kl")
-
+from ppdbench.training.plans import LOSSES
 
 MOST_RANK = 1 << 16  # wider than any model's head
-
-# Where heads are trained unless layers are named: shares of all layers.
-SPREAD = (0.25, 0.5, 0.75)
-
-
-def some_exits(n_layers: int) -> list[int]:
-    """A few layers, evenly spread, of which none is the last."""
-    return sorted({min(n_layers - 1, max(1, round(n_layers * share))) for share in SPREAD})
 
 
 class TrainableHead(nn.Module):
@@ -143,10 +133,11 @@ class HeadsObjective(Objective):
         """Measure every exit, through the model's own head and its trained one."""
         return by_layer(self._frozen[0].model, ids, sequence, heads=self.readers(), watch=watch)
 
-    def save(self, folder: Path) -> None:
-        """Write what `probe --head` reads."""
+    def save(self, folder: Path, tokenizer: Any = None, dtype: torch.dtype | None = None) -> None:
+        """Write what `probe --head` reads; its header names no vocabulary."""
+        del tokenizer
         tensors = {
-            f"layer.{name}.{part}": tensor.detach().to(self._own().dtype)
+            f"layer.{name}.{part}": tensor.detach().to(dtype or self._own().dtype)
             for name, head in self.heads.items()
             for part, tensor in head.named_parameters()
         }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from ppdbench.runs.workload import Report, silent
@@ -33,4 +35,8 @@ class Objective(nn.Module):
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
     ) -> Sequence[Quality]:
         """Measure the quality on held-out tokens, in consecutive blocks of `sequence`."""
+        raise NotImplementedError
+
+    def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
+        """Write what decoding reads, in this type or else the model's."""
         raise NotImplementedError

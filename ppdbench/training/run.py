@@ -1,10 +1,11 @@
-"""`train`: from options to a folder that the rest of ppdbench reads."""
+"""A training run: what it is told, what it would take, and how it is carried out."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -13,36 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ppdbench.engine.addons import open_addon
-from ppdbench.engine.footprint import on_meta
-from ppdbench.engine.loading import (
-    DTYPES,
-    ModelSpec,
-    load_depth,
-    load_stock,
-    load_words,
-    outline,
-    resolve_device,
-    take_over,
-    weight_fingerprint,
-)
-from ppdbench.engine.shapes import SPECIALS, ModelShape
-from ppdbench.engine.synthetic import configuration, wrapped
+from ppdbench.engine.loading import DTYPES, resolve_device
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, NumericalError
-from ppdbench.methods.eagle.train import EagleObjective, EaglePlan, commonest
-from ppdbench.methods.hidden_transfer.train import TransferObjective, TransferPlan
-from ppdbench.methods.layerskip.train import LayerSkipObjective
-from ppdbench.methods.medusa.train import MedusaObjective, MedusaPlan
-from ppdbench.methods.prompt_tokens.network import METHOD as PROMPT_TOKENS
-from ppdbench.methods.prompt_tokens.train import PromptPlan, PromptsObjective, ordinary_words
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import Quality
-from ppdbench.training.heads import HeadsObjective, some_exits
-from ppdbench.training.memory import LOW, FreeRoom, MemoryNeed, check_held, held_by, measure_passes
+from ppdbench.training.memory import LOW, FreeRoom, MemoryNeed, held_by, measure_passes
 from ppdbench.training.objective import Objective
-from ppdbench.training.recipe import Recipe, fitted
-from ppdbench.training.text import TextSpec, TokenBlocks, documents, tokenized
+from ppdbench.training.text import TextSpec, TokenBlocks, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
 
 TOKENS, HELD_OUT = "tokens.bin", "held-out.bin"
@@ -67,8 +46,31 @@ class Job:
             raise ConfigError(f"--held-out-tokens {self.held_out_tokens}: use 0 (all) or more")
 
 
+class Material:
+    """All that is known before weights load: the job, the model's words, the tokens of the text.
+
+    `find_words` gives the model's tokenizer and the size of its vocabulary.
+    """
+
+    def __init__(self, job: Job, device: str, find_words: Callable[[], tuple[Any, int]]) -> None:
+        self.job, self.device = job, resolve_device(device)
+        self._find_words = find_words
+
+    @cached_property
+    def words(self) -> tuple[Any, int]:
+        """The model's tokenizer, and the size of its vocabulary."""
+        return self._find_words()
+
+    @cached_property
+    def ids(self) -> npt.NDArray[Any]:
+        """The tokens of the text to train on."""
+        return _tokenized(
+            self.job.text, *self.words, _processes(self.device), self.job.out / TOKENS
+        )
+
+
 @dataclass(frozen=True, slots=True)
-class TrainingPlan:
+class Forecast:
     """The work and the memory of a run, for `--dry-run`."""
 
     parameters: int
@@ -120,11 +122,16 @@ class Training:
         main: bool = self.processes.is_main_process
         return main
 
-    def plan(self) -> TrainingPlan:
+    @property
+    def n_layers(self) -> int:
+        """The depth of the model."""
+        return int(self.model.config.num_hidden_layers)
+
+    def forecast(self) -> Forecast:
         """Counts, memory, and time from a few steps that change nothing on disk."""
         config, blocks, need = self.config, self.blocks, self.need()
         seconds = None if need.short else self._seconds_per_step()
-        return TrainingPlan(
+        return Forecast(
             parameters=sum(p.numel() for p in self.model.parameters()),
             trained=sum(p.numel() for p in self.objective.parameters() if p.requires_grad),
             tokens=len(self.ids),
@@ -227,20 +234,6 @@ def _tokenized(
         return tokenized(text, tokenizer, vocab, path)
 
 
-def check_plain(spec: ModelSpec) -> None:
-    """Refuse weights that cannot be trained, or trained beside."""
-    if spec.quantize is not None:
-        raise ConfigError(
-            f"--quantize {spec.quantize}: training runs on plain weights; leave it out, what is "
-            "trained then serves the quantised model too"
-        )
-    if spec.device_map is not None:
-        raise ConfigError(
-            f"--device-map {spec.device_map}: training runs on one device per process; leave it "
-            "out, or start one process per device with torchrun"
-        )
-
-
 def check_numbers(module: nn.Module, what: str) -> None:
     """Refuse weights with NaN or infinities: every loss on them would be none."""
     for name, weights in module.named_parameters():
@@ -254,211 +247,8 @@ def check_numbers(module: nn.Module, what: str) -> None:
             )
 
 
-# Makes what is trained beside a model, or around it, from the model and whether to compile it.
-Make = Callable[[Any, bool], Objective]
-
-
-def _prepared(spec: ModelSpec, job: Job, make: Make) -> tuple[Any, Any, Objective]:
-    """Model, tokenizer and what is trained; refused before any weights load if it cannot fit."""
-    check_plain(spec)
-    _check_fits(outline(spec), make, resolve_device(spec.device))
-    model, tokenizer = load_stock(spec)
-    torch.manual_seed(job.config.seed)
-    objective = make(model, job.config.compile)
-    return model, tokenizer, objective.to(next(model.parameters()).device)
-
-
-def _check_fits(model: Any, make: Make, device: torch.device) -> None:
-    """`model` is one without weights, and so is what is made for it here."""
-    check_held(held_by(model, make(model, False)), FreeRoom.found(device))
-
-
-def heads(
-    spec: ModelSpec,
-    layers: Sequence[int],
-    job: Job,
-    *,
-    loss: str = "ce",
-    rank: int | None = None,
-    every: bool = False,
-) -> Training:
-    """Heads for exit `layers` of a frozen model: if none are given a few, or `every` one."""
-    chosen: list[int] = []
-
-    def make(model: Any, compiled: bool) -> Objective:
-        n_layers = int(model.config.num_hidden_layers)
-        chosen[:] = layers or (range(1, n_layers) if every else some_exits(n_layers))
-        return HeadsObjective(
-            model, chosen, job.config.sequence, loss=loss, rank=rank, compiled=compiled
-        )
-
-    model, tokenizer, objective = _prepared(spec, job, make)
-    facts = {"kind": "heads", "layers": chosen, "loss": loss, "rank": rank}
-    return _beside(spec, model, tokenizer, objective, job, facts)
-
-
-def medusa(spec: ModelSpec, plan: MedusaPlan, job: Job) -> Training:
-    """Medusa heads of a frozen model."""
-
-    def make(model: Any, compiled: bool) -> Objective:
-        return MedusaObjective(model, plan, job.config.sequence, compiled=compiled)
-
-    model, tokenizer, objective = _prepared(spec, job, make)
-    facts = {"kind": "medusa", **asdict(plan)}
-    return _beside(spec, model, tokenizer, objective, job, facts)
-
-
-def eagle(spec: ModelSpec, plan: EaglePlan, job: Job) -> Training:
-    """A draft network of a frozen model; its own vocabulary are the commonest words of the text."""
-    config, words = job.config, None
-    if plan.draft_vocab:
-        tokenizer, vocab = load_words(spec)
-        processes = _processes(resolve_device(spec.device))
-        ids = _tokenized(job.text, tokenizer, vocab, processes, job.out / TOKENS)
-        words = commonest(ids, plan.draft_vocab, vocab)
-
-    def make(model: Any, compiled: bool) -> Objective:
-        return EagleObjective(
-            model, plan, config.sequence, config.seed, words=words, compiled=compiled
-        )
-
-    model, tokenizer, objective = _prepared(spec, job, make)
-    facts = {"kind": "eagle", **asdict(plan)}
-    return _beside(spec, model, tokenizer, objective, job, facts)
-
-
-def hidden_transfer(spec: ModelSpec, plan: TransferPlan, job: Job) -> Training:
-    """Matrices of a frozen model; steps and epochs of the job are for each of them."""
-    plan, config = plan.settled(load_depth(spec)), job.config
-    phases = len(plan.jobs)
-    job = replace(job, config=replace(config, steps=config.steps * phases, phases=phases))
-
-    def make(model: Any, compiled: bool) -> Objective:
-        return TransferObjective(model, plan, config.sequence, compiled=compiled)
-
-    model, tokenizer, objective = _prepared(spec, job, make)
-    facts = {"kind": "hidden-transfer", **asdict(plan)}
-    return _beside(spec, model, tokenizer, objective, job, facts)
-
-
-def prompt_tokens(spec: ModelSpec, plan: PromptPlan, job: Job, start: str | None) -> Training:
-    """Prompt tokens of a frozen model; `start` is an add-on to go on from."""
-    config = job.config
-    tokenizer, vocab = load_words(spec)
-    words = ordinary_words(tokenizer, vocab, plan.n_words, config.seed)
-
-    def make(model: Any, compiled: bool) -> PromptsObjective:
-        return PromptsObjective(model, plan, config.sequence, words, config.seed, compiled=compiled)
-
-    model, tokenizer, objective = _prepared(spec, job, make)
-    facts = {"kind": "prompt-tokens", **asdict(plan)}
-    if start is not None:
-        loaded = take_over(spec, model, tokenizer, packed=False)
-        addon = open_addon(start, PROMPT_TOKENS, loaded)
-        facts["start"] = addon.fingerprint
-        assert isinstance(objective, PromptsObjective)
-        objective.start_from(addon)
-    return _beside(spec, model, tokenizer, objective, job, facts)
-
-
-def _beside(
-    spec: ModelSpec,
-    model: Any,
-    tokenizer: Any,
-    objective: Objective,
-    job: Job,
-    facts: dict[str, Any],
-) -> Training:
-    """The training of parts beside a model that stays as it is."""
-    facts |= {"model": spec.name, "weight_hash": weight_fingerprint(model)}
-    return Training(objective, model, tokenizer, job, facts)
-
-
-def layerskip(spec: ModelSpec, recipe: Recipe, job: Job, *, fit: bool = False) -> Training:
-    """The recipe on a model that exists: continual pretraining or finetuning.
-
-    With `fit` a rotation that is too long for the model is shortened; else it is refused.
-    """
-    make = _recipe_on(recipe, job, fit=fit)
-    check_plain(spec)
-    _check_fits(outline(spec).float(), make, resolve_device(spec.device))
-    model, tokenizer = load_stock(spec)
-    facts = {"kind": "layerskip", "model": spec.name, "weight_hash": weight_fingerprint(model)}
-    return _layerskip(model, tokenizer, make, job, facts)
-
-
-def layerskip_from_scratch(
-    shape: ModelShape, device: str, recipe: Recipe, job: Job, *, fit: bool = False
-) -> Training:
-    """The recipe on a new Llama of this shape, with a tokenizer trained on the same text."""
-    make = _recipe_on(recipe, job, fit=fit)
-    _check_fits(on_meta(configuration(shape), torch.float32), make, resolve_device(device))
-    tokenizer = trained_tokenizer(job.text, shape.vocab, shape.context)
-    model = new_model(shape, job.config.seed).to(resolve_device(device))
-    facts = {"kind": "layerskip", "shape": asdict(shape)}
-    return _layerskip(model, tokenizer, make, job, facts)
-
-
-def _recipe_on(recipe: Recipe, job: Job, *, fit: bool) -> Callable[[Any, bool], LayerSkipObjective]:
-    def make(model: Any, compiled: bool) -> LayerSkipObjective:
-        n_layers = int(model.config.num_hidden_layers)
-        chosen = fitted(recipe, n_layers) if fit else recipe
-        config = job.config
-        return LayerSkipObjective(model, chosen, config.sequence, config.seed, compiled=compiled)
-
-    return make
-
-
-def _layerskip(
-    model: Any,
-    tokenizer: Any,
-    make: Callable[[Any, bool], LayerSkipObjective],
-    job: Job,
-    facts: dict[str, Any],
-) -> Training:
-    # Trained in float32; mixed precision is the accelerator's business.
-    model = model.float().train().requires_grad_(True)
-    objective = make(model, job.config.compile)
-    facts["recipe"] = asdict(objective.recipe)
-    return Training(objective, model, tokenizer, job, facts)
-
-
-def new_model(shape: ModelShape, seed: int) -> Any:
-    """An untrained Llama with the usual initialisation."""
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(configuration(shape))
-
-
-def trained_tokenizer(text: TextSpec, vocab: int, context: int) -> Any:
-    """Byte-level BPE learned from the text; the same text gives the same tokenizer."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(documents(text), trainer)
-    return wrapped(bpe, context)
-
-
-def saved_dtype(name: str) -> torch.dtype:
-    """The type of that name; one that does not exist is refused before the training."""
-    if name not in DTYPES:
+def saved_dtype(name: str | None) -> torch.dtype | None:
+    """The type of that name, if one is named; one that does not exist is refused."""
+    if name is not None and name not in DTYPES:
         raise ConfigError(f"--save-dtype {name!r}: use {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def save_model(
-    objective: LayerSkipObjective, tokenizer: Any, out: Path, dtype: torch.dtype
-) -> None:
-    """Write an ordinary transformers folder."""
-    objective.model.to(dtype).save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    objective.model.float()  # what is measured from here on are the weights that were saved
+    return None if name is None else DTYPES[name]

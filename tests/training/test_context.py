@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from ppdbench.engine.shapes import parse
 from ppdbench.training.context import LaterContext, read
 from ppdbench.training.layers import TrainedLayers
-from ppdbench.training.run import new_model
+from ppdbench.training.prepare import new_model
 from tests.training.test_training import blocks
 
 SHAPE = "layers={},hidden=32,heads=2,vocab=300,context=64"

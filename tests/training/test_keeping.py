@@ -189,12 +189,12 @@ def test_a_full_disk_is_told_as_that_and_leaves_nothing_half_written(
     text.write_text(text.read_text("utf-8")[:10_000], "utf-8")
     program = (
         "import resource, sys\n"
-        "from ppdbench.training import run as training\n"
+        "from ppdbench.methods.layerskip.train import LayerSkipObjective as Trained\n"
         f"limit = {limit}\n"
         "def full(*_):\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
-        "save = training.save_model\n"
-        "training.save_model = lambda *a: (full(), save(*a))\n"
+        "save = Trained.save\n"
+        "Trained.save = lambda *a: (full(), save(*a))\n"
         "if limit: full()\n"
         "from ppdbench.cli.main import run\n"
         "sys.exit(run(sys.argv[1:]))\n"

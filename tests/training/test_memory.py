@@ -13,10 +13,13 @@ import torch
 
 from ppdbench.cli.main import run
 from ppdbench.engine.placement import FreeMemory
+from ppdbench.methods.layerskip.recipe import Recipe
 from ppdbench.methods.layerskip.train import LayerSkipObjective
+from ppdbench.training import prepare
 from ppdbench.training import run as runs
 from ppdbench.training.evaluate import MEASURING
-from ppdbench.training.heads import HeadsObjective, some_exits
+from ppdbench.training.head_plan import some_exits
+from ppdbench.training.heads import HeadsObjective
 from ppdbench.training.memory import (
     StepMemory,
     StepTrace,
@@ -25,7 +28,6 @@ from ppdbench.training.memory import (
     kept_diary,
     measure_passes,
 )
-from ppdbench.training.recipe import Recipe
 from ppdbench.training.trainer import Trainer
 from tests.families import stock_model
 
@@ -96,7 +98,7 @@ def test_parts_that_do_not_fit_are_refused_before_weights_load(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 300_000)
-    monkeypatch.setattr(runs, "load_stock", lambda spec: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(prepare, "load_stock", lambda spec: pytest.fail("weights were loaded"))
     assert run([*TRAIN, *SMALL, "--whole", "--layers", "all", "--out", "heads"]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1

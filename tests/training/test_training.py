@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
+from ppdbench.methods.layerskip.recipe import Recipe
 from ppdbench.methods.layerskip.train import LayerSkipObjective
 from ppdbench.training import layers as training_layers
 from ppdbench.training.heads import HeadsObjective
-from ppdbench.training.recipe import Recipe
 from ppdbench.training.trainer import TrainConfig
 from tests.families import FAMILIES, stock_model
 
@@ -402,7 +402,7 @@ def test_a_preset_brings_the_papers_settings_and_what_is_given_goes_before(
         with pytest.MonkeyPatch.context() as patched:
             found: list[TrainConfig] = []
             patched.setattr(
-                "ppdbench.cli.train_layerskip.print_plan",
+                "ppdbench.cli.train_command.print_forecast",
                 lambda training: found.append(training.config) or 0,
             )
             assert run(["train", "layerskip", *words, *more]) == 0

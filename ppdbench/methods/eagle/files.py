@@ -26,13 +26,13 @@ from ppdbench.files.json_file import read_json
 from ppdbench.files.yaml_file import Keys
 from ppdbench.methods.eagle.network import (
     SETTINGS,
-    VERSIONS,
     DraftNetwork,
     Eagle1,
     Eagle3,
     configuration,
     feature_layers,
 )
+from ppdbench.methods.eagle.plan import VERSIONS
 
 METHOD = "eagle"
 CONFIG = "config.json"

@@ -31,7 +31,6 @@ from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.staged import Tap
 from ppdbench.errors import ConfigError, UnsupportedModel
 
-VERSIONS = (1, 3)
 # What makes the layer, by the names of transformers' configurations; the first must be said.
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
 SETTINGS = (

@@ -10,7 +10,7 @@ test"). More than one pass is possible with version 1 too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from ppdbench.errors import ConfigError
 from ppdbench.methods.eagle.files import METHOD
 from ppdbench.methods.eagle.network import (
     SETTINGS,
-    VERSIONS,
     DraftNetwork,
     Eagle1,
     Eagle3,
@@ -34,70 +33,13 @@ from ppdbench.methods.eagle.network import (
     default_settings,
     feature_layers,
 )
+from ppdbench.methods.eagle.plan import DISTANCES, EaglePlan
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import DistanceQuality, by_distance
-from ppdbench.training.heads import LOSSES
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
 
 TOKEN_WEIGHT = 0.1  # of the loss on tokens beside that on features
-DISTANCES = 5  # measured afterwards, and the passes of version 3 unless told
-
-
-MOST = 1 << 20  # of anything that is counted below
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EaglePlan:
-    """The options of training EAGLE's draft network.
-
-    `draft_vocab` is the size of a head of its own, 0 the model's head over all its words, which
-    a `rank` above 0 lets change a little. `ffn` is the width of the MLP, 0 the model's. Where
-    `passes` and `noise` are None the papers' are meant: 1 and 0.1 for version 1, else 5 and 0.
-    """
-
-    version: int = 3
-    passes: int | None = None
-    draft_vocab: int = 0
-    rank: int = 0
-    ffn: int = 0
-    loss: str = "kl"
-    decay: float = 0.8
-    noise: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.version not in VERSIONS:
-            known = " or ".join(map(str, VERSIONS))
-            raise ConfigError(
-                f"--version {self.version}: use {known} (2 drafts with what 1 trains)"
-            )
-        for name, lowest in {"passes": 1, "draft_vocab": 0, "rank": 0, "ffn": 0}.items():
-            value = getattr(self, name)
-            if value is not None and not lowest <= value <= MOST:
-                option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{option} {value}: use {lowest} or more, up to {MOST}")
-        if self.version == 1 and (self.draft_vocab or self.rank):
-            raise ConfigError("--draft-vocab and --rank: version 1 reads through the model's head")
-        if self.draft_vocab and self.rank:
-            raise ConfigError(
-                "--draft-vocab trains a whole head, --rank changes the model's; give one of them"
-            )
-        if self.loss not in LOSSES:
-            raise ConfigError(f"--loss {self.loss!r}: use {' or '.join(LOSSES)}")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"--decay {self.decay}: use a value above 0, up to 1")
-        if self.noise is not None and not self.noise >= 0:
-            raise ConfigError(f"--noise {self.noise}: use 0 or more")
-
-    @property
-    def n_passes(self) -> int:
-        """The number of passes, the first of them over the model's own features."""
-        return self.passes or (1 if self.version == 1 else DISTANCES)
-
-    @property
-    def half_width(self) -> float:
-        """Half the width of the noise on features."""
-        return (0.1 if self.version == 1 else 0.0) if self.noise is None else self.noise
 
 
 class EagleObjective(Objective):

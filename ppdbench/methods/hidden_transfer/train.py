@@ -16,7 +16,7 @@ trained once after each of several layers (Figures 5 and 6).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,55 +31,14 @@ from ppdbench.methods.hidden_transfer.network import (
     METHOD,
     PseudoStatePass,
     TransferMatrices,
-    check_layers,
     transferred,
 )
+from ppdbench.methods.hidden_transfer.plan import CHAINED, MASKED, TRUE, TransferPlan
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.context import LaterContext, TextContext
 from ppdbench.training.evaluate import CandidateQuality, DistanceQuality, by_distance
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.objective import Objective
-
-LOSSES = ("kl", "reverse-kl")
-TRUE, CHAINED, MASKED = MASKS = ("teacher-forced", "chained", "masked")
-SPACING = (15 / 32, 20 / 32, 25 / 32)  # the paper's layers in a model of 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferPlan:
-    """The options of training hidden transfer: where each step transfers, and how it is trained.
-
-    kl is the divergence of the guess from the model's own distribution, reverse-kl its other
-    direction, which is how the paper writes it.
-    """
-
-    layers: tuple[int, ...] = ()
-    compare: tuple[int, ...] = ()
-    mask: str = TRUE
-    loss: str = "kl"
-
-    def __post_init__(self) -> None:
-        for name, known in (("mask", MASKS), ("loss", LOSSES)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"--{name} {getattr(self, name)!r}: use {', '.join(known)}")
-        if len(set(self.compare)) < len(self.compare):
-            raise ConfigError("--compare names a layer twice")
-
-    def settled(self, n_layers: int) -> TransferPlan:
-        """Choose layers that suit a model of so many, if none were given; refuse others."""
-        layers = self.layers
-        if not layers and not self.compare:
-            layers = tuple(min(n_layers - 1, max(1, round(n_layers * s))) for s in SPACING)
-        plan = replace(self, layers=layers)
-        for steps in plan.jobs:
-            check_layers(steps, n_layers)
-        return plan
-
-    @property
-    def jobs(self) -> list[tuple[int, ...]]:
-        """The layers of the steps up to its own, for each matrix to be trained."""
-        steps = [self.layers[: i + 1] for i in range(len(self.layers))]
-        return steps + [(*self.layers, candidate) for candidate in self.compare]
 
 
 class TransferObjective(Objective):

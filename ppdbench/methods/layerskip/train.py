@@ -6,17 +6,18 @@ loss through the shared norm and head. Inference is that of any other model.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ppdbench.methods.layerskip.recipe import Recipe
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.objective import Objective
-from ppdbench.training.recipe import Recipe
 
 Losses = dict[str, Tensor]
 
@@ -77,3 +78,9 @@ class LayerSkipObjective(Objective):
     ) -> list[ExitQuality]:
         """Measure every exit, through the shared head."""
         return by_layer(self.model, ids, sequence, watch=watch)
+
+    def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
+        """Write an ordinary transformers folder."""
+        self.model.to(dtype).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        self.model.float()  # what is measured from here on are the weights that were saved

@@ -9,7 +9,7 @@ head learns the distribution that the model itself has when it gets there, with 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +21,12 @@ from torch.nn.functional import linear, silu
 from ppdbench.engine.addons import save_addon
 from ppdbench.errors import ConfigError
 from ppdbench.methods.medusa.network import METHOD, reading_layer
+from ppdbench.methods.medusa.plan import MedusaPlan
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import DistanceQuality, by_distance
-from ppdbench.training.heads import LOSSES, TrainableHead
+from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaPlan:
-    """The options of training Medusa heads; a `rank` of None is a whole matrix, 0 the model's own.
-
-    Heads read the state `after` so many layers (0: all). With fewer they are the early exits
-    that hidden transfer is compared with.
-    """
-
-    heads: int = 5
-    layers: int = 1
-    after: int = 0
-    rank: int | None = None
-    loss: str = "kl"
-    decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        least = {"heads": 1, "layers": 0, "after": 0, "rank": 0}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ConfigError(f"--{name} {value}: use {lowest} or more")
-        if self.layers == self.rank == 0:
-            raise ConfigError("--layers 0 --rank 0 leaves nothing to train; raise one of them")
-        if self.loss not in LOSSES:
-            raise ConfigError(f"--loss {self.loss!r}: use {' or '.join(LOSSES)}")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"--decay {self.decay}: use a value above 0, up to 1")
 
 
 class Block(nn.Module):

@@ -31,10 +31,10 @@ from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.files.json_file import read_json
 from ppdbench.files.yaml_file import Keys
+from ppdbench.methods.prompt_tokens.plan import AGGREGATIONS, LEARNED
 
 METHOD = "prompt-tokens"
 MASKS = ("ensemble", "decoder", "encoder")
-MEAN, LEARNED = AGGREGATIONS = ("mean", "learned")
 PEFT_CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,73 +26,14 @@ from ppdbench.engine.addons import Addon, save_addon
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.masks import TrainedRows
 from ppdbench.errors import ConfigError
-from ppdbench.methods.prompt_tokens.network import (
-    AGGREGATIONS,
-    LEARNED,
-    MEAN,
-    METHOD,
-    Chain,
-    Prompts,
-    chains_behind,
-)
+from ppdbench.methods.prompt_tokens.network import METHOD, Prompts, chains_behind
+from ppdbench.methods.prompt_tokens.plan import LEARNED, PromptPlan
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.context import LaterContext, read
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.objective import Objective
-
-LOSSES = ("kl", "reverse-kl", "ce")
-
-
-MOST = 256  # prompt tokens, and rows of each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptPlan:
-    """The options of training prompt tokens.
-
-    kl is the divergence of the guess from the model's own distribution, reverse-kl its other
-    direction, which is how the paper writes it; ce takes the text's token instead. Prompt
-    token i counts `decay` ** (i - 1).
-    """
-
-    prompts: int = 3
-    epts: int = 1
-    mask: str = "ensemble"
-    prefix: int = 0
-    aggregation: str = MEAN
-    exits: int = 1
-    custom_head: bool = False
-    rank: int = 0
-    loss: str = "kl"
-    decay: float = 0.8
-    insertions: int = 16
-
-    def __post_init__(self) -> None:
-        for name, known in (("aggregation", AGGREGATIONS), ("loss", LOSSES)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"--{name} {getattr(self, name)!r}: use {', '.join(known)}")
-        for name in ("prompts", "epts", "prefix"):
-            if getattr(self, name) > MOST:
-                raise ConfigError(f"--{name} {getattr(self, name)}: use {MOST} or less")
-        for name, least in (("exits", 1), ("rank", 0), ("insertions", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name} {getattr(self, name)}: use {least} or more")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"--decay {self.decay}: use a value above 0, up to 1")
-        if self.rank and not self.custom_head:
-            raise ConfigError("--rank is of --custom-head; give both or neither")
-
-    @property
-    def chain(self) -> Chain:
-        """The rows behind a place."""
-        return Chain(self.prompts, self.epts, self.mask, self.prefix)
-
-    @property
-    def n_words(self) -> int:
-        """The number of words it takes to begin with."""
-        return self.prompts * (self.epts + self.prefix)
 
 
 def ordinary_words(tokenizer: Any, vocab_size: int, n: int, seed: int) -> list[int]:
@@ -252,4 +192,5 @@ class PromptsObjective(Objective):
         """Write what `prompt-tokens` decodes with, in this type or else the model's."""
         dtype = dtype or self._own_head().dtype
         tensors = {name: part.to(dtype) for name, part in self.named_parameters()}
-        save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, asdict(self.plan))
+        options = self.plan.facts(self)
+        save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, options)

@@ -33,9 +33,10 @@ from ppdbench.methods.eagle.network import (
     default_settings,
     feature_layers,
 )
+from ppdbench.methods.eagle.plan import EaglePlan
 from ppdbench.methods.eagle.rows import DraftRows
 from ppdbench.methods.eagle.strategy import Eagle, EagleProposer
-from ppdbench.methods.eagle.train import EagleObjective, EaglePlan
+from ppdbench.methods.eagle.train import EagleObjective
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free

@@ -19,9 +19,10 @@ from ppdbench.engine.loading import ModelSpec, take_over
 from ppdbench.engine.session import Session
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
+from ppdbench.methods.eagle.plan import EaglePlan
 from ppdbench.methods.eagle.rows import DraftRows
 from ppdbench.methods.eagle.strategy import Eagle
-from ppdbench.methods.eagle.train import EagleObjective, EaglePlan, commonest, unrolled
+from ppdbench.methods.eagle.train import EagleObjective, commonest, unrolled
 from tests.decoding.matrix import CAPACITY, free
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens

@@ -25,8 +25,9 @@ from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
 from ppdbench.methods import METHODS
 from ppdbench.methods.hidden_transfer.network import TransferMatrices, load_transfer
+from ppdbench.methods.hidden_transfer.plan import TransferPlan
 from ppdbench.methods.hidden_transfer.strategy import HiddenTransfer, HiddenTransferProposer
-from ppdbench.methods.hidden_transfer.train import TransferObjective, TransferPlan
+from ppdbench.methods.hidden_transfer.train import TransferObjective
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free

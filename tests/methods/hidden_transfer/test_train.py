@@ -18,8 +18,9 @@ from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
 from ppdbench.methods.hidden_transfer.network import TransferMatrices
+from ppdbench.methods.hidden_transfer.plan import TransferPlan
 from ppdbench.methods.hidden_transfer.strategy import HiddenTransferProposer
-from ppdbench.methods.hidden_transfer.train import TransferObjective, TransferPlan
+from ppdbench.methods.hidden_transfer.train import TransferObjective
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.trainer import TrainConfig
 from ppdbench.trees.tree import Tree

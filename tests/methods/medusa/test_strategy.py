@@ -26,8 +26,9 @@ from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
 from ppdbench.methods import METHODS
 from ppdbench.methods.medusa.network import load_medusa
+from ppdbench.methods.medusa.plan import MedusaPlan
 from ppdbench.methods.medusa.strategy import Medusa, MedusaProposer
-from ppdbench.methods.medusa.train import MedusaObjective, MedusaPlan
+from ppdbench.methods.medusa.train import MedusaObjective
 from ppdbench.runs.store import read_run
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from ppdbench.trees.tree import Tree

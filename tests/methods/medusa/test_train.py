@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError
-from ppdbench.methods.medusa.train import MedusaObjective, MedusaPlan
+from ppdbench.methods.medusa.plan import MedusaPlan
+from ppdbench.methods.medusa.train import MedusaObjective
 from tests.families import FAMILIES, stock_model
 from tests.helpers import tokens
 

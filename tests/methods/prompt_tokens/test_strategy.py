@@ -33,8 +33,9 @@ from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.methods import METHODS
 from ppdbench.methods.prompt_tokens.chains import ChainPattern, first_pattern
 from ppdbench.methods.prompt_tokens.network import Chain, Prompts, load_prompts
+from ppdbench.methods.prompt_tokens.plan import PromptPlan
 from ppdbench.methods.prompt_tokens.strategy import PromptTokens, PromptTokensProposer
-from ppdbench.methods.prompt_tokens.train import PromptPlan, PromptsObjective
+from ppdbench.methods.prompt_tokens.train import PromptsObjective
 from ppdbench.methods.speculative import ModelDrafter, PromptedDrafter, Speculative
 from ppdbench.runs.store import read_run
 from ppdbench.testing import assert_order_is_nothing

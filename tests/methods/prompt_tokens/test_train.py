@@ -17,7 +17,8 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load, take_over
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
 from ppdbench.methods.prompt_tokens.network import Chain, Prompts, load_prompts
-from ppdbench.methods.prompt_tokens.train import PromptPlan, PromptsObjective, ordinary_words
+from ppdbench.methods.prompt_tokens.plan import PromptPlan
+from ppdbench.methods.prompt_tokens.train import PromptsObjective, ordinary_words
 from ppdbench.training.layers import divergence
 from tests.families import FAMILIES, stock_model
 from tests.training.test_training import SMALL, blocks, log
@@ -329,7 +330,9 @@ def test_a_run_writes_an_addon_and_says_how_far_guesses_reach(
     assert prompts.chain == Chain(3)
     header = json.loads((home / "prompts" / "addon.json").read_text("utf-8"))
     assert header["method"] == "prompt-tokens"
-    assert header["options"] == asdict(PromptPlan(insertions=13))
+    options = asdict(PromptPlan(insertions=13))
+    assert options.pop("start") is None
+    assert header["options"] == options
 
 
 def test_a_second_stage_starts_where_the_first_ended(home: Path) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from ppdbench.errors import ConfigError
 from ppdbench.files.resources import folder
-from ppdbench.training.recipe import PRESETS, Recipe, fitted
+from ppdbench.methods.layerskip.recipe import PRESETS, Recipe, fitted
 
 L = 24
 
