@@ -11,7 +11,7 @@ DEMO ?= results/demo
 # hub, files or folders (docs/training.md).
 WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
-.PHONY: help demo setup test test-fast test-quantized check docs format checked-runs check-baselines \
+.PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
 	update-baselines tables measured readme reference reference-twin addons gpu-check wheel \
 	benchmark attack clean
 
@@ -20,6 +20,7 @@ help:
 	@echo "make test       all tests"
 	@echo "make test-fast  tests without those marked slow"
 	@echo "make test-quantized    those of 8- and 4-bit weights, with the libraries they need"
+	@echo "make test-examples     the plug-in in examples/, installed beside ppdbench"
 	@echo "make check      ruff, strict mypy and the order of the packages"
 	@echo "make docs       the pages as a site in build/site/; a broken link ends it (Python 3.11)"
 	@echo "make check-baselines   the embedded model against results/baselines/"
@@ -69,6 +70,17 @@ $(QUANTIZED)/.ready: $(READY) constraints.txt
 
 test-quantized: $(QUANTIZED)/.ready
 	PYTHONPATH=$(QUANTIZED) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/engine/test_quantized.py
+
+# Apart as well: in the environment itself its methods would stand among ours in every other test.
+EXAMPLE := examples/ppdbench-repeat
+INSTALLED := $(VENV)/examples
+
+test-examples: $(READY)
+	@rm -rf $(INSTALLED)
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --no-index --target $(INSTALLED) \
+	    ./$(EXAMPLE)
+	PYTHONPATH=$(abspath $(INSTALLED)) $(BIN)/python -m pytest -c $(EXAMPLE)/pyproject.toml \
+	    $(EXAMPLE)/tests
 
 check: $(READY)
 	$(BIN)/ruff check .
