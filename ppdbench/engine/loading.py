@@ -17,7 +17,6 @@ from torch import Tensor
 from ppdbench.engine import synthetic
 from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
-from ppdbench.engine.kernels import allow_exact_ones
 from ppdbench.engine.offload import NOTHING, StoredWeights
 from ppdbench.engine.placement import DISK, Placement, check_asked, place_parts, refuse_too_large
 from ppdbench.engine.quantized import check_scheme, check_stored, keep_types, quantize
@@ -213,7 +212,7 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
     A model that is to be quantised waits on the CPU for `laid_out`.
     """
     device = resolve_device(spec.device)
-    allow_exact_ones(device)
+    _allow_exact_kernels(device)
     if spec.is_synthetic:
         shape = _shape(spec)
         dtype = resolve_dtype(spec.dtype, torch.float32, device)
@@ -228,6 +227,17 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
         check_folder(Path(path))
     with _one_line_errors(spec):
         return _from_pretrained(path, spec, device, context)
+
+
+def _allow_exact_kernels(device: torch.device) -> None:
+    """Let a GPU use only kernels that round as the model's type says, in every pass.
+
+    float32 products are made of float32, not of TF32 with its 10 bits. cuDNN's attention is
+    left out: it plans anew for each length of the keys, which in decoding is every step.
+    """
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def reckon(spec: ModelSpec, context: int) -> Placement:

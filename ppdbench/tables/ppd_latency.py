@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ppdbench import theory
 from ppdbench.bench.claims import LEAST_EXAMPLES
@@ -53,13 +53,7 @@ class LatencyRow:
 
     def values(self) -> dict[str, Cell]:
         """The numbers by the names of their quantities."""
-        return {
-            "p": self.p,
-            "seconds": self.seconds,
-            "tokens_per_s": TOKENS / self.seconds,
-            "speedup": self.speedup,
-            "theory": self.theory,
-        }
+        return {**asdict(self), "tokens_per_s": TOKENS / self.seconds}
 
 
 @table("ppd/3", recipe=(LATENCY,), tasks=TASKS.values())

@@ -71,6 +71,14 @@ class Tree:
         return tuple(map(len, self.paths))
 
     @cached_property
+    def lines(self) -> tuple[tuple[int, ...], ...]:
+        """The rows from the newest token, row 0, to each row of a pass, both included."""
+        lines: list[tuple[int, ...]] = [(0,)]
+        for row, parent in enumerate(self.parents, start=1):
+            lines.append((*lines[1 + parent], row))
+        return tuple(lines)
+
+    @cached_property
     def depth(self) -> int:
         """The farthest distance guessed at."""
         return max(self.depths, default=0)

@@ -75,9 +75,7 @@ class HiddenTransferProposer(Proposer):
 
     def _insertions(self) -> tuple[Insertion, ...]:
         """A pseudo state of each step for every row that is a token."""
-        lines: list[tuple[int, ...]] = [(0,)]  # the rows that a row sees, itself included
-        for node, parent in enumerate(self.tree.parents, start=1):
-            lines.append((*lines[1 + parent], node))
+        lines = self.tree.lines  # the rows that a row sees, itself included
         n = len(lines)
         insertions = []
         for i, layer in enumerate(self.transfer.layers):

@@ -38,7 +38,7 @@ class ChainPattern:
         first, prefix = len(lengths), len(lengths) + sum(lengths)
         sees: list[tuple[int, ...]] = []
         depths: list[int] = []
-        for line, length in zip(self._lines(), lengths, strict=True):
+        for line, length in zip(self.tree.lines, lengths, strict=True):
             for row in range(length):
                 own = (first + other for other in chain.sees[row])
                 sees.append((*line, *own, *(prefix + extra for extra in chain.sees_prefix(row))))
@@ -59,13 +59,6 @@ class ChainPattern:
         words = self.prompts.embeddings
         empty = words.new_zeros(extra, words.shape[-1])
         return torch.cat([*(words[:length] for length in lengths), empty])[None]
-
-    def _lines(self) -> list[tuple[int, ...]]:
-        """The rows from the newest token to each node, both included."""
-        lines: list[tuple[int, ...]] = [(0,)]
-        for node, parent in enumerate(self.tree.parents):
-            lines.append((*lines[1 + parent], 1 + node))
-        return lines
 
 
 def first_pattern(known: int, prompts: Prompts) -> ChainPattern:
