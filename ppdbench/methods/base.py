@@ -41,6 +41,14 @@ class Exiting(Protocol):
         ...
 
 
+def check_least(method: str, strategy: Strategy, **least: int) -> None:
+    """Refuse options of a strategy that are below the least that makes sense."""
+    for name, allowed in least.items():
+        if getattr(strategy, name) < allowed:
+            value = getattr(strategy, name)
+            raise ConfigError(f"{method}: {name}={value}; use {allowed} or more")
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option as `list methods` shows it."""

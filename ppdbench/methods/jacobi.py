@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
-from ppdbench.errors import ConfigError
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
     from ppdbench.decoding.loop import Prefill, Verified
@@ -30,8 +29,7 @@ class Jacobi:
     window: int = option(8, "tokens guessed and corrected at once")
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(f"jacobi: window={self.window}; use 1 or more")
+        check_least("jacobi", self, window=1)
 
     def prepare(self, setup: Setup) -> JacobiProposer:
         """Return the proposer; there is nothing to load."""

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
-from ppdbench.errors import ConfigError
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
     from ppdbench.decoding.loop import Prefill, Verified
@@ -39,10 +38,7 @@ class Lookahead:
     prompt_ngrams: bool = option(True, "whether the pool begins with the prompt's n-grams")
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("ngram", 2), ("guesses", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"lookahead: {name}={value}; use {least} or more")
+        check_least("lookahead", self, window=1, ngram=2, guesses=1)
 
     def prepare(self, setup: Setup) -> LookaheadProposer:
         """Return the proposer; there is nothing to load."""

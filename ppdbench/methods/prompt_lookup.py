@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
-from ppdbench.errors import ConfigError
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
     from ppdbench.decoding.loop import Prefill
@@ -28,9 +27,7 @@ class PromptLookup:
     max_draft: int = option(8, "tokens proposed at most")
 
     def __post_init__(self) -> None:
-        for name in ("longest_suffix", "max_draft"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"prompt-lookup: {name}={getattr(self, name)}; use 1 or more")
+        check_least("prompt-lookup", self, longest_suffix=1, max_draft=1)
 
     def prepare(self, setup: Setup) -> PromptLookupProposer:
         """Return the proposer; there is nothing to load."""

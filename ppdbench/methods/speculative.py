@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError, NumericalError, PpdbenchError
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,8 +62,7 @@ class Speculative:
                 "speculative: no draft_model; give --set draft_model= a hub id, a local folder "
                 "or synthetic:SPEC"
             )
-        if self.draft_length < 1:
-            raise ConfigError(f"speculative: draft_length={self.draft_length}; use 1 or more")
+        check_least("speculative", self, draft_length=1)
         if not 0 <= self.confidence < 1:
             raise ConfigError(
                 f"speculative: confidence={self.confidence}; use 0 (off) or more, below 1"

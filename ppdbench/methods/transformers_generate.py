@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError, PpdbenchError
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 from ppdbench.methods.early_exit import exit_layer_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class GenerateEarlyExit:
     draft_length: int = option(4, "tokens drafted each time")
 
     def __post_init__(self) -> None:
-        _check("early-exit", "draft_length", self.draft_length)
+        check_least(f"{PREFIX}early-exit", self, draft_length=1)
 
     def exit_in(self, n_layers: int) -> int:
         """Return the number of layers that draft in a model of `n_layers`."""
@@ -79,8 +79,7 @@ class GenerateLookup:
     max_draft: int = option(8, "tokens proposed at most")
 
     def __post_init__(self) -> None:
-        _check("prompt-lookup", "longest_suffix", self.longest_suffix)
-        _check("prompt-lookup", "max_draft", self.max_draft)
+        check_least(f"{PREFIX}prompt-lookup", self, longest_suffix=1, max_draft=1)
 
     def prepare(self, setup: Setup) -> GenerateDecoder:
         """Return the decoder; there is nothing to load but the stock model."""
@@ -107,7 +106,7 @@ class GenerateAssistant:
                 f"{PREFIX}assistant: no draft_model; give --set draft_model= a hub id, a local "
                 "folder or synthetic:SPEC"
             )
-        _check("assistant", "draft_length", self.draft_length)
+        check_least(f"{PREFIX}assistant", self, draft_length=1)
 
     def prepare(self, setup: Setup) -> GenerateDecoder:
         """The stock model and a smaller one."""
@@ -128,11 +127,6 @@ class GenerateAssistant:
             assistant=assistant,
             draft_length=self.draft_length,
         )
-
-
-def _check(name: str, option: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{PREFIX}{name}: {option}={value}; use 1 or more")
 
 
 class GenerateDecoder(Decoder):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 from ppdbench.methods.draft_verify.skip_file import SkipSet, pick, read_skips
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ class DraftVerify:
     target_acceptance: float = option(0.9, "accepted per drafted token that is aimed for")
 
     def __post_init__(self) -> None:
-        if self.draft_length < 1:
-            raise ConfigError(f"draft-verify: draft_length={self.draft_length}; use 1 or more")
+        check_least("draft-verify", self, draft_length=1)
         for name in ("threshold", "target_acceptance"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"draft-verify: {name}={getattr(self, name)}; use 0 to 1")

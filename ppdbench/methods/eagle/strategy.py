@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.errors import ConfigError
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 from ppdbench.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ class Eagle:
     )
 
     def __post_init__(self) -> None:
-        for name in ("depth", "top_k", "nodes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"eagle: {name}={getattr(self, name)}; use 1 or more")
+        check_least("eagle", self, depth=1, top_k=1, nodes=1)
         parts = self.reads.split("+")
         if self.reads and not (len(parts) == 3 and all(part.isdecimal() for part in parts)):
             raise ConfigError(f"eagle: reads={self.reads!r}; use three layers, such as 2+16+29")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Computed, Draft
 from ppdbench.errors import ConfigError
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 from ppdbench.methods.early_exit import check_exit_options, exit_layer_of
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ class LayerSkip:
 
     def __post_init__(self) -> None:
         check_exit_options("layerskip", self.exit_layer, self.confidence)
-        if self.draft_length < 1:
-            raise ConfigError(f"layerskip: draft_length={self.draft_length}; use 1 or more")
+        check_least("layerskip", self, draft_length=1)
         if self.adaptive and self.max_draft < self.draft_length:
             raise ConfigError(
                 f"layerskip: max_draft={self.max_draft} is below draft_length="

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Setup
 from ppdbench.errors import ConfigError
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 from ppdbench.theory import check_exit
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ class PredictivePipelined:
     patience: float = option(60.0, "seconds without an answer after which a unit counts as hung")
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"ppd: k={self.k}; use 1 or more")
+        check_least("ppd", self, k=1)
         if self.exit_after < 0:
             raise ConfigError(f"ppd: exit_after={self.exit_after}; use 0 (half) or more")
         if self.form not in NAMES:

@@ -16,7 +16,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.resources import reference_model
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,9 +45,7 @@ class Rest:
     max_matches: int = option(4096, "occurrences looked at, evenly spread, where there are more")
 
     def __post_init__(self) -> None:
-        for name in ("longest_suffix", "max_nodes", "max_depth", "max_matches"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"rest: {name}={getattr(self, name)}; use 1 or more")
+        check_least("rest", self, longest_suffix=1, max_nodes=1, max_depth=1, max_matches=1)
         if not self.datastore:
             raise ConfigError(
                 "rest: no datastore; build one with `ppdbench datastore --text FILE --out DIR` "
