@@ -110,7 +110,7 @@ def shown(probe: Run, bench: Run, page: Path) -> None:
 
 def known(probe: Run) -> Sheet:
     """Match rates by layer."""
-    n_layers = probe.header["model"]["n_layers"]
+    n_layers = probe.header.model.n_layers
     rates = [r for r in probe.rates if (r.bucket, r.head, r.k) == (TOTAL, "N", K)]
     tasks = dict.fromkeys(rate.task for rate in rates)
     layers = sorted({rate.layer for rate in rates})
@@ -142,7 +142,7 @@ def exactness(bench: Run) -> Iterator[str]:
 
 def promised(probe: Run) -> Iterator[str]:
     """Say what theory makes of the match rates half-way up."""
-    half = (probe.header["model"]["n_layers"] + 1) // 2
+    half = (probe.header.model.n_layers + 1) // 2
     rows = theory_tables.measure(probe.stored, theory_tables.RowFilter(), probe.ranks).rows
     found = [r for r in rows if (r.layer, r.k, r.head) == (half, K, "N") and r.speedup is not None]
     if found:

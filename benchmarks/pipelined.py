@@ -177,7 +177,8 @@ def _bandwidth() -> float:
 def rows(point: BenchCase, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the part of the promised gain that each form got in one case."""
     halves = allowed[point.kind]["halves"]
-    sums = add_up(run.samples)
+    sums, held = add_up(run.samples), run.header.memory
+    assert held is not None
     for summary in summarize(run.header, sums, scores=False):
         k, p = summary["options"]["k"], summary["p"]
         ideal = Halves(**halves[str(k)]) if summary["form"] == "split" else None
@@ -206,7 +207,7 @@ def rows(point: BenchCase, run: StoredRun, allowed: dict[str, Any]) -> Iterator[
             "efficiency": summary["gain_efficiency"],
             **lost(theorem, apart, possible, measured),
             "communication": summary["communication_ms_per_token"] / summary["ms_per_token"],
-            "weights": sum(summary["weight_bytes_per_unit"]) / run.header["memory"]["weights"],
+            "weights": sum(summary["weight_bytes_per_unit"]) / held.weights,
         }
 
 

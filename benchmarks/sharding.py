@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ import torch
 
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.machine.pages import enlarge, span
+from ppdbench.runs.records import ProbedSample
 from ppdbench.runs.samples import parse, sample_paths
 from ppdbench.runs.store import read_header
 from ppdbench.stats import median
@@ -99,12 +99,13 @@ def end(run: subprocess.Popen[bytes]) -> None:
 
 def rate(folder: Path) -> float:
     """Examples per second of a run that has ended."""
-    seconds: Counter[Path] = Counter()
-    examples, kind = 0, read_header(folder)["kind"]
+    seconds: dict[Path, float] = {}
+    examples, kind = 0, read_header(folder).kind
     for path in sample_paths(folder):
         for line in path.read_bytes().splitlines(keepends=True):
             sample = parse(line, kind)
-            seconds[path] += sample["elapsed_ms"] / 1e3
+            assert isinstance(sample, ProbedSample)
+            seconds[path] = seconds.get(path, 0.0) + (sample.elapsed_ms or 0.0) / 1e3
             examples += 1
     return examples / max(seconds.values())
 

@@ -16,14 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from ppdbench.machine.garbage import no_collection
 from ppdbench.report.export import emit
 from ppdbench.report.sheet import Sheet
+from ppdbench.runs.records import DecodedSample, Header, Sample
 from ppdbench.runs.samples import to_line
 from ppdbench.runs.store import HEADER, read_header, read_run
 from ppdbench.scoring import NEEDS_EXECUTION, parts
@@ -54,31 +57,32 @@ def grow(source: Path, target: Path, wanted: int, shards: int) -> Path:
         files = [stack.enter_context((target / name).open("wb")) for name in names]
         for copy in range(copies):
             files[copy % shards].writelines(to_line(_copied(s, copy, copies)) for s in samples)
-    for about in run.header["data"].values():
-        about["examples"] *= copies
-    (target / HEADER).write_text(json.dumps(run.header), "utf-8")
+    data = run.header.data.items()
+    more = {task: replace(source, examples=source.examples * copies) for task, source in data}
+    header = to_builtins(replace(run.header, data=more))
+    (target / HEADER).write_text(json.dumps(header), "utf-8")
     return target
 
 
-def _copied(sample: Mapping[str, Any], copy: int, copies: int) -> dict[str, Any]:
+def _copied(sample: Sample, copy: int, copies: int) -> Sample:
     """The same sample as that of another example."""
-    number = sample.get("number", 0) * copies + copy
-    return {**sample, "example_id": str(number), "number": number}
+    number = (sample.number or 0) * copies + copy
+    return replace(sample, example_id=str(number), number=number)
 
 
-def _scored(header: dict[str, Any], sample: Mapping[str, Any]) -> Mapping[str, Any]:
+def _scored(header: Header, sample: Sample) -> Sample:
     """A sample with the parts of its scores, which those of earlier versions lack."""
-    metrics = [m for m in load_task(sample["task"]).metrics if m not in NEEDS_EXECUTION]
-    if header["model"]["synthetic"] or not metrics or "text" not in sample:
+    metrics = [m for m in load_task(sample.task).metrics if m not in NEEDS_EXECUTION]
+    if header.model.synthetic or not metrics or not isinstance(sample, DecodedSample):
         return sample
-    return {**sample, "scores": parts(metrics, sample["text"], sample["references"])}
+    return replace(sample, scores=parts(metrics, sample.text, sample.references))
 
 
 def commands(runs: Sequence[Path], place: Path, samples: int, shards: int) -> Iterator[list[str]]:
     """Every command that shows one of these runs, each on so many samples in all."""
     for run in runs:
         grown = str(grow(run, place / str(samples) / run.name, samples, shards))
-        kind = read_header(run)["kind"]
+        kind = read_header(run).kind
         yield ["report", grown, "--out", str(place / "page.html")]
         yield ["report", grown, "--format", "table"]
         if kind == "probe":

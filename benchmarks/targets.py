@@ -35,7 +35,7 @@ from ppdbench.machine.environment import forget_peak_memory, set_threads
 from ppdbench.probe.match import Prober
 from ppdbench.report.export import emit
 from ppdbench.report.sheet import Sheet
-from ppdbench.runs.records import Sample
+from ppdbench.runs.records import DecodedSample, Header
 from ppdbench.runs.running import Destination
 from ppdbench.runs.store import read_run
 from ppdbench.stats import median
@@ -110,14 +110,14 @@ def strategies(asked: TargetOptions) -> Iterator[TargetRow]:
     """Our methods against their counterparts."""
     chosen, _ = with_peers(list(map(Choice.parse, OURS)), REFERENCE)
     _, samples = decoded(chosen, asked.rounds, compile=asked.compile)
-    by_label: dict[str, list[Sample]] = {}
+    by_label: dict[str, list[DecodedSample]] = {}
     for sample in samples:
-        by_label.setdefault(sample["method"], []).append(sample)
+        by_label.setdefault(sample.method, []).append(sample)
     for mine, theirs in PAIRS.items():
         label = mine if mine in by_label else mine.partition(":")[0]
         pairs = zip(by_label[label], by_label[theirs], strict=True)
-        ratios = [sum(b["step_ms"]) / sum(a["step_ms"]) for a, b in pairs]
-        verdicts = {s["verdict"] for s in (*by_label[label], *by_label[theirs])}
+        ratios = [sum(b.step_ms) / sum(a.step_ms) for a, b in pairs]
+        verdicts = {s.verdict for s in (*by_label[label], *by_label[theirs])}
         goal = {"greedy": "2.0", "prompt-lookup": "1.6"}.get(mine, "2.0")
         what = f"{label} / {theirs}, steps"
         yield TargetRow(what, f"{goal} or more", ratios, ", ".join(sorted(verdicts)))
@@ -131,7 +131,7 @@ def bookkeeping(asked: TargetOptions) -> Iterator[TargetRow]:
         summaries = summarize(header, add_up(samples), scores=False)
         shares = {s["label"]: s["profile"]["bookkeeping_share"] for s in summaries}
         over = [label for label, share in shares.items() if share > MOST_BOOKKEEPING]
-        passes = "compiled" if header["compilation"]["rows"] else "eager"
+        passes = "compiled" if header.compilation and header.compilation.rows else "eager"
         what, goal = f"bookkeeping, share of a step, {passes}", f"{MOST_BOOKKEEPING} or less"
         listed = " ".join(f"{label} {shares[label]:.3f}" for label in over)
         yield TargetRow(what, goal, list(shares.values()), f"over: {listed}" if over else "")
@@ -139,7 +139,7 @@ def bookkeeping(asked: TargetOptions) -> Iterator[TargetRow]:
 
 def decoded(
     chosen: Sequence[Choice], rounds: int, *, compile: str, profile: bool = False
-) -> tuple[dict[str, Any], list[Sample]]:
+) -> tuple[Header, list[DecodedSample]]:
     """The header and the samples of a run of the reference model with these methods, in turns."""
     config = DecodeConfig(
         model=ModelSpec(name=REFERENCE, device="cpu"),
@@ -155,7 +155,7 @@ def decoded(
         path = Path(folder) / "run"
         run_decode(config, Destination(out=path), kind="bench")
         read = read_run(path)
-        return read.header, list(read.samples)
+        return read.header, [s for s in read.samples if isinstance(s, DecodedSample)]
 
 
 def probing(asked: TargetOptions) -> Iterator[TargetRow]:

@@ -10,12 +10,12 @@ the second with them gives: not timed, but the same steps (tests/trees/test_repl
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ppdbench.probe.accuracy import calibration
 from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets
+from ppdbench.runs.records import Sample
 from ppdbench.runs.store import read_whole
 from ppdbench.stats import Ratio
 from ppdbench.trees.calibration import Accuracies
@@ -53,8 +53,8 @@ def main(folders: Sequence[str]) -> None:
     print_sheets([sheet(m, calibration(ours, m), calibration(theirs, m)) for m in sorted(both)])
 
 
-def _methods(samples: Sequence[Mapping[str, Any]]) -> set[str]:
-    return {sample["method"] for sample in samples}
+def _methods(samples: Sequence[Sample]) -> set[str]:
+    return {sample.method for sample in samples}
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def slowed(seconds: Callable[[], float]) -> Any:
     """A RunFolder.append after which there is time to be killed."""
     append = RunFolder.append
 
-    def slow(self: RunFolder, sample: dict[str, Any]) -> None:
+    def slow(self: RunFolder, sample: Any) -> None:
         append(self, sample)
         time.sleep(seconds())
 

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from ppdbench.runs.records import KINDS, DecodedSample, FailedSample, MethodRecord
-from ppdbench.runs.samples import to_line
+from ppdbench.runs.samples import HEAD
+from ppdbench.runs.validation import sealed
 
 MODEL = {"name": "m", "revision": None, "dtype": "auto", "device": "auto"}
 MODEL |= {"trust_remote_code": False, "quantize": None, "device_map": None, "max_memory": None}
@@ -162,8 +163,9 @@ def write_run(folder: Path, kind: str, samples: Iterable[Mapping[str, Any]], **p
 
 def _line(content: dict[str, Any]) -> bytes:
     """As it is written today; halves of surrogate pairs only earlier versions wrote."""
+    content = {**{name: content[name] for name in HEAD if name in content}, **content}
     try:
-        return to_line(content)
+        return sealed(json.dumps(content, ensure_ascii=False).encode())
     except UnicodeEncodeError:
         return json.dumps(content).encode() + b"\n"
 

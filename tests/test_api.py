@@ -65,9 +65,11 @@ def test_a_run_is_that_of_the_command(found: Result, tmp_path: Path, capsys: Cap
     assert run(["bench", "--model", SPEC, *words, *tasks, *WORDS, "--out", out]) == 0
     printed = capsys.readouterr().out
     typed = ppdbench.read(out)
-    assert typed.header["config"] == ppdbench.read(found.path).header["config"]
+    assert typed.header.config == ppdbench.read(found.path).header.config
     kept = ("task", "example_id", "method", "verdict", "output_ids", "accepted")
-    ours, theirs = ([[s[name] for name in kept] for s in r.samples] for r in (found, typed))
+    ours, theirs = (
+        [[getattr(s, name) for name in kept] for s in r.samples] for r in (found, typed)
+    )
     assert ours == theirs
     assert str(typed) == printed.rstrip("\n")
 
@@ -113,7 +115,7 @@ def test_a_probe_and_a_decode_keep_quiet(
     assert set(rates.frame().columns) > {"layer", "k", "match_rate", "low", "high"}
     assert "Match rate in %" in str(rates)
     assert "Against greedy" in str(one)
-    assert one.header["command"] == [
+    assert one.header.command == [
         f"ppdbench.decode(model=ppdbench.load('{SPEC}'), method='{METHODS[0]}', task='squad', "
         "warmup=1, data='builtin', limit=2, max_new_tokens=6)"
     ]
@@ -137,7 +139,7 @@ def test_threads_are_given_back(model: ppdbench.Model, tmp_path: Path) -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert result.header["config"]["threads"] == 1
+    assert result.header.config.threads == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -290,8 +291,8 @@ def real(path: Path, limit: int) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line) for line in islice(file, limit))
 
 
-def stored(prediction: str, references: list[str], **kept: Any) -> dict[str, Any]:
-    return {"example_id": "1", "text": prediction, "references": references, **kept}
+def stored(prediction: str, references: list[str], **kept: Any) -> Any:
+    return SimpleNamespace(example_id="1", text=prediction, references=references, **kept)
 
 
 def test_parts_that_samples_keep_score_like_their_texts() -> None:

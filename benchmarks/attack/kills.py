@@ -15,6 +15,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.attack.base import AttackKind, Attempt, spread
 from benchmarks.attack.forks import Forked, forked
 from ppdbench.runs.records import TIMES
@@ -59,7 +61,7 @@ def content(name: str, run: Path) -> Any:
         return {path.name: path.read_bytes() for path in run.glob("*.safetensors")}
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_bytes().splitlines()]
     assert len(lines) == len(read_run(run).samples), "a sample stands there twice"
-    return [_lasting(dict(sample)) for sample in read_run(run).samples]
+    return [_lasting(msgspec.to_builtins(sample)) for sample in read_run(run).samples]
 
 
 def _lasting(sample: dict[str, Any]) -> dict[str, Any]:

@@ -30,10 +30,10 @@ def closes(samples: Sequence[SampleSums]) -> bool:
 
 def _gap(one: SampleSums, side: str) -> float:
     """The share of the time that the parts lack or have too much; 0 where nobody looked."""
-    wall = one.about.get(f"{side}wall_ms")
+    names = ("wall_ms", "prefill_ms", "prompt_ms")
+    wall, prefill, prompt = (getattr(one.sample, f"{side}{name}") or 0.0 for name in names)
     if not wall:
         return 0.0
-    prefill, prompt = one.about[f"{side}prefill_ms"], one.about[f"{side}prompt_ms"]
     steps = one.baseline_step_ms if side else one.step_ms
     return max(_share(abs(wall - prefill - steps), wall), _share(prompt - prefill, prompt))
 

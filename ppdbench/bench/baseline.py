@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -201,7 +202,7 @@ def compare_with_generate(
         new_tokens=new_tokens,
         rounds=rounds,
         progress=progress,
-        compilation=found,
+        compilation=msgspec.to_builtins(found),
     )
 
 

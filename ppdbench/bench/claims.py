@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ppdbench.bench.added_times import closes
 from ppdbench.bench.sums import SampleSums
+from ppdbench.runs.records import DecodingMethod
 from ppdbench.stats import Ratio, ratio_of_timed
 
 LEAST_EXAMPLES = 5
@@ -118,7 +119,7 @@ def _repeated(pairs: Sequence[Pair]) -> Ratio | None:
     return ratio_of_timed(pairs) if enough(pairs) else None
 
 
-def noise_of(methods: Mapping[str, Any], sums: Sequence[SampleSums]) -> Ratio | None:
+def noise_of(methods: Mapping[str, DecodingMethod], sums: Sequence[SampleSums]) -> Ratio | None:
     """The noise of samples: every time that greedy decoding took, against every other one."""
     by_label: dict[str, list[SampleSums]] = {}
     for one in sums:
@@ -127,7 +128,7 @@ def noise_of(methods: Mapping[str, Any], sums: Sequence[SampleSums]) -> Ratio | 
     repeats: list[list[Pair]] = []
     for label, group in by_label.items():
         repeats.append([(one.baseline_step_ms, one.again_ms) for one in group])
-        if methods[label]["name"] == "greedy":
+        if methods[label].name == "greedy":
             times = [over_greedy(one).times for one in group]
             repeats.append(times)
             repeats.append(

@@ -24,6 +24,7 @@ from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
 from ppdbench.machine.cores import confined
 from ppdbench.machine.environment import cpu_features
+from ppdbench.runs.records import Compilation
 from ppdbench.runs.workload import Report
 
 MODES = ("auto", "on", "off")
@@ -88,8 +89,8 @@ def settle(
     decoders: Mapping[str, Decoder],
     tokens: int,
     report: Report,
-    begun: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    begun: Compilation | None = None,
+) -> Compilation:
     """Compile or do not; what the header says of it. `tokens` are all that the run decodes.
 
     `begun` is what it says already, where this process joins a run or goes on with one.
@@ -100,7 +101,7 @@ def settle(
         _check_joins(begun, wanted, decoders)
     why = _refusal(mode, wanted, decoders, tokens) if begun is None else _as_begun(begun)
     if why is not None:
-        return {"mode": mode, "rows": [], **why}
+        return Compilation(mode=mode, rows=[], **why)
     start = time.perf_counter()
     for model in wanted:
         report("compiling", 0, None)
@@ -108,7 +109,7 @@ def settle(
     setup.share_weights()
     seconds = round(time.perf_counter() - start, 1)
     rows, eager = wanted[0].rows(), sorted(wanted[0].wider)
-    return {"mode": mode, "rows": rows, "eager_rows": eager, "seconds": seconds}
+    return Compilation(mode=mode, rows=rows, eager_rows=eager, seconds=seconds)
 
 
 def check_mode(mode: str) -> None:
@@ -164,16 +165,16 @@ def _refusal(
     return None if why is None else {"why": why}
 
 
-def _as_begun(begun: Mapping[str, Any]) -> dict[str, Any] | None:
+def _as_begun(begun: Compilation) -> dict[str, Any] | None:
     """Say why passes stay eager, in the words of the run that is resumed."""
-    return None if begun["rows"] else {"why": begun["why"]}
+    return None if begun.rows else {"why": begun.why}
 
 
 def _check_joins(
-    begun: Mapping[str, Any], wanted: Collection[CompileRequest], decoders: Mapping[str, Decoder]
+    begun: Compilation, wanted: Collection[CompileRequest], decoders: Mapping[str, Decoder]
 ) -> None:
     """Refuse to go on eagerly with what began compiled: its times would be of two kinds."""
-    if not begun["rows"]:
+    if not begun.rows:
         return
     why = _unfit(wanted) or _spread(decoders)
     if why is None and any(model.missing() for model in wanted):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ppdbench.bench.claims import noise_of
 from ppdbench.bench.sums import SampleSums
+from ppdbench.runs.records import DecodingMethod
 from ppdbench.stats import Ratio, median
 
 OTHERS = 0.2  # of the cores' time
 STOLEN = 0.02
-LOSSES = ("others", "stolen")
 SPREAD = 1.15  # of two times of one example, in the middle of all examples
 
 
@@ -25,7 +24,7 @@ class Conditions:
     """The disturbance of the times, in words; None on a quiet machine."""
 
     @classmethod
-    def of(cls, methods: Mapping[str, Any], sums: Sequence[SampleSums]) -> Conditions:
+    def of(cls, methods: Mapping[str, DecodingMethod], sums: Sequence[SampleSums]) -> Conditions:
         """Sum up the conditions of these samples."""
         done = [one for one in sums if not one.failed]
         return cls(noise_of(methods, done), "; ".join([*_watched(done), *_spread(done)]) or None)
@@ -33,13 +32,14 @@ class Conditions:
 
 def _watched(done: Sequence[SampleSums]) -> Iterator[str]:
     """Describe what other programs and the host were seen to do."""
-    loads = [one.about["load"] for one in done if "load" in one.about]
-    whole = sum(load["seconds"] * load["cores"] for load in loads)
+    loads = [one.about.load for one in done if one.about.load]
+    whole = sum(load.seconds * load.cores for load in loads)
     if not whole:
         return
-    cores = max(load["cores"] for load in loads)
-    averages = [load["load_average"] for load in loads if load["load_average"] is not None]
-    others, stolen = (sum(load[f"{name}_s"] for load in loads) / whole for name in LOSSES)
+    cores = max(load.cores for load in loads)
+    averages = [load.load_average for load in loads if load.load_average is not None]
+    others = sum(load.others_s for load in loads) / whole
+    stolen = sum(load.stolen_s for load in loads) / whole
     unit = "core" if cores == 1 else "cores"
     # This run alone has no more threads at work than there are cores.
     if averages and median(averages) > cores + 1:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ppdbench.bench.claims import Speedup, TimedPair, claim
 from ppdbench.bench.sums import SampleSums
+from ppdbench.runs.records import DecodingMethod, Header, decoding
 
 GREEDY = ("transformers:greedy", "transformers:greedy-static")
 ASSISTANT = "transformers:assistant"
@@ -33,27 +33,27 @@ class Beside:
     speedup: Speedup
 
 
-def beside(header: Mapping[str, Any], sums: Sequence[SampleSums]) -> list[Beside]:
+def beside(header: Header, sums: Sequence[SampleSums]) -> list[Beside]:
     """Every counterpart that this run has, by the labels of both."""
     done: dict[str, dict[tuple[str, str], SampleSums]] = {}
     for one in sums:
         if not one.failed:
-            key = one.task, one.about["example_id"]
+            key = one.task, one.about.example_id
             done.setdefault(one.method, {})[key] = one
     return [
         _compared(ours, theirs, done[ours], done[theirs])
-        for ours, theirs in _pairs(header["methods"])
+        for ours, theirs in _pairs(decoding(header).methods)
         if ours in done and theirs in done
     ]
 
 
-def _pairs(methods: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _pairs(methods: Mapping[str, DecodingMethod]) -> Iterator[tuple[str, str]]:
     kinds = (*(("greedy", theirs, ()) for theirs in GREEDY), *COUNTERPARTS)
     for ours, theirs, shared in kinds:
         for label, about in methods.items():
             for other, peer in methods.items():
-                same = all(about["options"].get(n) == peer["options"].get(n) for n in shared)
-                if (about["name"], peer["name"]) == (ours, theirs) and same:
+                same = all(about.options.get(n) == peer.options.get(n) for n in shared)
+                if (about.name, peer.name) == (ours, theirs) and same:
                     yield label, other
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+
+from msgspec.structs import replace
 
 from ppdbench.errors import ConfigError
-from ppdbench.runs.workload import Item, Workload
+from ppdbench.runs.records import Decoding, FailedSample
+from ppdbench.runs.workload import Workload
 from ppdbench.sandbox.outside import check_held, execute
 from ppdbench.scoring import NEEDS_EXECUTION
 from ppdbench.tasks.code import CodeTest, code_test
@@ -40,7 +42,8 @@ class CodeRuns:
                 of_task = {
                     (task.name, example.id): code_test(task, example) for example in examples
                 }
-                work.sources[task.name]["tests_sha256"] = _digest(of_task)
+                source = work.sources[task.name]
+                work.sources[task.name] = replace(source, tests_sha256=_digest(of_task))
                 tests |= of_task
         if not tests:
             raise ConfigError(
@@ -51,20 +54,19 @@ class CodeRuns:
             check_held()
         return cls(tests, unprotected=unprotected)
 
-    def facts(self, item: Item, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the program of a sample and tell how it ended; nothing if the text is no program."""
-        test = self._tests.get((item.task.name, item.example.id))
-        if test is None or sample["verdict"] == "failed":
-            return {}
-        found = self._execute(
-            test.program(sample["text"]), test.exam, unprotected=self._unprotected
+    def examined(self, sample: Decoding) -> Decoding:
+        """The sample with how its program ended; as it is where its text is no program."""
+        test = self._tests.get((sample.task, sample.example_id))
+        if test is None or isinstance(sample, FailedSample):
+            return sample
+        found = self._execute(test.program(sample.text), test.exam, unprotected=self._unprotected)
+        return replace(
+            sample,
+            passed=found.passed,
+            execution=found.outcome,
+            raised=found.raised or None,
+            protection=list(found.protection),
         )
-        return {
-            "passed": found.passed,
-            "execution": found.outcome,
-            **({"raised": found.raised} if found.raised else {}),
-            "protection": list(found.protection),
-        }
 
 
 def _digest(tests: Mapping[tuple[str, str], CodeTest]) -> str:

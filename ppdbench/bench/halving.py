@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ppdbench.errors import ConfigError
+from ppdbench.runs.records import SweepHeader
 
 SEARCHES = ("grid", "halving")
 FEWEST_CELLS = 2  # the best one, and what it is to be told from
@@ -71,13 +71,13 @@ def portion(part: int, n: int) -> int:
     return -(-n // part)
 
 
-def expected_samples(header: Mapping[str, Any]) -> int:
+def expected_samples(header: SweepHeader) -> int:
     """Count the samples of a finished sweep; examples are kept from stage to stage."""
-    able = len(header["methods"]) - len(header["not_run"])
+    able = len(header.methods) - len(header.not_run)
     expected = before = 0
-    for rung in header["rungs"]:
-        expected += min(able, rung["cells"]) * (rung["examples"] - before)
-        before = rung["examples"]
+    for rung in header.rungs:
+        expected += min(able, rung.cells) * (rung.examples - before)
+        before = rung.examples
     return expected
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ppdbench import theory
 from ppdbench.bench.claims import TimedPair, claim
 from ppdbench.bench.sums import SampleSums
+from ppdbench.runs.records import ThreadedGreedy
 
 Facts = Mapping[str, Any]
 
@@ -41,7 +42,7 @@ def pipelined(facts: Facts | None, group: Sequence[SampleSums]) -> dict[str, Any
         **over,
         **_on_one_unit(timed),
         "gain_efficiency": gain_efficiency(measured, predicted),
-        "communication_ms_per_token": sum(s.about["communication_ms"] for s in timed) / tokens,
+        "communication_ms_per_token": sum(s.sample.communication_ms or 0 for s in timed) / tokens,
         "units": facts["units"],
         "units_busy": _units_busy(facts, len(timed), begun),
         "units_busy_predicted": theory.compute_per_time_unit(n_layers, exit_after, k, p),
@@ -61,20 +62,18 @@ def beside_greedy(one: SampleSums, which: Callable[[Iterable[int]], int]) -> tup
     Of two outputs that part at a tie one may be the longer.
     """
     greedy = _greedy_on(one, which)
-    return greedy["step_ms"], one.step_ms * one.as_long_as(int(greedy["steps"]))
+    return greedy.step_ms, one.step_ms * one.as_long_as(greedy.steps)
 
 
-def _greedy_on(one: SampleSums, which: Callable[[Iterable[int]], int]) -> Mapping[str, float]:
+def _greedy_on(one: SampleSums, which: Callable[[Iterable[int]], int]) -> ThreadedGreedy:
     """Return greedy decoding's times for the same example on the threads of one unit, or of all."""
     by_threads = _alone(one)
-    timed: Mapping[str, float] = by_threads[str(which(map(int, by_threads)))]
-    return timed
+    return by_threads[str(which(map(int, by_threads)))]
 
 
-def _alone(one: SampleSums) -> Mapping[str, Any]:
-    """Greedy decoding beside units, by threads; earlier versions did not count its steps."""
-    found: Mapping[str, Any] = one.about.get("greedy_by_threads") or {}
-    return found
+def _alone(one: SampleSums) -> Mapping[str, ThreadedGreedy]:
+    """Greedy decoding beside units, by threads."""
+    return one.sample.greedy_by_threads or {}
 
 
 def gain_efficiency(measured: float | None, predicted: float) -> float | None:
@@ -132,10 +131,10 @@ def _units_busy(facts: Facts, outputs: int, begun: HeadStarts) -> float:
 def _on_one_unit(group: Sequence[SampleSums]) -> dict[str, float | None]:
     """Greedy decoding itself, beside the units."""
     runs = [_greedy_on(s, min) for s in group if _alone(s)]
-    steps = sum(run["steps"] for run in runs)
+    steps = sum(run.steps for run in runs)
     return {
-        "greedy_prefill_ms": sum(run["prefill_ms"] for run in runs) / len(runs) if runs else None,
-        "greedy_ms_per_token": sum(run["step_ms"] for run in runs) / steps if steps else None,
+        "greedy_prefill_ms": sum(run.prefill_ms for run in runs) / len(runs) if runs else None,
+        "greedy_ms_per_token": sum(run.step_ms for run in runs) / steps if steps else None,
     }
 
 

@@ -12,18 +12,18 @@ from typing import Any
 from ppdbench.bench.sums import SampleSums
 
 PARTS = ("draft_pass", "draft", "pass", "bookkeeping")
+READ = ("draft_pass_bytes", "pass_bytes")
 
 
 def profile(group: Sequence[SampleSums], bandwidth: float | None) -> dict[str, Any] | None:
     """Means per step over all examples of a method, where they were profiled."""
-    profiled = [one for one in group if "profile" in one.about]
+    profiled = [one for one in group if one.sample.profile]
     steps = sum(one.steps for one in profiled)
     if not steps or bandwidth is None:
         return None
-    parts = [one.about["profile"] for one in profiled]
-    total = {name: sum(part[name] for part in parts) for name in parts[0]}
-    ms = {part: total[f"{part}_ms"] for part in PARTS}
-    drafted, verified = total["draft_pass_bytes"], total["pass_bytes"]
+    parts = [one.sample.profile for one in profiled]
+    ms = {part: sum(getattr(one, f"{part}_ms") for one in parts) for part in PARTS}
+    drafted, verified = (sum(getattr(one, name) for one in parts) for name in READ)
     return {
         "step_ms": sum(ms.values()) / steps,
         **{f"{part}_share": value / sum(ms.values()) for part, value in ms.items()},

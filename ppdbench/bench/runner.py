@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from ppdbench.bench.compiling import check_mode, settle
 from ppdbench.bench.execution import UNPROTECTED, CodeRuns
 from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
@@ -22,6 +24,17 @@ from ppdbench.machine.environment import forget_peak_memory
 from ppdbench.machine.load import LoadMeter
 from ppdbench.methods import method
 from ppdbench.methods.base import Exiting, Method, Strategy, settings, split_name
+from ppdbench.runs.records import (
+    DecodedSample,
+    Decoding,
+    DecodingMethod,
+    FailedSample,
+    Judged,
+    Load,
+    Memory,
+    Profile,
+    ThreadedGreedy,
+)
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.shards import Shard
 from ppdbench.runs.store import RunFolder
@@ -31,6 +44,7 @@ from ppdbench.runs.workload import (
     Report,
     RunConfig,
     Workload,
+    asked,
     limits_of,
 )
 from ppdbench.scoring import NEEDS_EXECUTION, parts
@@ -159,15 +173,10 @@ def run_decode(
         methods = [entry for entry in prepared if isinstance(entry, PreparedMethod)]
         told = list(zip(names, config.methods, built, prepared, strict=True))
         left_out = {n: e for n, c, _, e in told if isinstance(e, str) and c in optional}
-        header = {
-            **ready.header(kind, config),
-            **about([(n, b, e) for n, _, b, e in told if n not in left_out]),
-            **({"left_out": left_out} if left_out else {}),
-            "compilation": compilation,
-        }
+        bandwidth = None
         if config.profile:
             to.report("measuring bandwidth", 0, None)
-            header["bandwidth_bytes_per_s"] = measure_bandwidth(loaded.staged.device)
+            bandwidth = measure_bandwidth(loaded.staged.device)
         # What compiling and measuring took is no part of decoding.
         forget_peak_memory(loaded.staged.device)
         interleaved = Interleaved(
@@ -175,21 +184,28 @@ def run_decode(
             strict=config.strict,
             profile=config.profile,
         )
-        header["memory"] = memory(interleaved)
+        header = ready.header(
+            *(kind, config),
+            **about([(n, b, e) for n, _, b, e in told if n not in left_out]),
+            left_out=left_out or None,
+            compilation=compilation,
+            bandwidth_bytes_per_s=bandwidth,
+            memory=memory(interleaved),
+        )
         decode = partial(
             decode_missing, interleaved, items, warmup=config.warmup, report=to.report, code=code
         )
         return ready.store(header, decode, [i.key(c.label) for i in items for c in methods])
 
 
-def memory(interleaved: Interleaved) -> dict[str, Any]:
+def memory(interleaved: Interleaved) -> Memory:
     """Bytes of the model, of its cache, and of what each method holds besides."""
     loaded = interleaved.loaded
-    return {
-        "weights": loaded.staged.weight_bytes(),
-        "cache": own_bytes(interleaved.session, loaded),
-        "methods": {c.label: own_bytes(c.decoder, loaded) for c in interleaved.methods},
-    }
+    return Memory(
+        weights=loaded.staged.weight_bytes(),
+        cache=own_bytes(interleaved.session, loaded),
+        methods={c.label: own_bytes(c.decoder, loaded) for c in interleaved.methods},
+    )
 
 
 def decode_missing(
@@ -215,10 +231,10 @@ def decode_missing(
             outcomes = interleaved.run(item, turn=number, methods=lacking)
         # Processes that torchrun or others started for one run would count as other programs.
         alone = folder.shard.on_machine == Shard.launched().count == 1
-        load = {"load": meter.load.to_dict()} if alone else {}
+        load = Load(**meter.load.to_dict()) if alone else None
         for each in lacking:
-            sample = sample_of(item, each.label, outcomes, interleaved.loaded) | load
-            folder.append(sample | code.facts(item, sample) if code else sample)
+            sample = sample_of(item, each.label, outcomes, interleaved.loaded, load)
+            folder.append(code.examined(sample) if code else sample)
         report(item.task.name, len(items) - len(missing) + number + 1, len(items))
 
 
@@ -228,16 +244,16 @@ def about(
     """Describe each method for the header, and those that could not run."""
     methods, facts, not_run, used = {}, {}, {}, {}
     for label, (chosen, strategy), entry in prepared:
-        methods[label] = about = {
-            "name": chosen.name,
-            "exact": chosen.exact,
-            "options": chosen.values(strategy),
-            "loaded": dict[str, str](),
-        }
+        ready = None if isinstance(entry, str) else entry
+        methods[label] = DecodingMethod(
+            name=chosen.name,
+            exact=ready.exact if ready else chosen.exact,
+            options=dict(chosen.values(strategy)),
+            loaded=dict(ready.decoder.loaded) if ready else {},
+        )
         if isinstance(entry, str):
             not_run[label] = entry
             continue
-        about |= {"exact": entry.exact, "loaded": dict(entry.decoder.loaded)}
         if entry.decoder.facts:
             facts[label] = dict(entry.decoder.facts)
         if entry.used:
@@ -309,88 +325,107 @@ def left(item: Item, methods: Sequence[PreparedMethod], folder: RunFolder) -> li
 def is_left(item: Item, label: str, folder: RunFolder) -> bool:
     """True if a method has yet to decode an example; failures are tried again."""
     sample = folder.done.get(item.key(label))
-    return sample is None or sample["verdict"] == "failed"
+    return sample is None or isinstance(sample, FailedSample)
 
 
 def sample_of(
-    item: Item, label: str, outcomes: Mapping[str, ExampleResult], loaded: Loaded
-) -> dict[str, Any]:
+    item: Item,
+    label: str,
+    outcomes: Mapping[str, ExampleResult],
+    loaded: Loaded,
+    load: Load | None = None,
+) -> Decoding:
     """Everything measured on one example; means are made when it is read."""
     outcome, baseline, again = (outcomes[n] for n in (label, *BASELINE))
-    sample: dict[str, Any] = {
-        "example_id": item.example.id,
-        "task": item.task.name,
+    known = {
+        **asked(item),
         "method": label,
-        "verdict": outcome.verdict,
-        "number": item.number,
-        "cut_tokens": item.cut_tokens,
-        "prompt_ids": item.ids,
         "references": list(item.example.references),
-        **({"turn": item.turn, "turns": len(item.example.turns)} if item.task.turns else {}),
+        "turn": item.turn if item.task.turns else None,
+        "turns": len(item.example.turns) if item.task.turns else None,
         "peak_memory_bytes": outcome.peak_memory_bytes,
+        "load": load,
     }
     if outcome.decoded is None:
-        return {**sample, "output_ids": [], "error": outcome.error}
+        error = outcome.error or ""
+        return FailedSample(**known, verdict="failed", output_ids=[], error=error)
+    assert outcome.verdict != "failed"
     ours, theirs, floor = outcome.decoded, baseline.decoded, again.decoded
     assert theirs is not None
     assert floor is not None
-    sample |= {
-        "finish": ours.finish,
-        "output_ids": list(ours.output_ids),
-        "text": visible_text(loaded.tokenizer, ours.output_ids, limits_of(item, loaded)),
-        "accepted": list(ours.accepted),
-        "proposed": list(ours.proposed),
-        "rows": list(ours.rows),
-        "prefill_ms": _rounded(ours.prefill_ms),
-        "step_ms": [_rounded(ms) for ms in ours.step_ms],
-        "draft_ms": [_rounded(ms) for ms in ours.draft_ms],
-        "baseline_prefill_ms": _rounded(theirs.prefill_ms),
-        "baseline_step_ms": [_rounded(ms) for ms in theirs.step_ms],
-        "baseline_again_ms": _rounded(sum(floor.step_ms)),
-        "baseline_again_steps": len(floor.step_ms),
-        "wall_ms": _rounded(ours.wall_ms),
-        "prompt_ms": _rounded(ours.prompt_ms),
-        "baseline_wall_ms": _rounded(theirs.wall_ms),
-        "baseline_prompt_ms": _rounded(theirs.prompt_ms),
-    }
+    text = visible_text(loaded.tokenizer, ours.output_ids, limits_of(item, loaded))
+    return DecodedSample(
+        **known,
+        verdict=outcome.verdict,
+        finish=ours.finish,
+        output_ids=list(ours.output_ids),
+        text=text,
+        accepted=list(ours.accepted),
+        proposed=list(ours.proposed),
+        rows=list(ours.rows),
+        prefill_ms=_rounded(ours.prefill_ms),
+        step_ms=[_rounded(ms) for ms in ours.step_ms],
+        draft_ms=[_rounded(ms) for ms in ours.draft_ms],
+        baseline_prefill_ms=_rounded(theirs.prefill_ms),
+        baseline_step_ms=[_rounded(ms) for ms in theirs.step_ms],
+        baseline_again_ms=_rounded(sum(floor.step_ms)),
+        baseline_again_steps=len(floor.step_ms),
+        wall_ms=_rounded(ours.wall_ms),
+        prompt_ms=_rounded(ours.prompt_ms),
+        baseline_wall_ms=_rounded(theirs.wall_ms),
+        baseline_prompt_ms=_rounded(theirs.prompt_ms),
+        scores=None if loaded.spec.is_synthetic else _scores(item, text),
+        profile=None
+        if ours.profile is None
+        else Profile(**{name: _rounded(value) for name, value in ours.profile.items()}),
+        exits=list(ours.exits) or None,
+        **_pipelined(outcome),
+        **_difference(outcome),
+    )
+
+
+def _scores(item: Item, text: str) -> dict[str, Any] | None:
+    """Make the parts that the output adds to the metrics which need no execution."""
     scored = [metric for metric in item.task.metrics if metric not in NEEDS_EXECUTION]
-    if scored and not loaded.spec.is_synthetic:
-        sample["scores"] = parts(scored, sample["text"], sample["references"], which=_which(item))
-    if ours.profile is not None:
-        sample["profile"] = {name: _rounded(value) for name, value in ours.profile.items()}
-    if ours.exits:
-        sample["exits"] = list(ours.exits)
-    if ours.pipelined is not None:
-        sample |= {
-            "matches": list(map(int, ours.pipelined.matches)),
-            "communication_ms": _rounded(ours.pipelined.communication_ms),
-            "greedy_by_threads": {
-                str(n): {
-                    "prefill_ms": _rounded(greedy.prefill_ms),
-                    "step_ms": _rounded(sum(greedy.step_ms)),
-                    "steps": len(greedy.step_ms),
-                }
-                for n, greedy in outcome.by_threads.items()
-            },
-            "events": [
-                [unit, what, token, _rounded(start), _rounded(end)]
-                for unit, what, token, start, end in ours.pipelined.events
-            ],
-        }
-    if outcome.judgement is not None and outcome.judgement.position is not None:
-        assert outcome.reference is not None
-        found = outcome.judgement
-        known = {
-            "margin": found.margin,
-            "discrepancy": found.discrepancy,
-            "judged": found.judged or None,
-        }
-        sample |= {
-            "first_difference": found.position,
-            "baseline_ids": list(outcome.reference.output_ids),
-            **{name: value for name, value in known.items() if value is not None},
-        }
-    return sample
+    return parts(scored, text, item.example.references, which=_which(item)) if scored else None
+
+
+def _pipelined(outcome: ExampleResult) -> dict[str, Any]:
+    """Fields of an output that several units shared the work on."""
+    assert outcome.decoded is not None
+    if (found := outcome.decoded.pipelined) is None:
+        return {}
+    return {
+        "matches": list(map(int, found.matches)),
+        "communication_ms": _rounded(found.communication_ms),
+        "greedy_by_threads": {
+            str(n): ThreadedGreedy(
+                prefill_ms=_rounded(greedy.prefill_ms),
+                step_ms=_rounded(sum(greedy.step_ms)),
+                steps=len(greedy.step_ms),
+            )
+            for n, greedy in outcome.by_threads.items()
+        },
+        "events": [
+            (unit, what, token, _rounded(start), _rounded(end))
+            for unit, what, token, start, end in found.events
+        ],
+    }
+
+
+def _difference(outcome: ExampleResult) -> dict[str, Any]:
+    """Fields that say where an output leaves greedy's, and what is made of that."""
+    found = outcome.judgement
+    if found is None or found.position is None:
+        return {}
+    assert outcome.reference is not None
+    return {
+        "first_difference": found.position,
+        "baseline_ids": list(outcome.reference.output_ids),
+        "margin": found.margin,
+        "discrepancy": found.discrepancy,
+        "judged": msgspec.convert(found.judged, Judged) if found.judged else None,
+    }
 
 
 def _which(item: Item) -> str:

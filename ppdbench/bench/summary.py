@@ -7,7 +7,7 @@ with neither. Tokens are counted from ids, the same way for the method and its b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ppdbench.bench.claims import claim, over_greedy
@@ -16,6 +16,7 @@ from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.sums import SampleSums
 from ppdbench.errors import DataError
+from ppdbench.runs.records import DecodingHeader, Header, decoding
 from ppdbench.scoring import NEEDS_EXECUTION, score_samples
 
 VERDICTS = ("identical", "tie", "mismatch")
@@ -23,9 +24,10 @@ ALL = "all tasks"
 
 
 def summarize(
-    header: Mapping[str, Any], sums: Sequence[SampleSums], *, scores: bool = True
+    header: Header, sums: Sequence[SampleSums], *, scores: bool = True
 ) -> list[dict[str, Any]]:
     """One object per task and method, as `decode --format json` prints it, tasks together."""
+    header = decoding(header)
     if not sums:
         raise DataError("the run holds no finished samples")
     groups: dict[tuple[str, str], list[SampleSums]] = {}
@@ -34,8 +36,7 @@ def summarize(
     tasks = list(dict.fromkeys(task for task, _ in groups))
     ordered = sorted(groups, key=lambda group: tasks.index(group[0]))
     under = {
-        task: Conditions.of(header["methods"], [s for s in sums if s.task == task])
-        for task in tasks
+        task: Conditions.of(header.methods, [s for s in sums if s.task == task]) for task in tasks
     }
     return [
         _summary(header, task, label, groups[task, label], under[task], scores)
@@ -43,38 +44,39 @@ def summarize(
     ]
 
 
-def overall(header: Mapping[str, Any], sums: Sequence[SampleSums]) -> list[dict[str, Any]]:
-    """One object per method over all tasks; no quality, which no two tasks share."""
+def overall(header: Header, sums: Sequence[SampleSums]) -> list[dict[str, Any]]:
+    """One object per method over all tasks; no quality, which no two tasks shard."""
+    header = decoding(header)
     groups: dict[str, list[SampleSums]] = {}
     for one in sums:
         groups.setdefault(one.method, []).append(one)
-    under = Conditions.of(header["methods"], sums)
+    under = Conditions.of(header.methods, sums)
     return [_summary(header, ALL, label, group, under, False) for label, group in groups.items()]
 
 
 def _summary(
-    header: Mapping[str, Any],
+    header: DecodingHeader,
     task: str,
     label: str,
     group: Sequence[SampleSums],
     under: Conditions,
     scores: bool,
 ) -> dict[str, Any]:
-    model, method = header["model"], header["methods"][label]
-    drawn = header["config"]["target"]["kind"]
+    model, method = header.model, header.methods[label]
+    drawn = header.config.target.kind
     verdicts = Counter(one.verdict for one in group)
     done = [one for one in group if not one.failed]
     return {
-        "model": model["name"],
-        "dtype": model["dtype"],
-        "synthetic": model["synthetic"],
-        "strict": header["config"]["strict"],
+        "model": model.name,
+        "dtype": model.dtype,
+        "synthetic": model.synthetic,
+        "strict": header.config.strict,
         "target": drawn,
-        "method": method["name"],
+        "method": method.name,
         "label": label,
-        "options": method["options"],
-        "used": (header.get("used") or {}).get(label, {}),
-        "exact": method["exact"],
+        "options": method.options,
+        "used": (header.used or {}).get(label, {}),
+        "exact": method.exact,
         "task": task,
         "n_examples": len(group),
         "n_timed": sum(timed.counts for timed in map(over_greedy, done)),
@@ -83,16 +85,14 @@ def _summary(
         "failed": verdicts["failed"],
         "empty": sum(one.degenerate == "empty" for one in done),
         "loops": sum(one.degenerate == "loop" for one in done),
-        "agreement": _agreement(done)
-        if done and not method["exact"] and drawn == "greedy"
-        else None,
+        "agreement": _agreement(done) if done and not method.exact and drawn == "greedy" else None,
         **_times(done),
         "noise_low": under.noise and under.noise.low,
         "noise_high": under.noise and under.noise.high,
         "under_load": under.under_load,
-        "profile": profile(done, header.get("bandwidth_bytes_per_s")),
-        **pipelined(header.get("facts", {}).get(label), done),
-        "peak_memory_bytes": max((one.about["peak_memory_bytes"] for one in done), default=None),
+        "profile": profile(done, header.bandwidth_bytes_per_s),
+        **pipelined(header.facts.get(label), done),
+        "peak_memory_bytes": max((one.sample.peak_memory_bytes for one in done), default=None),
         "memory": _memory(header, label),
         "processes": _processes(done),
         "quality": _quality(header, task, done) if scores and done else None,
@@ -100,22 +100,23 @@ def _summary(
     }
 
 
-def _memory(header: Mapping[str, Any], label: str) -> dict[str, int] | None:
+def _memory(header: DecodingHeader, label: str) -> dict[str, int] | None:
     """Bytes of the model, of its cache, and of what the method holds besides."""
-    held = header.get("memory")
-    if held is None or label not in held["methods"]:
+    held = header.memory
+    if held is None or label not in held.methods:
         return None
     return {
-        "weight_bytes": held["weights"],
-        "cache_bytes": held["cache"],
-        "method_bytes": held["methods"][label],
+        "weight_bytes": held.weights,
+        "cache_bytes": held.cache,
+        "method_bytes": held.methods[label],
     }
 
 
 def _processes(group: Sequence[SampleSums]) -> int | None:
     """Return the most processes that shared the machine; None where jobs came and went."""
-    told = [one.about.get("processes", 1) for one in group]
-    return None if None in told else max(told, default=1)
+    told = [one.about.shared_by for one in group]
+    known = [processes for processes in told if processes is not None]
+    return max(known, default=1) if len(known) == len(told) else None
 
 
 def _times(group: Sequence[SampleSums]) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def _times(group: Sequence[SampleSums]) -> dict[str, Any]:
     steps, tokens = sum(s.steps for s in group), sum(s.tokens - 1 for s in group)
     proposed, accepted = sum(s.proposed for s in group), sum(s.accepted for s in group)
     return {
-        "prefill_ms": sum(s.about["prefill_ms"] for s in group) / len(group) if group else None,
+        "prefill_ms": sum(s.sample.prefill_ms for s in group) / len(group) if group else None,
         "ms_per_token": ours / tokens if tokens else None,
         "tokens_per_s": 1e3 * tokens / ours if ours else None,
         "draft_share": sum(s.draft_ms for s in group) / ours if ours else None,
@@ -139,33 +140,33 @@ def _times(group: Sequence[SampleSums]) -> dict[str, Any]:
 
 def _agreement(group: Sequence[SampleSums]) -> float:
     """The share of greedy's tokens that an inexact method gives before it first differs."""
-    kept: int = sum(s.about.get("first_difference", s.tokens) for s in group)
+    differ = [(s.sample.first_difference, s.tokens) for s in group]
+    kept = sum(tokens if first is None else first for first, tokens in differ)
     return kept / sum(s.baseline_tokens for s in group)
 
 
 def _quality(
-    header: Mapping[str, Any], task: str, group: Sequence[SampleSums]
+    header: DecodingHeader, task: str, group: Sequence[SampleSums]
 ) -> dict[str, float] | None:
     """The task's metrics; random weights are never given a quality score."""
 
-    asked = header["data"][task]["metrics"]
-    if header["model"]["synthetic"]:
+    asked = header.data[task].metrics
+    if header.model.synthetic:
         return None
     metrics = [metric for metric in asked if metric not in NEEDS_EXECUTION]
     found = _passed(group) if NEEDS_EXECUTION & set(asked) else {}
     if metrics:
-        found |= score_samples(metrics, [one.about for one in group])
+        found |= score_samples(metrics, [one.sample for one in group])
     return {metric: found[metric] for metric in asked if metric in found} or None
 
 
 def _unscored(group: Sequence[SampleSums]) -> dict[str, int]:
     """Count the outputs whose reference cannot be scored, where there are some."""
-    lacking = sum(None in (one.about.get("scores") or {}).values() for one in group)
+    lacking = sum(None in (one.sample.scores or {}).values() for one in group)
     return {"unscored": lacking} if lacking else {}
 
 
 def _passed(group: Sequence[SampleSums]) -> dict[str, float]:
     """Sum up how the programs ran when they were made; nothing where running was not allowed."""
-    if not all("passed" in one.about for one in group):
-        return {}
-    return {"humaneval_pass1": sum(one.about["passed"] for one in group) / len(group)}
+    passed = [one.sample.passed for one in group]
+    return {} if None in passed else {"humaneval_pass1": passed.count(True) / len(group)}

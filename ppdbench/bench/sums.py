@@ -6,30 +6,18 @@ of a small one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec.structs import replace
 
 from ppdbench.bench.degenerate import Degeneration, degenerate
-
-Sample = Mapping[str, Any]
+from ppdbench.runs.records import DecodedSample, Decoding, FailedSample, Sample
 
 # A list for each token, each step or each piece of work: what the sums stand for.
-LISTS = frozenset(
-    {
-        "prompt_ids",
-        "output_ids",
-        "baseline_ids",
-        "accepted",
-        "proposed",
-        "rows",
-        "step_ms",
-        "draft_ms",
-        "baseline_step_ms",
-        "matches",
-        "exits",
-        "events",
-    }
+LISTS = (
+    *("prompt_ids", "output_ids", "accepted", "proposed", "rows", "step_ms", "draft_ms"),
+    *("baseline_step_ms", "baseline_ids", "matches", "exits", "events"),
 )
 
 
@@ -37,29 +25,29 @@ LISTS = frozenset(
 class SampleSums:
     """One sample in numbers; those of an example that failed are 0."""
 
-    about: dict[str, Any]
-    """The sample's other facts."""
+    about: Decoding
+    """The rest of what the sample says, without its lists."""
     task: str
     method: str
-    verdict: str
+    verdict: str | None
     tokens: int
     """Of the output, the first one included, which the prefill gives."""
-    steps: int
-    step_ms: float
-    draft_ms: float
-    proposed: int
-    accepted: int
-    accepted_each: tuple[int, ...]
+    steps: int = 0
+    step_ms: float = 0
+    draft_ms: float = 0
+    proposed: int = 0
+    accepted: int = 0
+    accepted_each: tuple[int, ...] = ()
     """Step by step."""
-    baseline_tokens: int
+    baseline_tokens: int = 0
     """Of greedy's output."""
-    baseline_steps: int
-    baseline_step_ms: float
-    again_ms: float
+    baseline_steps: int = 0
+    baseline_step_ms: float = 0
+    again_ms: float = 0.0
     """Of as many steps of greedy decoding, done once more."""
-    degenerate: Degeneration | None
+    degenerate: Degeneration | None = None
     """The fault of the output, where it is empty or loops."""
-    matches: bytes
+    matches: bytes = b""
     """Of `ppd`: for each token 1 if it was among its candidates, else 0."""
 
     @property
@@ -68,10 +56,15 @@ class SampleSums:
         return self.verdict == "failed"
 
     @property
+    def sample(self) -> DecodedSample:
+        """The rest of a sample that has not failed."""
+        assert isinstance(self.about, DecodedSample)
+        return self.about
+
+    @property
     def question(self) -> tuple[str, str]:
         """The example's question: all turns of a conversation are one question."""
-        name, turn = self.about["example_id"], self.about.get("turn", 1)
-        return self.task, name if turn == 1 else name.removesuffix(f"/{turn}")
+        return self.task, self.about.question
 
     @property
     def same_length(self) -> float:
@@ -85,44 +78,35 @@ class SampleSums:
 
 
 def add_up(samples: Iterable[Sample]) -> list[SampleSums]:
-    """The sums of each of these samples, none of which is kept."""
-    return [sums_of(sample) for sample in samples]
+    """The sums of each of these samples of a run that decodes, none of which is kept."""
+    return [sums_of(sample) for sample in samples if isinstance(sample, Decoding)]
 
 
-def sums_of(sample: Sample) -> SampleSums:
+def sums_of(sample: Decoding) -> SampleSums:
     """The sums of one sample."""
-    step_ms, baseline_step_ms = sample.get("step_ms", ()), sample.get("baseline_step_ms", ())
+    whose = sample.task, sample.method, sample.verdict
+    if isinstance(sample, FailedSample):
+        return SampleSums(replace(sample, prompt_ids=()), *whose, len(sample.output_ids))
+    steps = len(sample.baseline_step_ms)
+    # Greedy decoding once more, for so many steps: drawn outputs differ in length.
+    again_steps = steps if sample.baseline_again_steps is None else sample.baseline_again_steps
     return SampleSums(
-        about={name: value for name, value in sample.items() if name not in LISTS},
-        task=sample["task"],
-        method=sample["method"],
-        verdict=sample["verdict"],
-        tokens=len(sample["output_ids"]),
-        steps=len(step_ms),
-        step_ms=sum(step_ms),
-        draft_ms=sum(sample.get("draft_ms", ())),
-        proposed=sum(sample.get("proposed", ())),
-        accepted=sum(sample.get("accepted", ())),
-        accepted_each=tuple(sample.get("accepted", ())),
+        replace(sample, **dict.fromkeys(LISTS, ())),
+        *whose,
+        tokens=len(sample.output_ids),
+        steps=len(sample.step_ms),
+        step_ms=sum(sample.step_ms),
+        draft_ms=sum(sample.draft_ms),
+        proposed=sum(sample.proposed),
+        accepted=sum(sample.accepted),
+        accepted_each=tuple(sample.accepted),
         # Stored where it differs from the method's.
-        baseline_tokens=len(sample.get("baseline_ids", sample["output_ids"])),
-        baseline_steps=len(baseline_step_ms),
-        baseline_step_ms=sum(baseline_step_ms),
-        again_ms=_as_often(sample, len(baseline_step_ms)),
-        degenerate=_degenerate(sample),
-        matches=bytes(sample.get("matches", ())),
+        baseline_tokens=len(
+            sample.output_ids if sample.baseline_ids is None else sample.baseline_ids
+        ),
+        baseline_steps=steps,
+        baseline_step_ms=sum(sample.baseline_step_ms),
+        again_ms=sample.baseline_again_ms * steps / again_steps if again_steps else 0.0,
+        degenerate=degenerate(sample.output_ids, sample.text),
+        matches=bytes(sample.matches or ()),
     )
-
-
-def _as_often(sample: Sample, steps: int) -> float:
-    """Greedy decoding once more, for so many steps: drawn outputs differ in length."""
-    ms: float = sample.get("baseline_again_ms", 0.0)
-    took: int = sample.get("baseline_again_steps", steps)
-    return ms * steps / took if took else 0.0
-
-
-def _degenerate(sample: Sample) -> Degeneration | None:
-    """Name what is wrong with an output; one that failed has nothing wrong."""
-    if sample["verdict"] == "failed":
-        return None
-    return degenerate(sample["output_ids"], sample.get("text"))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from ppdbench.bench.claims import measured, over_greedy
 from ppdbench.bench.compiling import settle
 from ppdbench.bench.grid import Grid
@@ -34,6 +36,7 @@ from ppdbench.decoding.decoder import Decoder
 from ppdbench.engine.loading import ModelSpec, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
 from ppdbench.methods.base import Exiting, Method, Strategy
+from ppdbench.runs.records import Compilation, Stage, SweepHeader
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.store import RunFolder, read_header
 from ppdbench.runs.workload import FinishedRun, Item, Report, Workload
@@ -79,6 +82,7 @@ def run_sweep(config: SweepConfig, to: Destination) -> FinishedRun:
     ready = Ready.load(to, work, conversations=True)
     sweep = Sweep(config, built, steps, ready)
     header = ready.header("sweep", config, **sweep.audition(to.report, to.compilation()))
+    assert isinstance(header, SweepHeader)
     run = ready.store(header, partial(sweep.run, to.report), (), longer=False)
     return replace(run, missing=max(0, expected_samples(header) - len(run.samples)))
 
@@ -107,7 +111,7 @@ class Sweep:
         self._of_rung = [first(ready.items, step.part, config.seed) for step in steps]
         self._able: dict[str, Decoder] = {}  # cells that can run, in outline
 
-    def audition(self, report: Report, begun: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def audition(self, report: Report, begun: Compilation | None = None) -> dict[str, Any]:
         """Prepare the cells one at a time and return what the header says of all of them.
 
         Before passes are compiled, to learn which are wanted; and after, as it will decode.
@@ -134,7 +138,7 @@ class Sweep:
                 self._able.pop(label, None)
         self._check_any(told["not_run"])
         steps = zip(self.steps, self._of_rung, strict=True)
-        rungs = [{"cells": step.cells, "examples": len(items)} for step, items in steps]
+        rungs = [Stage(cells=step.cells, examples=len(items)) for step, items in steps]
         return {**told, "rungs": rungs, "compilation": compilation}
 
     def _check_any(self, not_run: Mapping[str, str]) -> None:
@@ -168,13 +172,14 @@ class Sweep:
 
         Times of failures that are tried again, or of another machine, would decide otherwise.
         """
-        told = read_header(folder.path)["rungs"]
-        decided = told[number].get("going")
-        if decided is not None:
+        header = read_header(folder.path)
+        assert isinstance(header, SweepHeader)
+        told = list(header.rungs)
+        if (decided := told[number].going) is not None:
             return [label for label in going if label in decided]
         found = better(going, _speeds(going, self._of_rung[number - 1], folder), cells)
         if not folder.shard.follows:
-            told[number]["going"] = found
+            told[number] = structs.replace(told[number], going=found)
             folder.amend(rungs=told)
         return found
 

@@ -11,6 +11,7 @@ from ppdbench.bench.halving import expected_samples
 from ppdbench.bench.summary import overall
 from ppdbench.bench.sums import SampleSums
 from ppdbench.errors import DataError
+from ppdbench.runs.records import Header, Stage, SweepHeader
 from ppdbench.stats import Ratio, paired_ratio
 
 
@@ -55,9 +56,9 @@ class Cell:
 class Swept:
     """A sweep as read back, its cells from the best to the worst."""
 
-    header: Mapping[str, Any]
+    header: SweepHeader
     axes: Mapping[str, tuple[Any, ...]]
-    rungs: tuple[Mapping[str, int], ...]
+    rungs: tuple[Stage, ...]
     cells: tuple[Cell, ...]
     lead: Ratio | None  # how many times faster the best is than the second, by example
     complete: bool
@@ -83,28 +84,28 @@ class Swept:
         return next(c for c in self.cells if all(c.at[k] == v for k, v in place.items()))
 
 
-def swept(header: Mapping[str, Any], sums: Sequence[SampleSums]) -> Swept:
+def swept(header: Header, sums: Sequence[SampleSums]) -> Swept:
     """Read what a sweep found; of an unfinished one, what it found so far."""
-    if header["kind"] != "sweep":
-        raise DataError(f"a run of `ppdbench {header['kind']}` is no sweep")
+    if not isinstance(header, SweepHeader):
+        raise DataError(f"a run of `ppdbench {header.kind}` is no sweep")
     if not sums:
         raise DataError("the run holds no finished samples")
     summaries = {s["label"]: s for s in overall(header, sums)}
-    names = list(header["config"]["space"]["axes"])
+    names = list(header.config.space.axes)
     cells = tuple(
         Cell(
             label,
-            {name: about["options"][name] for name in names},
+            {name: about.options[name] for name in names},
             summaries.get(label),
-            header["not_run"].get(label),
+            header.not_run.get(label),
         )
-        for label, about in header["methods"].items()
+        for label, about in header.methods.items()
     )
     axes = {name: tuple(dict.fromkeys(cell.at[name] for cell in cells)) for name in names}
     ordered = tuple(sorted(cells, key=_rank))
     lead = _lead(ordered, sums)
     complete = len(sums) >= expected_samples(header)
-    return Swept(header, axes, tuple(header["rungs"]), ordered, lead, complete)
+    return Swept(header, axes, tuple(header.rungs), ordered, lead, complete)
 
 
 def _rank(cell: Cell) -> tuple[bool, int, float]:
@@ -142,5 +143,5 @@ def _relative_times(
         ours, theirs = one.step_ms * one.same_length, one.baseline_step_ms
         relative = ours / theirs if theirs > 0 else 0.0
         if relative > 0:
-            times[one.task, one.about["example_id"]] = relative, theirs
+            times[one.task, one.about.example_id] = relative, theirs
     return times

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ppdbench.check.snapshot import MethodFacts, Snapshot, TaskData, snapshot
 from ppdbench.errors import DataError
 from ppdbench.files.json_file import read_versioned, write_versioned
 from ppdbench.files.yaml_file import Keys, kind
+from ppdbench.runs.records import Header, Sample
 from ppdbench.runs.store import SCHEMA_VERSION, read_whole
 from ppdbench.runs.validation import CHECKSUM, Unsound, check_seal, seal_of
 
@@ -73,18 +74,16 @@ def as_json(made: Snapshot) -> dict[str, Any]:
     return content
 
 
-def refuse_unsound(
-    path: Path, samples: Sequence[Mapping[str, Any]], header: dict[str, Any]
-) -> None:
+def refuse_unsound(path: Path, samples: Sequence[Sample], header: Header) -> None:
     """Refuse what no other run should be measured by."""
-    bad = [s for s in samples if s["verdict"] in ("failed", "mismatch")]
+    bad = [s for s in samples if s.verdict in ("failed", "mismatch")]
     if bad:
         first = bad[0]
         raise DataError(
-            f"{path} cannot be a baseline: {len(bad)} examples with verdict {first['verdict']}, "
-            f"the first {first['method']} on {first['task']} {first['example_id']}"
+            f"{path} cannot be a baseline: {len(bad)} examples with verdict {first.verdict}, "
+            f"the first {first.method} on {first.task} {first.example_id}"
         )
-    for label, error in header.get("not_run", {}).items():
+    for label, error in header.not_run.items():
         raise DataError(f"{path} cannot be a baseline: {label} did not run: {error}")
 
 

@@ -38,9 +38,7 @@ class Checks:
             rule = self._rule("outputs", outputs.subject)
             if rule.kind != IGNORED:
                 yield self._outputs(outputs, rule)
-        mismatched = {
-            (s["task"], s["method"]) for s in self.run.samples if s["verdict"] == "mismatch"
-        }
+        mismatched = {(s.task, s.method) for s in self.run.samples if s.verdict == "mismatch"}
         for figure in self.baseline.figures:
             if figure.metric == NOISE:
                 continue
@@ -64,9 +62,9 @@ class Checks:
             if outputs.subject in exact:
                 group = (outputs.task, outputs.subject)
                 verdicts = Counter(
-                    sample["verdict"]
+                    sample.verdict
                     for sample in self.run.samples
-                    if (sample["task"], sample["method"]) == group
+                    if (sample.task, sample.method) == group
                 )
                 rule = self._rule("identity", outputs.subject)
                 yield _identity(*group, verdicts, rule)
@@ -133,7 +131,7 @@ def _noise_in(made: Snapshot, task: str) -> Ratio | None:
     return claims.noise([[part for part in parts if part] for parts in repeats])
 
 
-def _identity(task: str, subject: str, verdicts: Counter[str], rule: Rule) -> Check:
+def _identity(task: str, subject: str, verdicts: Counter[str | None], rule: Rule) -> Check:
     mismatches, ties = verdicts["mismatch"], verdicts["tie"]
     too_many = rule.kind == "max_ties" and ties > rule.amount
     limit = "<= 0" if rule.kind != "max_ties" else f"<= 0, {rule.amount:.0f} ties"

@@ -14,6 +14,7 @@ from ppdbench.check.judge import Check
 from ppdbench.check.snapshot import Snapshot, snapshot
 from ppdbench.check.thresholds import Thresholds
 from ppdbench.errors import DataError
+from ppdbench.runs.records import FailedSample
 from ppdbench.runs.store import StoredRun, read_whole
 
 
@@ -85,10 +86,10 @@ def _notes(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
 
 def _unfinished(run: StoredRun) -> Iterator[str]:
     for sample in run.samples:
-        if sample["verdict"] == "failed":
-            where = f"{sample['task']} {sample['example_id']}, {sample['method']}"
-            yield f"{where}: {sample['error']}"
-    for label, error in run.header.get("not_run", {}).items():
+        if isinstance(sample, FailedSample):
+            where = f"{sample.task} {sample.example_id}, {sample.method}"
+            yield f"{where}: {sample.error}"
+    for label, error in run.header.not_run.items():
         yield f"{label} did not run: {error}"
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.bench.claims import over_greedy
-from ppdbench.bench.sums import SampleSums, sums_of
+from ppdbench.bench.sums import SampleSums, add_up
 from ppdbench.probe.summary import matches_by_example
+from ppdbench.runs.records import FailedSample, Sample
 
-Sample = Mapping[str, Any]
 Part = tuple[float, float]  # (part, whole)
 DECODED = ("committed_per_step", "accepted_per_proposed", "match_rate", "speedup")
 NOISE = "noise"  # greedy against itself: no metric, but what a speedup is judged by
@@ -56,9 +56,9 @@ def rate(parts: Sequence[Part | None]) -> float | None:
 
 def output_hash(sample: Sample) -> str | None:
     """Hash the token ids alone."""
-    if sample["verdict"] == "failed":
+    if isinstance(sample, FailedSample):
         return None
-    return hashlib.sha256(json.dumps(sample["output_ids"]).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(sample.output_ids).encode()).hexdigest()[:12]
 
 
 def decode_figures(task: str, label: str, name: str, group: Sequence[Sample]) -> list[Figure]:
@@ -67,15 +67,14 @@ def decode_figures(task: str, label: str, name: str, group: Sequence[Sample]) ->
     """
     if name == "greedy":
         return [noise_of_method(task, label, group)]
-    made = [None if s["verdict"] == "failed" else _decoded(s) for s in group]
+    made = [None if one.failed else _decoded(one) for one in add_up(group)]
     return [
         Figure(task, label, metric, tuple(None if p is None else p[metric] for p in made))
         for metric in DECODED
     ]
 
 
-def _decoded(sample: Sample) -> dict[str, Part]:
-    sums = sums_of(sample)
+def _decoded(sums: SampleSums) -> dict[str, Part]:
     return {
         "committed_per_step": (sums.tokens - 1, sums.steps),
         "accepted_per_proposed": (sums.accepted, sums.proposed),
@@ -86,14 +85,14 @@ def _decoded(sample: Sample) -> dict[str, Part]:
 
 def noise(task: str, group: Sequence[Sample]) -> Figure:
     """Greedy decoding against itself on the examples of a task."""
-    sums = [sums_of(sample) for sample in group]
+    sums = add_up(group)
     times = ((one.baseline_step_ms, one.again_ms) for one in sums)
     return _repeated(task, "greedy", sums, times)
 
 
 def noise_of_method(task: str, label: str, group: Sequence[Sample]) -> Figure:
     """The same of greedy decoding as a method of the run."""
-    sums = [sums_of(sample) for sample in group]
+    sums = add_up(group)
     return _repeated(task, f"{label} as a method", sums, (over_greedy(one).times for one in sums))
 
 
@@ -119,7 +118,7 @@ def probe_figures(
             tuple((matched, n) for matched, n in counts.tolist()),
         )
         for field, trained in (("ranks", False), ("head_ranks", True))
-        for layer in sorted({n for s in group for n in s.get(field, ())}, key=int)
+        for layer in sorted({n for s in group for n in getattr(s, field, None) or ()}, key=int)
         for k, counts in _counts(group, field, layer, ks)
     ]
 
@@ -127,7 +126,7 @@ def probe_figures(
 def _counts(
     group: Sequence[Sample], field: str, layer: str, ks: Sequence[int]
 ) -> Iterator[tuple[int, Any]]:
-    rows = [sample[field][layer] for sample in group]
+    rows = [getattr(sample, field)[layer] for sample in group]
     return zip(ks, matches_by_example(rows, ks), strict=True)
 
 

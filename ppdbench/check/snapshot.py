@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ppdbench.check.figures import (
     Figure,
     Outputs,
-    Sample,
     decode_figures,
     noise,
     output_hash,
@@ -17,6 +18,7 @@ from ppdbench.check.figures import (
 )
 from ppdbench.check.metrics import KINDS
 from ppdbench.errors import DataError
+from ppdbench.runs.records import Decoding, DecodingHeader, Header, Sample, decoding
 from ppdbench.runs.store import SCHEMA_VERSION, StoredRun
 
 # What two runs must have been told alike to be compared, beside model, data and methods.
@@ -30,7 +32,7 @@ class TaskData:
     """The examples of a task: which, and a hash of their prompts."""
 
     task: str
-    version: int
+    version: int | str
     sha256: str
     examples: tuple[str, ...]
 
@@ -75,7 +77,7 @@ class Snapshot:
 def snapshot(run: StoredRun, ks: Sequence[int] | None = None) -> Snapshot:
     """The snapshot of a run; `ks` counts the ranks of a probe anew, for another run's k."""
     header = run.header
-    kind = header["kind"]
+    kind = header.kind
     if kind not in KINDS:
         raise DataError(
             f"{run.path} is a {kind} run, which nothing checks; use one of {', '.join(KINDS)}"
@@ -83,26 +85,29 @@ def snapshot(run: StoredRun, ks: Sequence[int] | None = None) -> Snapshot:
     if not run.samples:
         raise DataError(f"{run.path} holds no finished samples, so there is nothing to check")
     groups = _groups(run)
-    decoding = kind != "probe"
-    names = OF_DECODING if decoding else OF_PROBING
-    settings = {name: header["config"][name] for name in names}
-    if not decoding:
+    decodes = kind != "probe"
+    names = OF_DECODING if decodes else OF_PROBING
+    config = msgspec.to_builtins(header.config)
+    settings = {name: config[name] for name in names}
+    if not decodes:
         settings["ks"] = list(ks or settings["ks"])
-    figures = _decoded(header, groups) if decoding else _probed(groups, settings["ks"])
+    figures = _decoded(header, groups) if decodes else _probed(groups, settings["ks"])
     return Snapshot(
         kind=kind,
-        command=tuple(header["command"]),
-        model={name: header["model"][name] for name in ("name", "weight_hash", "dtype")},
+        command=tuple(header.command),
+        model={name: getattr(header.model, name) for name in ("name", "weight_hash", "dtype")},
         settings=settings,
         machine=_machine(header),
         data=_data(header, groups),
-        methods=_methods(header, groups) if decoding else (),
+        methods=_methods(decoding(header), groups) if decodes else (),
         outputs=tuple(
             Outputs(task, subject, tuple(map(output_hash, group)))
             for (task, subject), group in groups.items()
         ),
         figures=tuple(figures),
-        peak_memory_bytes=max(s.get("peak_memory_bytes", 0) for s in run.samples),
+        peak_memory_bytes=max(
+            (s.peak_memory_bytes or 0 for s in run.samples if isinstance(s, Decoding)), default=0
+        ),
     )
 
 
@@ -111,18 +116,19 @@ Groups = Mapping[tuple[str, str], Sequence[Sample]]
 
 def _groups(run: StoredRun) -> Groups:
     """The samples by task and by method or target, each with all examples in one order."""
-    subject = "target" if run.header["kind"] == "probe" else "method"
+    probed = run.header.kind == "probe"
     found: dict[tuple[str, str], dict[str, Sample]] = {}
     for sample in run.samples:
-        found.setdefault((sample["task"], sample[subject]), {})[sample["example_id"]] = sample
+        subject = sample.target or "greedy" if probed else sample.method
+        found.setdefault((sample.task, subject), {})[sample.example_id] = sample
     subjects = dict.fromkeys(subject for _, subject in found)
     groups = {}
-    for task, data in run.header["data"].items():
+    for task, data in run.header.data.items():
         for subject in subjects:
             by_id = found.get((task, subject), {})
-            if len(by_id) != data["examples"]:
+            if len(by_id) != data.examples:
                 raise DataError(
-                    f"{run.path} is unfinished: {len(by_id)} of {data['examples']} examples of "
+                    f"{run.path} is unfinished: {len(by_id)} of {data.examples} examples of "
                     f"{task} with {subject}; continue it with --resume"
                 )
             # Interrupted runs finish their examples in another order.
@@ -135,13 +141,13 @@ def _by_number(example_id: str) -> tuple[int, str]:
     return (int(example_id), "") if example_id.isdecimal() else (-1, example_id)
 
 
-def _decoded(header: Mapping[str, Any], groups: Groups) -> list[Figure]:
+def _decoded(header: Header, groups: Groups) -> list[Figure]:
     figures, tasks = [], set()
     for (task, label), group in groups.items():
         if task not in tasks:
             tasks.add(task)
             figures.append(noise(task, group))
-        figures += decode_figures(task, label, header["methods"][label]["name"], group)
+        figures += decode_figures(task, label, header.methods[label].name, group)
     return figures
 
 
@@ -153,33 +159,33 @@ def _probed(groups: Groups, ks: Sequence[int]) -> list[Figure]:
     ]
 
 
-def _data(header: Mapping[str, Any], groups: Groups) -> tuple[TaskData, ...]:
-    examples = {task: tuple(s["example_id"] for s in group) for (task, _), group in groups.items()}
+def _data(header: Header, groups: Groups) -> tuple[TaskData, ...]:
+    examples = {task: tuple(s.example_id for s in group) for (task, _), group in groups.items()}
     return tuple(
-        TaskData(task, data["version"], data["sha256"], examples[task])
-        for task, data in header["data"].items()
+        TaskData(task, data.version, data.sha256, examples[task])
+        for task, data in header.data.items()
     )
 
 
-def _methods(header: Mapping[str, Any], groups: Groups) -> tuple[MethodFacts, ...]:
+def _methods(header: DecodingHeader, groups: Groups) -> tuple[MethodFacts, ...]:
     ran = {label for _, label in groups}
     return tuple(
-        MethodFacts(label, about["name"], about["exact"], about["options"], about["loaded"])
-        for label, about in header["methods"].items()
+        MethodFacts(label, about.name, about.exact, about.options, about.loaded)
+        for label, about in header.methods.items()
         if label in ran
     )
 
 
-def _machine(header: Mapping[str, Any]) -> dict[str, Any]:
+def _machine(header: Header) -> dict[str, Any]:
     """Return the facts of the machine that rounding depends on."""
-    environment = header["environment"]
-    cpu = environment["cpu"]
+    environment = header.environment
+    cpu = environment.cpu
     return {
-        "cpu": cpu["model"],
-        "features": cpu["features"],
-        "device": header["model"]["device"],
-        "gpus": [device["name"] for device in environment["devices"]],
-        "threads": environment["torch"]["threads"],
-        "torch": environment["packages"]["torch"],
-        "largest_isa": environment["variables"].get("ONEDNN_MAX_CPU_ISA"),
+        "cpu": cpu.model,
+        "features": cpu.features,
+        "device": header.model.device,
+        "gpus": [device.name for device in environment.devices],
+        "threads": environment.torch.threads,
+        "torch": environment.packages["torch"],
+        "largest_isa": environment.variables.get("ONEDNN_MAX_CPU_ISA"),
     }

@@ -263,16 +263,17 @@ def reading_notes(runs: Sequence[StoredRun]) -> None:
 
 def compilation_note(run: FinishedRun) -> None:
     """Say that passes ran compiled, or what a run that is not short could gain by it."""
-    about = run.header["compilation"]
-    if about["rows"]:
-        rows = ", ".join(map(str, about["rows"]))
-        wider = ", ".join(map(str, about["eager_rows"]))
+    about = run.header.compilation
+    assert about is not None
+    if about.rows:
+        rows = ", ".join(map(str, about.rows))
+        wider = ", ".join(map(str, about.eager_rows or ()))
         beside = f" (of {wider} rows eagerly)" if wider else ""
-        seconds = f"{about['seconds']:.0f} s"
-        unit = "row" if about["rows"] == [1] else "rows"
-        notice(f"note: passes of {rows} {unit} ran compiled{beside}, ready after {seconds}")
-    elif about.get("saves_s", 0) > SHORT_S:
-        notice(f"note: passes ran eagerly: {about['why']}")
+        unit = "row" if len(about.rows) == 1 and about.rows[0] == 1 else "rows"
+        ready = f"ready after {about.seconds:.0f} s"
+        notice(f"note: passes of {rows} {unit} ran compiled{beside}, {ready}")
+    elif (about.saves_s or 0) > SHORT_S:
+        notice(f"note: passes ran eagerly: {about.why}")
 
 
 def warn(text: str) -> None:
@@ -288,21 +289,21 @@ def closing_notes(run: FinishedRun, asked: str | None) -> None:
     from ppdbench.runs.workload import without_score
 
     stand_in_note(asked)
-    _data_note(run.header["config"]["data"])
-    for task, source in run.header["data"].items():
-        if "in_place_of" in source:
-            notice(f"note: {task}: {source['file']}, as there is no split {source['in_place_of']}")
-        if lacking := source.get("unscored"):
-            notice(f"note: {without_score(task, lacking)}")
+    _data_note(run.header.config.data)
+    for task, source in run.header.data.items():
+        if source.in_place_of is not None:
+            notice(f"note: {task}: {source.file}, as there is no split {source.in_place_of}")
+        if source.unscored:
+            notice(f"note: {without_score(task, source.unscored)}")
     if run.torn:
         notice("note: a last line of samples was incomplete; that example was done again")
     if run.cut:
-        examples = {(sample["task"], sample["example_id"]) for sample in run.samples}
+        examples = {(sample.task, sample.example_id) for sample in run.samples}
         notice(
             f"note: {len(run.cut)} of {len(examples)} prompts were too long and lost "
             f"{sum(run.cut.values())} tokens of their context"
         )
-    _placement_note(run.header["layers"])
+    _placement_note(run.header.layers)
     notice(f"run: {run.path}")
 
 

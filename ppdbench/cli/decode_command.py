@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
+    from ppdbench.runs.records import Sample
     from ppdbench.runs.shards import Shard
     from ppdbench.runs.store import StoredRun
     from ppdbench.runs.workload import FinishedRun
@@ -166,12 +167,14 @@ def _pin(choices: Sequence[Choice], shard: Shard) -> None:
 def _draw_timeline(run: FinishedRun, path: str) -> None:
     from ppdbench.report.pictures.files import save
     from ppdbench.report.pictures.timeline import timeline
+    from ppdbench.runs.records import DecodedSample
 
-    events: list[Any] = next((s["events"] for s in run.samples if s.get("events")), [])
-    facts = next(iter(run.header["facts"].values()))
-    model = run.header["model"]
+    decoded = (s for s in run.samples if isinstance(s, DecodedSample))
+    events = next((s.events for s in decoded if s.events), ())
+    facts = next(iter(run.header.facts.values()))
+    model = run.header.model
     words = f"{facts['form']}, k = {facts['k']}, exit after {facts['exit_after']} layers"
-    save(timeline(events, f"ppd ({words}) on {model['name']}, {model['dtype']}"), path)
+    save(timeline(events, f"ppd ({words}) on {model.name}, {model.dtype}"), path)
     notice(f"picture: {path}")
 
 
@@ -184,16 +187,15 @@ def _write_answers(run: FinishedRun, path: str) -> None:
             notice(f"note: {lacking} questions are not in it: a turn failed or is not done yet")
 
 
-def verdict(
-    run: FinishedRun | StoredRun, samples: Sequence[Mapping[str, Any]] | None = None
-) -> int:
+def verdict(run: FinishedRun | StoredRun, samples: Sequence[Sample] | None = None) -> int:
     """The exit code, and a line on stderr for each reason it is not 0.
 
     `samples` are those of the run where somebody has read them already.
     """
+
     from ppdbench.report.result import problems
 
-    for why in run.header.get("left_out", {}).values():
+    for why in (run.header.left_out or {}).values():
         notice(f"left out: {why}")
     found = problems(run.header, run.samples if samples is None else samples, run.path)
     for problem in found:
@@ -203,19 +205,21 @@ def verdict(
 
 def _execution_note(run: FinishedRun) -> None:
     """Say what ran generated code, or that nothing did and a score is missing."""
+    from ppdbench.runs.records import DecodedSample, decoding
     from ppdbench.scoring import NEEDS_EXECUTION
 
-    asked = {metric for source in run.header["data"].values() for metric in source["metrics"]}
-    if run.header["model"]["synthetic"] or not asked & NEEDS_EXECUTION:
+    asked = {metric for source in run.header.data.values() for metric in source.metrics}
+    if run.header.model.synthetic or not asked & NEEDS_EXECUTION:
         return
     names = ", ".join(sorted(asked & NEEDS_EXECUTION))
-    if not run.header["config"]["allow_code_execution"]:
+    if not decoding(run.header).config.allow_code_execution:
         notice(f"note: {names} needs generated code to run; --allow-code-execution does that")
         return
-    held = {tuple(s["protection"]) for s in run.samples if "protection" in s}
+    decoded = [sample for sample in run.samples if isinstance(sample, DecodedSample)]
+    held = {tuple(sample.protection) for sample in decoded if sample.protection is not None}
     for layers in sorted(held):
         notice(f"note: generated code ran within {', '.join(layers)}")
-    unjudged = sum(sample.get("execution") == "not judged" for sample in run.samples)
+    unjudged = sum(sample.execution == "not judged" for sample in decoded)
     if unjudged:
         notice(
             f"note: {unjudged} programs could not be judged and count as failed: their tests "

@@ -87,7 +87,7 @@ def _calibrate(run: FinishedRun, path: str) -> None:
     """Write what trees are grown from, and say how sure it is."""
     from ppdbench.probe.accuracy import calibration
 
-    (method,) = {sample["method"] for sample in run.samples}
+    (method,) = {sample.method for sample in run.samples}
     found = calibration(run.samples, method)
     found.save(path)
     if found.doubt():

@@ -206,12 +206,14 @@ def _show(run: FinishedRun, config: ProbeConfig, form: str) -> None:
     from ppdbench.report.pictures.token_grid import token_grid
     from ppdbench.report.probe_tables import label
     from ppdbench.report.terminal import people
+    from ppdbench.runs.records import ProbedSample, probing
 
-    sample = next((s for s in run.samples if "predictions" in s), None)
+    probed = (sample for sample in run.samples if isinstance(sample, ProbedSample))
+    sample = next((sample for sample in probed if sample.predictions is not None), None)
     if sample is None:
         notice(f"note: example {config.show_example} is not there yet; another shard has it")
         return
-    grid = grid_of(sample, run.header["config"]["layers"], lambda token: run.spell([token]))
+    grid = grid_of(sample, probing(run.header).config.layers, lambda token: run.spell([token]))
     print_grid(grid, people(stderr=form != "table"))
     picture = run.path / f"example-{config.show_example}.png"
     save(token_grid(grid, label(run.header)), picture)

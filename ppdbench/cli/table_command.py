@@ -201,16 +201,18 @@ def _draw(table: PaperTable, runs: Sequence[StoredRun], path: str) -> None:
 
 def _exit_code(runs: Sequence[StoredRun]) -> int:
     """Return the exit code that runs are to blame for; say each reason on stderr."""
+    from ppdbench.runs.records import FailedSample
+
     code = 0
     for run in runs:
-        failed = [s for s in run.samples if s.get("verdict") == "failed"]
+        failed = [sample for sample in run.samples if isinstance(sample, FailedSample)]
         if failed:
             notice(
                 f"ppdbench: {len(failed)} examples of {run.path} failed and are left out; the "
-                f"first: {failed[0]['task']} {failed[0]['example_id']}: {failed[0].get('error')}"
+                f"first: {failed[0].task} {failed[0].example_id}: {failed[0].error}"
             )
             code = code or FAILURES
-        different = sum(s.get("verdict") == "mismatch" for s in run.samples)
+        different = sum(sample.verdict == "mismatch" for sample in run.samples)
         if different:
             notice(f"ppdbench: {different} outputs of {run.path} differ from greedy decoding's")
             code = MISMATCH

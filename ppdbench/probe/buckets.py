@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isqrt
-from typing import Any
 
 from ppdbench.errors import PpdbenchError
+from ppdbench.runs.records import Asked, Header, probing
 from ppdbench.tasks import Task, load_task
 
 
@@ -24,17 +24,15 @@ def default_bucket(length: int, task: Task | None) -> int:
     return next(d for d in divisors(length) if length // d <= 8)
 
 
-def stored_buckets(
-    header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]
-) -> dict[str, int]:
+def stored_buckets(header: Header, samples: Sequence[Asked]) -> dict[str, int]:
     """The bucket of each task of a stored run; its task files may be gone."""
-    config = header["config"]
-    asked, length = config.get("bucket"), config.get("max_new_tokens")
-    known = _tasks(config.get("tasks") or ())
+    config = probing(header).config
+    asked, length = config.bucket, config.max_new_tokens
+    known = _tasks(config.tasks)
     longest: dict[str, int] = {}
     for sample in samples:
-        n = len(sample["output_ids"])
-        longest[sample["task"]] = max(n, longest.get(sample["task"], 1))
+        n = len(sample.output_ids)
+        longest[sample.task] = max(n, longest.get(sample.task, 1))
     return {
         name: asked or default_bucket(length or _length(known.get(name)) or n, known.get(name))
         for name, n in longest.items()

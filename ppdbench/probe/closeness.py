@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
+from ppdbench.runs.records import ComparedSample, Header, Sample
 from ppdbench.stats import deviation, mean
 
 
@@ -24,10 +25,10 @@ class Similarity:
     n: int
 
 
-def similarities(samples: Sequence[Mapping[str, Any]]) -> list[Similarity]:
+def similarities(samples: Sequence[Sample]) -> list[Similarity]:
     """Per task and method, then over all tasks if there are several."""
-    tasks = list(dict.fromkeys(sample["task"] for sample in samples))
-    groups = [(task, [s for s in samples if s["task"] == task]) for task in tasks]
+    tasks = list(dict.fromkeys(sample.task for sample in samples))
+    groups = [(task, [s for s in samples if s.task == task]) for task in tasks]
     if len(tasks) > 1:
         groups.append((ALL, list(samples)))
     rows = [row for task, group in groups for row in _by_method(task, group)]
@@ -36,23 +37,27 @@ def similarities(samples: Sequence[Mapping[str, Any]]) -> list[Similarity]:
     return rows
 
 
-def _by_method(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Similarity]:
+def _by_method(task: str, samples: Sequence[Sample]) -> Iterator[Similarity]:
     values: dict[tuple[str, int, int], list[float]] = {}
     for sample in samples:
-        for step, by_layer in sample["similarity"].items():
+        if not isinstance(sample, ComparedSample):
+            continue
+        for step, by_layer in sample.similarity.items():
             for layer, cosines in by_layer.items():
-                key = (sample["method"], int(step), int(layer))
+                key = (sample.method, int(step), int(layer))
                 values.setdefault(key, []).extend(cosines)
-    for (method, step, layer), found in sorted(values.items()):
+    for (method, of_step, after), found in sorted(values.items()):
         if found:
-            yield Similarity(task, method, step, layer, mean(found), deviation(found), len(found))
+            yield Similarity(
+                task, method, of_step, after, mean(found), deviation(found), len(found)
+            )
 
 
-def to_json(rows: Sequence[Similarity], header: Mapping[str, Any], run: str) -> dict[str, Any]:
+def to_json(rows: Sequence[Similarity], header: Header, run: str) -> dict[str, Any]:
     """Return what `probe --what similarity --format json` prints."""
     return {
-        "model": header["model"]["name"],
-        "task": ",".join(header["config"]["tasks"]),
+        "model": header.model.name,
+        "task": ",".join(header.config.tasks),
         "rows": [asdict(row) for row in rows],
         "run": run,
     }

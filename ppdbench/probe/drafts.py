@@ -37,6 +37,11 @@ from ppdbench.engine.vocabulary import ranks_of
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.machine.clock import Clock
 from ppdbench.methods import METHODS
+from ppdbench.runs.records import (
+    ComparedSample,
+    GuessedSample,
+    MethodRecord,
+)
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.samples import Key
 from ppdbench.runs.store import RunFolder
@@ -46,6 +51,7 @@ from ppdbench.runs.workload import (
     Report,
     RunConfig,
     Workload,
+    asked,
     limits_of,
 )
 
@@ -92,17 +98,20 @@ def run_drafts(
             name: (measures or GuessRanks)(name, decoder) for name, decoder in decoders.items()
         }
         methods = {
-            name: {
-                "name": chosen.name,
-                "options": chosen.values(strategy),
-                "loaded": dict(decoders[name].loaded),
-            }
+            name: MethodRecord(
+                name=chosen.name,
+                options=dict(chosen.values(strategy)),
+                loaded=dict(decoders[name].loaded),
+            )
             for name, (chosen, strategy) in zip(names, built, strict=True)
         }
         facts = {name: dict(decoder.facts) for name, decoder in decoders.items()}
         header = ready.header(kind, config, methods=methods, facts=facts)
         spare = max(decoder.rows for decoder in decoders.values())
-        prober = DraftProber(loaded, Session(loaded.staged, setup.capacity, spare=spare))
+        session = Session(loaded.staged, setup.capacity, spare=spare)
+        prober = DraftProber(
+            loaded, session, ComparedSample if kind == "similarity" else GuessedSample
+        )
         wanted = [_key(item, name) for item in ready.items for name in asked]
         probe = partial(_probe_missing, prober, ready.items, asked, decoders, to.report)
         return ready.store(header, probe, wanted)
@@ -134,8 +143,10 @@ def _probe_missing(
 class DraftProber:
     """Greedy outputs, and what is measured of methods at each place of them."""
 
-    def __init__(self, loaded: Loaded, session: Session) -> None:
-        self.loaded, self.session = loaded, session
+    def __init__(
+        self, loaded: Loaded, session: Session, form: type[GuessedSample | ComparedSample]
+    ) -> None:
+        self.loaded, self.session, self.form = loaded, session, form
         self.clock = Clock(loaded.staged.device)
 
     def hold(self, item: Item, decoders: Mapping[str, Decoder]) -> None:
@@ -157,25 +168,23 @@ class DraftProber:
         text = [*item.ids, *greedy.output_ids[:FIRST]]
         hold_guesses(truth, self.session, text, len(item.ids) - 1, decoders)
 
-    def probe(self, item: Item, measures: dict[str, Measure]) -> list[dict[str, Any]]:
+    def probe(
+        self, item: Item, measures: dict[str, Measure]
+    ) -> list[GuessedSample | ComparedSample]:
         """A sample for each of the methods."""
         if not measures:
             return []
         limits = limits_of(item, self.loaded)
         output = autoregressive(self.session, Request(item.ids, limits, self.clock)).output_ids
         return [
-            {
-                "example_id": item.example.id,
-                "task": item.task.name,
-                "method": label,
-                "target": "greedy",
-                "verdict": "identical",
-                "number": item.number,
-                "cut_tokens": item.cut_tokens,
-                "prompt_ids": item.ids,
-                "output_ids": list(output),
+            self.form(
+                **asked(item),
+                method=label,
+                target="greedy",
+                verdict="identical",
+                output_ids=list(output),
                 **measure(self.session, item, output),
-            }
+            )
             for label, measure in measures.items()
         ]
 

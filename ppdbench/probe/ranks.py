@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ppdbench.errors import DataError
+from ppdbench.runs.records import ProbedSample, Sample
 
-Sample = Mapping[str, Any]
 Group = tuple[str, str]  # task and target
 
 
@@ -26,15 +26,17 @@ class StoredRanks:
     """The ranks of probed samples by task and target, by head and layer."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
-        self.groups: dict[Group, list[Sample]] = {}
+        self.groups: dict[Group, list[ProbedSample]] = {}
         for sample in samples:
-            group = sample["task"], sample.get("target", "greedy")
+            if not isinstance(sample, ProbedSample):
+                continue
+            group = sample.task, sample.target or "greedy"
             self.groups.setdefault(group, []).append(sample)
         self._made: dict[tuple[Group, str, int], RankMatrix] = {}
 
     def layers(self, group: Group, field: str) -> list[int]:
         """List the layers that any of the samples was probed after."""
-        names = {name for sample in self.groups[group] for name in sample.get(field) or ()}
+        names = {name for sample in self.groups[group] for name in getattr(sample, field) or ()}
         return sorted(map(int, names))
 
     def matrix(self, group: Group, field: str, layer: int) -> RankMatrix:
@@ -46,12 +48,12 @@ class StoredRanks:
         return found
 
 
-def _rows(samples: Sequence[Sample], field: str, layer: str) -> list[Sequence[int]]:
-    rows: list[Sequence[int]] = [(s.get(field) or {}).get(layer) or () for s in samples]
+def _rows(samples: Sequence[ProbedSample], field: str, layer: str) -> list[Sequence[int]]:
+    rows: list[Sequence[int]] = [(getattr(s, field) or {}).get(layer) or () for s in samples]
     for sample, row in zip(samples, rows, strict=True):
         if not row:
             raise DataError(
-                f"example {sample.get('example_id')} of {sample['task']} has no {field} of layer "
+                f"example {sample.example_id} of {sample.task} has no {field} of layer "
                 f"{layer}, others do; run `ppdbench probe` again"
             )
     return rows

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ppdbench.bench.compiling import check_mode, settle
 from ppdbench.decoding.decoder import Decoder
@@ -18,10 +17,11 @@ from ppdbench.engine.truth import StockTruth
 from ppdbench.errors import ConfigError
 from ppdbench.probe.buckets import divisors
 from ppdbench.probe.match import ProbedSequence, Prober
+from ppdbench.runs.records import Compilation, ProbedSample
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.samples import Key
 from ppdbench.runs.store import RunFolder
-from ppdbench.runs.workload import FinishedRun, Item, Report, RunConfig, Workload
+from ppdbench.runs.workload import FinishedRun, Item, Report, RunConfig, Workload, asked
 from ppdbench.tasks import Task
 
 MOST_AT_ONCE = 4096  # sequences; more do not fit any machine's memory
@@ -114,13 +114,13 @@ def run_probe(
     return ready.store(header, partial(_probe_missing, config, items, prober, to.report), wanted)
 
 
-def _compile(config: ProbeConfig, ready: Ready) -> dict[str, Any]:
+def _compile(config: ProbeConfig, ready: Ready) -> Compilation:
     """Compile the passes of one sequence where that pays, as in decoding."""
     if config.batch_size > 1 and ready.loaded.staged.device.type == "cpu":
         why = "on a CPU compiled passes are of one sequence"
         if config.compile == "on":
             raise ConfigError(f"--compile on: {why}; leave it or --batch-size out")
-        return {"mode": config.compile, "rows": [], "why": why}
+        return Compilation(mode=config.compile, rows=[], why=why)
     tokens = sum(item.max_new_tokens for item in ready.items) * len(config.targets)
     report, begun = ready.to.report, ready.to.compilation()
     return settle(config.compile, ready.setup, {"probe": Decoder()}, tokens, report, begun)
@@ -210,22 +210,19 @@ def _batches(items: list[Item], size: int) -> Iterator[list[Item]]:
 
 def _sample(
     item: Item, target: Target, result: ProbedSequence, exact: bool, shown: bool
-) -> dict[str, Any]:
-    sample: dict[str, Any] = {
-        "example_id": item.example.id,
-        "task": item.task.name,
-        "method": "probe",
-        "target": target.kind,
-        "verdict": "identical" if exact else None,
-        "number": item.number,
-        "cut_tokens": item.cut_tokens,
-        "elapsed_ms": round(result.elapsed_ms, 3),
-        "prompt_ids": item.ids,
-        "output_ids": result.output_ids,
-        "ranks": {str(layer): ranks for layer, ranks in result.ranks.items()},
-    }
-    if result.head_ranks:
-        sample["head_ranks"] = {str(n): ranks for n, ranks in result.head_ranks.items()}
-    if shown:
-        sample["predictions"] = {str(n): ids for n, ids in result.predictions.items()}
-    return sample
+) -> ProbedSample:
+    return ProbedSample(
+        **asked(item),
+        method="probe",
+        target=target.kind,
+        verdict="identical" if exact else None,
+        elapsed_ms=round(result.elapsed_ms, 3),
+        output_ids=result.output_ids,
+        ranks=_by_layer(result.ranks),
+        head_ranks=_by_layer(result.head_ranks) or None,
+        predictions=_by_layer(result.predictions) if shown else None,
+    )
+
+
+def _by_layer(found: Mapping[int, Sequence[int]]) -> dict[str, Sequence[int]]:
+    return {str(layer): each for layer, each in found.items()}

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ppdbench.errors import DataError
 from ppdbench.probe.ranks import Group, RankMatrix, StoredRanks, rank_matrix
+from ppdbench.runs.records import Asked, Header
 from ppdbench.stats import clustered_wilson
 
 TOTAL = "total"
@@ -23,8 +24,6 @@ RANKS_OF_HEAD = {"N": "ranks", "Y": "head_ranks"}  # the model's own head, a tra
 INTERVAL = "95% Wilson intervals with the effective sample size by example"
 
 BEYOND = -1  # more layers than were probed
-
-Sample = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +155,21 @@ def _mean(counts: Counter[int], n: int) -> float | None:
 
 
 def to_json(
-    header: Mapping[str, Any],
-    samples: Sequence[Sample],
+    header: Header,
+    samples: Sequence[Asked],
     rates: Sequence[Rate],
     saturations: Sequence[Saturation],
     run: str,
 ) -> dict[str, Any]:
     """Return what `probe --format json` prints."""
-    model = header["model"]
+    model = header.model
     return {
-        "model": model["name"],
-        "synthetic": model["synthetic"],
-        "task": ",".join(header["config"]["tasks"]),
-        "n_examples": len({(s["task"], s["example_id"]) for s in samples}),
-        "n_tokens": sum(len(s["output_ids"]) for s in samples),
-        "n_layers": model["n_layers"],
+        "model": model.name,
+        "synthetic": model.synthetic,
+        "task": ",".join(header.config.tasks),
+        "n_examples": len({(s.task, s.example_id) for s in samples}),
+        "n_tokens": sum(len(s.output_ids) for s in samples),
+        "n_layers": model.n_layers,
         "interval": INTERVAL,
         "rows": [asdict(rate) for rate in rates],
         "saturation": [asdict(s) for s in saturations],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from ppdbench.errors import ConfigError
 from ppdbench.files import paths
 from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
+from ppdbench.runs.records import DecodedSample, Decoding, FailedSample, Header, Sample
 from ppdbench.tasks import load_task
-
-Sample = Mapping[str, Any]
 
 
 def check_answers(path: str, tasks: Sequence[str]) -> None:
@@ -31,14 +30,13 @@ def check_answers(path: str, tasks: Sequence[str]) -> None:
         )
 
 
-def write_answers(
-    path: str | Path, header: Mapping[str, Any], samples: Iterable[Sample]
-) -> dict[Path, int]:
+def write_answers(path: str | Path, header: Header, samples: Iterable[Sample]) -> dict[Path, int]:
     """Write each method's answers; the files, and how many questions each lacks."""
     path = Path(path)
-    groups: dict[str, list[Sample]] = {}
+    groups: dict[str, list[Decoding]] = {}
     for sample in samples:
-        groups.setdefault(sample["method"], []).append(sample)
+        if isinstance(sample, DecodedSample | FailedSample):
+            groups.setdefault(sample.method, []).append(sample)
     lacking = {}
     for label, group in groups.items():
         name = f"{path.stem}-{clean(label, 'file name')}"
@@ -51,43 +49,35 @@ def write_answers(
 
 
 def answers(
-    header: Mapping[str, Any], label: str, samples: Sequence[Sample]
+    header: Header, label: str, samples: Sequence[Decoding]
 ) -> tuple[list[dict[str, Any]], int]:
     """The lines of one method, by question, and how many questions lack a turn."""
-    questions: dict[str, list[Sample]] = {}
-    for sample in sorted(samples, key=lambda sample: int(sample["turn"])):
-        questions.setdefault(_question(sample), []).append(sample)
+    questions: dict[str, list[Decoding]] = {}
+    for sample in sorted(samples, key=lambda sample: sample.turn or 1):
+        questions.setdefault(sample.question, []).append(sample)
     whole = {
         name: turns
         for name, turns in questions.items()
-        if [t["turn"] for t in turns if t["verdict"] != "failed"] == _all(turns)
+        if [t.turn for t in turns if isinstance(t, DecodedSample)] == _all(turns)
     }
-    model = f"{header['model']['name'].rstrip('/').split('/')[-1]}-{label}"
+    model = f"{header.model.name.rstrip('/').split('/')[-1]}-{label}"
     lines = [_line(header, model, name, turns) for name, turns in whole.items()]
     ordered = sorted(lines, key=lambda line: (str(type(line["question_id"])), line["question_id"]))
     return ordered, len(questions) - len(whole)
 
 
-def _all(turns: Sequence[Sample]) -> list[int]:
-    return list(range(1, turns[0]["turns"] + 1))
+def _all(turns: Sequence[Decoding]) -> list[int]:
+    return list(range(1, (turns[0].turns or 1) + 1))
 
 
-def _question(sample: Sample) -> str:
-    """The id of the question that a turn belongs to."""
-    name: str = sample["example_id"]
-    return name if sample["turn"] == 1 else name.removesuffix(f"/{sample['turn']}")
-
-
-def _line(
-    header: Mapping[str, Any], model: str, name: str, turns: Sequence[Sample]
-) -> dict[str, Any]:
-    texts = [turn["text"].strip() for turn in turns]
+def _line(header: Header, model: str, name: str, turns: Sequence[Decoding]) -> dict[str, Any]:
+    texts = [turn.text.strip() for turn in turns if isinstance(turn, DecodedSample)]
     # Made of what it stands for, so that writing a run's answers again gives the same file.
-    made_of = json.dumps([model, header["started"], name, texts])
+    made_of = json.dumps([model, header.started, name, texts])
     return {
         "question_id": int(name) if name.isdecimal() else name,
         "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, made_of).hex[:22],
         "model_id": model,
         "choices": [{"index": 0, "turns": texts}],
-        "tstamp": datetime.fromisoformat(header["started"]).timestamp(),
+        "tstamp": datetime.fromisoformat(header.started).timestamp(),
     }

@@ -6,13 +6,15 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ppdbench.runs.records import DecodeSettings, DecodingHeader
 
-def decode_line(header: Mapping[str, Any], method: str, options: Mapping[str, Any]) -> str:
+
+def decode_line(header: DecodingHeader, method: str, options: Mapping[str, Any]) -> str:
     """`ppdbench decode` with one method, on the model and examples of the run `header` is of."""
     words = ["ppdbench", "decode", "--method", method]
     for name, value in options.items():
         words += ["--set", f"{name}={value}"]
-    for option, value, default in _settings(header["config"]):
+    for option, value, default in _settings(header.config):
         if value is True and default is False:
             words.append(option)
         elif value != default:
@@ -20,28 +22,28 @@ def decode_line(header: Mapping[str, Any], method: str, options: Mapping[str, An
     return shlex.join(words)
 
 
-def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _settings(config: DecodeSettings) -> Iterator[tuple[str, Any, Any]]:
     """Option, value, and what it is where nothing is typed."""
-    model, target = config["model"], config["target"]
-    yield "--model", model["name"], "reference"
-    yield "--revision", model["revision"], None
-    yield "--dtype", model["dtype"], "auto"
-    yield "--quantize", model.get("quantize"), None
-    yield "--device", model["device"], "auto"
-    yield "--trust-remote-code", model["trust_remote_code"], False
-    for task in config["tasks"]:
+    model, target = config.model, config.target
+    yield "--model", model.name, "reference"
+    yield "--revision", model.revision, None
+    yield "--dtype", model.dtype, "auto"
+    yield "--quantize", model.quantize, None
+    yield "--device", model.device, "auto"
+    yield "--trust-remote-code", model.trust_remote_code, False
+    for task in config.tasks:
         yield "--task", task, None
-    yield "--data", config["data"], "builtin" if model["name"] == "reference" else "hub"
-    yield "--split", config["split"], None
-    yield "--limit", config["limit"], None
-    yield "--shots", config["shots"], 0
-    yield "--max-new-tokens", config["max_new_tokens"], None
-    yield "--seed", config["seed"], 0
-    yield "--threads", config["threads"], None
-    yield "--strict", config["strict"], False
-    yield "--compile", config.get("compile", "auto"), "auto"
-    if target["kind"] != "greedy":
-        drawn = target["kind"].replace("-", "_")
-        yield "--target", target["kind"], None
-        yield f"--{target['kind']}", target[drawn], None
-        yield "--temperature", target["temperature"], 1.0
+    yield "--data", config.data, "builtin" if model.name == "reference" else "hub"
+    yield "--split", config.split, None
+    yield "--limit", config.limit, None
+    yield "--shots", config.shots, 0
+    yield "--max-new-tokens", config.max_new_tokens, None
+    yield "--seed", config.seed, 0
+    yield "--threads", config.threads, None
+    yield "--strict", config.strict, False
+    yield "--compile", config.compile, "auto"
+    if target.kind != "greedy":
+        drawn = target.kind.replace("-", "_")
+        yield "--target", target.kind, None
+        yield f"--{target.kind}", getattr(target, drawn), None
+        yield "--temperature", target.temperature, 1.0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ppdbench.probe.accuracy import Accuracy
 from ppdbench.probe.summary import INTERVAL
 from ppdbench.report.probe_tables import label, with_interval
 from ppdbench.report.sheet import Sheet
+from ppdbench.runs.records import Header
 from ppdbench.stats import FEW, FEW_EXAMPLES
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 SHOWN = (1, 3, 5, 10)
 
 
-def sheets(header: Mapping[str, Any], rows: Sequence[Accuracy], n_examples: int) -> list[Sheet]:
+def sheets(header: Header, rows: Sequence[Accuracy], n_examples: int) -> list[Sheet]:
     """A table for each task, and for all; `n_examples` in the smallest one."""
     tasks = list(dict.fromkeys(row.task for row in rows))
     notes = (
@@ -53,7 +54,7 @@ def _sheet(title: str, rows: Sequence[Accuracy], notes: tuple[str, ...]) -> Shee
     )
 
 
-def similarity_sheets(header: Mapping[str, Any], rows: Sequence[Similarity]) -> list[Sheet]:
+def similarity_sheets(header: Header, rows: Sequence[Similarity]) -> list[Sheet]:
     """A table for each task and method, a row for each layer."""
     groups: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     for row in rows:

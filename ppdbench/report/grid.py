@@ -10,7 +10,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.clean import SUBSTITUTE
+from ppdbench.runs.records import ProbedSample
 
 VISIBLE = {"\n": "↵", "\t": "⇥", " ": "␣"}
 # The last rank of each class; the mark serves where there is no colour.
@@ -48,13 +48,11 @@ class TokenGrid:
                 raise ValueError(f"{name}: want {len(self.layers)} rows of {len(self.tokens)}")
 
 
-def grid_of(
-    sample: Mapping[str, Any], layers: Sequence[int], decode: Callable[[int], str]
-) -> TokenGrid:
+def grid_of(sample: ProbedSample, layers: Sequence[int], decode: Callable[[int], str]) -> TokenGrid:
     """The grid of a probe sample that kept its layers' predictions."""
-    output = sample["output_ids"]
+    output = sample.output_ids
     if not output:
-        raise DataError(f"example {sample.get('example_id')} has no output tokens to show")
+        raise DataError(f"example {sample.example_id} has no output tokens to show")
     texts: dict[int, str] = {}
 
     def words(ids: Sequence[int]) -> tuple[str, ...]:
@@ -62,7 +60,7 @@ def grid_of(
         return tuple(texts[i] for i in ids)
 
     return TokenGrid(
-        title=f"{sample.get('task', '')} {sample.get('example_id', '')}".strip(),
+        title=f"{sample.task} {sample.example_id}",
         layers=tuple(layers),
         tokens=words(output),
         predictions=tuple(words(_of_layer(sample, "predictions", n)) for n in layers),
@@ -70,17 +68,18 @@ def grid_of(
     )
 
 
-def _of_layer(sample: Mapping[str, Any], key: str, layer: int) -> list[int]:
-    values: list[int] | None = (sample.get(key) or {}).get(str(layer))
+def _of_layer(sample: ProbedSample, key: str, layer: int) -> Sequence[int]:
+    found: Mapping[str, Sequence[int]] = getattr(sample, key) or {}
+    values = found.get(str(layer))
     if values is None:
-        known = ", ".join(sample.get(key) or ()) or "none"
+        known = ", ".join(found) or "none"
         raise ConfigError(
-            f"example {sample.get('example_id')} has no {key} of layer {layer}; it has {known}"
+            f"example {sample.example_id} has no {key} of layer {layer}; it has {known}"
         )
-    if len(values) != len(sample["output_ids"]):
+    if len(values) != len(sample.output_ids):
         raise DataError(
-            f"example {sample.get('example_id')}: {len(values)} {key} of layer {layer} for "
-            f"{len(sample['output_ids'])} output tokens"
+            f"example {sample.example_id}: {len(values)} {key} of layer {layer} for "
+            f"{len(sample.output_ids)} output tokens"
         )
     return values
 

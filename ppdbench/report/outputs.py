@@ -6,7 +6,7 @@ it was made, without its model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from ppdbench.report import decode_tables, draft_tables, probe_tables, sweep_tab
 from ppdbench.report.export import emit
 from ppdbench.report.page.runs import DECODES, PROBES, SIMILARITY, SWEEPS, Run
 from ppdbench.report.sheet import Sheet, marked
+from ppdbench.runs.records import Header, Sample
 from ppdbench.runs.samples import fewest_examples
 from ppdbench.runs.unfinished import unfinished
 
-Header = Mapping[str, Any]
-Samples = Sequence[Mapping[str, Any]]
+Samples = Sequence[Sample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def of_decoding(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
     found = summarize(header, sums)
     long = decode_tables.long(found)
     lacking = unfinished(header, (one.about for one in sums))
-    if header["kind"] == "decode":
+    if header.kind == "decode":
         content = found[0] if len(found) == 1 else found
         return PrintedOutput(decode_tables.sheets(found), long, content).marked(lacking)
     together = overall(header, sums)
@@ -91,7 +91,7 @@ def of_matches(
     header: Header, samples: Samples, ranks: StoredRanks, rates: Sequence[summary.Rate], run: str
 ) -> PrintedOutput:
     """Build the output of `probe`."""
-    saturations = summary.saturation(ranks, header["model"]["n_layers"])
+    saturations = summary.saturation(ranks, header.model.n_layers)
     sheets = probe_tables.sheets(header, rates, saturations, fewest_examples(samples))
     content = summary.to_json(header, samples, rates, saturations, run)
     return PrintedOutput(sheets, probe_tables.long(rates), content)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, Saturation
 from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.runs.records import Header
 from ppdbench.stats import FEW, FEW_EXAMPLES
 
 # The paper reads 40 layers out after these; deeper tables show the same fractions.
@@ -25,21 +25,21 @@ def paper_layers(layers: Sequence[int], n_layers: int) -> list[int]:
     return sorted({min(layers, key=lambda n: abs(n - f * n_layers)) for f in PAPER_DEPTHS})
 
 
-def label(header: Mapping[str, Any]) -> str:
+def label(header: Header) -> str:
     """The model's name and type, with a warning where its weights are random."""
-    model = header["model"]
-    warning = ", random weights" if model["synthetic"] else ""
-    return f"{model['name']} ({model['dtype']}{warning})"
+    model = header.model
+    warning = ", random weights" if model.synthetic else ""
+    return f"{model.name} ({model.dtype}{warning})"
 
 
 def sheets(
-    header: Mapping[str, Any],
+    header: Header,
     rates: Sequence[Rate],
     saturations: Sequence[Saturation],
     n_examples: int,
 ) -> list[Sheet]:
     """All tables of a probe run for people; `n_examples` in the smallest task."""
-    n_layers = header["model"]["n_layers"]
+    n_layers = header.model.n_layers
     return [
         pooled(header, rates, n_examples),
         *(
@@ -57,7 +57,7 @@ def _split(rates: Sequence[Rate]) -> dict[tuple[str, str], list[Rate]]:
     return groups
 
 
-def pooled(header: Mapping[str, Any], rates: Sequence[Rate], n_examples: int) -> Sheet:
+def pooled(header: Header, rates: Sequence[Rate], n_examples: int) -> Sheet:
     """One row per task, head and layer; one column per k."""
     totals = [rate for rate in rates if rate.bucket == TOTAL]
     ks = sorted({rate.k for rate in totals})

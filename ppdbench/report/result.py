@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
@@ -16,6 +16,7 @@ from ppdbench.report.outputs import PrintedOutput, of_run
 from ppdbench.report.page.parts import table
 from ppdbench.report.page.runs import Run
 from ppdbench.report.terminal import drawn, printed_width
+from ppdbench.runs.records import FailedSample, Header, Sample
 from ppdbench.runs.store import StoredRun
 
 if TYPE_CHECKING:
@@ -34,22 +35,19 @@ class Problem:
     code: int
 
 
-def problems(
-    header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], path: Path
-) -> list[Problem]:
+def problems(header: Header, samples: Sequence[Sample], path: Path) -> list[Problem]:
     """All that went wrong in a run that decodes."""
     found = [
-        Problem(f"{label} did not run: {error}", BROKEN)
-        for label, error in (header.get("not_run") or {}).items()
+        Problem(f"{label} did not run: {error}", BROKEN) for label, error in header.not_run.items()
     ]
-    failed = [sample for sample in samples if sample["verdict"] == "failed"]
+    failed = [sample for sample in samples if isinstance(sample, FailedSample)]
     if failed:
         first = failed[0]
-        where = f"{first['method']} on {first['task']} {first['example_id']}"
+        where = f"{first.method} on {first.task} {first.example_id}"
         found.append(
-            Problem(f"{len(failed)} examples failed; the first: {where}: {first['error']}", BROKEN)
+            Problem(f"{len(failed)} examples failed; the first: {where}: {first.error}", BROKEN)
         )
-    mismatches = sum(sample["verdict"] == "mismatch" for sample in samples)
+    mismatches = sum(sample.verdict == "mismatch" for sample in samples)
     if mismatches:
         text = f"{mismatches} outputs differ from greedy (see verdict in {path})"
         found.append(Problem(text, WRONG))
@@ -74,12 +72,12 @@ class Result:
         return self.run.stored.path
 
     @property
-    def header(self) -> Mapping[str, Any]:
+    def header(self) -> Header:
         """The content of its run.json."""
         return self.run.header
 
     @property
-    def samples(self) -> Sequence[Mapping[str, Any]]:
+    def samples(self) -> Sequence[Sample]:
         """All that is stored of each example."""
         return self.run.stored.samples
 

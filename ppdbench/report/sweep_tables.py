@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ppdbench.bench.sweep_summary import Cell, Swept
 from ppdbench.report import decode_tables, evidence
 from ppdbench.report.command_line import decode_line
@@ -71,16 +73,16 @@ def shown(value: Any) -> str | int | float:
 
 def title(found: Swept) -> str:
     """The method, the options that stayed, the tasks and the model."""
-    space = found.header["config"]["space"]
-    fixed = "".join(f", {key}={value}" for key, value in space["fixed"].items())
+    space = found.header.config.space
+    fixed = "".join(f", {key}={value}" for key, value in space.fixed.items())
     where = decode_tables.where(found.summaries[0])
-    return f"{space['method']}{fixed} on {', '.join(found.header['data'])}, {where}"
+    return f"{space.method}{fixed} on {', '.join(found.header.data)}, {where}"
 
 
 def _notes(found: Swept) -> list[str]:
     notes = evidence.notes_on(found.summaries)
     if len(found.rungs) > 1:
-        steps = ", ".join(f"{r['cells']} cells on {r['examples']}" for r in found.rungs)
+        steps = ", ".join(f"{r.cells} cells on {r.examples}" for r in found.rungs)
         notes.append(f"Successive halving, by examples: {steps}.")
     if not found.complete:
         notes.append("Unfinished: what is not measured yet may change the order; use --resume.")
@@ -147,11 +149,11 @@ def to_json(found: Swept) -> dict[str, Any]:
     """Return all of it, numbers as numbers."""
     lead, leaders = found.lead, [cell.label for cell in found.leaders]
     return {
-        "method": found.header["config"]["space"]["method"],
+        "method": found.header.config.space.method,
         "grid": {name: list(values) for name, values in found.axes.items()},
-        "fixed": found.header["config"]["space"]["fixed"],
-        "search": found.header["config"]["search"],
-        "rungs": list(found.rungs),
+        "fixed": found.header.config.space.fixed,
+        "search": found.header.config.search,
+        "rungs": msgspec.to_builtins(found.rungs),
         "complete": found.complete,
         "best": leaders[0] if leaders else None,
         "second": leaders[1] if len(leaders) > 1 else None,
@@ -172,5 +174,5 @@ def typed(found: Swept) -> str | None:
     if not found.leaders:
         return None
     options = {name: shown(value) for name, value in found.leaders[0].at.items()}
-    space = found.header["config"]["space"]
-    return decode_line(found.header, space["method"], {**space["fixed"], **options})
+    space = found.header.config.space
+    return decode_line(found.header, space.method, {**space.fixed, **options})

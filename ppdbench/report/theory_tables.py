@@ -22,6 +22,7 @@ from ppdbench.files import papers
 from ppdbench.probe.ranks import Group, StoredRanks
 from ppdbench.probe.summary import RANKS_OF_HEAD
 from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.runs.records import ProbedSample, probing
 from ppdbench.runs.store import StoredRun
 from ppdbench.runs.unfinished import unfinished
 
@@ -113,16 +114,15 @@ class MeasuredRows:
 
 def measure(run: StoredRun, wanted: RowFilter, ranks: StoredRanks | None = None) -> MeasuredRows:
     """Match rates of a probe run, and what theory makes of them; `ranks` where they are there."""
-    if run.header.get("kind") != "probe":
+    if run.header.kind != "probe":
         raise DataError(
-            f"{run.path} holds a {run.header.get('kind')} run; theory needs one of `ppdbench probe`"
+            f"{run.path} holds a {run.header.kind} run; theory needs one of `ppdbench probe`"
         )
     n_layers = _n_layers(run)
     if wanted.exit_after is not None:
         theory.check_exit(n_layers, wanted.exit_after)
-    ranks = ranks or StoredRanks(
-        s for s in run.samples if s.get("method") == "probe" and s.get("ranks")
-    )
+    probed = (s for s in run.samples if isinstance(s, ProbedSample) and s.method == "probe")
+    ranks = ranks or StoredRanks(sample for sample in probed if sample.ranks)
     if not ranks.groups:
         raise DataError(f"{run.path} has no probe samples; finish it with --resume")
     _check_present(ranks, wanted)
@@ -141,12 +141,12 @@ def measure(run: StoredRun, wanted: RowFilter, ranks: StoredRanks | None = None)
 
 
 def _n_layers(run: StoredRun) -> int:
-    return int(run.header["model"]["n_layers"])
+    return run.header.model.n_layers
 
 
 def _ks(run: StoredRun, wanted: RowFilter) -> tuple[int, ...]:
     """The ks asked for, or those the run was made for: ranks answer for every k."""
-    ks = wanted.ks or tuple(run.header.get("config", {}).get("ks") or DEFAULT_KS)
+    ks = wanted.ks or tuple(probing(run.header).config.ks or DEFAULT_KS)
     if min(ks) < 1:
         raise ConfigError(f"k={min(ks)}: PPD launches candidates; use 1 or more")
     return ks

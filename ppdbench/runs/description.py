@@ -84,7 +84,12 @@ def _link(record: type[Record]) -> str:
 
 def _type(record: type[Record], name: str) -> str:
     """The type as it is written in the source."""
-    written = _fields(record)[name][0].replace(" | None", " or null").replace("|", "or")
+    written = (
+        _fields(record)[name][0]
+        .replace(" | UnsetType", "")
+        .replace(" | None", " or null")
+        .replace("|", "or")
+    )
     return f"`{written}`"
 
 

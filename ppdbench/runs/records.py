@@ -11,13 +11,14 @@ error, both ways.
 
 from __future__ import annotations
 
-from abc import ABCMeta
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from ppdbench.errors import DataError
+
+SCHEMA_VERSION = 1
 
 Name = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0, le=1 << 60)]
@@ -42,44 +43,8 @@ TIMES = frozenset(
 )
 
 
-class _Checked(ABCMeta, type(Struct)):  # type: ignore[misc]
-    """Lets a record be a mapping."""
-
-
-class Record(
-    Struct,
-    Mapping[str, Any],
-    metaclass=_Checked,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-):
-    """One object of a stored file.
-
-    It reads as the JSON object does, too: `record["text"]`, where what is not stored is missing.
-    """
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self:
-            raise KeyError(name)
-        return getattr(self, name)
-
-    def __contains__(self, name: object) -> bool:
-        needed = _fields(type(self)).get(name)
-        return needed is not None and (needed or getattr(self, str(name)) is not None)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self.__struct_fields__ if name in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-@cache
-def _fields(record: type[Record]) -> Mapping[object, bool]:
-    """The fields of a record, and whether each must be there."""
-    return {field.encode_name: field.required for field in msgspec.structs.fields(record)}
+class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One object of a stored file."""
 
 
 # Samples: the lines of samples.jsonl
@@ -126,11 +91,40 @@ class Asked(SampleHead, frozen=True, kw_only=True):
     """The prompt as token ids."""
     output_ids: Sequence[TokenId]
     """The output as token ids, up to and including the end of the text."""
-    processes: AtLeastOne | None = None
-    """Processes of the run that shared this machine."""
+    processes: AtLeastOne | UnsetType | None = UNSET
+    """Processes of the run that shared this machine; null where jobs came and went."""
+
+    @property
+    def is_later(self) -> bool:
+        """True of a turn of a question after its first."""
+        return False
+
+    @property
+    def shared_by(self) -> int | None:
+        """Processes at once; one in runs of versions that did not say."""
+        return 1 if isinstance(self.processes, UnsetType) else self.processes
 
 
-class FailedSample(Asked, frozen=True, kw_only=True):
+class Turn(Asked, frozen=True, kw_only=True):
+    """A question, or a turn of one."""
+
+    turn: AtLeastOne | None = None
+    """The turn of its question that this is, from 1, in tasks with turns."""
+    turns: AtLeastOne | None = None
+    """Turns that the question has."""
+
+    @property
+    def is_later(self) -> bool:
+        """True where another turn of its question comes before it."""
+        return self.turn not in (None, 1)
+
+    @property
+    def question(self) -> str:
+        """The id of the question that a turn belongs to."""
+        return self.example_id.removesuffix(f"/{self.turn}") if self.is_later else self.example_id
+
+
+class FailedSample(Turn, frozen=True, kw_only=True):
     """An example that a method could not do; the next resume tries it again."""
 
     verdict: Literal["failed"]
@@ -139,10 +133,6 @@ class FailedSample(Asked, frozen=True, kw_only=True):
     """The error in words."""
     references: Sequence[str] | None = None
     """Right answers, as the data set has them, in decoding."""
-    turn: AtLeastOne | None = None
-    """The turn of its question that this is, from 1, in tasks with turns."""
-    turns: AtLeastOne | None = None
-    """Turns that the question has."""
     peak_memory_bytes: Count | None = None
     """Most memory in use so far, in decoding."""
     load: Load | None = None
@@ -216,7 +206,7 @@ class Judged(Record, frozen=True, kw_only=True):
     """The reason why it is no tie."""
 
 
-class DecodedSample(Asked, frozen=True, kw_only=True):
+class DecodedSample(Turn, frozen=True, kw_only=True):
     """An example that a method has decoded, timed beside the baseline."""
 
     verdict: Verdict
@@ -224,10 +214,6 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     method that does not promise more) or `sampled` (drawn, so not compared)."""
     references: Sequence[str]
     """Right answers, as the data set has them."""
-    turn: AtLeastOne | None = None
-    """The turn of its question that this is, from 1, in tasks with turns."""
-    turns: AtLeastOne | None = None
-    """Turns that the question has."""
     peak_memory_bytes: Count
     """Most memory that the process (on a CPU) or the device had in use so far."""
     finish: Name
@@ -262,8 +248,6 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     """The same of greedy decoding as a whole."""
     baseline_prompt_ms: Milliseconds | None = None
     """The same of greedy decoding's pass over the prompt."""
-    load: Load | None = None
-    """The machine's other work meanwhile, in decoding with one process."""
     scores: dict[str, Figure | Sequence[Figure] | None] | None = None
     """The output's part of each metric: its score, or the counts that corpus metrics add up."""
     profile: Profile | None = None
@@ -280,14 +264,16 @@ class DecodedSample(Asked, frozen=True, kw_only=True):
     """The first tokens' timeline: unit, what it did, for which token, from when to when (ms)."""
     first_difference: Count | None = None
     """The first output token that is not greedy's."""
+    baseline_ids: Sequence[TokenId] | None = None
+    """Greedy's output, where this one differs."""
     margin: Figure | None = None
     """By how much greedy decoding preferred its own token there, in logits."""
     discrepancy: Figure | None = None
     """The distance, in logits, by which passes of several rows and of one moved the two tokens."""
     judged: Judged | None = None
     """The stock model's word on the difference."""
-    baseline_ids: Sequence[TokenId] | None = None
-    """Greedy's output, where this one differs."""
+    load: Load | None = None
+    """The machine's other work meanwhile, in decoding with one process."""
     passed: bool | None = None
     """True if the generated program passed its tests."""
     execution: str | None = None
@@ -345,7 +331,8 @@ class ComparedSample(Asked, frozen=True, kw_only=True):
     """By step, then by layers run: the cosine at each place."""
 
 
-Sample = DecodedSample | FailedSample | ProbedSample | GuessedSample | ComparedSample
+Decoding = DecodedSample | FailedSample  # a line of a run that decodes
+Sample = Decoding | ProbedSample | GuessedSample | ComparedSample
 
 
 # The header: run.json
@@ -522,14 +509,14 @@ class Source(Record, frozen=True, kw_only=True):
     """The number of examples."""
     sha256: str
     """Hash of their prompts."""
-    file: str | None = None
-    """The file that they are in."""
-    hub_id: str | None = None
-    """The data set on the hub."""
-    in_place_of: str | None = None
-    """The split that the file stands in for."""
     unscored: Sequence[str] | None = None
     """Examples whose reference cannot be scored; they are decoded and have no score."""
+    hub_id: str | None = None
+    """The data set on the hub."""
+    file: str | None = None
+    """The file that they are in."""
+    in_place_of: str | None = None
+    """The split that the file stands in for."""
     tests_sha256: str | None = None
     """Hash of the programs' tests."""
 
@@ -545,11 +532,17 @@ class MethodRecord(Record, frozen=True, kw_only=True):
     """The files it loaded, with hashes."""
 
 
-class DecodingMethod(MethodRecord, frozen=True, kw_only=True):
+class DecodingMethod(Record, frozen=True, kw_only=True):
     """A method as it decoded."""
 
+    name: Name
+    """Its key in `list methods`."""
     exact: bool
     """True if its outputs must be greedy's, with these options."""
+    options: dict[str, Plain]
+    """All options with their values."""
+    loaded: dict[str, str]
+    """The files it loaded, with hashes."""
 
 
 class Compilation(Record, frozen=True, kw_only=True):
@@ -580,7 +573,7 @@ class Memory(Record, frozen=True, kw_only=True):
     """The bytes that each method holds besides."""
 
 
-class Rung(Record, frozen=True, kw_only=True):
+class Stage(Record, frozen=True, kw_only=True):
     """One stage of a sweep."""
 
     cells: Count
@@ -717,45 +710,83 @@ class Header(Record, frozen=True, kw_only=True):
     environment: Environment
     """The machine and its software."""
 
+    # What some kinds of runs have and others lack.
 
-class _WithMethods(Header, frozen=True, kw_only=True):
-    """Runs of methods."""
+    @property
+    def methods(self) -> Mapping[str, MethodRecord | DecodingMethod]:
+        """The methods by label; a probe of layers has none."""
+        return {}
 
+    @property
+    def not_run(self) -> Mapping[str, str]:
+        """Methods that could not run, and why."""
+        return {}
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """Facts that were found out about each method."""
+        return {}
+
+    @property
+    def used(self) -> Mapping[str, Mapping[str, str]] | None:
+        """Words for what options came to that leave the choice to the method."""
+        return None
+
+    @property
+    def left_out(self) -> Mapping[str, str] | None:
+        """Methods of `--method all` that this model cannot run, and why."""
+        return None
+
+    @property
+    def compilation(self) -> Compilation | None:
+        """Compiled passes."""
+        return None
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """Speed at which this machine reads its memory, where it was measured."""
+        return None
+
+    @property
+    def memory(self) -> Memory | None:
+        """Memory held, where it was measured."""
+        return None
+
+
+class DecodingHeader(Header, frozen=True, kw_only=True):
+    """The part of `run.json` that all runs that decode share."""
+
+    config: DecodeSettings
+    """The options it was given."""
+    methods: dict[str, DecodingMethod]
+    """The methods by label, in their order; in sweeps the cells."""
+    not_run: dict[str, str]
+    """Methods that could not run, and why."""
     facts: dict[str, dict[str, Any]]
     """The facts found out about each method when it was prepared."""
     used: dict[str, dict[str, str]] | None = None
     """The values, in words, of options that leave the choice to the method."""
 
 
-class DecodeHeader(_WithMethods, frozen=True, kw_only=True):
+class DecodeHeader(DecodingHeader, frozen=True, kw_only=True):
     """`run.json` of `decode` and `bench`."""
 
-    config: DecodeSettings
-    """The options it was given."""
-    methods: dict[str, DecodingMethod]
-    """The methods by label, in their order."""
-    not_run: dict[str, str]
-    """Methods that could not run, and why."""
     left_out: dict[str, str] | None = None
     """Methods of `--method all` that this model cannot run, and why."""
     compilation: Compilation | None = None
     """Compiled passes."""
-    memory: Memory | None = None
-    """Memory held."""
     bandwidth_bytes_per_s: Figure | None = None
     """The rate at which this machine reads its memory, with `--profile`."""
+    memory: Memory | None = None
+    """Memory held."""
 
 
-class SweepHeader(_WithMethods, frozen=True, kw_only=True):
+class SweepHeader(DecodingHeader, frozen=True, kw_only=True):
     """`run.json` of `sweep`."""
 
     config: SweepSettings
     """The options it was given."""
-    methods: dict[str, DecodingMethod]
-    """The cells by label, in their order."""
-    not_run: dict[str, str]
-    """Cells that could not run, and why."""
-    rungs: Sequence[Rung]
+    rungs: Sequence[Stage]
     """The stages."""
     compilation: Compilation | None = None
     """Compiled passes."""
@@ -773,31 +804,51 @@ class ProbeHeader(Header, frozen=True, kw_only=True):
     """The options it was given."""
     compilation: Compilation | None = None
     """Compiled passes."""
-    heads: str | None = None
+    heads: str | UnsetType | None = UNSET
     """Hash of the trained heads."""
 
 
-class DraftsHeader(_WithMethods, frozen=True, kw_only=True):
+class DraftsHeader(Header, frozen=True, kw_only=True):
     """`run.json` of `probe --what drafts` and `--what similarity`."""
 
     config: DraftsSettings
     """The options it was given."""
     methods: dict[str, MethodRecord]
     """The methods by label, in their order."""
+    facts: dict[str, dict[str, Any]]
+    """The facts found out about each method when it was prepared."""
+    used: dict[str, dict[str, str]] | None = None
+    """The values, in words, of options that leave the choice to the method."""
 
 
 class Kind(Struct, frozen=True):
     """The types that the runs of one kind are made of."""
 
     header: type[Header]
-    sample: type[Asked]  # or a FailedSample
+    settings: type[Settings]
+    sample: type[DecodedSample | ProbedSample | GuessedSample | ComparedSample]
+    """Or a FailedSample."""
 
 
 KINDS: Mapping[str, Kind] = {
-    "decode": Kind(DecodeHeader, DecodedSample),
-    "bench": Kind(DecodeHeader, DecodedSample),
-    "sweep": Kind(SweepHeader, DecodedSample),
-    "probe": Kind(ProbeHeader, ProbedSample),
-    "drafts": Kind(DraftsHeader, GuessedSample),
-    "similarity": Kind(DraftsHeader, ComparedSample),
+    "decode": Kind(DecodeHeader, DecodeSettings, DecodedSample),
+    "bench": Kind(DecodeHeader, DecodeSettings, DecodedSample),
+    "sweep": Kind(SweepHeader, SweepSettings, DecodedSample),
+    "probe": Kind(ProbeHeader, ProbeSettings, ProbedSample),
+    "drafts": Kind(DraftsHeader, DraftsSettings, GuessedSample),
+    "similarity": Kind(DraftsHeader, DraftsSettings, ComparedSample),
 }
+
+
+def decoding(header: Header) -> DecodingHeader:
+    """The header of a run that decodes; any other is refused."""
+    if not isinstance(header, DecodingHeader):
+        raise DataError(f"a run of `ppdbench {header.kind}` decodes nothing")
+    return header
+
+
+def probing(header: Header) -> ProbeHeader:
+    """The header of a probe of layers; any other is refused."""
+    if not isinstance(header, ProbeHeader):
+        raise DataError(f"a run of `ppdbench {header.kind}` probes no layers")
+    return header

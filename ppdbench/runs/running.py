@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ppdbench.decoding.decoder import Setup
 from ppdbench.engine.loading import Loaded, load
 from ppdbench.errors import ConfigError
 from ppdbench.runs.conversation import with_later_turns
 from ppdbench.runs.header import run_header
+from ppdbench.runs.records import Compilation, Header
 from ppdbench.runs.samples import Key
 from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.store import RunFolder, begun_header, check_target
@@ -49,10 +52,10 @@ class Destination:
         """Refuse a folder that the run cannot go into, before anything is loaded for it."""
         check_target(self.out, resume=self.resume, shard=self.shard)
 
-    def compilation(self) -> Mapping[str, Any] | None:
+    def compilation(self) -> Compilation | None:
         """Read from the header of a run that was begun before what became of compiled passes."""
         header = begun_header(self.out, self.shard)
-        return None if header is None else header.get("compilation")
+        return None if header is None else header.compilation
 
 
 def run_folder(out: str | Path | None, resume: bool, *parts: str) -> Path:
@@ -101,15 +104,14 @@ class Ready:
             items = with_later_turns(items, loaded)
         return cls(to, work, loaded, items, Setup(loaded, capacity(items), work.config.seed))
 
-    def header(self, kind: str, config: RunConfig, **told: Any) -> dict[str, Any]:
+    def header(self, kind: str, config: RunConfig, **told: Any) -> Header:
         """Return the header of the run, with what a run of this kind tells besides."""
-        header = run_header(kind, config, self.loaded, self.work)
-        typed = {"command": list(self.to.command)} if self.to.command else {}
-        return {**header, **typed, **told}
+        header = run_header(kind, config, self.loaded, self.work, **told)
+        return replace(header, command=list(self.to.command)) if self.to.command else header
 
     def store(
         self,
-        header: dict[str, Any],
+        header: Header,
         make: Callable[[RunFolder], None],
         wanted: Iterable[Key],
         *,
@@ -128,7 +130,7 @@ class Ready:
             header=header,
             samples=samples,
             # Prompts of later turns are known only now.
-            cut={(s["task"], s["example_id"]): s["cut_tokens"] for s in samples if s["cut_tokens"]},
+            cut={(s.task, s.example_id): s.cut_tokens for s in samples if s.cut_tokens},
             torn=folder.torn,
             shard=to.shard,
             missing=sum(key not in folder.done for key in wanted),

@@ -16,7 +16,7 @@ from ppdbench.runs.writers import is_written, lock_run, written_by_others
 
 def salvage(folder: Path) -> int:
     """Drop the lines that cannot be read, and say how many; the file as it was stays beside it."""
-    kind = read_header(folder)["kind"]
+    kind = read_header(folder).kind
     with lock_run(folder):
         paths = sample_paths(folder)
         if any(map(is_written, paths)):

@@ -19,15 +19,28 @@ import msgspec
 
 from ppdbench.errors import DataError
 from ppdbench.machine.garbage import no_collection
-from ppdbench.runs.records import KINDS, Asked, FailedSample, Sample
+from ppdbench.runs.records import (
+    KINDS,
+    Asked,
+    FailedSample,
+    Header,
+    ProbeHeader,
+    Sample,
+    SampleHead,
+)
 from ppdbench.runs.shards import Shard
 from ppdbench.runs.validation import Unsound, convert, decode, is_sealed, sealed, unsealed
 
 Key = tuple[Any, ...]
 
-KEY = ("task", "example_id", "method", "target")
-# What every line begins with, so that a run is put in order without parsing all of it.
+# What every line begins with, so that a run is put in order without parsing all of it; and what
+# follows, whatever kind of sample it is.
 HEAD = ("example_id", "task", "method", "target", "verdict", "number")
+FRONT = (
+    *HEAD,
+    *("cut_tokens", "elapsed_ms", "prompt_ids", "references", "turn", "turns"),
+    *("peak_memory_bytes", "finish", "output_ids"),
+)
 _TEXT = rb'"([^"\\]*)"'
 _HEAD = re.compile(
     rb'\{"example_id": %b, "task": %b, "method": %b(?:, "target": %b)?, "verdict": (?:%b|null)'
@@ -37,9 +50,9 @@ MOST_OPEN = 64  # files at a time
 HELD_BYTES = 64 << 20  # lines that are kept parsed; parsed they take about five times that
 
 
-def sample_key(sample: Mapping[str, Any]) -> Key:
+def sample_key(sample: SampleHead) -> Key:
     """Return the key by which a sample is the only one of its kind in a run."""
-    return tuple(sample.get(name) for name in KEY)
+    return sample.task, sample.example_id, sample.method, sample.target
 
 
 def sample_path(folder: Path, shard: Shard) -> Path:
@@ -59,19 +72,22 @@ def _number(path: Path) -> int | None:
     return None if name is None else int(name[1] or -1)
 
 
-def to_line(sample: Mapping[str, Any]) -> bytes:
+def to_line(sample: Sample) -> bytes:
     """One line of JSON that begins as `HEAD` says and ends with a checksum."""
-    head = {name: sample[name] for name in HEAD if name in sample}
-    plain = msgspec.to_builtins({**head, **sample})
-    return sealed(json.dumps(plain, ensure_ascii=False, allow_nan=False).encode())
+    plain = msgspec.to_builtins(sample)
+    ordered = {name: plain.pop(name) for name in FRONT if name in plain} | plain
+    if "processes" in plain:  # last, as it is added last
+        ordered["processes"] = ordered.pop("processes")
+    return sealed(json.dumps(ordered, ensure_ascii=False, allow_nan=False).encode())
 
 
-def recorded(kind: str, sample: Mapping[str, Any]) -> Sample:
+def recorded(kind: str, sample: Sample) -> Sample:
     """A sample that a run of this kind can store, as what it will be read as."""
+    form = _form(kind, failed=sample.verdict == "failed")
     try:
-        made: Sample = convert({**sample}, _form(kind, failed=sample["verdict"] == "failed"))
+        made: Sample = convert(msgspec.to_builtins(sample), form)
     except Unsound as error:
-        raise DataError(f"example {sample['example_id']} cannot be stored: {error}") from error
+        raise DataError(f"example {sample.example_id} cannot be stored: {error}") from error
     return made
 
 
@@ -80,14 +96,14 @@ def _form(kind: str, *, failed: bool) -> type[Any]:
     return FailedSample if failed else KINDS[kind].sample
 
 
-def count_turns(samples: Iterable[Mapping[str, Any]]) -> int:
+def count_turns(samples: Iterable[Asked]) -> int:
     """Prompts of one task: each turn of a question has its own."""
-    return len({sample["example_id"] for sample in samples})
+    return len({sample.example_id for sample in samples})
 
 
-def count_examples(samples: Iterable[Mapping[str, Any]]) -> int:
+def count_examples(samples: Iterable[Asked]) -> int:
     """Examples of one task: a question counts once, however many turns it has."""
-    return count_turns(sample for sample in samples if sample.get("turn", 1) == 1)
+    return count_turns(sample for sample in samples if not sample.is_later)
 
 
 def in_turns(examples: int | str, turns: int | str, unit: str = "") -> str:
@@ -96,9 +112,9 @@ def in_turns(examples: int | str, turns: int | str, unit: str = "") -> str:
     return words if examples == turns else f"{words} in {turns} turns"
 
 
-def fewest_examples(samples: Iterable[Mapping[str, Any]]) -> int:
+def fewest_examples(samples: Iterable[Asked]) -> int:
     """Examples of the task that has the fewest; intervals are only as good as that."""
-    examples = {(sample["task"], sample["example_id"]) for sample in samples}
+    examples = {(sample.task, sample.example_id) for sample in samples}
     return min(Counter(task for task, _ in examples).values())
 
 
@@ -238,13 +254,13 @@ class Stored(Mapping[Key, Sample]):
     would not.
     """
 
-    def __init__(self, folder: Path, header: Mapping[str, Any], *, hold: int | None = None) -> None:
-        self.folder, self.kind = folder, str(header["kind"])
+    def __init__(self, folder: Path, header: Header, *, hold: int | None = None) -> None:
+        self.folder, self.kind = folder, header.kind
         self.hold = HELD_BYTES if hold is None else hold  # bytes of lines that are kept parsed
         self.files: dict[Path, SampleFile] = {}
-        targets = header["config"].get("targets", ())
-        self._methods = {name: at for at, name in enumerate(header.get("methods", ()))}
-        self._targets = {target["kind"]: at for at, target in enumerate(targets)}
+        targets = header.config.targets if isinstance(header, ProbeHeader) else ()
+        self._methods = {name: at for at, name in enumerate(header.methods)}
+        self._targets = {target.kind: at for at, target in enumerate(targets)}
         self._places: dict[Key, SampleLocation] = {}
         self._order: list[Key] | None = None
         self._held: dict[Key, Sample] | None = {}

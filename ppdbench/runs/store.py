@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from ppdbench.errors import ConfigError, DataError, Interrupted
 from ppdbench.files.whole import replacing
-from ppdbench.runs.records import KINDS, Sample
+from ppdbench.runs.records import KINDS, SCHEMA_VERSION, DecodingHeader, Header, Sample
 from ppdbench.runs.samples import (
     InOrder,
     SampleFile,
@@ -55,7 +58,8 @@ __all__ = [
     "sample_key",
 ]
 
-SCHEMA_VERSION = 1
+T = TypeVar("T")
+
 HEADER = "run.json"
 SHOWN, WIDTH = 6, 60  # differences told, and characters of each value
 # The hash of the first so many examples of a task, as the header of a run has it of all.
@@ -69,7 +73,7 @@ class StoredRun:
     """A run as read back."""
 
     path: Path
-    header: dict[str, Any]
+    header: Header
     samples: Sequence[Sample]
     torn: bool = False  # a last line was incomplete and is left out
     unsealed: int = 0  # lines without a checksum, so that damage in them may not show
@@ -102,38 +106,34 @@ def read_once(path: str | Path) -> StoredRun:
     return StoredRun(folder, header, InOrder(stored), stored.torn, stored.unsealed)
 
 
-def read_header(folder: Path) -> dict[str, Any]:
+def read_header(folder: Path) -> Header:
     """Read `run.json`."""
     path = folder / HEADER
     if not path.is_file():
         raise DataError(f"{folder} is no run folder: it has no {HEADER}")
     try:
-        header = loads(path.read_bytes())
-        if (
-            isinstance(header, dict)
-            and header.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION
-        ):
-            raise _of_another_version(folder, header["schema_version"])
-        check_header(header)
+        content = loads(path.read_bytes())
+        if isinstance(content, dict):
+            version = content.get("schema_version", SCHEMA_VERSION)
+            if version != SCHEMA_VERSION:
+                raise _of_another_version(folder, version)
+        return as_header(content)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from error
     except Unsound as error:
         raise DataError(f"{path} is damaged: {error}; restore it or start a new run") from error
-    header.pop(CHECKSUM, None)
-    content: dict[str, Any] = header
-    return content
 
 
-def check_header(header: Any) -> None:
-    """Refuse what is not the content of a `run.json`."""
-    if not isinstance(header, dict):
+def as_header(content: Any) -> Header:
+    """The header that the content of a `run.json` stands for."""
+    if not isinstance(content, dict):
         raise Unsound("it is no JSON object")
-    check_seal(header)
-    kind = header.get("kind")
+    check_seal(content)
+    kind = content.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         known = ", ".join(KINDS)
         raise Unsound("kind is missing" if kind is None else f"kind: {kind!r} is none of {known}")
-    convert({k: v for k, v in header.items() if k != CHECKSUM}, KINDS[kind].header)
+    return convert({k: v for k, v in content.items() if k != CHECKSUM}, KINDS[kind].header)
 
 
 def _of_another_version(folder: Path, version: Any) -> DataError:
@@ -166,7 +166,7 @@ def check_target(path: Path, *, resume: bool, shard: Shard = ALONE) -> None:
         raise ConfigError(f"{path} holds no run, so there is nothing to resume; drop --resume")
 
 
-def begun_header(path: Path, shard: Shard = ALONE) -> dict[str, Any] | None:
+def begun_header(path: Path, shard: Shard = ALONE) -> Header | None:
     """The header of a run that was begun before this process came; ranks wait for the first.
 
     What was decided once for a run, and not by its options, holds for all who work on it.
@@ -188,7 +188,7 @@ class RunFolder:
     def __init__(
         self,
         path: Path,
-        header: dict[str, Any],
+        header: Header,
         *,
         resume: bool,
         shard: Shard = ALONE,
@@ -208,7 +208,7 @@ class RunFolder:
             time.sleep(DELAY_S)
         self._companions = Companions(path, shard)
 
-    def _enter(self, header: dict[str, Any], resume: bool) -> bool:
+    def _enter(self, header: Header, resume: bool) -> bool:
         """Begin to write, unless it is too early to."""
         with lock_run(self.path) as content:
             if not claim_turn(self.path, self.shard, content):
@@ -223,9 +223,8 @@ class RunFolder:
             self._open(content)
         return True
 
-    def _go_on(self, stored: dict[str, Any], asked: dict[str, Any]) -> None:
+    def _go_on(self, stored: Header, asked: Header) -> None:
         """Refuse another configuration; say what could not run before and can now."""
-        asked = json.loads(json.dumps(asked))
         # Of several shards one may lack what another has.
         known = _with_late(stored, asked) if self.shard.alone else stored
         if self.shard.alone and self._digest is not None:
@@ -250,9 +249,9 @@ class RunFolder:
             raise written_by_others(self.path)
         self._own = self.done.files.setdefault(own, SampleFile(own, self.done.kind))
 
-    def _write_header(self, header: dict[str, Any]) -> None:
-        content = json.loads(json.dumps({"schema_version": SCHEMA_VERSION, **header}))
-        check_header(content)
+    def _write_header(self, header: Header) -> None:
+        content = _plain(header)
+        as_header(content)
         text = json.dumps({**content, CHECKSUM: seal_of(content)}, indent=2) + "\n"
         try:
             with replacing(self.path / HEADER) as partial:
@@ -260,9 +259,9 @@ class RunFolder:
         except OSError as error:
             raise _writing_failed(self.path, error) from error
 
-    def append(self, sample: Mapping[str, Any]) -> None:
+    def append(self, sample: Sample) -> None:
         """Add one finished sample; it survives whatever happens next."""
-        told = {**sample, "processes": self.shard.on_machine}
+        told = replace(sample, processes=self.shard.on_machine)
         line = to_line(told)
         record = recorded(self.done.kind, told)
         try:
@@ -278,7 +277,7 @@ class RunFolder:
     def amend(self, **parts: Any) -> None:
         """Write into the header what was decided on the way, for who goes on with the run."""
         with lock_run(self.path):
-            self._write_header({**read_header(self.path), **parts})
+            self._write_header(replace(read_header(self.path), **parts))
 
     def meet(self) -> None:
         """Wait until all ranks have come as far, and take in what they have stored."""
@@ -320,56 +319,61 @@ def _writing_failed(path: Path, error: OSError) -> DataError:
     return DataError(f"cannot write to {path}: {error.strerror}")
 
 
-def _with_late(stored: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def _plain(header: Header) -> dict[str, Any]:
+    """A header as it is written."""
+    content: dict[str, Any] = json.loads(json.dumps(to_builtins(header)))
+    return content
+
+
+def _with_late(stored: Header, asked: Header) -> Header:
     """The stored header with what is known of methods that could not run when it was written."""
-    not_run = stored.get("not_run") or {}
-    late = not_run.keys() - (asked.get("not_run") or {}).keys()
+    if not (isinstance(stored, DecodingHeader) and isinstance(asked, DecodingHeader)):
+        return stored
+    late = stored.not_run.keys() - asked.not_run.keys()
     if not late:
         return stored
 
-    def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    def joined(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
         return {**before, **{label: now[label] for label in late & now.keys()}}
 
-    memory = stored.get("memory"), asked.get("memory")
-    return {
-        **stored,
-        "methods": joined(stored["methods"], asked["methods"]),
-        "facts": joined(stored["facts"], asked["facts"]),
-        "used": joined(stored.get("used") or {}, asked.get("used") or {}),
-        "not_run": {label: why for label, why in not_run.items() if label not in late},
-        **(
-            {"memory": {**memory[0], "methods": joined(memory[0]["methods"], memory[1]["methods"])}}
-            if memory[0] and memory[1]
-            else {}
-        ),
-    }
+    known = replace(
+        stored,
+        methods=joined(stored.methods, asked.methods),
+        facts=joined(stored.facts, asked.facts),
+        used=joined(stored.used or {}, asked.used or {}),
+        not_run={label: why for label, why in stored.not_run.items() if label not in late},
+    )
+    if stored.memory is None or asked.memory is None:
+        return known
+    methods = joined(stored.memory.methods, asked.memory.methods)
+    return replace(known, memory=replace(stored.memory, methods=methods))
 
 
-def _with_more(stored: dict[str, Any], asked: dict[str, Any], digest: Digest) -> dict[str, Any]:
+def _with_more(stored: Header, asked: Header, digest: Digest) -> Header:
     """The stored header for a higher --limit, where the stored examples are the first of these.
 
     With several tasks the examples of all but the first would change their places.
     """
-    before, now = (header["config"].get("limit") for header in (stored, asked))
+    before, now = stored.config.limit, asked.config.limit
     raised = before is not None and (now is None or now > before)
-    if not raised or len(stored["data"]) != 1 or stored["data"].keys() != asked["data"].keys():
+    if not raised or len(stored.data) != 1 or stored.data.keys() != asked.data.keys():
         return stored
-    ((task, about),) = stored["data"].items()
-    if digest(task, about["examples"]) != about["sha256"]:
+    ((task, about),) = stored.data.items()
+    if digest(task, about.examples) != about.sha256:
         return stored
-    more = {name: asked["data"][task][name] for name in ("examples", "sha256")}
-    config = {**stored["config"], "limit": now}
-    return {**stored, "config": config, "data": {task: {**about, **more}}}
+    more = replace(about, examples=asked.data[task].examples, sha256=asked.data[task].sha256)
+    return replace(stored, config=replace(stored.config, limit=now), data={task: more})
 
 
-def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
+def _check_same(stored: Header, asked: Header) -> None:
     """Refuse to mix two configurations in one run."""
+    there, here = _plain(stored), _plain(asked)
     differing = [
         f"{part}.{name} ({before} there, {now} here)"
         if name
         else f"{part} ({before} there, {now} here)"
         for part in ("kind", "config", "model", "data", "methods", "heads")
-        for name, before, now in _differing(_alike(part, stored), _alike(part, asked))
+        for name, before, now in _differing(_alike(part, there), _alike(part, here))
         if (part, name) not in VIEWS
     ]
     if differing:
@@ -380,7 +384,7 @@ def _check_same(stored: dict[str, Any], asked: dict[str, Any]) -> None:
         )
 
 
-def _alike(part: str, header: dict[str, Any]) -> Any:
+def _alike(part: str, header: Mapping[str, Any]) -> Any:
     """A part of a header, less which of several equal devices was used."""
     content = header.get(part)
     if part == "model" and isinstance(content, dict) and "device" in content:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+
+from ppdbench.runs.records import Asked, Header, ProbeHeader
 
 
-def unfinished(header: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> str | None:
+def unfinished(header: Header, samples: Iterable[Asked]) -> str | None:
     """Say in a sentence how much is missing; None where all is there, failures included.
 
-    Of sweeps nothing is said: how many examples a cell gets is decided on the way. Nor of runs of
-    earlier versions, which do not say how many examples they have.
+    Of sweeps nothing is said: how many examples a cell gets is decided on the way.
     """
-    if header["kind"] == "sweep":
+    if header.kind == "sweep" or not header.data:
         return None
-    examples = [source.get("examples") for source in header.get("data", {}).values()]
-    if not examples or None in examples:
-        return None
-    wanted = sum(examples) * _subjects(header)
-    done = sum(sample.get("turn", 1) == 1 for sample in samples)
+    wanted = sum(source.examples for source in header.data.values()) * _subjects(header)
+    done = sum(not sample.is_later for sample in samples)
     if done >= wanted:
         return None
     return f"Unfinished: {wanted - done} of {wanted} samples are missing; finish it with --resume."
 
 
-def _subjects(header: Mapping[str, Any]) -> int:
+def _subjects(header: Header) -> int:
     """Count the samples of each example: one for each method, or for each target of a probe."""
-    if header["kind"] == "probe":
-        return len(header["config"].get("targets") or [None])
-    return len(header["methods"].keys() - (header.get("not_run") or {}).keys())
+    if isinstance(header, ProbeHeader):
+        return len(header.config.targets)
+    return len(header.methods.keys() - header.not_run.keys())

@@ -11,7 +11,7 @@ from typing import Any
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.loading import REFERENCE, Loaded, ModelSpec
 from ppdbench.errors import ConfigError
-from ppdbench.runs.records import Sample
+from ppdbench.runs.records import Header, Sample, Source
 from ppdbench.runs.samples import Key
 from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.scoring import unscored
@@ -123,7 +123,7 @@ class Workload:
 
     config: RunConfig
     examples: list[tuple[Task, list[Example]]] = field(default_factory=list)
-    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
 
     @classmethod
     def read(cls, config: RunConfig, warn: Warn = unheard) -> Workload:
@@ -138,7 +138,7 @@ class Workload:
             tasks[task.name] = task
         for task in tasks.values():
             work._read_task(task)
-            if lacking := work.sources[task.name].get("unscored"):
+            if lacking := work.sources[task.name].unscored:
                 warn(without_score(task.name, lacking))
         return work
 
@@ -152,20 +152,15 @@ class Workload:
         )
         examples = build_examples(task, rows, shots=config.shots, shot_rows=pool, seed=config.seed)
         self.examples.append((task, examples))
-        self.sources[task.name] = {
-            "version": task.version,
-            "metrics": list(task.metrics),
-            "examples": len(examples),
-            "sha256": self._digest(task, examples),
-            **self._unscored(task, examples),
+        self.sources[task.name] = Source(
+            version=task.version,
+            metrics=list(task.metrics),
+            examples=len(examples),
+            sha256=self._digest(task, examples),
+            # They will be decoded all the same.
+            unscored=[e.id for e in examples if unscored(task.metrics, e.references)] or None,
             **self._file(task),
-        }
-
-    @staticmethod
-    def _unscored(task: Task, examples: Sequence[Example]) -> dict[str, list[str]]:
-        """Examples that will be decoded and have no score, told before anything is decoded."""
-        found = [e.id for e in examples if unscored(task.metrics, e.references)]
-        return {"unscored": found} if found else {}
+        )
 
     def _file(self, task: Task) -> dict[str, str]:
         if self.config.data == "hub":
@@ -221,13 +216,24 @@ class FinishedRun:
     """A run that is done: where it lies and what it found."""
 
     path: Path
-    header: dict[str, Any]
+    header: Header
     samples: Sequence[Sample]
     cut: dict[tuple[str, str], int]  # task and example id -> prompt tokens cut
     torn: bool  # an incomplete last line was found and done again
     shard: Shard = ALONE
     missing: int = 0  # samples that are for others to make, who have not (yet)
     spell: Callable[[Sequence[int]], str] = str  # token ids as text
+
+
+def asked(item: Item) -> dict[str, Any]:
+    """Name the fields in which every record of an example says what was asked."""
+    return {
+        "example_id": item.example.id,
+        "task": item.task.name,
+        "number": item.number,
+        "cut_tokens": item.cut_tokens,
+        "prompt_ids": item.ids,
+    }
 
 
 def capacity(items: list[Item]) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from ppdbench.errors import DataError, UnknownName
 from ppdbench.scoring import measures
@@ -52,6 +52,26 @@ def score(
     return _together(names, [parts(names, *pair, which=f"example {i}") for i, pair in pairs])
 
 
+class Scored(Protocol):
+    """An output that was decoded, as it is stored."""
+
+    @property
+    def example_id(self) -> str:
+        """The example."""
+
+    @property
+    def text(self) -> str:
+        """The output."""
+
+    @property
+    def references(self) -> Sequence[str]:
+        """Right answers."""
+
+    @property
+    def scores(self) -> Mapping[str, Any] | None:
+        """Parts that it adds to each metric; outputs of earlier versions do not say."""
+
+
 def unscored(metric_names: Iterable[str], references: Sequence[str]) -> list[str]:
     """The metrics that find nothing to compare with in any of an example's references."""
     return [
@@ -61,9 +81,7 @@ def unscored(metric_names: Iterable[str], references: Sequence[str]) -> list[str
     ]
 
 
-def score_samples(
-    metric_names: Iterable[str], samples: Sequence[Mapping[str, Any]]
-) -> dict[str, float]:
+def score_samples(metric_names: Iterable[str], samples: Sequence[Scored]) -> dict[str, float]:
     """Score stored samples by the parts that they keep; earlier versions kept none of them."""
     names = list(metric_names)
     return _together(names, [_stored(names, sample) for sample in samples])
@@ -86,12 +104,12 @@ def parts(
     return {name: measures.part(name, prediction, references) for name in names}
 
 
-def _stored(names: Sequence[str], sample: Mapping[str, Any]) -> Mapping[str, Any]:
-    kept: Mapping[str, Any] = sample.get("scores", {})
+def _stored(names: Sequence[str], sample: Scored) -> Mapping[str, Any]:
+    kept = sample.scores or {}
     if all(name in kept for name in names):
         return kept
-    which = f"example {sample['example_id']}"
-    return parts(names, sample["text"], sample["references"], which=which)
+    which = f"example {sample.example_id}"
+    return parts(names, sample.text, sample.references, which=which)
 
 
 def _together(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -15,7 +15,7 @@ every number, for CSV and JSON, and the sheets that people read, with cells like
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from ppdbench.files import papers
 from ppdbench.files.papers import Paper as Paper
 from ppdbench.registry import Registry
 from ppdbench.report.sheet import Sheet
+from ppdbench.runs.records import ModelFacts
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe
 from ppdbench.tables.setting import settings
@@ -85,8 +86,7 @@ class PaperTable:
         if not self.tasks:
             return list(runs)
         kept = [
-            replace(run, samples=[s for s in run.samples if s["task"] in self.tasks])
-            for run in runs
+            replace(run, samples=[s for s in run.samples if s.task in self.tasks]) for run in runs
         ]
         if not any(run.samples for run in kept):
             raise DataError(
@@ -135,9 +135,7 @@ def check_runs(runs: Sequence[StoredRun]) -> None:
     for run in runs:
         if not run.samples:
             raise DataError(f"{run.path} holds no finished sample; finish it with --resume")
-        if "model" not in run.header:
-            raise DataError(f"{run.path}: run.json names no model; run it again")
-    models = {_identity(run.header["model"]): run for run in runs}
+    models = {_identity(run.header.model): run for run in runs}
     if len(models) > 1:
         (first, one), (second, other), *_ = models.items()
         raise DataError(
@@ -146,8 +144,8 @@ def check_runs(runs: Sequence[StoredRun]) -> None:
         )
 
 
-def _identity(model: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(model.get(key) for key in ("name", "dtype", "revision", "weight_hash"))
+def _identity(model: ModelFacts) -> tuple[Any, ...]:
+    return model.name, model.dtype, model.revision, model.weight_hash
 
 
 def _named(identity: tuple[Any, ...]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up
+from ppdbench.runs.records import DecodedSample
 from ppdbench.runs.store import StoredRun
 from ppdbench.scoring import score_samples
 
@@ -30,7 +31,7 @@ def summaries(
     return [
         {**summary, "run": run}
         for run in runs
-        if run.header["kind"] in KINDS
+        if run.header.kind in KINDS
         for summary in summarize(run.header, add_up(run.samples), scores=False)
         if wanted is None or summary["task"] in wanted
     ]
@@ -42,9 +43,9 @@ def quality(summary: Mapping[str, Any], metric: str) -> float | None:
     done = [
         sample
         for sample in run.samples
-        if (sample["task"], sample["method"]) == (summary["task"], summary["label"])
-        and sample["verdict"] != "failed"
-        and sample["references"]
+        if (sample.task, sample.method) == (summary["task"], summary["label"])
+        and isinstance(sample, DecodedSample)
+        and sample.references
     ]
     if summary["synthetic"] or not done:
         return None
@@ -53,13 +54,14 @@ def quality(summary: Mapping[str, Any], metric: str) -> float | None:
 
 def facts(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the run wrote down of the method beyond its options."""
-    found: Mapping[str, Any] = summary["run"].header.get("facts", {}).get(summary["label"], {})
-    return found
+    run: StoredRun = summary["run"]
+    return run.header.facts.get(summary["label"], {})
 
 
 def n_layers(summary: Mapping[str, Any]) -> int:
     """Return the number of layers of the model that was run."""
-    return int(summary["run"].header["model"]["n_layers"])
+    run: StoredRun = summary["run"]
+    return run.header.model.n_layers
 
 
 def ms_per_pass(summary: Mapping[str, Any]) -> float | None:
@@ -81,3 +83,8 @@ def unclaimed(summaries: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
         if why is not None and summary["method"] != "greedy":
             whose.setdefault(why, {})[f"{summary['method']} on {summary['task']}"] = None
     return tuple(f"No speedup, {why}: {', '.join(names)}." for why, names in whose.items())
+
+
+def failures(runs: Sequence[StoredRun]) -> int:
+    """Examples without an output."""
+    return sum(sample.verdict == "failed" for run in runs for sample in run.samples)

@@ -87,7 +87,5 @@ def _measured(
 def _not_run(runs: Sequence[StoredRun]) -> list[str]:
     """Methods that a run had to leave out, and why."""
     return [
-        f"{label} was not run: {why}"
-        for run in runs
-        for label, why in run.header.get("not_run", {}).items()
+        f"{label} was not run: {why}" for run in runs for label, why in run.header.not_run.items()
     ]

@@ -132,7 +132,7 @@ def _all_points(runs: Sequence[StoredRun]) -> list[CurvePoint]:
 
 
 def _points(run: StoredRun) -> list[CurvePoint]:
-    kind = run.header["kind"]
+    kind = run.header.kind
     if kind == "similarity":
         return [
             CurvePoint("4", s.task, PLAIN, s.layer, s.step, None, s.similarity, s.n)
@@ -141,7 +141,7 @@ def _points(run: StoredRun) -> list[CurvePoint]:
         ]
     if kind != "drafts":
         return []
-    names = {label: _named(run, label) for label in run.header["methods"]}
+    names = {label: _named(run, label) for label in run.header.methods}
     return [
         CurvePoint(figure, a.task, series, layer, a.distance, a.k, a.accuracy, a.n)
         for a in accuracies(run.samples)
@@ -153,16 +153,16 @@ def _points(run: StoredRun) -> list[CurvePoint]:
 
 def _named(run: StoredRun, label: str) -> list[tuple[str, str, int | None]]:
     """Name the figures that a method's guesses stand in, their names there, and the layer."""
-    about, facts = run.header["methods"][label], run.header.get("facts", {}).get(label, {})
-    if about["name"] == "medusa":
+    about, facts = run.header.methods[label], run.header.facts.get(label, {})
+    if about.name == "medusa":
         after = facts.get("options", {}).get("after", 0)
         return [("3", EARLY if after else HEADS, after or None)]
-    if about["name"] != OWN:
+    if about.name != OWN:
         return []
     layers = facts["layers"]
-    if about["options"]["masked"]:
+    if about.options["masked"]:
         return [("7", MASKED, None)]
-    if "/layer-" in about["options"]["addon"]:
+    if "/layer-" in str(about.options["addon"]):
         figure = "5" if len(layers) == 1 else "6"
         return [(figure, f"step {len(layers)}", layers[-1])]
     return [("3", PLAIN, None), ("7", PLAIN, None)]

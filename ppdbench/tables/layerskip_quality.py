@@ -47,8 +47,8 @@ NOTES = (
 @table("layerskip/1", recipe=(EXITS,), tasks=METRICS)
 def exits(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The last and the middle layer, baseline against LayerSkip."""
-    model = runs[0].header["model"]
-    scores, held_out = _scores(runs), _held_out(model["name"])
+    model = runs[0].header.model
+    scores, held_out = _scores(runs), _held_out(model.name)
     printed: dict[tuple[str, str], dict[str, float]] = {}
     for row in paper["rows"]:
         cells = printed.setdefault((row["task"], row["model"]), {})
@@ -57,11 +57,9 @@ def exits(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
         ComparedRow((task, of), cells, scores.get(task, {}))
         for (task, of), cells in printed.items()
     ]
-    middle = layer_at(MIDDLE, model["n_layers"])
+    middle = layer_at(MIDDLE, model.n_layers)
     rows += [
-        ComparedRow(
-            (what, model["name"]), {}, _of_held_out(held_out, metric, model["n_layers"], middle)
-        )
+        ComparedRow((what, model.name), {}, _of_held_out(held_out, metric, model.n_layers, middle))
         for metric, what in HELD_OUT.items()
         if held_out
     ]

@@ -11,6 +11,7 @@ from ppdbench.files.papers import Paper
 from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import INTERVAL, Rate, match_rates
 from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.runs.records import ProbedSample
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.recipe import RecipeStep, beside
 
@@ -59,15 +60,15 @@ class ComparedRate:
         return None if self.ours is None else self.ours.match_rate - self.paper
 
 
-def probes(runs: Sequence[StoredRun], needs: str) -> list[Mapping[str, Any]]:
+def probes(runs: Sequence[StoredRun], needs: str) -> list[ProbedSample]:
     """The samples of those runs that probed layers of the paper's tasks, each task from one."""
-    found: list[Mapping[str, Any]] = []
+    found: list[ProbedSample] = []
     origin: dict[tuple[str, str], StoredRun] = {}
     for run in runs:
         for sample in run.samples:
-            if run.header["kind"] != "probe" or sample["task"] not in BUCKETS or failed(sample):
+            if not isinstance(sample, ProbedSample) or sample.task not in BUCKETS:
                 continue
-            key = sample["task"], sample["target"]
+            key = sample.task, sample.target or "greedy"
             if origin.setdefault(key, run) is not run:
                 raise DataError(
                     f"{key[0]} ({key[1]}) is in {origin[key].path} and in {run.path}; give one"
@@ -80,24 +81,19 @@ def probes(runs: Sequence[StoredRun], needs: str) -> list[Mapping[str, Any]]:
     return found
 
 
-def failed(sample: Mapping[str, Any]) -> bool:
-    """True if an example has no result."""
-    return sample.get("verdict") == "failed"
-
-
 def compare(paper: Paper, runs: Sequence[StoredRun]) -> list[ComparedRate]:
     """Every match rate that the paper prints, with ours where there is one."""
     printed = paper["rows"]
     samples = probes(runs, MATCHES.command)
     ks = sorted({row["k"] for row in printed})
-    greedy = StoredRanks(sample for sample in samples if sample["target"] == "greedy")
+    greedy = StoredRanks(sample for sample in samples if (sample.target or "greedy") == "greedy")
     rates = match_rates(greedy, ks, BUCKETS)
     return _joined(printed, rates, paper["setting"]["layers"], n_layers(runs))
 
 
 def n_layers(runs: Sequence[StoredRun]) -> int:
     """Return the number of our model's layers."""
-    depth: int = runs[0].header["model"]["n_layers"]
+    depth: int = runs[0].header.model.n_layers
     return depth
 
 

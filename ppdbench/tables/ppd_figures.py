@@ -61,7 +61,7 @@ def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Drawing:
     from ppdbench.report.pictures.theory import tradeoff
 
     curves = _curves(paper, runs)
-    model = runs[0].header["model"]["name"]
+    model = runs[0].header.model.name
     series = {
         f"paper, {curves.paper_depth}": [place.paper for place in curves.points],
         f"{model}, {curves.depth}": [place.ours for place in curves.points if place.ours],

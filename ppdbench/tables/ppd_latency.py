@@ -121,7 +121,7 @@ def _ours(runs: Sequence[StoredRun]) -> dict[Key, LatencyRow]:
         for summary in summarize(run.header, add_up(run.samples), scores=False):
             if summary.get("units", 1) < 2 or summary["greedy_ms_per_token"] is None:
                 continue
-            k = run.header["facts"][summary["label"]]["k"]
+            k = run.header.facts[summary["label"]]["k"]
             task, form = summary["task"], summary["form"]
             greedy = _seconds(summary["greedy_prefill_ms"], summary["greedy_ms_per_token"])
             seconds = _seconds(summary["prefill_ms"], summary["ms_per_token"])

@@ -55,8 +55,8 @@ class ClaimMeasures:
         return {
             (a.method, a.distance, a.k): a.accuracy
             for run in self.runs
-            if run.header["kind"] == "drafts" and {MEDUSA, METHOD} <= {*run.header["methods"]}
-            for a in accuracies([s for s in run.samples if s["task"] == TASK])
+            if run.header.kind == "drafts" and {MEDUSA, METHOD} <= {*run.header.methods}
+            for a in accuracies([s for s in run.samples if s.task == TASK])
         }
 
     @cached_property

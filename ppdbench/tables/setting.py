@@ -60,22 +60,22 @@ def _text(value: Any) -> str:
 
 def _ours(runs: Sequence[StoredRun]) -> str:
     """Describe our setting for one model, since tables refuse several; the rest may differ."""
-    model = runs[0].header["model"]
-    random = ", random weights" if model["synthetic"] else ""
+    model = runs[0].header.model
+    random = ", random weights" if model.synthetic else ""
     said = {
         "hardware": " and ".join(dict.fromkeys(map(_hardware, runs))),
-        "precision": model["dtype"],
+        "precision": model.dtype,
         "examples": _text(_examples(runs)),
         "tokens": _text(_tokens(runs)),
     }
-    return _line("Here", f"{model['name']}, {model['n_layers']} layers{random}", said)
+    return _line("Here", f"{model.name}, {model.n_layers} layers{random}", said)
 
 
 def _hardware(run: StoredRun) -> str:
-    machine, device = run.header["environment"], run.header["model"].get("device", "cpu")
-    if device.startswith("cuda") and machine.get("devices"):
-        return str(machine["devices"][0]["name"])
-    return str(machine["cpu"]["model"] or device)
+    machine, device = run.header.environment, run.header.model.device
+    if device.startswith("cuda") and machine.devices:
+        return machine.devices[0].name
+    return machine.cpu.model or device
 
 
 def _examples(runs: Sequence[StoredRun]) -> dict[str, str]:
@@ -83,8 +83,8 @@ def _examples(runs: Sequence[StoredRun]) -> dict[str, str]:
     examples: dict[str, set[int]] = {}
     turns: dict[str, set[int]] = {}
     for run in runs:
-        for task in dict.fromkeys(sample["task"] for sample in run.samples):
-            of_task = [sample for sample in run.samples if sample["task"] == task]
+        for task in dict.fromkeys(sample.task for sample in run.samples):
+            of_task = [sample for sample in run.samples if sample.task == task]
             examples.setdefault(task, set()).add(count_examples(of_task))
             turns.setdefault(task, set()).add(count_turns(of_task))
     return {task: in_turns(_range(examples[task]), _range(turns[task])) for task in examples}
@@ -96,8 +96,8 @@ def _tokens(runs: Sequence[StoredRun]) -> dict[str, str]:
     for run in runs:
         of_run: dict[str, int] = {}
         for sample in run.samples:
-            n = len(sample.get("output_ids", ()))
-            of_run[sample["task"]] = max(n, of_run.get(sample["task"], 0))
+            n = len(sample.output_ids)
+            of_run[sample.task] = max(n, of_run.get(sample.task, 0))
         for task, n in of_run.items():
             longest.setdefault(task, set()).add(n)
     return {task: _range(found) for task, found in longest.items()}

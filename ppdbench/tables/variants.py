@@ -83,9 +83,9 @@ def variants(runs: Sequence[StoredRun]) -> list[Variant]:
     found = [
         variant
         for run in runs
-        if run.header["kind"] == "drafts"
-        for label, about in run.header["methods"].items()
-        if about["name"] == METHOD
+        if run.header.kind == "drafts"
+        for label, about in run.header.methods.items()
+        if about.name == METHOD
         for variant in _of_run(run, label)
     ]
     if not found:
@@ -97,8 +97,8 @@ def variants(runs: Sequence[StoredRun]) -> list[Variant]:
 
 
 def _of_run(run: StoredRun, label: str) -> list[Variant]:
-    samples = [s for s in run.samples if s["task"] == TASK and s["method"] == label]
-    facts = run.header.get("facts", {}).get(label, {})
+    samples = [s for s in run.samples if s.task == TASK and s.method == label]
+    facts = run.header.facts.get(label, {})
     if not samples or "options" not in facts:
         return []
     rates = {f"@{a.distance} top {a.k}": a.accuracy for a in accuracies(samples)}

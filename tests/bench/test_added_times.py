@@ -8,7 +8,8 @@ import pytest
 
 from ppdbench.bench.added_times import closes
 from ppdbench.bench.claims import claim, over_greedy
-from ppdbench.bench.sums import SampleSums, sums_of
+from ppdbench.bench.sums import SampleSums
+from tests.filled import sums_of
 
 
 def sample(number: int, **changed: Any) -> SampleSums:

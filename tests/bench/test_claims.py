@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from ppdbench.bench.claims import TimedPair, claim, measured, no_difference, noise, over_greedy
-from ppdbench.bench.summary import overall, summarize
-from ppdbench.bench.sums import add_up, sums_of
 from ppdbench.report import outputs
 from ppdbench.report.export import to_csv, to_latex, to_markdown
 from ppdbench.report.page.document import page
 from ppdbench.report.page.runs import Run, read_runs
 from tests import sweeps
+from tests.filled import add_up, overall, summarize, sums_of
 from tests.report.page import made
 
 METHODS = made.methods("greedy", "swift")

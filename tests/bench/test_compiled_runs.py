@@ -46,29 +46,29 @@ def both_ways(words: list[str]) -> tuple[Any, Any]:
 
 def test_beside_wide_passes_narrow_ones_are_compiled_and_all_outputs_are_the_same() -> None:
     compiled, eager = both_ways(BENCH)
-    told = compiled.header["compilation"]
-    assert (told["rows"], told["eager_rows"]) == ([1, 9], [43])
-    assert {s["verdict"] for s in compiled.samples} == {"identical"}
-    assert [s["output_ids"] for s in compiled.samples] == [s["output_ids"] for s in eager.samples]
+    told = compiled.header.compilation
+    assert (told.rows, told.eager_rows) == ([1, 9], [43])
+    assert {s.verdict for s in compiled.samples} == {"identical"}
+    assert [s.output_ids for s in compiled.samples] == [s.output_ids for s in eager.samples]
 
 
 def test_cells_of_a_sweep_are_compiled_as_far_as_they_are_narrow() -> None:
     compiled, eager = both_ways(SWEEP)
-    told = compiled.header["compilation"]
-    assert (told["rows"], told["eager_rows"]) == ([1, 3], [21])
-    assert [s["output_ids"] for s in compiled.samples] == [s["output_ids"] for s in eager.samples]
+    told = compiled.header.compilation
+    assert (told.rows, told.eager_rows) == ([1, 3], [21])
+    assert [s.output_ids for s in compiled.samples] == [s.output_ids for s in eager.samples]
 
 
 def test_probing_compiled_finds_the_same_ranks() -> None:
     compiled, eager = both_ways(PROBE)
-    assert compiled.header["compilation"]["rows"] == [1]
-    assert eager.header["compilation"]["rows"] == []
-    assert [s["ranks"] for s in compiled.samples] == [s["ranks"] for s in eager.samples]
+    assert compiled.header.compilation.rows == [1]
+    assert eager.header.compilation.rows == []
+    assert [s.ranks for s in compiled.samples] == [s.ranks for s in eager.samples]
 
 
 def test_batches_are_probed_eagerly(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*PROBE, "--batch-size", "2", "--out", "auto"]) == 0
-    assert "one sequence" in read_run("auto").header["compilation"]["why"]
+    assert "one sequence" in read_run("auto").header.compilation.why
     capsys.readouterr()
     assert run([*PROBE, "--batch-size", "2", "--compile", "on", "--out", "on"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
@@ -79,7 +79,7 @@ def test_batches_are_probed_eagerly(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_that_began_eagerly_is_resumed_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run([*BENCH, "--out", "run"]) == 0
-    why = read_run("run").header["compilation"]["why"]
+    why = read_run("run").header.compilation.why
     assert "compiling would take" in why
     monkeypatch.setattr("ppdbench.engine.compiled.CompiledLayers.missing", lambda *_: [])
 
@@ -111,7 +111,7 @@ def test_ranks_wait_for_what_the_first_decided(tmp_path: Path) -> None:
     header = begun_header(tmp_path, FOLLOWER)
     later.join()
     assert header is not None
-    assert header["compilation"]["rows"] == [1]
+    assert header.compilation.rows == [1]
 
 
 def test_ranks_do_not_wait_for_ever_and_others_not_at_all(

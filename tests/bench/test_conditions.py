@@ -10,11 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ppdbench.bench.conditions import Conditions
-from ppdbench.bench.sums import add_up
 from ppdbench.machine import load
 from ppdbench.report import outputs
 from ppdbench.report.page.runs import read_runs
+from tests.filled import add_up, conditions_of
 from tests.report.page import made
 
 METHODS = made.methods("swift")
@@ -42,7 +41,7 @@ def samples(again_ms: float = 12.0, **changes: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_what_disturbs_times_is_told(found: list[dict[str, Any]], words: str | None) -> None:
-    told = Conditions.of(METHODS, add_up(found)).under_load
+    told = conditions_of(METHODS, add_up(found)).under_load
     assert told == words if words is None else words in str(told)
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from ppdbench.bench.counterparts import beside
-from ppdbench.bench.sums import add_up
 from ppdbench.report.decode_tables import beside_peers
 from ppdbench.runs.store import read_run
+from tests.filled import add_up, beside
 from tests.report.page import made
 
 Sample = dict[str, Any]

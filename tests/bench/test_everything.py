@@ -52,6 +52,6 @@ def test_all_methods_on_ones_own_model_leave_out_what_cannot_run_and_succeed(
     # What only the loaded method tells: trees cannot be drawn from.
     assert any("lookahead proposes trees" in line for line in left_out)
     header = read_run("run").header
-    assert "lookahead" in header["left_out"]
-    assert header["not_run"] == {}
+    assert "lookahead" in header.left_out
+    assert header.not_run == {}
     assert run(["report", "run", "--format", "json"]) == 0

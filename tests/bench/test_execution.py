@@ -12,8 +12,6 @@ import pytest
 
 from ppdbench.bench import execution
 from ppdbench.bench.execution import CodeRuns
-from ppdbench.bench.summary import summarize
-from ppdbench.bench.sums import add_up
 from ppdbench.cli.main import run
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.errors import ConfigError, DataError
@@ -25,6 +23,7 @@ from ppdbench.tasks import load_rows, load_task
 from ppdbench.tasks.code import code_test
 from ppdbench.tasks.examples import Example, build_examples
 from tests.cli.test_decode_command import model_folder
+from tests.filled import add_up, summarize, typed
 
 pytestmark = pytest.mark.usefixtures("sandboxed")
 
@@ -33,6 +32,9 @@ pytestmark = pytest.mark.usefixtures("sandboxed")
 RIGHT = "def two():\n    return 2  # "
 WRONG = "def two():\n    return 3  # "
 TEST = "def check(candidate):\n    assert candidate() == 2\n"
+
+
+FACTS = ("passed", "execution", "raised", "protection")
 
 
 def rows(*prompts: str, **changes: Any) -> list[dict[str, Any]]:
@@ -62,6 +64,14 @@ def workload(path: Path, task: str = "humaneval") -> Workload:
 
 def items(work: Workload) -> list[Item]:
     return [Item(t, e, [1], 0, 4) for t, examples in work.examples for e in examples]
+
+
+def facts(runs: CodeRuns, item: Item, told: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a sample once its program has run."""
+    named = {"task": item.task.name, "example_id": item.example.id}
+    found = runs.examined(typed("decode", {**told, **named}))
+    known = {name: getattr(found, name, None) for name in FACTS}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def decoded(text: str, verdict: str = "identical") -> dict[str, Any]:
@@ -113,11 +123,11 @@ def test_a_cut_prompt_and_worked_examples_do_not_change_the_program() -> None:
 def test_outcomes_become_facts_of_the_sample(tmp_path: Path) -> None:
     work = workload(data(tmp_path / "d.jsonl", rows(RIGHT)))
     runs, (item,) = CodeRuns.read(work), items(work)
-    right = runs.facts(item, decoded("so it is"))
+    right = facts(runs, item, decoded("so it is"))
     assert (right["passed"], right["execution"]) == (True, "passed")
     assert "limits" in right["protection"]
     assert "raised" not in right
-    wrong = runs.facts(item, decoded("so it is\nnonsense"))
+    wrong = facts(runs, item, decoded("so it is\nnonsense"))
     assert (wrong["passed"], wrong["execution"]) == (False, "failed")
     assert wrong["raised"] == "NameError"
 
@@ -128,9 +138,9 @@ def test_failed_examples_and_other_tasks_run_nothing(
     monkeypatch.setattr(execution, "execute", pytest.fail)
     work = workload(data(tmp_path / "d.jsonl", rows(RIGHT)))
     runs, (item,) = CodeRuns.read(work), items(work)
-    assert runs.facts(item, {"verdict": "failed"}) == {}
+    assert facts(runs, item, {"verdict": "failed"}) == {}
     other = dataclasses.replace(item, task=load_task("gsm8k"))
-    assert runs.facts(other, decoded("18")) == {}
+    assert facts(runs, other, decoded("18")) == {}
 
 
 def test_methods_with_the_same_text_share_one_execution(
@@ -145,8 +155,8 @@ def test_methods_with_the_same_text_share_one_execution(
     monkeypatch.setattr(execution, "execute", counted)
     work = workload(data(tmp_path / "d.jsonl", rows(RIGHT)))
     runs, (item,) = CodeRuns.read(work), items(work)
-    assert runs.facts(item, decoded("a")) == runs.facts(item, decoded("a"))
-    runs.facts(item, decoded("b"))
+    assert facts(runs, item, decoded("a")) == facts(runs, item, decoded("a"))
+    facts(runs, item, decoded("b"))
     assert len(ran) == 2
 
 
@@ -154,9 +164,9 @@ def test_the_hash_of_the_tests_goes_with_the_data(tmp_path: Path) -> None:
     found = []
     for number, test in enumerate((TEST, TEST, TEST + "    assert True\n")):
         work = workload(data(tmp_path / f"{number}.jsonl", rows(RIGHT, test=test)))
-        assert "tests_sha256" not in work.sources["humaneval"]
+        assert work.sources["humaneval"].tests_sha256 is None
         CodeRuns.read(work)
-        found.append(work.sources["humaneval"]["tests_sha256"])
+        found.append(work.sources["humaneval"].tests_sha256)
     assert found[0] == found[1] != found[2]
 
 
@@ -205,12 +215,12 @@ def test_pass_at_1_is_stored_and_reading_it_again_runs_nothing(
     assert run([*asked, ALLOWED]) == 0
     captured = capsys.readouterr()
     stored = read_run("run")
-    assert [s["passed"] for s in stored.samples] == [True, False, True]
-    assert [s["execution"] for s in stored.samples] == ["passed", "failed", "passed"]
-    assert stored.samples[1]["raised"] == "AssertionError"
+    assert [s.passed for s in stored.samples] == [True, False, True]
+    assert [s.execution for s in stored.samples] == ["passed", "failed", "passed"]
+    assert stored.samples[1].raised == "AssertionError"
     quality = {"humaneval_pass1": pytest.approx(2 / 3), "rouge2": 0}
     assert json.loads(captured.out)["quality"] == quality
-    assert f"generated code ran within {', '.join(stored.samples[0]['protection'])}" in captured.err
+    assert f"generated code ran within {', '.join(stored.samples[0].protection)}" in captured.err
 
     monkeypatch.setattr(execution, "execute", pytest.fail)
     assert summarize(stored.header, add_up(stored.samples))[0]["quality"] == quality
@@ -234,9 +244,9 @@ def test_what_cannot_be_held_is_refused_before_the_model_is_read(
     assert "--allow-code-execution=unprotected" in said
     assert run([*asked, f"{ALLOWED}=unprotected"]) == 0
     stored = read_run("run")
-    assert stored.header["config"]["allow_code_execution"] == "unprotected"
-    assert [s["passed"] for s in stored.samples] == [True, False, True]
-    assert {tuple(s["protection"]) for s in stored.samples} == {("limits",)}
+    assert stored.header.config.allow_code_execution == "unprotected"
+    assert [s.passed for s in stored.samples] == [True, False, True]
+    assert {tuple(s.protection) for s in stored.samples} == {("limits",)}
     assert "generated code ran within limits" in capsys.readouterr().err
 
 
@@ -244,7 +254,7 @@ def test_the_option_is_a_flag_or_takes_one_value(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*asked[:1], ALLOWED, *asked[1:]]) == 0  # with another option behind it
-    assert read_run("run").header["config"]["allow_code_execution"] is True
+    assert read_run("run").header.config.allow_code_execution is True
     assert run([*asked, f"{ALLOWED}=yes"]) == 2
     assert "'yes' is not one of 'sandboxed', 'unprotected'" in capsys.readouterr().err
 
@@ -255,7 +265,7 @@ def test_programs_that_cannot_be_judged_are_counted(
     test = "def check(candidate):\n    candidate(object())\n"
     data(Path("d.jsonl"), rows(RIGHT, RIGHT, test=test))
     assert run([*asked, ALLOWED]) == 0
-    assert [s["execution"] for s in read_run("run").samples] == ["not judged"] * 2
+    assert [s.execution for s in read_run("run").samples] == ["not judged"] * 2
     assert "2 programs could not be judged and count as failed" in capsys.readouterr().err
 
 
@@ -267,7 +277,7 @@ def test_without_the_option_nothing_runs_and_a_note_says_so(
     captured = capsys.readouterr()
     assert "humaneval_pass1" not in json.loads(captured.out)["quality"]
     assert "humaneval_pass1 needs generated code to run; --allow-code-execution" in captured.err
-    assert "passed" not in read_run("run").samples[0]
+    assert read_run("run").samples[0].passed is None
 
 
 def test_a_resumed_run_agrees_with_one_that_was_not_interrupted(
@@ -275,12 +285,12 @@ def test_a_resumed_run_agrees_with_one_that_was_not_interrupted(
 ) -> None:
     facts = ("example_id", "output_ids", "passed", "execution", "protection", "raised")
     assert run([*asked, ALLOWED]) == 0
-    whole = [{name: s.get(name) for name in facts} for s in read_run("run").samples]
+    whole = [{name: getattr(s, name) for name in facts} for s in read_run("run").samples]
     path = Path("run") / "samples.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1][:40])
     assert run([*asked, ALLOWED, "--resume"]) == 0
-    assert [{name: s.get(name) for name in facts} for s in read_run("run").samples] == whole
+    assert [{name: getattr(s, name) for name in facts} for s in read_run("run").samples] == whole
 
 
 def test_resuming_without_the_option_is_refused(
@@ -307,4 +317,4 @@ def test_random_weights_run_nothing(
     model = "synthetic:layers=2,hidden=32,heads=2,vocab=300"
     words = ["decode", "--task", "humaneval", "--model", model, "--data", str(path), ALLOWED]
     assert run([*words, "--max-new-tokens", "2", "--out", "run"]) == 0
-    assert "passed" not in read_run("run").samples[0]
+    assert read_run("run").samples[0].passed is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ppdbench.bench.pipelined import gain_efficiency, geometric, pipelined
-from ppdbench.bench.sums import add_up
+from tests.filled import add_up
 from tests.units import TWO_UNITS as FACTS
 from tests.units import greedy_by_threads
 

@@ -10,7 +10,6 @@ import torch
 
 from ppdbench.bench.profile import Costs, Meter
 from ppdbench.bench.roofline import profile
-from ppdbench.bench.sums import add_up
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.limits import Limits
@@ -20,6 +19,7 @@ from ppdbench.engine.skipping import SkippedModel
 from ppdbench.machine.clock import Clock
 from ppdbench.methods import method
 from ppdbench.report.profile_tables import sheets
+from tests.filled import add_up
 from tests.helpers import tokens
 
 MODEL = "synthetic:layers=4,hidden=32,heads=2,vocab=300,context=96,agree=0.9"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ppdbench.bench.summary import overall, summarize
-from ppdbench.bench.sums import add_up, sums_of
+from ppdbench.runs.records import Decoding
 from ppdbench.runs.store import read_once
+from tests.filled import add_up, overall, summarize, sums_of
 from tests.report.page import made
 
 RUNS = Path(__file__).parents[2] / "results" / "tables" / "runs"
@@ -22,17 +22,23 @@ def test_sums_stand_for_every_list() -> None:
     assert sums.matches == bytes([1, 0, 1, 1, 0])
 
 
+def lists_of(sample: Decoding) -> set[str]:
+    return {n for n in sample.__struct_fields__ if isinstance(getattr(sample, n), list)}
+
+
 def test_what_is_kept_of_a_sample_holds_no_list_of_numbers() -> None:
     sample = made.decoded("swift", matches=[1], exits=[2], events=[["A", "ahead", 2, 0.0, 1.0]])
     about = sums_of(sample).about
-    assert [name for name, value in about.items() if isinstance(value, list)] == ["references"]
-    assert about["text"] == sample["text"]
+    assert [name for name in about.__struct_fields__ if isinstance(getattr(about, name), list)] == [
+        "references"
+    ]
+    assert about.text == sample["text"]
 
 
 @pytest.mark.parametrize("name", ["ppd-latency", "layerskip-exits", "layerskip-cnn"])
 def test_no_list_that_runs_write_for_each_token_or_step_is_kept(name: str) -> None:
     for one in add_up(read_once(RUNS / name).samples):
-        assert {n for n, v in one.about.items() if isinstance(v, list)} <= {"references"}
+        assert lists_of(one.about) <= {"references"}
 
 
 def test_an_output_of_another_length_counts_by_its_tokens() -> None:

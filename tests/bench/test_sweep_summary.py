@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ppdbench.bench.sums import add_up
-from ppdbench.bench.sweep_summary import Swept, swept
+from ppdbench.bench.sweep_summary import Swept
 from ppdbench.errors import DataError
+from tests.filled import add_up, swept
 from tests.sweeps import cells, header, label, sample
 
 ONE, TWO, FOUR = (label(exit_layer=n) for n in (1, 2, 4))

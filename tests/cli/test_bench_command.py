@@ -107,8 +107,8 @@ def test_one_method_may_run_with_several_settings(capsys: pytest.CaptureFixture[
     assert [s["label"] for s in found] == ["prompt-lookup:max_draft=2", "prompt-lookup:max_draft=5"]
     assert [s["options"]["max_draft"] for s in found] == [2, 5]
     samples = read_run("run").samples
-    assert all(p <= 2 for s in samples if "=2" in s["method"] for p in s["proposed"])
-    assert any(p > 2 for s in samples if "=5" in s["method"] for p in s["proposed"])
+    assert all(p <= 2 for s in samples if "=2" in s.method for p in s.proposed)
+    assert any(p > 2 for s in samples if "=5" in s.method for p in s.proposed)
 
 
 def test_examples_that_fail_are_recorded_and_the_rest_goes_on(
@@ -121,8 +121,8 @@ def test_examples_that_fail_are_recorded_and_the_rest_goes_on(
     by_method = {s["method"]: s for s in json.loads(captured.out)}
     assert by_method["odd"]["failed"] > 0
     assert by_method["greedy"]["identical"] == 4
-    failed = [s for s in read_run("run").samples if s["verdict"] == "failed"]
-    assert {s["error"] for s in failed} == {"RuntimeError: even length"}
+    failed = [s for s in read_run("run").samples if s.verdict == "failed"]
+    assert {s.error for s in failed} == {"RuntimeError: even length"}
     assert "examples failed; the first: odd on xsum" in captured.err
 
 
@@ -134,7 +134,7 @@ def test_failed_examples_are_tried_again_on_resume(
     monkeypatch.setattr(Odd, "propose", lambda self, session, room: Draft.empty())
     assert run([*arguments, "--resume"]) == 0
     samples = read_run("run").samples
-    assert sorted((s["method"], s["verdict"]) for s in samples) == [
+    assert sorted((s.method, s.verdict) for s in samples) == [
         ("greedy", "identical"),
         ("greedy", "identical"),
         ("odd", "identical"),
@@ -147,7 +147,7 @@ def test_a_resumed_run_decodes_only_with_the_methods_that_lack_a_result(
 ) -> None:
     arguments = ["bench", *SMALL, "--out", "run", "--method", "odd", "--method", "prompt-lookup"]
     assert run(arguments) == 3
-    before = {(s["method"], s["example_id"]): s for s in read_run("run").samples}
+    before = {(s.method, s.example_id): s for s in read_run("run").samples}
     monkeypatch.setattr(Odd, "propose", lambda self, session, room: Draft.empty())
     decoded: list[str] = []
     attempt = Interleaved._attempt
@@ -159,9 +159,9 @@ def test_a_resumed_run_decodes_only_with_the_methods_that_lack_a_result(
     monkeypatch.setattr(Interleaved, "_attempt", noted)
     assert run([*arguments, "--resume"]) == 0
     assert set(decoded[2:]) == {"odd"}  # all were warmed up
-    after = {(s["method"], s["example_id"]): s for s in read_run("run").samples}
+    after = {(s.method, s.example_id): s for s in read_run("run").samples}
     assert all(after[key] == before[key] for key in before if key[0] == "prompt-lookup")
-    assert all(s["baseline_step_ms"] for s in after.values())
+    assert all(s.baseline_step_ms for s in after.values())
 
 
 def test_a_method_that_cannot_start_leaves_the_others_running(
@@ -194,8 +194,8 @@ def test_sampled_runs_follow_the_seed_and_have_no_verdict_against_greedy(
         assert run([*arguments, "--temperature", "2", "--seed", seed, "--out", out]) == 0
         assert "sampled (top-p)" in capsys.readouterr().out
         samples = read_run(out).samples
-        assert {s["verdict"] for s in samples} == {"sampled"}
-        outputs.append([s["output_ids"] for s in samples])
+        assert {s.verdict for s in samples} == {"sampled"}
+        outputs.append([s.output_ids for s in samples])
     assert outputs[0] == outputs[1] != outputs[2]
 
 

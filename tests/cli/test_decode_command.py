@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -68,7 +69,8 @@ def parsed(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 
 def samples(folder: str | Path) -> list[dict[str, Any]]:
-    return read_run(folder).samples
+    plain: list[dict[str, Any]] = msgspec.to_builtins(list(read_run(folder).samples))
+    return plain
 
 
 def model_folder(path: Path, eos: int = 299) -> Path:
@@ -395,13 +397,13 @@ def test_threads_are_set_and_recorded(capsys: pytest.CaptureFixture[str]) -> Non
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(1)
-    assert read_run("run").header["config"]["threads"] == 1
+    assert read_run("run").header.config.threads == 1
 
 
 def test_options_come_with_the_method_as_in_bench(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--method", "layerskip:exit_layer=2", "--set", "draft_length=3"]
     printed(capsys, *words, "--out", "run")
-    options = read_run("run").header["methods"]["layerskip"]["options"]
+    options = read_run("run").header.methods["layerskip"].options
     assert (options["exit_layer"], options["draft_length"]) == (2, 3)
 
 
@@ -442,11 +444,11 @@ def test_resuming_may_raise_the_limit(capsys: pytest.CaptureFixture[str]) -> Non
     first = list(samples("run"))
     assert run(["decode", *SMALL, "--limit", "4", "--out", "run", "--resume"]) == 0
     assert list(samples("run"))[:2] == first
-    ours, truth = ([s.output_ids for s in samples(folder)] for folder in ("run", "whole"))
+    ours, truth = ([s["output_ids"] for s in samples(folder)] for folder in ("run", "whole"))
     assert ours == truth
     header = read_run("run").header
-    assert header["data"] == read_run("whole").header["data"]
-    assert header["config"]["limit"] == 4
+    assert header.data == read_run("whole").header.data
+    assert header.config.limit == 4
     capsys.readouterr()
     assert run(["decode", *SMALL, "--out", "run", "--resume"]) == 2
     assert "config.limit (4 there, 2 here)" in capsys.readouterr().err

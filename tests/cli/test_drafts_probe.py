@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -113,10 +114,10 @@ def test_accuracies_are_those_of_the_guesses_by_distance_and_rank(
     assert len(rows) == FAR * 10
     odd = n = 0
     for sample in read_run("run").samples:
-        prompt, output = sample["prompt_ids"], sample["output_ids"]
+        prompt, output = sample.prompt_ids, sample.output_ids
         # From the prompt's last token on, as long as a distance has a true token.
         tokens = len(output) - 1
-        found = {distance: len(ranks) for distance, ranks in sample["ranks"].items()}
+        found = {distance: len(ranks) for distance, ranks in sample.ranks.items()}
         assert found == {str(d): tokens + 1 - d for d in range(1, FAR + 1)}
         # Accuracies are of places where every distance has one, to compare them.
         places = range(len(prompt) - 1, len(prompt) + tokens - FAR)
@@ -132,11 +133,11 @@ def test_the_text_is_what_greedy_decoding_gives(capsys: pytest.CaptureFixture[st
     printed(capsys, "--method", "seer", "--out", "run")
     loaded = load(ModelSpec(name=MODEL))
     for sample in read_run("run").samples:
-        session = Session(loaded.staged, len(sample["prompt_ids"]) + TOKENS)
+        session = Session(loaded.staged, len(sample.prompt_ids) + TOKENS)
         limits = Limits(TOKENS, loaded.eos_ids)
-        greedy = autoregressive(session, Request(sample["prompt_ids"], limits, CLOCK))
-        assert sample["output_ids"] == list(greedy.output_ids)
-        assert sample["verdict"] == "identical"
+        greedy = autoregressive(session, Request(sample.prompt_ids, limits, CLOCK))
+        assert sample.output_ids == list(greedy.output_ids)
+        assert sample.verdict == "identical"
 
 
 def test_guesses_asked_for_in_pieces_are_the_same(
@@ -168,7 +169,7 @@ def test_a_calibration_says_where_guesses_were_right(capsys: pytest.CaptureFixtu
     for sample, output in zip(
         read_run("run").samples, Accuracies.load("c.json").outputs, strict=True
     ):
-        first = len(sample["prompt_ids"]) - 1
+        first = len(sample.prompt_ids) - 1
         for place, way in enumerate(output.paths):
             reach = min(FAR, output.tokens - place)
             assert way == (tuple(range(reach)) if (first + place) % 2 else ())
@@ -233,8 +234,8 @@ def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_header_says_whose_guesses_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     printed(capsys, "--method", "seer", "--out", "run")
     header = read_run("run").header
-    assert header["kind"] == "drafts"
-    assert header["methods"] == {
+    assert header.kind == "drafts"
+    assert msgspec.to_builtins(header.methods) == {
         "seer": {"name": "seer", "options": {"nan": False}, "loaded": {"addon": "crystal ball"}}
     }
 

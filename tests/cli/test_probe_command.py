@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ppdbench.cli.main import run
@@ -56,7 +57,8 @@ def parsed(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 
 def samples(folder: str | Path) -> list[dict[str, Any]]:
-    return read_run(folder).samples
+    plain: list[dict[str, Any]] = msgspec.to_builtins(list(read_run(folder).samples))
+    return plain
 
 
 def task_file(folder: Path, name: str = "asked", tokens: int = 8, bucket: int = 4) -> Path:

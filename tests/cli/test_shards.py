@@ -15,6 +15,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -51,9 +52,8 @@ def facts(folder: str | Path) -> list[dict[str, Any]]:
     """All that a run says apart from how long it took; refuses samples that are there twice."""
     stored = read_run(folder).samples
     assert lines_in(folder) == len({sample_key(sample) for sample in stored})
-    return [
-        {k: v for k, v in sample.items() if k not in {*TIMES, "processes"}} for sample in stored
-    ]
+    plain: list[dict[str, Any]] = msgspec.to_builtins(list(stored))
+    return [{k: v for k, v in s.items() if k not in {*TIMES, "processes"}} for s in plain]
 
 
 Whole = Callable[[list[str]], tuple[str, list[dict[str, Any]]]]
@@ -104,7 +104,7 @@ def test_outputs_of_ranks_are_those_of_one_process_and_times_say_how_many_ran(
     with ranks([*BENCH, "--out", "run"], Path("said"), 2) as started:
         assert [rank.wait() for rank in started] == [0, 0]
     assert facts("run") == found
-    assert {sample.get("processes") for sample in read_run("run").samples} == {2}
+    assert {sample.processes for sample in read_run("run").samples} == {2}
     assert "2 processes" in started[0].out.read_text()
     assert run([*BENCH, "--out", "run", "--resume", "--format", "json"]) == 0
     assert {row["processes"] for row in json.loads(capsys.readouterr().out)} == {2}
@@ -243,7 +243,7 @@ def test_jobs_share_a_folder_in_any_order_and_the_last_prints_everything(
     assert "not there" not in said.err
     assert said.out == printed
     assert facts("run") == found
-    assert {sample.get("processes") for sample in read_run("run").samples} == {None}
+    assert {sample.processes for sample in read_run("run").samples} == {None}
 
 
 def test_a_job_goes_on_where_it_was_and_is_not_begun_twice(

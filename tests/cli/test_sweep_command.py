@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ppdbench.bench import sweep
@@ -27,8 +28,8 @@ from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
 from ppdbench.runs import running
 from ppdbench.runs.records import TIMES
-from ppdbench.runs.samples import sample_key, to_line
 from ppdbench.runs.store import RunFolder, read_run
+from tests.filled import sample_key, to_line
 from tests.report.test_sweep import GRID, SPEEDS
 from tests.sweeps import cells, header, sample, write
 
@@ -54,7 +55,10 @@ def parsed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -
 
 
 def timeless(folder: str) -> list[dict[str, Any]]:
-    samples = [{k: v for k, v in s.items() if k not in TIMES} for s in read_run(folder).samples]
+    samples = [
+        {k: v for k, v in msgspec.to_builtins(s).items() if k not in TIMES}
+        for s in read_run(folder).samples
+    ]
     return sorted(samples, key=lambda s: (s["example_id"], s["method"]))
 
 
@@ -120,7 +124,7 @@ def test_every_cell_is_decoded_on_every_example_and_one_is_best(
     assert found["best"] in {c["label"] for c in found["cells"]}
     assert found["command"].startswith("ppdbench decode --method prompt-lookup --set max_draft=")
     stored = read_run("run")
-    assert stored.header["kind"] == "sweep"
+    assert stored.header.kind == "sweep"
     assert len(stored.samples) == 30
 
 
@@ -258,7 +262,7 @@ def test_a_cell_that_fails_is_recorded_and_the_sweep_goes_on(
     assert "unready did not run: unit 1 is out of memory" in captured.err
     assert "8 examples failed" in captured.err
     assert "NOT RUN" in captured.out
-    errors = {s["method"]: s.get("error") for s in read_run("run").samples}
+    errors = {s.method: getattr(s, "error", None) for s in read_run("run").samples}
     assert errors == {
         "odd:how=works": None,
         "odd:how=breaks": "RuntimeError: no draft today",
@@ -295,7 +299,7 @@ def test_a_method_whose_units_do_not_start_is_left_out_of_a_bench(
     words = ["bench", *SMALL, "--method", "greedy", "--method", "odd:how=unready", "--out", "run"]
     assert run(words) == 3
     header = read_run("run").header
-    assert header["not_run"] == {"odd": "unit 1 is out of memory"}
+    assert header.not_run == {"odd": "unit 1 is out of memory"}
     assert odd == ["unready0"]  # closed all the same
     assert run([*words[:-4], "--method", "odd:how=unready", "--out", "other"]) != 0
 
@@ -306,18 +310,18 @@ def test_a_bench_that_goes_on_forgets_what_could_not_run_before(
     words = ["bench", *SMALL, "--method", "greedy", "--method", "odd:how=unready", "--out", "run"]
     assert run(words) == 3
     before = read_run("run").header
-    assert "odd" not in before["memory"]["methods"]
+    assert "odd" not in before.memory.methods
     monkeypatch.setattr(Drafting, "begin", lambda self: None)
     monkeypatch.setattr(Drafting, "facts", {"seen": 1}, raising=False)
     monkeypatch.setattr(Drafting, "loaded", {"addon": "abc"}, raising=False)
     assert run([*words, "--resume"]) == 0
     after = read_run("run")
-    assert after.header["not_run"] == {}
-    assert after.header["facts"] == {"odd": {"seen": 1}}
-    assert after.header["methods"]["odd"]["loaded"] == {"addon": "abc"}
-    assert after.header["memory"]["methods"].keys() == {"greedy", "odd"}
-    assert after.header["environment"] == before["environment"]
-    assert sum(s["method"] == "odd" for s in after.samples) == 4
+    assert after.header.not_run == {}
+    assert after.header.facts == {"odd": {"seen": 1}}
+    assert after.header.methods["odd"].loaded == {"addon": "abc"}
+    assert after.header.memory.methods.keys() == {"greedy", "odd"}
+    assert after.header.environment == before.environment
+    assert sum(s.method == "odd" for s in after.samples) == 4
     # What was read since is part of the run: another addon is another method.
     monkeypatch.setattr(Drafting, "loaded", {"addon": "abd"})
     assert run([*words, "--resume"]) == 2

@@ -166,7 +166,7 @@ def test_heads_equal_to_the_models_own_give_y_rows_equal_to_its_n_rows(
     assert {layer for layer, *_ in trained} == {1, 2}
     assert trained == {cell: rate for cell, rate in own.items() if cell[0] in (1, 2)}
     for sample in read_run(tmp_path / "run").samples:
-        assert sample["head_ranks"] == {layer: sample["ranks"][layer] for layer in ("1", "2")}
+        assert sample.head_ranks == {layer: sample.ranks[layer] for layer in ("1", "2")}
 
 
 def test_other_heads_change_the_y_rows_alone(

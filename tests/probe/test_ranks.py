@@ -6,8 +6,8 @@ import pytest
 
 from ppdbench.errors import DataError
 from ppdbench.probe import ranks
-from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import match_rates, saturation
+from tests.filled import StoredRanks
 from tests.report.page import made
 
 GROUP = ("gsm8k", "greedy")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import matches_by_example, saturation
 from ppdbench.report.probe_tables import saturation_sheet
+from tests.filled import StoredRanks
 
 
 def sample(*by_layer: list[int], task: str = "a") -> dict[str, Any]:

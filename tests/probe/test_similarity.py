@@ -26,11 +26,11 @@ from ppdbench.errors import ConfigError, DataError
 from ppdbench.methods.hidden_transfer import network as hidden_transfer
 from ppdbench.methods.hidden_transfer.network import TransferMatrices
 from ppdbench.methods.hidden_transfer.strategy import HiddenTransferProposer
-from ppdbench.probe.closeness import similarities
 from ppdbench.probe.similarity import Cosines
 from ppdbench.runs.store import read_run
 from ppdbench.runs.workload import Item
 from ppdbench.trees.tree import Tree
+from tests.filled import similarities
 from tests.helpers import staged, tokens
 
 LAYERS = (1, 2, 2)

@@ -12,7 +12,8 @@ import pytest
 
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError
-from ppdbench.report.answers import answers, check_answers, write_answers
+from ppdbench.report.answers import check_answers
+from tests.filled import answers, write_answers
 
 HEADER = {"model": {"name": "./models/tiny/"}, "started": "2026-01-02T03:04:05+00:00"}
 

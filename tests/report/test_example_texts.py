@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ppdbench.report.example_texts import print_examples
+from tests.filled import print_examples
 
 
 def spell(ids: Sequence[int]) -> str:

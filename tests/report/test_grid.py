@@ -9,7 +9,8 @@ from rich.console import Console
 
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.report import grid
-from ppdbench.report.grid import TokenGrid, grid_of, print_grid, visible
+from ppdbench.report.grid import TokenGrid, print_grid, visible
+from tests.filled import grid_of
 
 WORDS = [" the", "ing", "\n", " 漢字", "\x1b[31m", " antidisestablishment", "", "[/bold]"]
 

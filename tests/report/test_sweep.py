@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ppdbench.bench.sums import add_up
-from ppdbench.bench.sweep_summary import Swept, swept
+from ppdbench.bench.sweep_summary import Swept
 from ppdbench.report import sweep_tables
 from ppdbench.report.pictures.files import save
 from ppdbench.report.pictures.sweep import sweep_picture
 from ppdbench.report.sweep_map import print_map
+from tests.filled import add_up, swept
 from tests.report.pictures.seen import boxes, texts
 from tests.sweeps import Axes, cells, header, label, sample
 

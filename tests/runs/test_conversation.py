@@ -37,7 +37,7 @@ TWO = ("--method", "greedy", "--method", "prompt-lookup")
 
 
 def facts(folder: str = "run") -> list[dict[str, Any]]:
-    return [{name: sample[name] for name in FIXED} for sample in read_run(folder).samples]
+    return [{name: getattr(sample, name) for name in FIXED} for sample in read_run(folder).samples]
 
 
 def questions(path: Path, *turns: list[str], **changes: Any) -> Path:
@@ -62,10 +62,10 @@ def test_each_question_is_decoded_in_both_turns_by_every_method() -> None:
 def test_the_second_prompt_holds_greedys_first_answer() -> None:
     assert run(arguments(*TWO)) == 0
     first, _, second, other, *_ = read_run("run").samples
-    asked = tokenizer(300, 1024).decode(second["prompt_ids"], skip_special_tokens=True)
+    asked = tokenizer(300, 1024).decode(second.prompt_ids, skip_special_tokens=True)
     row = json.loads(Path(_builtin()).read_text("utf-8").splitlines()[0])
-    assert asked == f"{row['turns'][0]}{first['text']}\n\n{row['turns'][1]}"
-    assert other["prompt_ids"] == second["prompt_ids"]
+    assert asked == f"{row['turns'][0]}{first.text}\n\n{row['turns'][1]}"
+    assert other.prompt_ids == second.prompt_ids
 
 
 def _builtin() -> Path:
@@ -83,10 +83,10 @@ def test_the_chat_template_is_used_in_both_turns(tmp_path: Path) -> None:
     options = ("--model", folder, "--data", data, "--method", "greedy")
     assert run(arguments(*options)) == 0
     first, second = read_run("run").samples
-    assert words.decode(first["prompt_ids"]) == "<user>Hello?<assistant>"
-    answer = first["text"].strip()
+    assert words.decode(first.prompt_ids) == "<user>Hello?<assistant>"
+    answer = first.text.strip()
     expected = f"<user>Hello?<assistant>{answer}<user>And now?<assistant>"
-    assert second["prompt_ids"] == words(expected, add_special_tokens=False)["input_ids"]
+    assert second.prompt_ids == words(expected, add_special_tokens=False)["input_ids"]
 
 
 def test_the_second_answer_is_the_one_of_generate(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_second_answer_is_the_one_of_generate(tmp_path: Path) -> None:
     model = stock_model("llama", vocab_size=300, max_position_embeddings=1024)
     model.generation_config.eos_token_id = 299
     for sample in read_run("run").samples:
-        assert sample["output_ids"] == greedy_truth(model, sample["prompt_ids"], 6)
+        assert sample.output_ids == greedy_truth(model, sample.prompt_ids, 6)
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 6])
@@ -122,7 +122,7 @@ def test_sampled_answers_are_asked_about_again_after_a_resume() -> None:
 def test_questions_of_one_turn_stay_as_they_are(tmp_path: Path) -> None:
     data = questions(tmp_path / "q.jsonl", ["Only this."], ["This.", "And this."])
     assert run(arguments("--data", data, "--method", "greedy", task="spec_bench")) == 0
-    names = [(s["example_id"], s["turn"]) for s in read_run("run").samples]
+    names = [(s.example_id, s.turn) for s in read_run("run").samples]
     assert names == [("81", 1), ("82", 1), ("82/2", 2)]
 
 

@@ -14,17 +14,10 @@ from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.runs import samples
 from ppdbench.runs.salvage import salvage
-from ppdbench.runs.samples import (
-    HEAD,
-    InOrder,
-    SampleLocation,
-    Stored,
-    sample_key,
-    sample_paths,
-    to_line,
-)
-from ppdbench.runs.store import RunFolder, read_once, read_run, read_whole
+from ppdbench.runs.samples import HEAD, InOrder, SampleLocation, Stored, sample_paths
+from ppdbench.runs.store import read_once, read_run, read_whole
 from tests import records
+from tests.filled import RunFolder, header_of, sample_key, to_line, typed
 
 
 def on(device: str) -> dict[str, Any]:
@@ -56,7 +49,7 @@ def stored(folder: Path, *parts: list[int]) -> Path:
 
 
 def numbers(folder: Path) -> list[int]:
-    return [line["number"] for line in read_run(folder).samples]
+    return [line.number for line in read_run(folder).samples]
 
 
 # One run of many files
@@ -85,7 +78,7 @@ def test_lines_without_numbers_keep_their_order(tmp_path: Path) -> None:
     for one in plain:
         del one["number"]
     lines(folder / "samples.jsonl", *plain)
-    assert [line["example_id"] for line in read_run(folder).samples] == ["é3", "é1", "é2"]
+    assert [line.example_id for line in read_run(folder).samples] == ["é3", "é1", "é2"]
 
 
 def test_a_result_beats_a_failure_whichever_file_it_is_in(tmp_path: Path) -> None:
@@ -93,7 +86,7 @@ def test_a_result_beats_a_failure_whichever_file_it_is_in(tmp_path: Path) -> Non
         folder = stored(tmp_path / good)
         lines(folder / f"{good}.jsonl", sample(0))
         lines(folder / f"{bad}.jsonl", sample(0, verdict="failed"), sample(1, verdict="failed"))
-        found = {line["number"]: line["verdict"] for line in read_run(folder).samples}
+        found = {line.number: line.verdict for line in read_run(folder).samples}
         assert found == {0: "identical", 1: "failed"}
 
 
@@ -101,7 +94,7 @@ def test_within_a_file_the_later_one_counts(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run")
     lines(folder / "samples.jsonl", sample(0, text="first"), sample(0, text="second"))
     (only,) = read_run(folder).samples
-    assert only["text"] == "second"
+    assert only.text == "second"
 
 
 def test_a_torn_line_of_any_file_is_left_out_and_told(tmp_path: Path) -> None:
@@ -121,7 +114,7 @@ def test_a_resumed_run_cuts_torn_lines_of_all_files_and_writes_its_own(tmp_path:
         assert len(run_folder.done) == 2
         for number in (1, 3):
             run_folder.append(sample(number))
-        assert [s["number"] for s in run_folder.gather()] == [0, 1, 2, 3]
+        assert [s.number for s in run_folder.gather()] == [0, 1, 2, 3]
     assert not read_run(folder).torn
     assert numbers(folder) == [0, 1, 2, 3]
 
@@ -140,13 +133,13 @@ def test_methods_and_targets_of_an_example_come_in_the_order_of_the_header(tmp_p
     (folder / "run.json").write_text(json.dumps(header))
     lines(folder / "samples-0.jsonl", sample(1, method="a"), sample(0, method="a"))
     lines(folder / "samples-1.jsonl", sample(1, method="b"), sample(0, method="b"))
-    found = [(s["number"], s["method"], s.get("target")) for s in read_run(folder).samples]
+    found = [(s.number, s.method, s.target) for s in read_run(folder).samples]
     assert found == [(0, "b", None), (0, "a", None), (1, "b", None), (1, "a", None)]
     told = {"example_id": "2", "task": "squad", "method": "probe", "number": 2}
     drawn = [{**told, "target": name} for name in ("greedy", "top-p")]
     config = {"targets": [{"kind": "top-p"}, {"kind": "greedy"}]}
     probed = records.write_run(tmp_path / "probed", "probe", drawn, config=config)
-    assert [s["target"] for s in read_run(probed).samples] == ["top-p", "greedy"]
+    assert [s.target for s in read_run(probed).samples] == ["top-p", "greedy"]
 
 
 # Heads
@@ -173,7 +166,7 @@ ODD = [
 def test_heads_alone_tell_what_whole_lines_tell(tmp_path: Path, change: dict[str, Any]) -> None:
     odd = sample(4, **change)
     lines(tmp_path / "samples.jsonl", odd)
-    by_head, whole = Stored(tmp_path, HEADER), Stored(tmp_path, HEADER)
+    by_head, whole = Stored(tmp_path, header_of(HEADER)), Stored(tmp_path, header_of(HEADER))
     by_head.look(whole=False)
     whole.look(whole=True)
     assert list(by_head) == list(whole) == [sample_key(odd)]
@@ -198,7 +191,7 @@ def test_who_reads_all_of_a_large_run_has_it_in_memory(
     monkeypatch.setattr(samples, "HELD_BYTES", 10)
     monkeypatch.setattr(SampleLocation, "read", lambda *_: pytest.fail("read twice"))
     whole = read_whole(folder).samples
-    assert [found["number"] for found in whole] == [0, 1, 2, 3]
+    assert [found.number for found in whole] == [0, 1, 2, 3]
 
 
 def test_who_reads_a_run_once_has_none_of_it_in_memory(tmp_path: Path) -> None:
@@ -223,7 +216,7 @@ def test_of_many_files_only_some_are_open_at_a_time(
     run = read_once(folder)
     monkeypatch.setattr(Path, "open", noting)
     for number, found in enumerate(run.samples):
-        assert found["number"] == number
+        assert found.number == number
         assert sum(not file.closed for file in opened) <= 2
     assert len(opened) >= 3
     assert all(file.closed for file in opened)
@@ -235,13 +228,14 @@ def test_damage_within_a_line_is_told_when_its_turn_comes(tmp_path: Path) -> Non
     first, second, third = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second[:-2] + b"?}\n" + third)
     found = iter(read_once(folder).samples)
-    assert next(found)["number"] == 0
+    assert next(found).number == 0
     with pytest.raises(DataError, match="line 2 is damaged"):
         next(found)
 
 
 def test_turns_are_counted_apart_from_their_questions() -> None:
-    asked = [sample(0), sample(0, method="other"), sample(1, turn=1), sample(2, turn=2)]
+    told = [sample(0), sample(0, method="other"), sample(1, turn=1), sample(2, turn=2)]
+    asked = [typed("bench", each) for each in told]
     assert (samples.count_examples(asked), samples.count_turns(asked)) == (2, 3)
     assert samples.in_turns(8, 16) == "8 in 16 turns"
     assert samples.in_turns(8, 8, " examples") == "8 examples"
@@ -255,7 +249,7 @@ def test_damage_inside_a_large_run_is_named_when_it_is_met(
     path.write_bytes(path.read_bytes().replace(b'"exits": [1]', b'"exits": [1'))
     monkeypatch.setattr(samples, "HELD_BYTES", 10)
     found = read_run(folder).samples
-    assert found[2]["exits"] == [2]
+    assert found[2].exits == [2]
     with pytest.raises(DataError, match=r"samples-0\.jsonl line 2 is damaged"):
         list(found)
     # Before work is added to it, all of a run is looked at.
@@ -270,8 +264,8 @@ def test_samples_that_no_longer_fit_are_found_on_disk(
     with RunFolder(tmp_path, HEADER, resume=False) as folder:
         for number in range(6):
             folder.append(sample(number))
-            assert folder.done[sample_key(sample(number))]["number"] == number
-        assert [s["number"] for s in folder.gather()] == list(range(6))
+            assert folder.done[sample_key(sample(number))].number == number
+        assert [s.number for s in folder.gather()] == list(range(6))
 
 
 def test_any_of_several_equal_devices_may_continue_a_run(tmp_path: Path) -> None:

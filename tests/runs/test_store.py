@@ -12,13 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.runs.records import TIMES
-from ppdbench.runs.store import SCHEMA_VERSION, RunFolder, StoredRun, read_run, sample_key
+from ppdbench.runs.records import TIMES, Sample
+from ppdbench.runs.store import SCHEMA_VERSION, StoredRun, read_run
 from tests import records
+from tests.filled import RunFolder, sample_key
 
 HEADER: dict[str, Any] = records.header(
     "decode",
@@ -45,7 +47,7 @@ def written(folder: Path, count: int = 3) -> Path:
 
 
 def ids(stored: StoredRun) -> list[str]:
-    return [line["example_id"] for line in stored.samples]
+    return [line.example_id for line in stored.samples]
 
 
 # What is written is what is read
@@ -57,10 +59,10 @@ def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
             store.append(sample(number, text='line\nbreak, "quote", é, \u2028'))
     stored = read_run(tmp_path / "run")
     assert ids(stored) == ["2", "0", "1"]
-    assert {line["text"] for line in stored.samples} == {'line\nbreak, "quote", é, \u2028'}
+    assert {line.text for line in stored.samples} == {'line\nbreak, "quote", é, \u2028'}
     assert stored.torn is False
-    assert stored.header["schema_version"] == SCHEMA_VERSION
-    assert stored.header["model"] == HEADER["model"]
+    assert stored.header.schema_version == SCHEMA_VERSION
+    assert msgspec.to_builtins(stored.header.model) == HEADER["model"]
 
 
 def test_each_sample_can_be_read_as_soon_as_it_is_appended(tmp_path: Path) -> None:
@@ -255,8 +257,8 @@ def test_a_refused_run_lets_go_of_the_folder(tmp_path: Path) -> None:
 HOLD = """
 import json, sys
 from pathlib import Path
-from ppdbench.runs.store import RunFolder
-with RunFolder(Path(sys.argv[1]), json.loads(sys.argv[2]), resume=False):
+from ppdbench.runs.store import RunFolder, as_header
+with RunFolder(Path(sys.argv[1]), as_header(json.loads(sys.argv[2])), resume=False):
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -297,10 +299,14 @@ def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
+def _lasting(sample: Sample) -> dict[str, Any]:
+    return {k: v for k, v in msgspec.to_builtins(sample).items() if k not in TIMES}
+
+
 def facts(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     """All that a run says apart from how long it took; refuses samples that are there twice."""
     samples = read_run(folder).samples
-    by_key = {sample_key(s): {k: v for k, v in s.items() if k not in TIMES} for s in samples}
+    by_key = {sample_key(s): _lasting(s) for s in samples}
     assert len(by_key) == (folder / "samples.jsonl").read_bytes().count(b"\n")
     return by_key
 

@@ -11,7 +11,7 @@ import pytest
 from ppdbench.cli.main import run
 from ppdbench.report.page.document import page
 from ppdbench.report.page.runs import read_runs
-from ppdbench.runs.unfinished import unfinished
+from tests.filled import lacking as unfinished
 from tests.report.page import made
 
 DATA = {"gsm8k": {"metrics": [], "sha256": "aaaa", "examples": 4, "version": 1}}

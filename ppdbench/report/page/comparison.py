@@ -6,41 +6,39 @@ compared; a number from another model, other questions or another machine cannot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ppdbench.report.page.runs import Run
+from ppdbench.runs.records import DecodeSettings, Header
 
 # What has to agree for times, in words, and where run.json has it.
-CONDITIONS = {
-    "weights": ("model", "weight_hash"),
-    "type of numbers": ("model", "dtype"),
-    "device": ("model", "device"),
-    "processor": ("environment", "cpu", "model"),
-    "threads": ("environment", "torch", "threads"),
-    "target": ("config", "target", "kind"),
-    "fixed shapes": ("config", "strict"),
+CONDITIONS: dict[str, Callable[[Header], Any]] = {
+    "weights": lambda header: header.model.weight_hash,
+    "type of numbers": lambda header: header.model.dtype,
+    "device": lambda header: header.model.device,
+    "processor": lambda header: header.environment.cpu.model,
+    "threads": lambda header: header.environment.torch.threads,
+    "target": lambda header: _decoded(header, lambda config: config.target.kind),
+    "fixed shapes": lambda header: _decoded(header, lambda config: config.strict),
 }
 
 
-def recorded(header: Mapping[str, Any], *path: str) -> Any:
-    """A value deep in run.json, or None where it was not recorded."""
-    found: Any = header
-    for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+def _decoded(header: Header, told: Callable[[DecodeSettings], Any]) -> Any:
+    """Read from what a run that decodes was told; None of others."""
+    return told(header.config) if isinstance(header.config, DecodeSettings) else None
 
 
 def conditions(run: Run) -> dict[str, Any]:
     """Return the conditions under which times of this run were taken."""
-    found = {words: recorded(run.header, *path) for words, path in CONDITIONS.items()}
+    found = {words: told(run.header) for words, told in CONDITIONS.items()}
     return {**found, "processes at once": run.processes}
 
 
 def questions(run: Run, task: str) -> tuple[Any, ...]:
     """Return what identifies the examples of a task, and how many tokens they got."""
-    asked = recorded(run.header, "config", "max_new_tokens")
-    return recorded(run.header, "data", task, "sha256"), asked
+    data = run.header.data.get(task)
+    return data and data.sha256, run.header.config.max_new_tokens
 
 
 def differences(one: Run, other: Run) -> list[str]:

@@ -108,7 +108,7 @@ def _header(runs: Sequence[Run]) -> Node:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    return ", ".join(dict.fromkeys(_called(str(run.header["model"]["name"])) for run in runs))
+    return ", ".join(dict.fromkeys(_called(run.header.model.name) for run in runs))
 
 
 def _called(model: str) -> str:
@@ -123,7 +123,7 @@ def _lead(runs: Sequence[Run]) -> str:
     kinds = list(dict.fromkeys(run.kind for run in runs))
     count = "One run" if len(runs) == 1 else f"{len(runs)} runs"
     words = f"{count} ({', '.join(kinds)}) on {', '.join(tasks)}."
-    random = any(run.header["model"].get("synthetic") for run in runs)
+    random = any(run.header.model.synthetic for run in runs)
     return f"{words} The weights are random: outputs mean nothing, times do." if random else words
 
 

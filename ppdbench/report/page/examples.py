@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
-from ppdbench.report.page.runs import FLAGGED, Run, Sample
+from ppdbench.report.page.runs import FLAGGED, Run
 from ppdbench.report.page.tokens import Texts, texts_of
+from ppdbench.runs.records import DecodedSample, FailedSample, ProbedSample, Sample
 
 ROOM = 1_800_000  # bytes, for the examples of all runs
 LONGEST_TEXT = 1200  # characters of a prompt or reference; the middle is left out
@@ -50,41 +51,43 @@ class Gathered:
     def _example(self, samples: Sequence[Sample]) -> dict[str, Any]:
         first = samples[0]
         example: dict[str, Any] = {
-            "task": first["task"],
-            "id": str(first["example_id"]),
+            "task": first.task,
+            "id": first.example_id,
             "entries": [self._entry(sample) for sample in samples],
         }
-        if first.get("cut_tokens"):
-            example["cut"] = first["cut_tokens"]
+        if first.cut_tokens:
+            example["cut"] = first.cut_tokens
         if self.texts is not None:
-            example["prompt"] = shortened(self.texts.joined(first["prompt_ids"]))
-        if first.get("references"):
-            example["reference"] = shortened(str(first["references"][0]))
+            example["prompt"] = shortened(self.texts.joined(first.prompt_ids))
+        if isinstance(first, DecodedSample | FailedSample) and first.references:
+            example["reference"] = shortened(first.references[0])
         return example
 
     def _entry(self, sample: Sample) -> dict[str, Any]:
         entry: dict[str, Any] = {
-            "method": sample["method"],
-            "verdict": sample.get("verdict") or sample.get("target"),
-            "output": self._output(sample["output_ids"]),
+            "method": sample.method,
+            "verdict": sample.verdict or sample.target,
+            "output": self._output(sample.output_ids),
         }
-        entry |= {n: sample[f] for n, f in KEPT.items() if sample.get(f) not in (None, [])}
-        if sample.get("step_ms"):
-            entry["steps"] = round(sum(sample["step_ms"]), 1)
-        if sample.get("baseline_ids"):
-            entry["greedy"] = self._output(sample["baseline_ids"])
-        if self.run.is_probe:
+        kept = {name: getattr(sample, field, None) for name, field in KEPT.items()}
+        entry |= {name: value for name, value in kept.items() if value not in (None, [])}
+        if isinstance(sample, DecodedSample):
+            if sample.step_ms:
+                entry["steps"] = round(sum(sample.step_ms), 1)
+            if sample.baseline_ids:
+                entry["greedy"] = self._output(sample.baseline_ids)
+        if isinstance(sample, ProbedSample):
             entry |= self._layers(sample)
         return entry
 
-    def _layers(self, sample: Sample) -> dict[str, Any]:
+    def _layers(self, sample: ProbedSample) -> dict[str, Any]:
         """Ranks by layer, for each head, and what each layer would have said itself."""
-        found: dict[str, Any] = {"target": sample.get("target", "greedy")}
-        for name, field in (("ranks", "ranks"), ("trained", "head_ranks")):
-            if sample.get(field):
-                found[name] = {n: packed(ranks) for n, ranks in sample[field].items()}
-        if sample.get("predictions"):
-            found["own"] = {n: self._output(ids) for n, ids in sample["predictions"].items()}
+        found: dict[str, Any] = {"target": sample.target or "greedy"}
+        for name, of in (("ranks", sample.ranks), ("trained", sample.head_ranks)):
+            if of:
+                found[name] = {n: packed(ranks) for n, ranks in of.items()}
+        if sample.predictions:
+            found["own"] = {n: self._output(ids) for n, ids in sample.predictions.items()}
         return found
 
     def _output(self, ids: Sequence[int]) -> int:
@@ -140,8 +143,8 @@ def gathered(runs: Sequence[Run], room: int = ROOM) -> list[dict[str, Any]]:
 def _of_run(run: Run, room: int) -> dict[str, Any]:
     groups: dict[tuple[str, str], list[int]] = {}
     for at, sample in enumerate(run.samples):
-        groups.setdefault((sample["task"], str(sample["example_id"])), []).append(at)
-    verdicts = [sample.get("verdict") for sample in run.samples]
+        groups.setdefault((sample.task, sample.example_id), []).append(at)
+    verdicts = [sample.verdict for sample in run.samples]
     # Stable: else in their own order.
     ordered = sorted(groups.values(), key=lambda group: _urgency({verdicts[at] for at in group}))
     whole = run.stored.samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from ppdbench.probe.buckets import stored_buckets
 from ppdbench.probe.closeness import Similarity, similarities
 from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import Rate, match_rates
+from ppdbench.runs.records import FailedSample, Header, Sample, probing
 from ppdbench.runs.samples import fewest_examples
 from ppdbench.runs.store import StoredRun, read_header, read_once, read_whole
 from ppdbench.runs.unfinished import unfinished
@@ -29,8 +30,6 @@ SIMILARITY = ("similarity",)
 KINDS = (*PROBES, *DECODES, *SWEEPS, *DRAFTS, *SIMILARITY)
 FLAGGED = ("failed", "mismatch", "tie", "inexact")  # verdicts a reader looks for first
 
-Sample = Mapping[str, Any]
-
 
 @dataclass(frozen=True)  # no slots: what is computed once is kept
 class Run:
@@ -40,14 +39,14 @@ class Run:
     stored: StoredRun
 
     @property
-    def header(self) -> Mapping[str, Any]:
+    def header(self) -> Header:
         """The content of run.json."""
         return self.stored.header
 
     @property
     def kind(self) -> str:
         """The command that ran: probe, decode, bench, ..."""
-        return str(self.header["kind"])
+        return self.header.kind
 
     @property
     def is_decode(self) -> bool:
@@ -72,7 +71,7 @@ class Run:
     @cached_property
     def tasks(self) -> list[str]:
         """Tasks in the order in which they were run."""
-        return list(dict.fromkeys(sample["task"] for sample in self.samples))
+        return list(dict.fromkeys(sample.task for sample in self.samples))
 
     @cached_property
     def fewest_examples(self) -> int:
@@ -87,24 +86,19 @@ class Run:
     @cached_property
     def processes(self) -> str:
         """A note on how many processes shared the machine while it was timed."""
-        told = {sample.get("processes", 1) for sample in self.samples}
-        return "jobs that came and went" if None in told else str(max(told))
+        told = {sample.shared_by for sample in self.samples}
+        known = [processes for processes in told if processes is not None]
+        return str(max(known)) if len(known) == len(told) else "jobs that came and went"
 
     @cached_property
-    def failed(self) -> list[Sample]:
+    def failed(self) -> list[FailedSample]:
         """Examples without a result."""
-        return [sample for sample in self.samples if sample.get("verdict") == "failed"]
+        return [sample for sample in self.samples if isinstance(sample, FailedSample)]
 
     @cached_property
     def done(self) -> list[Sample]:
         """Examples with one."""
-        return [sample for sample in self.samples if sample.get("verdict") != "failed"]
-
-    @property
-    def not_run(self) -> Mapping[str, str]:
-        """Methods that could not even start, and why."""
-        found: Mapping[str, str] = self.header.get("not_run") or {}
-        return found
+        return [sample for sample in self.samples if not isinstance(sample, FailedSample)]
 
     @cached_property
     def summaries(self) -> list[dict[str, Any]]:
@@ -125,7 +119,7 @@ class Run:
     @cached_property
     def rates(self) -> list[Rate]:
         """A probe run's match rates, by bucket and pooled."""
-        ks = self.header["config"]["ks"]
+        ks = probing(self.header).config.ks
         return match_rates(self.ranks, ks, stored_buckets(self.header, self.done))
 
     @cached_property
@@ -156,7 +150,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def _read(name: str, folder: Path) -> Run:
-    kind = read_header(folder).get("kind")
+    kind = read_header(folder).kind
     if kind not in KINDS:
         raise DataError(f"{folder} holds a {kind} run; a report shows runs of {', '.join(KINDS)}")
     stored = read_once(folder) if kind in (*DECODES, *SWEEPS) else read_whole(folder)

@@ -6,12 +6,13 @@ it is only believed if it decodes the outputs of the run to the texts stored bes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ppdbench.files.resources import reference_is_there, reference_model
+from ppdbench.runs.records import DecodedSample, Header, ModelFacts, Sample
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,9 +40,9 @@ class Texts:
         return text
 
 
-def texts_of(header: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> Texts | None:
+def texts_of(header: Header, samples: Iterable[Sample]) -> Texts | None:
     """The texts of a run's tokens, or None where its tokenizer is not to be found."""
-    path = _file(header["model"])
+    path = _file(header.model)
     if path is None:
         return None
     from tokenizers import Tokenizer
@@ -50,21 +51,21 @@ def texts_of(header: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) ->
         texts = Texts(Tokenizer.from_file(str(path)))
     except Exception:  # tokenizers raises a bare Exception for a file it cannot read
         return None
-    written = (s for s in samples if s.get("text") and s.get("output_ids"))
+    written = (s for s in samples if isinstance(s, DecodedSample) and s.text and s.output_ids)
     first = islice(written, CHECKED)
-    same = all(texts.joined(s["output_ids"]).startswith(s["text"].rstrip()) for s in first)
+    same = all(texts.joined(s.output_ids).startswith(s.text.rstrip()) for s in first)
     return texts if same else None
 
 
-def _file(model: Mapping[str, Any]) -> Path | None:
-    name = str(model["name"])
-    if model.get("synthetic"):
+def _file(model: ModelFacts) -> Path | None:
+    name = model.name
+    if model.synthetic:
         return None
     if name == "reference" and reference_is_there():
         return reference_model(FILE)
     if (Path(name) / FILE).is_file():
         return Path(name) / FILE
-    return _cached(name, model.get("revision"))
+    return _cached(name, model.revision)
 
 
 def _cached(name: str, revision: str | None) -> Path | None:

@@ -324,8 +324,8 @@ def test_what_is_kept_as_typical_is_reported_as_inexact(
     assert found["exact"] is exact
     assert found["mismatch"] == 0
     stored = read_run(tmp_path / "run")
-    assert stored.header["methods"]["medusa"]["exact"] is exact
-    verdicts = {sample["verdict"] for sample in stored.samples}
+    assert stored.header.methods["medusa"].exact is exact
+    verdicts = {sample.verdict for sample in stored.samples}
     assert ("inexact" in verdicts) is not exact
 
 

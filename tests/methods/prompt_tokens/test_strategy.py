@@ -568,7 +568,7 @@ def test_the_run_says_what_was_loaded(
     words += ["--data", "builtin", "--limit", "1", "--max-new-tokens", "12", "--out", "run"]
     assert run([*words, "--set", "addon=published", "--warmup", "0"]) == 0
     assert "identical" in capsys.readouterr().out
-    told = read_run(tmp_path / "run").header["methods"]["prompt-tokens"]["loaded"]
+    told = read_run(tmp_path / "run").header.methods["prompt-tokens"].loaded
     assert set(told) == {"addon", "tree"}
     assert run([*words[:-2], "--out", "none", "--warmup", "0"]) == 2
     assert "ppdbench train prompt-tokens --model ./model" in capsys.readouterr().err

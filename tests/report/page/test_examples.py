@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ppdbench.files.resources import reference_model
 from ppdbench.report.page import examples as subject
 from ppdbench.report.page.examples import gathered, packed, shortened
@@ -106,6 +108,6 @@ def test_tokens_of_the_embedded_model_become_words(tmp_path: Path) -> None:
 def test_a_tokenizer_that_does_not_give_the_stored_text_is_not_believed(tmp_path: Path) -> None:
     (run,) = read_runs([reference(tmp_path)])
     (stored,) = run.stored.samples
-    sample = {**stored, "text": "something else"}
+    sample = msgspec.structs.replace(stored, text="something else")
     assert texts_of(run.header, [stored]) is not None
     assert texts_of(run.header, [sample]) is None

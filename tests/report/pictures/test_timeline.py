@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from ppdbench.bench.pipelined import pipelined
-from ppdbench.bench.sums import add_up
 from ppdbench.errors import DataError
 from ppdbench.report import pipeline_tables
 from ppdbench.report.pictures.files import save
 from ppdbench.report.pictures.timeline import timeline
 from tests.bench.test_pipelined import FACTS, five, sample
+from tests.filled import add_up
 from tests.report.pictures.seen import boxes, texts
 
 EVENTS = [

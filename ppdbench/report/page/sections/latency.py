@@ -41,7 +41,7 @@ def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:
     for one in run.sums:
         if one.task == task and not one.failed:
             groups.setdefault(one.method, []).append(one)
-    profiled = all(one.about.get("profile") for group in groups.values() for one in group)
+    profiled = all(one.sample.profile for group in groups.values() for one in group)
     if profiled or "greedy" in groups:
         return {label: _parts(group, profiled) for label, group in groups.items()}
     found = {label: _parts(group, profiled=False) for label, group in groups.items()}
@@ -50,16 +50,16 @@ def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:
 
 def _parts(group: Sequence[SampleSums], profiled: bool) -> dict[str, float]:
     steps, draft = _mean([s.step_ms for s in group]), _mean([s.draft_ms for s in group])
-    found = {"prefill": _mean([s.about["prefill_ms"] for s in group]), "draft": draft}
+    found = {"prefill": _mean([s.sample.prefill_ms for s in group]), "draft": draft}
     if profiled:
-        verify = _mean([s.about["profile"]["pass_ms"] for s in group])
+        verify = _mean([s.sample.profile.pass_ms for s in group if s.sample.profile])
         return {**found, "verify": verify, "bookkeeping": max(0.0, steps - draft - verify)}
     return {**found, TOGETHER: max(0.0, steps - draft)}
 
 
 def _baseline(group: Sequence[SampleSums]) -> dict[str, float]:
     steps = _mean([s.baseline_step_ms for s in group])
-    prefill = _mean([s.about["baseline_prefill_ms"] for s in group])
+    prefill = _mean([s.sample.baseline_prefill_ms for s in group])
     return {"prefill": prefill, "draft": 0.0, TOGETHER: steps}
 
 

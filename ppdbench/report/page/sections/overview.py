@@ -9,6 +9,7 @@ from ppdbench.probe.summary import TOTAL
 from ppdbench.report.evidence import mostly_degenerate
 from ppdbench.report.html import Node, h
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
+from ppdbench.runs.records import probing
 
 
 def tiles(runs: Sequence[Run]) -> Node:
@@ -62,8 +63,8 @@ def _fastest(run: Run) -> Node | None:
 
 def _known_early(run: Run) -> Node | None:
     """The match rate half-way up, which is where pipelining exits."""
-    layers, k = sorted({rate.layer for rate in run.rates}), max(run.header["config"]["ks"])
-    n_layers = run.header["model"]["n_layers"]
+    layers, k = sorted({rate.layer for rate in run.rates}), max(probing(run.header).config.ks)
+    n_layers = run.header.model.n_layers
     half = min(layers, key=lambda n: abs(2 * n - n_layers))
     rate = next(
         (r for r in run.rates if (r.layer, r.k, r.bucket, r.head) == (half, k, TOTAL, "N")), None

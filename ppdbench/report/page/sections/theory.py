@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.bench.pipelined import geometric
 from ppdbench.report import pipeline_tables, theory_tables
 from ppdbench.report.html import Child, h
-from ppdbench.report.page.comparison import recorded
 from ppdbench.report.page.parts import Section, folded, gallery, paragraphs, table
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
 from ppdbench.report.pictures.drawing import slug
@@ -33,7 +33,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def _of_probe(run: Run, pipelined: Sequence[Run]) -> list[Child]:
-    n_layers = run.header["model"]["n_layers"]
+    n_layers = run.header.model.n_layers
     if not any(rate.layer < n_layers for rate in run.rates):
         return []
     measured = theory_tables.measure(run.stored, theory_tables.RowFilter(), run.ranks)
@@ -82,18 +82,11 @@ def _best(rows: Sequence[theory_tables.TheoryRow]) -> str:
 
 def _kept(run: Run, task: str, pipelined: Sequence[Run]) -> list[MeasuredGain]:
     """Measured speedups on one unit's terms, with the same weights and the same questions."""
-    same = [
-        other
-        for other in pipelined
-        if all(
-            recorded(other.header, *path) == recorded(run.header, *path)
-            for path in (("model", "weight_hash"), ("model", "dtype"), ("data", task, "sha256"))
-        )
-    ]
+    same = [other for other in pipelined if _questions(other, task) == _questions(run, task)]
     return [
         MeasuredGain(
-            other.header["facts"][s["label"]]["exit_after"],
-            other.header["facts"][s["label"]]["k"],
+            other.header.facts[s["label"]]["exit_after"],
+            other.header.facts[s["label"]]["k"],
             s["speedup_one_unit"],
             s["speedup_one_unit_low"],
             s["speedup_one_unit_high"],
@@ -102,6 +95,12 @@ def _kept(run: Run, task: str, pipelined: Sequence[Run]) -> list[MeasuredGain]:
         for s in other.summaries
         if s["task"] == task and s.get("speedup_one_unit") and not s["options"].get("head")
     ]
+
+
+def _questions(run: Run, task: str) -> tuple[Any, ...]:
+    """The weights that were asked, their type, and what they were asked."""
+    model, data = run.header.model, run.header.data.get(task)
+    return model.weight_hash, model.dtype, data and data.sha256
 
 
 def _of_pipelined(run: Run) -> list[Child]:

@@ -67,14 +67,8 @@ def _failures(runs: Sequence[Run]) -> list[Node]:
         return []
     left_out = len(failed) - LISTED
     rows = tuple(
-        (
-            str(s["example_id"]),
-            s["task"],
-            s["method"],
-            run.name,
-            str(s.get("error", "not recorded")),
-        )
-        for run, s in failed[:LISTED]
+        (sample.example_id, sample.task, sample.method, run.name, sample.error)
+        for run, sample in failed[:LISTED]
     )
     notes = (f"{left_out} more are in samples.jsonl.",) if left_out > 0 else ()
     sheet = Sheet(
@@ -84,7 +78,9 @@ def _failures(runs: Sequence[Run]) -> list[Node]:
 
 
 def _not_run(runs: Sequence[Run]) -> list[Node]:
-    rows = tuple((label, run.name, why) for run in runs for label, why in run.not_run.items())
+    rows = tuple(
+        (label, run.name, why) for run in runs for label, why in run.header.not_run.items()
+    )
     return (
         [table(Sheet("Methods that did not run", ("method", "run", "why"), rows))] if rows else []
     )
