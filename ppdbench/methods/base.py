@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from ppdbench.errors import ConfigError, PpdbenchError, UnknownName
 from ppdbench.registry import Registry, option_types
 from ppdbench.registry import option as option
-from ppdbench.trees.dynamic import load_tree
 
 C = TypeVar("C", bound=type[Any])
 
@@ -125,6 +124,8 @@ def _check_named(option: str, kind: str, value: str, target: ModelSpec) -> None:
     elif not Path(value).expanduser().exists():
         raise ConfigError(f"{option}={value}: no such file or folder")
     elif kind == "tree":
+        from ppdbench.trees.dynamic import load_tree  # with numpy, which lists do not need
+
         load_tree(value)
 
 

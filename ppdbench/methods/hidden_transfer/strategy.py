@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.methods.base import option, strategy
-from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +44,7 @@ class HiddenTransfer:
     def prepare(self, setup: Setup) -> HiddenTransferProposer:
         """Load the matrices and the tree that their guesses fill."""
         from ppdbench.methods.hidden_transfer.network import load_transfer
+        from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
         transfer, folder, hash_ = load_transfer(self.addon, setup.target)
         tree = choose(self.tree, folder, len(transfer), setup.capacity)

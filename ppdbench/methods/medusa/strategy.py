@@ -15,7 +15,6 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
 from ppdbench.methods.base import option, strategy
-from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +49,7 @@ class Medusa:
     def prepare(self, setup: Setup) -> MedusaProposer:
         """Load the heads and the tree that they fill."""
         from ppdbench.methods.medusa.network import load_medusa
+        from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
         medusa = load_medusa(self.addon, setup.target)
         tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)

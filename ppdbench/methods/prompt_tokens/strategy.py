@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.methods.base import option, strategy
-from ppdbench.trees.choice import check_top, choose_dynamic, fingerprint, used_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +46,7 @@ class PromptTokens:
     def prepare(self, setup: Setup) -> PromptTokensProposer:
         """Load the prompt tokens and the tree that they fill."""
         from ppdbench.methods.prompt_tokens.network import load_prompts
+        from ppdbench.trees.choice import check_top, choose_dynamic, fingerprint, used_parts
 
         prompts = load_prompts(self.addon, setup.target)
         tree = choose_dynamic(self.tree, prompts.folder, prompts.chain.prompts, setup.capacity)
