@@ -15,7 +15,7 @@ from ppdbench import scoring
 from ppdbench.bench import conditions, counterparts, summary, sums, sweep_summary
 from ppdbench.probe import closeness, ranks
 from ppdbench.report import answers as fastchat
-from ppdbench.report import example_texts, grid
+from ppdbench.report import example_texts, grid, result
 from ppdbench.runs import samples as lines
 from ppdbench.runs import store, unfinished
 from ppdbench.runs.records import KINDS, DecodingMethod, FailedSample, Header, Sample
@@ -152,3 +152,7 @@ class RunFolder(store.RunFolder):
         if isinstance(sample, Mapping):
             sample = _form(self.done.kind, sample)(**sample)
         super().append(sample)
+
+
+def problems(header: Told, samples: Sequence[Told], path: Path) -> list[result.Problem]:
+    return result.problems(header_of(header), _decoded(samples), path)

@@ -16,7 +16,8 @@ from rich.console import Console
 import ppdbench
 from ppdbench.cli.main import run
 from ppdbench.report import progress
-from ppdbench.report.result import BROKEN, WRONG, Result, problems
+from ppdbench.report.result import BROKEN, WRONG
+from tests.filled import problems
 from tests.pages import DOCS, blocks
 
 SPEC = "synthetic:layers=4,hidden=32,heads=4,vocab=300,context=600"

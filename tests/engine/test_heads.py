@@ -178,9 +178,9 @@ def test_other_heads_change_the_y_rows_alone(
     probe(capsys, same, tmp_path / "run-a")
     probe(capsys, other, tmp_path / "run-b")
     first, second = (read_run(tmp_path / run).samples for run in ("run-a", "run-b"))
-    assert [s["ranks"] for s in first] == [s["ranks"] for s in second]
+    assert [s.ranks for s in first] == [s.ranks for s in second]
     for ours, theirs in zip(first, second, strict=True):
-        assert all(ours["head_ranks"][layer] != theirs["head_ranks"][layer] for layer in ("1", "2"))
+        assert all(ours.head_ranks[layer] != theirs.head_ranks[layer] for layer in ("1", "2"))
 
 
 def test_heads_of_layers_that_are_not_asked_for_are_left_aside(
