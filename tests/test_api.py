@@ -16,7 +16,7 @@ from rich.console import Console
 import ppdbench
 from ppdbench.cli.main import run
 from ppdbench.report import progress
-from ppdbench.report.result import BROKEN, WRONG
+from ppdbench.report.result import BROKEN, WRONG, Result
 from tests.filled import problems
 from tests.pages import DOCS, blocks
 
