@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from ppdbench.bench.halving import better, expected_samples, portion, rungs
 from ppdbench.errors import ConfigError
+from ppdbench.runs.records import Stage
 
 
 def steps(n_cells: int, *per_task: int, search: str = "halving") -> list[tuple[int, int]]:
@@ -51,10 +55,11 @@ def test_cells_without_a_speed_are_the_last_to_stay_and_equals_keep_their_order(
 
 
 def test_expected_samples_count_each_example_of_a_cell_once() -> None:
-    header = {
-        "methods": dict.fromkeys("abcdefghi"),
-        "not_run": {},
-        "rungs": [{"cells": c, "examples": n} for c, n in ((9, 2), (5, 4), (3, 8), (2, 16))],
-    }
+    header: Any = SimpleNamespace(
+        methods=dict.fromkeys("abcdefghi"),
+        not_run={},
+        rungs=[Stage(cells=c, examples=n) for c, n in ((9, 2), (5, 4), (3, 8), (2, 16))],
+    )
     assert expected_samples(header) == 9 * 2 + 5 * 2 + 3 * 4 + 2 * 8
-    assert expected_samples({**header, "not_run": dict.fromkeys("abcdef")}) == 3 * 8 + 2 * 8
+    header.not_run = dict.fromkeys("abcdef")
+    assert expected_samples(header) == 3 * 8 + 2 * 8
