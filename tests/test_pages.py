@@ -18,6 +18,7 @@ else:  # comes with pytest there
 
 from ppdbench.cli.main import run
 from ppdbench.methods import METHODS, Proposer
+from ppdbench.training.plans import TrainingPlan
 from tests.conftest import ROOT
 from tests.pages import DOCS, LINKED, README, blocks, links, tokens
 
@@ -89,7 +90,8 @@ def test_the_method_that_is_shown_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both files run as they stand; the method is taken out again, for other tests."""
-    files = zip(("repeating", "proof"), blocks(DOCS / "extending.md", "python"), strict=True)
+    shown = blocks(DOCS / "extending.md", "python")[:2]  # the third is a training, shown in part
+    files = zip(("repeating", "proof"), shown, strict=True)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     before = set(METHODS)
@@ -118,7 +120,12 @@ def test_the_packages_stand_in_the_order_of_the_contract() -> None:
 
 def test_a_proposer_has_the_parts_that_are_named() -> None:
     page = (DOCS / "extending.md").read_text("utf-8")
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, flags=re.MULTILINE)
-    named = {part for row in rows for part in re.findall(r"`(\w+)`", row)}
-    assert named >= {"rows", "start", "learn"}
-    assert all(hasattr(Proposer, part) for part in named)
+    proposers, plans = page.split("| part of a plan |")
+    for text, owner, some in (
+        (proposers, Proposer, {"rows", "start", "learn"}),
+        (plans, TrainingPlan, {"objective", "settled", "phases"}),
+    ):
+        rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, flags=re.MULTILINE)
+        named = {part for row in rows for part in re.findall(r"`(\w+)`", row)}
+        assert named >= some
+        assert all(hasattr(owner, part) for part in named)

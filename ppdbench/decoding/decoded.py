@@ -81,6 +81,11 @@ class Decoded:
         return tuple(step.rows for step in self.steps)
 
     @property
+    def inserted(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The rows that joined each pass: after how many layers, how many."""
+        return tuple(step.inserted for step in self.steps)
+
+    @property
     def proposed(self) -> tuple[int, ...]:
         """The drafted tokens of each step."""
         return tuple(step.proposed for step in self.steps)

@@ -426,14 +426,14 @@ def test_resuming_with_other_options_names_them(capsys: pytest.CaptureFixture[st
 def test_another_run_in_the_way_is_told_before_any_weights_load(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ppdbench.probe import runner
+    from ppdbench.runs import running
 
-    def refuse(spec: object) -> Any:
+    def refuse(spec: object, **_: object) -> Any:
         raise AssertionError(f"{spec} was loaded")
 
     assert run(["probe", *SMALL, "--out", "run"]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(runner, "load", refuse)
+    monkeypatch.setattr(running, "load", refuse)
     line = complaint(capsys, ["probe", *SMALL, "--out", "run"])
     assert "already holds a run" in line
     assert "--resume" in line

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.decoding import loop, verify
-from ppdbench.decoding.decoder import Proposer
+from ppdbench.decoding.decoder import Proposer, Request
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Prefill, autoregressive
@@ -267,7 +267,7 @@ def drawn_outputs(
     decode = autoregressive if proposer is None else proposer.decode
     counts: Counter[Hashable] = Counter()
     for _ in range(rounds):
-        counts[decode(session, PROMPT, Limits(NEW), CLOCK, chooser).output_ids[:3]] += 1
+        counts[decode(session, Request(PROMPT, Limits(NEW), CLOCK, chooser)).output_ids[:3]] += 1
     return counts
 
 
