@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -76,8 +76,7 @@ class Verified:
         return 1 + len(self.draft)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOut:
+class ReadOut(NamedTuple):
     """The logits of one position, read out after `depth` layers."""
 
     reading: Reading
@@ -130,7 +129,8 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
     prefill_ms = 1e3 * (clock.now() - before)
     watched(session, 0, read)
     session.tokens.append(output[-1])
-    steps: list[StepRecord] = []
+    # Records are made at the end, so that no step waits for them.
+    times: list[float] = []
     # Collected, not read: whether there was NaN is asked once, at the end.
     depths, peaks = [read.depth], {1: read.reading.peaks}
     while (finish := limits.finish(output)) is None:
@@ -138,14 +138,14 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
         read = model.token(token)
         token = chooser.choose_last(read.reading)
         output.append(int(token))
-        steps.append(StepRecord(1e3 * (clock.now() - before)))
+        times.append(1e3 * (clock.now() - before))
         watched(session, len(output) - 1, read)
         session.tokens.append(output[-1])
         depths.append(read.depth)
         peaks[len(output)] = read.reading.peaks
     _refuse_nan(session, peaks, depths)
-    exits = tuple(depths)
-    return Decoded(tuple(output), prefill_ms, tuple(steps), finish, exits=exits)
+    steps = tuple(map(StepRecord, times))
+    return Decoded(tuple(output), prefill_ms, steps, finish, exits=tuple(depths))
 
 
 @torch.inference_mode()
@@ -161,7 +161,7 @@ def speculative(session: Session, proposer: Proposer, request: Request) -> Decod
     proposer.start(session, Prefill(chooser, verifier.prompt_taps))
     clock.synchronize()
     prefill_ms = 1e3 * (clock.now() - before)
-    steps: list[StepRecord] = []
+    steps: list[tuple[Any, ...]] = []  # the fields of a record
     trees = False
     while (finish := limits.finish(output)) is None:
         before = clock.now()
@@ -178,18 +178,14 @@ def speculative(session: Session, proposer: Proposer, request: Request) -> Decod
         session.tokens += new[:kept]
         if kept == len(new):
             proposer.learn(session, verified)
-        after = clock.now()
-        step = StepRecord(
-            ms=1e3 * (after - before),
-            rows=draft.rows,
-            proposed=draft.proposed,
-            accepted=min(kept, len(verified.outcome.path)),
-            draft_ms=1e3 * (between - before),
-            inserted=tuple((i.layer, len(i)) for i in draft.insertions),
-        )
-        steps.append(step)
+        spent_ms, drafting_ms = 1e3 * (clock.now() - before), 1e3 * (between - before)
+        accepted = min(kept, len(verified.outcome.path))
+        joined = tuple((i.layer, len(i)) for i in draft.insertions)
+        steps.append((spent_ms, draft.rows, draft.proposed, accepted, drafting_ms, joined))
     _refuse_nan(session, verifier.peaks)
-    return Decoded(tuple(output), prefill_ms, tuple(steps), finish, trees)
+    # Records are made at the end, so that no step waits for them.
+    records = tuple(StepRecord(*step) for step in steps)
+    return Decoded(tuple(output), prefill_ms, records, finish, trees)
 
 
 def watched(session: Session, position: int, read: ReadOut, path: Sequence[int] = (0,)) -> None:
