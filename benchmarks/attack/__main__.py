@@ -46,16 +46,12 @@ def main() -> int:
 
 
 def show(tallies: Sequence[Tally]) -> None:
-    """One row for each kind, then each failure on a line."""
+    """One row for each kind; failures have been said as they were met."""
     table = Table("attack", "tries", "survived", "not tried", "seconds")
     for tally in tallies:
         counts = map(str, (tally.tries, tally.survived, tally.left, round(tally.elapsed_s)))
         table.add_row(tally.kind, *counts)
-    console = people()
-    console.print(table)
-    for tally in tallies:
-        for failure in tally.failures:
-            console.print(f"NOT SURVIVED {tally.kind}: {failure}", markup=False, soft_wrap=True)
+    people().print(table)
 
 
 if __name__ == "__main__":

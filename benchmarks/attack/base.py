@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppdbench.files.clean import clean
+
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 300.0
 
@@ -62,8 +64,16 @@ def attack(kind: AttackKind, place: Path, *, short: bool, seconds: float) -> Tal
             why = f"{type(error).__name__}: {error}"
         if why is not None:
             failures.append(f"{attempt.name}: {why}")
+            said(f"NOT SURVIVED {kind.name}: {failures[-1]}")
     elapsed_s = time.monotonic() - began
-    return Tally(kind.name, tries, tuple(failures), len(attempts) - tries, elapsed_s)
+    left = len(attempts) - tries
+    said(f"{kind.name}: {tries} tries, {len(failures)} not survived, {left} not tried")
+    return Tally(kind.name, tries, tuple(failures), left, elapsed_s)
+
+
+def said(line: str) -> None:
+    """Say a line at once, so that what was found outlives a run that is ended early."""
+    print(clean(line, "line"), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
