@@ -1,0 +1,195 @@
+"""The check that kernels must pass before they are trusted: against float64, bit by bit.
+
+Small cases of odd sizes, so that parts of blocks, of vectors and of lists take part. A row is
+computed beside others, alone, and beside rows of NaN: its bits must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppdbench.engine.flat.ops import Buffer, CacheBlocks, Pass, Program
+from ppdbench.engine.flat.weights import pack
+
+INPUTS, OUTPUTS = 75, 45
+ROWS = (1, 2, 13, 33)
+# Of heads: how many there are of queries and of keys, and how wide.
+HEADS, KV_HEADS, DIM = 6, 2, 20
+# Slots before a pass: none, some of the first part of a list, more than a part.
+STARTS = (0, 9, 131)
+WINDOW = 6
+# Rounded once, a bfloat16 is off by 2^-9; float32 sums of this size by some 1e-7.
+ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8}
+SLACK = 1e-5
+
+
+class Wrong(Exception):
+    """Says what kernels got wrong."""
+
+
+def check(dtype: torch.dtype) -> None:
+    """Refuse kernels for this type if any of them computes something else than it should."""
+    made = torch.Generator().manual_seed(0)
+    _check_products(dtype, made)
+    _check_rows(dtype, made)
+    for start in STARTS:
+        for window in (None, WINDOW):
+            _check_attention(dtype, made, start, window)
+
+
+def _random(made: torch.Generator, *size: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*size, generator=made).to(dtype)
+
+
+def _wide(x: Tensor) -> np.ndarray:
+    """In float64, and numpy's: its sums start no threads that spin where others compute."""
+    return x.float().numpy().astype(np.float64)
+
+
+def _close(what: str, found: Tensor, wanted: np.ndarray, sizes: np.ndarray) -> None:
+    """`sizes` are those of what was summed."""
+    allowed = ROUNDING[found.dtype] * np.abs(wanted) + SLACK * sizes
+    off = np.abs(_wide(found) - wanted)
+    if not (off <= allowed).all():
+        raise Wrong(
+            f"{what} of {str(found.dtype).removeprefix('torch.')} is off by {off.max():.1e}"
+        )
+
+
+def _check_products(dtype: torch.dtype, made: torch.Generator) -> None:
+    weight = _random(made, OUTPUTS, INPUTS, dtype=dtype)
+    bias = _random(made, OUTPUTS, dtype=dtype)
+    rows = _random(made, ROWS[-1], INPUTS, dtype=dtype)
+    for given in (bias, None):
+        packed = pack(weight, given)
+        if not torch.equal(packed.unpacked(), weight):
+            raise Wrong("a weight that was packed comes back changed")
+        added = 0 if given is None else _wide(given)
+        wanted = _wide(rows) @ _wide(weight).T + added
+        sizes = np.abs(_wide(rows)) @ np.abs(_wide(weight)).T + 1
+        _poison(packed, rows)
+        found = packed(rows)
+        _close("a product", found, wanted, sizes)
+        for n in ROWS:
+            _same("a product", packed(rows[-n:]), found[-n:])
+        beside = rows.clone()
+        beside[1::2] = torch.nan
+        _same("a product", packed(beside)[::2], found[::2])
+
+
+def _poison(packed: Callable[[Tensor], Tensor], rows: Tensor) -> None:
+    """Leave NaN wherever a pass keeps numbers, to be seen if a later one reads them."""
+    packed(torch.full_like(rows, torch.nan).repeat(2, 1))
+
+
+def _same(what: str, found: Tensor, wanted: Tensor) -> None:
+    if not torch.equal(found, wanted):
+        raise Wrong(f"a row of {what} depends on the rows beside it")
+
+
+def _check_rows(dtype: torch.dtype, made: torch.Generator) -> None:
+    x = _random(made, 5, OUTPUTS, dtype=dtype)
+    weight = _random(made, OUTPUTS, dtype=dtype)
+    wide, w = _wide(x), _wide(weight)
+    centred = wide - wide.mean(-1, keepdims=True)
+    cases: Iterable[tuple[str, Callable[[Program, Buffer], None], np.ndarray]] = (
+        (
+            "a root mean square norm",
+            lambda p, out: p.rms_norm(p.hidden, out, weight, 1e-6, round_first=False),
+            wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * w,
+        ),
+        (
+            "a layer norm",
+            lambda p, out: p.layer_norm(p.hidden, out, weight, weight, 1e-6),
+            centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * w + w,
+        ),
+        (
+            "an activation",
+            lambda p, out: p.act(p.hidden, out, "silu"),
+            wide / (1 + np.exp(-wide)),
+        ),
+    )
+    for what, operation, wanted in cases:
+        program = Program(dtype, OUTPUTS)
+        out = program.buffer(OUTPUTS)
+        operation(program, out)
+        _close(what, _run(program, x, out, None), wanted, np.abs(wanted) + 1)
+
+
+def _run(program: Program, x: Tensor, out: Buffer, given: Pass | None) -> Tensor:
+    found = torch.empty(len(x), out.width, dtype=x.dtype)
+    program.run(0, program.mark(), x, found, out, given)
+    return found
+
+
+def _check_attention(
+    dtype: torch.dtype, made: torch.Generator, start: int, window: int | None
+) -> None:
+    """A tree of two branches behind a text, and each of them as a chain."""
+    parents = (-1, 0, 1, 0, 3)
+    n, capacity = len(parents), start + len(parents) + 3
+    keys, values = (_random(made, 1, KV_HEADS, capacity, DIM, dtype=dtype) for _ in range(2))
+    width = (HEADS + 2 * KV_HEADS) * DIM
+    program = Program(dtype, width)
+    queries = program.hidden.part(0, HEADS * DIM)
+    new_keys, new_values = (
+        program.hidden.part((HEADS + i * KV_HEADS) * DIM, KV_HEADS * DIM) for i in range(2)
+    )
+    out = program.buffer(HEADS * DIM)
+    program.store(new_keys, new_values, 0, KV_HEADS, DIM)
+    program.attend(queries, out, 0, HEADS, KV_HEADS, DIM, DIM**-0.5, window=window)
+    x = _random(made, n, width, dtype=dtype)
+    lines = [_line(parents, i) for i in range(n)]
+    found = _run(program, x, out, _tree(start, lines, CacheBlocks([(keys, values)])))
+    wanted = _attended(x, keys, values, start, lines, window)
+    _close("attention", found, wanted, np.abs(wanted) + 1)
+    for leaf in (2, 4):
+        line = lines[leaf]
+        chain = _chain(start, len(line), CacheBlocks([(keys, values)]))
+        branch = _run(program, x[line].contiguous(), out, chain)
+        if not torch.equal(branch, found[line]):
+            raise Wrong("a branch of a tree is attended otherwise than a chain")
+
+
+def _line(parents: tuple[int, ...], node: int) -> list[int]:
+    line = [node]
+    while parents[line[0]] >= 0:
+        line.insert(0, parents[line[0]])
+    return line
+
+
+def _tree(start: int, lines: list[list[int]], blocks: CacheBlocks) -> Pass:
+    ends = [0]
+    for line in lines:
+        ends.append(ends[-1] + len(line))
+    seen = [start + row for line in lines for row in line]
+    slots = list(range(start, start + len(lines)))
+    positions = [start + len(line) - 1 for line in lines]
+    return Pass(start, slots, positions, seen, ends, [], blocks)
+
+
+def _chain(start: int, n: int, blocks: CacheBlocks) -> Pass:
+    places = list(range(start, start + n))
+    return Pass(start, places, places, None, None, [], blocks, causal=True)
+
+
+def _attended(
+    x: Tensor, keys: Tensor, values: Tensor, start: int, lines: list[list[int]], window: int | None
+) -> np.ndarray:
+    """Attention in float64, row by row: [row, HEADS * DIM]."""
+    parts = np.split(_wide(x), [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)
+    queries, *new = (part.reshape(len(x), -1, DIM).swapaxes(0, 1) for part in parts)
+    before = (_wide(held[0, :, :start]) for held in (keys, values))
+    both = (np.concatenate(pair, axis=1) for pair in zip(before, new, strict=True))
+    all_keys, all_values = (part.repeat(HEADS // KV_HEADS, axis=0) for part in both)
+    rows = []
+    for i, line in enumerate(lines):
+        seen = [*range(start), *(start + row for row in line)][-(window or 0) :]
+        scores = queries[:, i, None] @ all_keys[:, seen].swapaxes(1, 2) * DIM**-0.5
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        rows.append((weights / weights.sum(-1, keepdims=True) @ all_values[:, seen]).ravel())
+    return np.stack(rows)

@@ -1,0 +1,601 @@
+// Passes of a few rows through a stretch of a model, each a list of operations run by one call.
+//
+// A row's numbers never depend on how many rows there are, on what the others hold or on how many
+// threads run: every sum has one order, and threads share out whole outputs.
+#include <pthread.h>
+
+#include <map>
+#include <memory>
+#include <new>
+
+#include "attention.h"
+#include "linear.h"
+#include "operations.h"
+#include "pool.h"
+#include "rows.h"
+
+namespace flat {
+
+// Below so many numbers a job is done sooner than it is shared out.
+constexpr int64_t WORTH_SHARING = 1 << 14;
+// Rows whose sums a thread holds at once.
+constexpr int64_t ROWS_OF_SUMS = 96;
+// Rows up to which attention shares out parts of the keys.
+constexpr int64_t MOST_SPLIT = 64;
+// Rows of a product that is run for itself.
+constexpr int64_t ROWS_ALONE = 4 * ROWS_OF_SUMS;
+// Numbers among which one unit of work looks for the largest.
+constexpr int64_t STRETCH = 4096;
+
+// Rows of float32 numbers that the operations of a program read and write.
+struct Buffers {
+    std::vector<int64_t> widths;
+    std::vector<Room> rooms;
+
+    explicit Buffers(const int64_t* given, int count) : rooms(count) {
+        for (int i = 0; i < count; i++) widths.push_back((given[i] + TILE - 1) / TILE * TILE);
+    }
+    bool reserve(int64_t rows) {
+        for (size_t i = 0; i < rooms.size(); i++)
+            if (!rooms[i].reserve(rows * widths[i] * sizeof(float))) return false;
+        return true;
+    }
+    float* row(Columns columns, int64_t row) const {
+        return rooms[columns.buffer].as<float>() + row * widths[columns.buffer] + columns.first;
+    }
+    int64_t stride(Columns columns) const { return widths[columns.buffer]; }
+};
+
+struct Span {
+    int32_t first, end;
+};
+
+inline int64_t whole_tiles(int64_t n) { return (n + TILE_DEEP - 1) / TILE_DEEP * TILE_DEEP; }
+inline int64_t blocks(int64_t out) { return (out + BLOCK - 1) / BLOCK; }
+
+// Runs the operations of a program, each as one job or two.
+class Runner : public Work {
+   public:
+    int path = VECTORS_ONLY;
+
+    // False where there is not enough memory.
+    bool begin(const Operation* ops, const Span* spans, int n_spans, bool narrow, Buffers* buffers,
+               const Pass* pass, int threads) {
+        ops_ = ops, spans_ = spans, n_spans_ = n_spans, narrow_ = narrow;
+        buffers_ = buffers, pass_ = pass;
+        span_ = 0, next_ = n_spans ? spans[0].first : 0, second_ = false;
+        parts_ = pass->slots ? parts() : 0;  // passes that attend say where they store
+        return reserve(threads);
+    }
+
+    int64_t next() override {
+        while (span_ < n_spans_) {
+            if (next_ >= spans_[span_].end) {
+                if (++span_ < n_spans_) next_ = spans_[span_].first;
+                continue;
+            }
+            op_ = &ops_[next_];
+            job_ = second_ ? two(*op_) : one(*op_);
+            if (second_ || !two(*op_).run) second_ = false, next_++;
+            else second_ = true;
+            if (!job_.run || job_.units == 0) continue;
+            if (job_.numbers >= WORTH_SHARING && job_.units > 1) return job_.units;
+            for (int64_t i = 0; i < job_.units; i++) (this->*job_.run)(i, 0);
+        }
+        return 0;
+    }
+    void unit(int64_t unit, int thread) override { (this->*job_.run)(unit, thread); }
+
+   private:
+    struct Job {
+        void (Runner::*run)(int64_t unit, int thread);
+        int64_t units;
+        int64_t numbers;  // that it works on: how much work it is
+    };
+
+    // The first job of an operation, and the second where it has one.
+    Job one(const Operation& op) const {
+        const int64_t n = pass_->rows, rows = n * op.width;
+        switch (op.kind) {
+            case ENTER: return {&Runner::enter, n, rows};
+            case LEAVE: return {&Runner::leave, n * stretches(op), rows};
+            case LINEAR:
+            case GATED:
+                if (!narrow_) return {nullptr, 0, 0};
+                return {&Runner::narrow, n, n * op.products->in};
+            case RMS_NORM: return {&Runner::norm, n, rows};
+            case LAYER_NORM: return {&Runner::center, n, rows};
+            case ROTATE: return {&Runner::turn, n, rows};
+            case STORE: return {&Runner::keep, n, rows};
+            case ATTEND: {
+                const int64_t units = op.kv_heads * row_blocks(op) * parts_apart();
+                return {&Runner::attend, units, n * parts_ * PART * op.heads * op.head_dim / 4};
+            }
+            default: return {&Runner::simple, n, op.kind == ACT || op.kind == CAP ? 4 * rows : rows};
+        }
+    }
+    Job two(const Operation& op) const {
+        const int64_t n = pass_->rows;
+        switch (op.kind) {
+            case LEAVE:
+                if (!pass_->likeliest) return {nullptr, 0, 0};
+                return {&Runner::settle, n, n * stretches(op)};
+            case LINEAR: {
+                int64_t units = 0, numbers = 0;
+                for (int64_t i = 0; i < op.count; i++) {
+                    units += blocks(op.products[i].out);
+                    numbers += op.products[i].out * op.products[i].in;
+                }
+                return {&Runner::linear, units, numbers};
+            }
+            case GATED:
+                return {&Runner::gated, blocks(op.products->out),
+                        2 * op.products->out * op.products->in};
+            case ATTEND:
+                return {&Runner::merge, n, n * op.heads * op.head_dim * parts_apart()};
+            default: return {nullptr, 0, 0};
+        }
+    }
+
+    // Memory
+
+    // What a thread needs for itself: sums of two blocks, or keys, values and what is gathered.
+    int64_t own_floats() const {
+        int64_t most = 2 * ROWS_OF_SUMS * BLOCK;
+        for_each([&](const Operation& op) {
+            if (op.kind != ATTEND) return;
+            const int64_t heads = op.heads / op.kv_heads * rows_of_block(op);
+            const int64_t floats =
+                Unit<float>::room_floats(op.head_dim) + heads * Gathered::floats(op.head_dim);
+            most = floats > most ? floats : most;
+        });
+        return (most + TILE - 1) / TILE * TILE;
+    }
+    bool reserve(int threads) {
+        int64_t deep = 0, gathered = 0, peaks = 0;
+        for_each([&](const Operation& op) {
+            if (op.kind == LINEAR || op.kind == GATED)
+                deep = op.products->in > deep ? op.products->in : deep;
+            if (op.kind == ATTEND) {
+                const int64_t floats =
+                    pass_->rows * op.heads * parts_apart() * Gathered::floats(op.head_dim);
+                gathered = floats > gathered ? floats : gathered;
+            }
+            if (op.kind == LEAVE) peaks = pass_->rows * stretches(op);
+        });
+        own_ = own_floats();
+        return buffers_->reserve(pass_->rows) && room_.reserve(threads * own_ * sizeof(float)) &&
+               (!narrow_ || narrow_room_.reserve(pass_->rows * whole_tiles(deep) * 2)) &&
+               gathered_.reserve(gathered * sizeof(float)) && peaks_.reserve(peaks * sizeof(Peak));
+    }
+    template <class Each>
+    void for_each(Each each) const {
+        for (int s = 0; s < n_spans_; s++)
+            for (int i = spans_[s].first; i < spans_[s].end; i++) each(ops_[i]);
+    }
+    float* own(int thread) const { return room_.as<float>() + thread * own_; }
+
+    // In and out
+
+    void enter(int64_t row, int) {
+        float* to = buffers_->row(op_->target, row);
+        if (narrow_)
+            copy((const Bfloat16*)pass_->source + row * op_->width, to, op_->width);
+        else
+            copy((const float*)pass_->source + row * op_->width, to, op_->width);
+    }
+    int64_t stretches(const Operation& op) const { return (op.width + STRETCH - 1) / STRETCH; }
+    void leave(int64_t unit, int) {
+        const int64_t row = unit / stretches(*op_), first = unit % stretches(*op_) * STRETCH;
+        const int64_t end = first + STRETCH < op_->width ? first + STRETCH : op_->width;
+        const float* from = buffers_->row(op_->source, row);
+        if (narrow_)
+            copy_out(from + first, (Bfloat16*)pass_->target + row * op_->width + first, end - first);
+        else
+            copy_out(from + first, (float*)pass_->target + row * op_->width + first, end - first);
+        if (!pass_->likeliest) return;
+        Peak peak;
+        peak.take(from, first, end);
+        peaks_.as<Peak>()[unit] = peak;
+    }
+    void settle(int64_t row, int) {
+        const int64_t n = stretches(*op_);
+        Peak peak;
+        for (int64_t i = 0; i < n; i++) {
+            const Peak& part = peaks_.as<Peak>()[row * n + i];
+            peak.take(part.value, part.at);
+        }
+        pass_->likeliest[row] = peak.at;
+        pass_->peaks[row] = peak.value;
+    }
+
+    // Products
+
+    void narrow(int64_t row, int) {
+        const int64_t in = op_->products->in, deep = whole_tiles(in);
+        narrowed(buffers_->row(op_->source, row), narrow_room_.as<Bfloat16>() + row * deep, in,
+                 deep);
+    }
+    // Sums of some rows with a block of a product.
+    void multiply(const Product& product, int64_t block, int64_t first, int64_t n, float* sums) {
+        if (narrow_) {
+            const int64_t deep = whole_tiles(product.in);
+            products(path, true, (const Bfloat16*)product.blob + block * BLOCK * deep, deep,
+                     narrow_room_.as<Bfloat16>() + first * deep, deep, n, sums);
+        } else {
+            products(path, false, (const float*)product.blob + block * BLOCK * product.in,
+                     product.in, buffers_->row(op_->source, first), buffers_->stride(op_->source),
+                     n, sums);
+        }
+    }
+    Vec finished(const Product& product, const float* sums, int64_t out) const {
+        Vec sum = load(sums);
+        if (product.bias) sum = sum + load(product.bias + out);
+        return rounded_if(narrow_, sum);
+    }
+    template <class Each>  // each(row, sums of the row)
+    void by_rows(int thread, Each each) {
+        for (int64_t first = 0; first < pass_->rows; first += ROWS_OF_SUMS) {
+            const int64_t rest = pass_->rows - first;
+            each(first, rest < ROWS_OF_SUMS ? rest : ROWS_OF_SUMS, own(thread));
+        }
+    }
+    void linear(int64_t unit, int thread) {
+        const Product* product = op_->products;
+        while (unit >= blocks(product->out)) unit -= blocks(product++->out);
+        const int64_t from = unit * BLOCK, left = product->out - from;
+        by_rows(thread, [&](int64_t first, int64_t n, float* sums) {
+            multiply(*product, unit, first, n, sums);
+            for (int64_t i = 0; i < n; i++) {
+                float* to = buffers_->row(product->target, first + i) + from;
+                const float* onto =
+                    op_->flags & ONTO ? buffers_->row(op_->other, first + i) + from : nullptr;
+                by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {
+                    Vec x = finished(*product, sums + i * BLOCK + j, from + j);
+                    if (onto) x = rounded_if(narrow_, load_some(onto + j, some) + x);
+                    store_some(to + j, x, some);
+                });
+            }
+        });
+    }
+    void gated(int64_t unit, int thread) {
+        const Product &gate = op_->products[0], &up = op_->products[1];
+        const int64_t from = unit * BLOCK, left = gate.out - from;
+        by_rows(thread, [&](int64_t first, int64_t n, float* sums) {
+            float* others = sums + ROWS_OF_SUMS * BLOCK;
+            multiply(gate, unit, first, n, sums);
+            multiply(up, unit, first, n, others);
+            for (int64_t i = 0; i < n; i++) {
+                float* to = buffers_->row(gate.target, first + i) + from;
+                by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {
+                    Vec x = activated(op_->act, finished(gate, sums + i * BLOCK + j, from + j));
+                    Vec y = finished(up, others + i * BLOCK + j, from + j);
+                    store_some(to + j, rounded_if(narrow_, rounded_if(narrow_, x) * y), some);
+                });
+            }
+        });
+    }
+
+    // Rows for themselves
+
+    void norm(int64_t row, int) {
+        for (int64_t i = 0; i < op_->width; i += op_->count)
+            rms_norm(buffers_->row(op_->source, row) + i, buffers_->row(op_->target, row) + i,
+                     op_->count, op_->weight, op_->value, op_->flags & PLUS_ONE,
+                     op_->flags & ROUND_FIRST, narrow_);
+    }
+    void center(int64_t row, int) {
+        layer_norm(buffers_->row(op_->source, row), buffers_->row(op_->target, row), op_->width,
+                   op_->weight, op_->bias, op_->value, narrow_);
+    }
+    void turn(int64_t row, int) {
+        const int64_t turned = op_->rotary_dim;
+        for (int64_t i = 0; i < op_->heads; i++)
+            rotate(buffers_->row(op_->target, row) + i * op_->head_dim, turned,
+                   pass_->cos[op_->turn] + row * turned, pass_->sin[op_->turn] + row * turned,
+                   narrow_);
+    }
+    void keep(int64_t row, int) {
+        if (narrow_) return keep_as<Bfloat16>(row);
+        keep_as<float>(row);
+    }
+    template <class T>
+    void keep_as(int64_t row) {
+        const int64_t dim = op_->head_dim;
+        for (int64_t i = 0; i < op_->heads; i++) {
+            const int64_t at = (i * pass_->capacity + pass_->slots[row]) * dim;
+            copy_out(buffers_->row(op_->source, row) + i * dim, (T*)pass_->keys[op_->layer] + at,
+                     dim);
+            copy_out(buffers_->row(op_->other, row) + i * dim, (T*)pass_->values[op_->layer] + at,
+                     dim);
+        }
+    }
+    void simple(int64_t row, int) {
+        const float* x = buffers_->row(op_->source, row);
+        float* out = buffers_->row(op_->target, row);
+        const int64_t width = op_->width;
+        switch (op_->kind) {
+            case ACT:
+                return act(x, op_->flags & TIMES ? buffers_->row(op_->other, row) : nullptr, out,
+                           width, op_->act, narrow_);
+            case ADD: {
+                const float* y = buffers_->row(op_->other, row);
+                return by_vectors(width, [&](int64_t i, int64_t n) {
+                    Vec total = load_some(x + i, n) + load_some(y + i, n);
+                    store_some(out + i, rounded_if(narrow_, total), n);
+                });
+            }
+            case COPY: return copy(x, out, width);
+            case PICK:
+                for (int64_t i = 0; i < width; i++) out[i] = x[op_->order[i]];
+                return;
+            case CAP: return cap(x, out, width, op_->value, narrow_);
+            case SCALE:
+                return by_vectors(width, [&](int64_t i, int64_t n) {
+                    store_some(out + i, rounded_if(narrow_, load_some(x + i, n) * op_->value), n);
+                });
+        }
+    }
+
+    // Attention
+
+    int64_t rows_of_block(const Operation& op) const {
+        const int64_t rows = ROWS_AT_ONCE / (op.heads / op.kv_heads);
+        return rows > 1 ? rows : 1;
+    }
+    int64_t row_blocks(const Operation& op) const {
+        return (pass_->rows + rows_of_block(op) - 1) / rows_of_block(op);
+    }
+    // Parts that are units of their own: where rows are few. Elsewhere a unit takes them in turn.
+    int64_t parts_apart() const { return pass_->rows > MOST_SPLIT ? 1 : parts_; }
+    int64_t parts() const {
+        int64_t longest = 0;
+        for (int64_t i = 0; i < pass_->rows; i++) {
+            const int64_t end = sight(*pass_, i, 0).end;
+            longest = end > longest ? end : longest;
+        }
+        return (longest + PART - 1) / PART;
+    }
+    Gathered gathered(int64_t part, int64_t row, int64_t head) const {
+        const int64_t at = (part * pass_->rows + row) * op_->heads + head;
+        return {gathered_.as<float>() + at * Gathered::floats(op_->head_dim), op_->head_dim};
+    }
+    void attend(int64_t unit, int thread) {
+        if (narrow_) return attend_as<Bfloat16>(unit, thread);
+        attend_as<float>(unit, thread);
+    }
+    template <class T>
+    void attend_as(int64_t unit, int thread) {
+        const Operation& op = *op_;
+        const int64_t groups = op.heads / op.kv_heads;
+        const int64_t part = unit % parts_apart(), block = unit / parts_apart() % row_blocks(op);
+        const int64_t kv_head = unit / parts_apart() / row_blocks(op);
+        const int64_t first = block * rows_of_block(op), rest = pass_->rows - first;
+        const int64_t end = first + (rest < rows_of_block(op) ? rest : rows_of_block(op));
+        Unit<T> some(*pass_, op, kv_head, first, end, buffers_->row(op.source, 0),
+                     buffers_->stride(op.source), own(thread));
+        if (parts_apart() > 1 || parts_ == 1) {
+            auto place = [&](int64_t row, int64_t group) {
+                return gathered(part, row, kv_head * groups + group);
+            };
+            for (int64_t r = first; r < end; r++)
+                for (int64_t g = 0; g < groups; g++) place(r, g).clear();
+            return some.run(part, place);
+        }
+        float* room = own(thread) + Unit<T>::room_floats(op.head_dim);
+        for (int64_t p = 0; p < parts_; p++) {
+            auto place = [&](int64_t row, int64_t group) -> Gathered {
+                if (p == first_part(row)) return gathered(0, row, kv_head * groups + group);
+                const int64_t at = (row - first) * groups + group;
+                return {room + at * Gathered::floats(op.head_dim), op.head_dim};
+            };
+            for (int64_t r = first; r < end; r++)
+                for (int64_t g = 0; g < groups; g++) place(r, g).clear();
+            some.run(p, place);
+            for (int64_t r = first; r < end; r++)
+                for (int64_t g = 0; g < groups; g++)
+                    if (first_part(r) < p && p < end_part(r))
+                        join(gathered(0, r, kv_head * groups + g), place(r, g), op.head_dim);
+        }
+    }
+    int64_t first_part(int64_t row) const { return sight(*pass_, row, op_->window).first / PART; }
+    int64_t end_part(int64_t row) const {
+        return (sight(*pass_, row, op_->window).end + PART - 1) / PART;
+    }
+    void merge(int64_t row, int) {
+        const int64_t dim = op_->head_dim;
+        const bool apart = parts_apart() > 1 || parts_ == 1;
+        const int64_t first = apart ? first_part(row) : 0;
+        const int64_t end = apart ? end_part(row) : 1;
+        for (int64_t head = 0; head < op_->heads; head++) {
+            Gathered all_parts = gathered(first, row, head);
+            for (int64_t p = first + 1; p < end; p++) join(all_parts, gathered(p, row, head), dim);
+            float* out = buffers_->row(op_->target, row) + head * dim;
+            by_vectors(dim, [&](int64_t i, int64_t n) {
+                Vec x = load_some(all_parts.values + i, n) / all_parts.total;
+                store_some(out + i, rounded_if(narrow_, x), n);
+            });
+        }
+    }
+
+    const Operation* ops_ = nullptr;
+    const Span* spans_ = nullptr;
+    int n_spans_ = 0, span_ = 0, next_ = 0;
+    int64_t parts_ = 0;  // of the longest list
+    bool second_ = false, narrow_ = false;
+    Buffers* buffers_ = nullptr;
+    const Pass* pass_ = nullptr;
+    const Operation* op_ = nullptr;
+    Job job_{};
+    int64_t own_ = 0;
+    Room room_, narrow_room_, gathered_, peaks_;
+};
+
+}  // namespace flat
+
+using flat::Bfloat16;
+
+namespace {
+
+// All that threads share. A child process has none of its parent's threads and starts its own.
+struct Shared {
+    std::mutex one_at_a_time;
+    std::unique_ptr<flat::Pool> pool;
+    flat::Runner runner;
+    std::map<std::pair<int64_t, int64_t>, flat::Buffers> alone;  // of products without a program
+
+    flat::Buffers& buffers(int64_t in, int64_t out) {
+        const int64_t widths[] = {in, out};
+        return alone.try_emplace({in, out}, widths, 2).first->second;
+    }
+    flat::Pool& threads(int n) {
+        if (n > flat::MOST_THREADS) n = flat::MOST_THREADS;
+        if (n < 1) n = 1;
+        if (!pool || pool->threads() != n) {
+            pool.reset();
+            pool.reset(new flat::Pool(n, flat::ProcessorTiles::release));
+        }
+        return *pool;
+    }
+};
+Shared* shared = nullptr;
+
+void begin_anew() {
+    // What the parent left behind is in a state that nobody knows: it is not even given back.
+    const int path = shared->runner.path;
+    shared = new Shared;
+    shared->runner.path = path;
+}
+
+// The offsets of a weight's numbers in its blob.
+struct Layout {
+    int64_t in, deep;
+    bool narrow;
+
+    Layout(int64_t in, bool narrow)
+        : in(in), deep(narrow ? flat::whole_tiles(in) : in), narrow(narrow) {}
+    int64_t at(int64_t out, int64_t k) const {
+        const int64_t block = out / flat::BLOCK * flat::BLOCK * deep, column = out % flat::BLOCK;
+        if (!narrow) return block + k * flat::BLOCK + column;
+        return block + k / 2 * 2 * flat::BLOCK + column * 2 + k % 2;
+    }
+};
+
+// Moves a weight [out, in] into its blob or back, some blocks of outputs by each thread.
+template <class T>
+class Packing : public flat::Work {
+   public:
+    Packing(T* blob, T* rows, int64_t out, int64_t in, int64_t row_step, int64_t step, bool back)
+        : blob_(blob), rows_(rows), out_(out), row_step_(row_step), step_(step), back_(back),
+          layout_(in, sizeof(T) == 2) {}
+    int64_t next() override {
+        const bool first = !begun_;
+        begun_ = true;
+        return first ? flat::blocks(out_) : 0;
+    }
+    void unit(int64_t unit, int) override {
+        const int64_t first = unit * flat::BLOCK;
+        for (int64_t k = 0; k < layout_.in; k++)
+            for (int64_t out = first; out < first + flat::BLOCK && out < out_; out++) {
+                T &there = blob_[layout_.at(out, k)], &here = rows_[out * row_step_ + k * step_];
+                if (back_) here = there;
+                else there = here;
+            }
+    }
+
+   private:
+    T *blob_, *rows_;
+    int64_t out_, row_step_, step_;
+    bool back_, begun_ = false;
+    Layout layout_;
+};
+
+template <class T>
+void pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int64_t step, int back,
+          int threads) {
+    Packing<T> packing((T*)blob, (T*)rows, out, in, row_step, step, back);
+    shared->threads(threads).run(packing);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Called once. What a library that was built for other structures would get wrong.
+void flat_start(int64_t* sizes) {
+    if (!shared) {
+        shared = new Shared;
+        pthread_atfork(nullptr, nullptr, begin_anew);
+    }
+    sizes[0] = sizeof(flat::Operation), sizes[1] = sizeof(flat::Product);
+    sizes[2] = sizeof(flat::Pass), sizes[3] = flat::KINDS;
+}
+
+// The ways to multiply bfloat16 numbers that this processor has, as bits.
+int flat_paths() {
+    int paths = 1 << flat::VECTORS_ONLY | 1 << flat::EMULATED_TILES;
+#ifdef FLAT_DOT_PRODUCTS
+    paths |= 1 << flat::DOT_PRODUCTS;
+#endif
+    if (flat::tiles_granted()) paths |= 1 << flat::TILES;
+    return paths;
+}
+void flat_use(int path) { shared->runner.path = path; }
+int flat_lanes() { return flat::LANES; }
+
+// The numbers of a blob.
+int64_t flat_blob_numbers(int64_t out, int64_t in, int narrow) {
+    return flat::blocks(out) * flat::BLOCK * Layout(in, narrow).deep;
+}
+
+void flat_pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int64_t step,
+               int narrow, int back, int threads) {
+    std::lock_guard<std::mutex> guard(shared->one_at_a_time);
+    auto move = narrow ? pack<Bfloat16> : pack<float>;
+    move(blob, rows, out, in, row_step, step, back, threads);
+}
+
+void* flat_buffers(const int64_t* widths, int count) {
+    return new (std::nothrow) flat::Buffers(widths, count);
+}
+void flat_free(void* buffers) { delete (flat::Buffers*)buffers; }
+
+// False where there is not enough memory.
+int flat_run(void* buffers, const flat::Operation* ops, const flat::Span* spans, int n_spans,
+             int narrow, const flat::Pass* pass, int threads) {
+    std::lock_guard<std::mutex> guard(shared->one_at_a_time);
+    auto& pool = shared->threads(threads);
+    auto& runner = shared->runner;
+    if (!runner.begin(ops, spans, n_spans, narrow, (flat::Buffers*)buffers, pass, pool.threads()))
+        return 0;
+    pool.run(runner);
+    return 1;
+}
+
+// One product for itself, some rows at a time: of any number. False where memory is short.
+int flat_linear(const flat::Product* product, int narrow, const void* source, void* target,
+                int64_t rows, int threads) {
+    using namespace flat;
+    std::lock_guard<std::mutex> guard(shared->one_at_a_time);
+    auto& pool = shared->threads(threads);
+    Operation ops[3] = {};
+    ops[0].kind = ENTER, ops[1].kind = LINEAR, ops[2].kind = LEAVE;
+    ops[0].width = product->in, ops[1].count = 1, ops[2].width = product->out;
+    ops[1].products = product;
+    ops[2].source = product->target;
+    const Span span = {0, 3};
+    const int64_t size = narrow ? sizeof(Bfloat16) : sizeof(float);
+    for (int64_t first = 0; first < rows; first += ROWS_ALONE) {
+        Pass pass = {};
+        pass.rows = rows - first < ROWS_ALONE ? rows - first : ROWS_ALONE;
+        pass.source = (const char*)source + first * product->in * size;
+        pass.target = (char*)target + first * product->out * size;
+        if (!shared->runner.begin(ops, &span, 1, narrow, &shared->buffers(product->in, product->out),
+                                  &pass, pool.threads()))
+            return 0;
+        pool.run(shared->runner);
+    }
+    return 1;
+}
+
+}  // extern "C"

@@ -1,0 +1,67 @@
+"""The kernels of this machine, once they have been checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from ppdbench.engine.flat.check import Wrong, check
+from ppdbench.engine.flat.native import (
+    DOT_PRODUCTS,
+    TILES,
+    VECTORS,
+    Library,
+    Unavailable,
+    loaded,
+)
+
+__all__ = ["Kernels", "Unavailable", "library"]
+
+# Ways to multiply bfloat16 numbers, as headers name them.
+NAMES = {TILES: "AMX", DOT_PRODUCTS: "AVX-512 products", VECTORS: "widened"}
+VECTOR_NAMES = {16: "AVX-512", 8: "AVX", 4: "vectors of 4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The kernels that run here.
+
+    `path` is the way to multiply bfloat16 numbers; `dropped` says of better ones why not.
+    """
+
+    lanes: int
+    path: int
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def kernels(self) -> str:
+        """Name the kernels that run."""
+        vectors = VECTOR_NAMES[self.lanes]
+        return f"float32 {vectors}, bfloat16 {NAMES[self.path]}"
+
+
+@cache
+def library() -> Kernels:
+    """The kernels, built and checked; `Unavailable` says why there are none."""
+    native = loaded()
+    try:
+        check(torch.float32)
+    except Wrong as error:
+        raise Unavailable(f"kernels fail their check: {error}") from error
+    return _chosen(native)
+
+
+def _chosen(native: Library) -> Kernels:
+    """The best way to multiply bfloat16 numbers that passes its check."""
+    dropped: list[str] = []
+    for path in native.paths:
+        native.use(path)
+        try:
+            check(torch.bfloat16)
+        except Wrong as error:
+            dropped.append(f"{NAMES[path]}: {error}")
+        else:
+            return Kernels(native.lanes, path, tuple(dropped))
+    raise Unavailable(f"kernels fail their check: {'; '.join(dropped)}")

@@ -1,0 +1,203 @@
+"""The kernels as a shared library: compiled at first use, kept on disk, loaded by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from filelock import FileLock
+
+from ppdbench.engine.artefacts import home, processor
+
+SOURCES = Path(__file__).parent
+COMPILERS = ("g++", "clang++", "c++")
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"),
+    # A sum must round alike wherever it stands: see simd.h.
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w"),
+)
+PATIENCE_S = 300  # for another process that compiles the same
+
+
+class Unavailable(Exception):
+    """Says why there are no kernels here; passes go on without them."""
+
+
+class Columns(ctypes.Structure):
+    """Columns of a buffer."""
+
+    _fields_: ClassVar = [("buffer", c_int32), ("first", c_int32)]
+
+
+class Product(ctypes.Structure):
+    """A product and where it goes."""
+
+    _fields_: ClassVar = [
+        *(("blob", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64)),
+        ("target", Columns),
+    ]
+
+
+class Operation(ctypes.Structure):
+    """One operation of a program."""
+
+    _fields_: ClassVar = [
+        *(("kind", c_int32), ("flags", c_int32)),
+        *(("source", Columns), ("other", Columns), ("target", Columns)),
+        *(("width", c_int64), ("count", c_int64), ("products", POINTER(Product))),
+        *(("weight", c_void_p), ("bias", c_void_p), ("order", c_void_p)),
+        *(("layer", c_int32), ("turn", c_int32), ("act", c_int32), ("heads", c_int32)),
+        *(("kv_heads", c_int32), ("head_dim", c_int32), ("rotary_dim", c_int32)),
+        *(("unused", c_int32), ("window", c_int64), ("value", c_float), ("cap", c_float)),
+    ]
+
+
+class PassData(ctypes.Structure):
+    """One pass over some rows."""
+
+    _fields_: ClassVar = [
+        *(("rows", c_int64), ("start", c_int64), ("capacity", c_int64), ("causal", c_int64)),
+        *(("slots", c_void_p), ("positions", c_void_p), ("reach", c_void_p)),
+        *(("seen", c_void_p), ("offsets", c_void_p), ("keys", c_void_p), ("values", c_void_p)),
+        *(("cos", c_void_p), ("sin", c_void_p), ("source", c_void_p), ("target", c_void_p)),
+        *(("likeliest", c_void_p), ("peaks", c_void_p)),
+    ]
+
+
+class Span(ctypes.Structure):
+    """The operations [first, end)."""
+
+    _fields_: ClassVar = [("first", c_int32), ("end", c_int32)]
+
+
+# As operations.h numbers them.
+KINDS = (
+    *("enter", "leave", "linear", "gated", "rms_norm", "layer_norm", "rotate", "store"),
+    *("attend", "act", "add", "copy", "pick", "cap", "scale"),
+)
+# As linear.h numbers the ways to multiply bfloat16 numbers.
+VECTORS, DOT_PRODUCTS, TILES, EMULATED_TILES = range(4)
+
+
+class Library:
+    """The functions of a built library."""
+
+    def __init__(self, path: Path) -> None:
+        self._dll = ctypes.CDLL(str(path))
+        sizes = (c_int64 * 4)()
+        self._dll.flat_start(sizes)
+        ours = [ctypes.sizeof(kind) for kind in (Operation, Product, PassData)]
+        if list(sizes) != [*ours, len(KINDS)]:
+            raise Unavailable(f"the compiler lays structures out otherwise: {list(sizes)}")
+        self._blob_numbers = self._function("flat_blob_numbers", c_int64, "llw")
+        self._pack = self._function("flat_pack", None, "ppllllwww")
+        self.buffers = self._function("flat_buffers", c_void_p, "pw")
+        self.free = self._function("flat_free", None, "p")
+        self.run = self._function("flat_run", ctypes.c_int, "pppwwpw")
+        self.linear = self._function("flat_linear", ctypes.c_int, "pwpplw")
+        self.lanes: int = self._dll.flat_lanes()
+
+    def _function(self, name: str, gives: Any, takes: str) -> Any:
+        function: Any = self._dll[name]
+        kinds: dict[str, Any] = {"p": c_void_p, "l": c_int64, "w": ctypes.c_int}
+        function.argtypes, function.restype = [kinds[kind] for kind in takes], gives
+        return function
+
+    @property
+    def paths(self) -> list[int]:
+        """The ways to multiply bfloat16 numbers that this processor has, the best first."""
+        found: int = self._dll.flat_paths()
+        return [path for path in (TILES, DOT_PRODUCTS, VECTORS) if found >> path & 1]
+
+    def use(self, path: int) -> None:
+        """Multiply bfloat16 numbers this way from now on."""
+        self._dll.flat_use(path)
+
+    def blob_numbers(self, outputs: int, inputs: int, *, narrow: bool) -> int:
+        """Count the numbers of a weight's blob."""
+        n: int = self._blob_numbers(outputs, inputs, narrow)
+        return n
+
+    def move(self, blob: torch.Tensor, weight: torch.Tensor, *, back: bool = False) -> None:
+        """Bring a weight [out, in] into its blob, or back."""
+        narrow = weight.dtype == torch.bfloat16
+        places = blob.data_ptr(), weight.data_ptr()
+        self._pack(*places, *weight.shape, *weight.stride(), narrow, back, torch.get_num_threads())
+
+
+@cache
+def loaded() -> Library:
+    """The library for this machine, built if it is not there; nobody has checked it yet."""
+    return Library(built(SOURCES))
+
+
+def built(sources: Path) -> Path:
+    """Return the library that is built of these sources here."""
+    compiler = _compiler()
+    try:
+        path = home().parent / "kernels" / f"{_key(sources, compiler)}.so"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock"), timeout=PATIENCE_S):
+            if not _is_whole(path):
+                _compile(sources, compiler, path)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot keep compiled kernels: {error.strerror or error}; name a folder that can be "
+            "written to in PPDBENCH_CACHE"
+        ) from error
+    return path
+
+
+def _compiler() -> str:
+    asked = os.environ.get("CXX")
+    for name in (asked,) if asked else COMPILERS:
+        if found := shutil.which(name):
+            return found
+    said = f"CXX names {asked!r}, which is not there" if asked else "no C++ compiler found"
+    raise Unavailable(f"{said}; install g++ or clang++, or set CXX")
+
+
+def _key(sources: Path, compiler: str) -> str:
+    """Name what comes out: after the sources, the compiler, its flags and the processor."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    said = hashlib.sha256("\n".join((compiler, *FLAGS, processor())).encode() + version)
+    for file in sorted(sources.glob("*.[ch]*")):
+        said.update(file.read_bytes())
+    return said.hexdigest()[:24]
+
+
+def _compile(sources: Path, compiler: str, path: Path) -> None:
+    """Build the library beside its place and put it there whole, its digest after it."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / "kernels.so"
+        command = [compiler, *FLAGS, str(sources / "kernels.cpp"), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").splitlines()
+            said = next((line for line in lines if "error" in line), "no word")
+            raise Unavailable(f"{compiler} cannot build the kernels: {said.strip()[:300]}")
+        digest = Path(folder) / "digest"
+        digest.write_text(_digest(made), encoding="ascii")
+        made.replace(path)
+        digest.replace(path.with_suffix(".sha256"))
+
+
+def _is_whole(path: Path) -> bool:
+    """True if the file is what was built: a part of it would end the process that loads it."""
+    try:
+        return path.with_suffix(".sha256").read_text(encoding="ascii") == _digest(path)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

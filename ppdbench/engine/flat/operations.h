@@ -1,0 +1,74 @@
+// What a program consists of, as Python hands it over; `ops.py` has the same structures.
+#pragma once
+
+#include <cstdint>
+
+namespace flat {
+
+enum Kind {
+    ENTER,       // the caller's rows into a buffer
+    LEAVE,       // a buffer into the caller's rows; the likeliest number of each row
+    LINEAR,      // products of one buffer, each into a part of a buffer, perhaps onto another
+    GATED,       // act(product) * product
+    RMS_NORM,
+    LAYER_NORM,
+    ROTATE,
+    STORE,       // keys and values into the cache
+    ATTEND,
+    ACT,         // an activation, perhaps times another buffer
+    ADD,
+    COPY,
+    PICK,        // columns in another order
+    CAP,
+    SCALE,
+    KINDS,
+};
+
+enum Flag { PLUS_ONE = 1, ROUND_FIRST = 2, ONTO = 4, TIMES = 8 };
+
+// Columns of a buffer from `first` on.
+struct Columns {
+    int32_t buffer, first;
+};
+
+// A product: `out` numbers of `in`.
+struct Product {
+    const void* blob;
+    const float* bias;  // as many as there are outputs in whole blocks; or null
+    int64_t in, out;
+    Columns target;
+};
+
+struct Operation {
+    int32_t kind, flags;
+    Columns source, other, target;
+    int64_t width;  // numbers of a row
+    int64_t count;  // products; or numbers that are normed together
+    const Product* products;
+    const float *weight, *bias;
+    const int32_t* order;
+    int32_t layer, turn, act, heads, kv_heads, head_dim, rotary_dim, unused;
+    int64_t window;      // keys, itself included; 0: all
+    float value, cap;    // eps, or the scale of scores, or a factor; 0: no cap
+};
+
+// One pass over `rows` rows.
+struct Pass {
+    int64_t rows, start, capacity;
+    int64_t causal;            // row i sees what is before slot start + i and itself; no lists
+    const int32_t* slots;      // where each row is stored
+    const int32_t* positions;  // where each row stands
+    const int32_t* reach;      // how many slots each row sees from the first on; null: `start`
+    const int32_t* seen;       // slots that rows see behind those, in the order of positions
+    const int32_t* offsets;    // of row i: [offsets[i], offsets[i + 1])
+    void* const* keys;         // by layer: [kv_heads, capacity, head_dim]
+    void* const* values;
+    const float* const* cos;   // by kind of turn: [rows, rotary_dim]
+    const float* const* sin;
+    const void* source;        // [rows, width of ENTER]
+    void* target;              // [rows, width of LEAVE]
+    int64_t* likeliest;        // [rows] or null
+    float* peaks;
+};
+
+}  // namespace flat

@@ -1,0 +1,477 @@
+"""Programs: operations over numbered rows of float32, run by one call.
+
+Rows of a bfloat16 model hold bfloat16 values: each operation rounds where stock modules would
+hold bfloat16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppdbench.engine.flat.native import (
+    KINDS,
+    Columns,
+    Operation,
+    PassData,
+    Product,
+    Span,
+    loaded,
+)
+from ppdbench.engine.flat.weights import DTYPES, FlatLinear
+
+# As simd.h numbers them.
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4}
+# As operations.h numbers them.
+PLUS_ONE, ROUND_FIRST, ONTO, TIMES = 1, 2, 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Rows of `width` numbers, of wider rows those from column `first` on."""
+
+    number: int
+    width: int
+    first: int = 0
+
+    def part(self, first: int, width: int) -> Buffer:
+        """Some of the columns."""
+        if first < 0 or width < 1 or first + width > self.width:
+            raise ValueError(f"columns {first}..{first + width} of {self.width}")
+        return Buffer(self.number, width, self.first + first)
+
+    @property
+    def columns(self) -> Columns:
+        """The same as the kernels take it."""
+        return Columns(self.number, self.first)
+
+
+class CacheBlocks:
+    """The keys and values of each layer: [1, kv_heads, capacity, head_dim] each."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for pair in layers:
+            for rows in pair:
+                if rows.dim() != 4 or rows.shape[0] != 1 or not rows.is_contiguous():
+                    raise ValueError(f"cache rows of shape {tuple(rows.shape)}")
+        self.layers = tuple(layers)
+        self.capacity = layers[0][0].shape[2]
+        self.dtype = layers[0][0].dtype
+        self._keys = _addresses([keys for keys, _ in layers])
+        self._values = _addresses([values for _, values in layers])
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """The places of the addresses of keys and of values, by layer."""
+        return ctypes.addressof(self._keys), ctypes.addressof(self._values)
+
+
+class Pass:
+    """The rows of one pass: where they stand, where they are stored, what they see.
+
+    Row i sees the cache slots before `start` (or before `reach[i]`), whose positions are their
+    numbers, then `seen[offsets[i]:offsets[i + 1]]` in the order of positions, itself the last.
+    In a `causal` pass it sees all slots up to `start + i`, without lists. `turns` are cosines
+    and sines [row, rotary_dim], float32, by kind.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        slots: Any,
+        positions: Any,
+        seen: Any,
+        offsets: Any,
+        turns: Sequence[tuple[Tensor, Tensor]],
+        blocks: CacheBlocks,
+        *,
+        causal: bool = False,
+        reach: Any = None,
+    ) -> None:
+        given = (slots, positions, reach, seen, offsets)
+        lists = [None if some is None else _numbers(some) for some in given]
+        self.rows = len(lists[0]) if lists[0] is not None else 0
+        _check_lists(self.rows, start, lists, turns, blocks, causal)
+        cos = _addresses([cos for cos, _ in turns])
+        sin = _addresses([sin for _, sin in turns])
+        self._kept = lists, tuple(turns), blocks, cos, sin
+        places = [None if some is None else some.ctypes.data for some in lists]
+        self.data = PassData(
+            self.rows,
+            start,
+            blocks.capacity,
+            causal,
+            *places,
+            *blocks.addresses,
+            ctypes.addressof(cos),
+            ctypes.addressof(sin),
+        )
+
+
+class Program:
+    """A list of operations over buffers, of which `hidden` is what comes in."""
+
+    def __init__(self, dtype: torch.dtype, width: int) -> None:
+        if dtype not in DTYPES:
+            raise TypeError(f"a program over {dtype}; use float32 or bfloat16")
+        self.dtype = dtype
+        self._narrow = dtype == torch.bfloat16
+        self._widths: list[int] = []
+        self._ops: list[Operation] = []
+        self._kept: list[Any] = []
+        self._made: _Made | None = None
+        self.hidden = self.buffer(width)
+
+    def buffer(self, width: int) -> Buffer:
+        """Make room for rows of `width` numbers."""
+        self._widths.append(width)
+        self._made = None
+        return Buffer(len(self._widths) - 1, width)
+
+    def mark(self) -> int:
+        """Count the operations so far."""
+        return len(self._ops)
+
+    # Operations
+
+    def linear(
+        self, source: Buffer, *pairs: tuple[Buffer, FlatLinear], add: Buffer | None = None
+    ) -> None:
+        """Products of one source, all one job: target = x W^T + b, or that onto `add`."""
+        for target, weight in pairs:
+            self._check_product(source, target, weight)
+        if not pairs or (add is not None and (len(pairs) > 1 or add.width != pairs[0][0].width)):
+            raise ValueError("a product onto a buffer is one, as wide as it")
+        op = self._op("linear", source, other=add, flags=0 if add is None else ONTO)
+        self._hand(op, pairs)
+
+    def gated(
+        self, source: Buffer, target: Buffer, gate: FlatLinear, up: FlatLinear, act: str
+    ) -> None:
+        """act(gate x) * (up x), one job."""
+        for weight in (gate, up):
+            self._check_product(source, target, weight)
+        op = self._op("gated", source, act=_activation(act))
+        self._hand(op, [(target, gate), (target, up)])
+
+    def rms_norm(
+        self,
+        source: Buffer,
+        target: Buffer,
+        weight: Tensor,
+        eps: float,
+        *,
+        plus_one: bool = False,
+        round_first: bool = True,
+        each: int | None = None,
+    ) -> None:
+        """Rows over their root mean square, or every `each` numbers for themselves."""
+        count = source.width if each is None else each
+        _same_width(source, target)
+        if source.width % count or weight.numel() != count:
+            raise ValueError(f"{weight.numel()} weights for norms of {count} of {source.width}")
+        flags = PLUS_ONE * plus_one | ROUND_FIRST * round_first
+        held = self._floats(weight)
+        self._op("rms_norm", source, target, flags=flags, count=count, weight=held, value=eps)
+
+    def layer_norm(
+        self,
+        source: Buffer,
+        target: Buffer,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+    ) -> None:
+        """Rows less their mean, over their deviation."""
+        _same_width(source, target)
+        for given in (weight, bias):
+            if given is not None and given.numel() != source.width:
+                raise ValueError(f"{given.numel()} weights for a norm of {source.width}")
+        norm: dict[str, Any] = {
+            "weight": self._floats(weight),
+            "bias": self._floats(bias),
+            "value": eps,
+        }
+        self._op("layer_norm", source, target, **norm)
+
+    def rotate(
+        self, target: Buffer, heads: int, head_dim: int, rotary_dim: int, kind: int = 0
+    ) -> None:
+        """Turn heads by their positions, in place: number i with number i + rotary_dim / 2."""
+        if heads * head_dim != target.width or rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+            raise ValueError(f"{rotary_dim} of {heads} x {head_dim} in {target.width} numbers")
+        sizes: dict[str, Any] = {
+            "heads": heads,
+            "head_dim": head_dim,
+            "rotary_dim": rotary_dim,
+            "turn": kind,
+        }
+        self._op("rotate", target, target, **sizes)
+
+    def store(self, keys: Buffer, values: Buffer, layer: int, heads: int, head_dim: int) -> None:
+        """Write the pass's keys and values to the cache."""
+        if not keys.width == values.width == heads * head_dim:
+            raise ValueError(f"{heads} x {head_dim} of {keys.width} and {values.width} numbers")
+        self._op("store", keys, other=values, layer=layer, heads=heads, head_dim=head_dim)
+
+    def attend(
+        self,
+        queries: Buffer,
+        target: Buffer,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        softcap: float | None = None,
+        window: int | None = None,
+    ) -> None:
+        """Softmax attention of each row over the keys that it sees."""
+        _same_width(queries, target)
+        if queries.width != heads * head_dim or heads % kv_heads:
+            raise ValueError(f"{heads} heads of {kv_heads} kinds in {queries.width} numbers")
+        sizes: dict[str, Any] = {
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "layer": layer,
+        }
+        how: dict[str, Any] = {"value": scale, "cap": softcap or 0.0, "window": window or 0}
+        self._op("attend", queries, target, **sizes, **how)
+
+    def act(self, source: Buffer, target: Buffer, name: str, times: Buffer | None = None) -> None:
+        """An activation; then times another buffer."""
+        _same_width(source, target, times)
+        flags = 0 if times is None else TIMES
+        self._op("act", source, target, other=times, act=_activation(name), flags=flags)
+
+    def add(self, a: Buffer, b: Buffer, target: Buffer) -> None:
+        """The sum of two buffers."""
+        _same_width(a, b, target)
+        self._op("add", a, target, other=b)
+
+    def copy(self, source: Buffer, target: Buffer) -> None:
+        """The same numbers elsewhere."""
+        _same_width(source, target)
+        self._op("copy", source, target)
+
+    def pick(self, source: Buffer, target: Buffer, order: Tensor) -> None:
+        """Columns in another order: target[j] = source[order[j]]."""
+        held = order.to(torch.int32).contiguous()
+        if len(held) != target.width or not 0 <= int(held.min()) <= int(held.max()) < source.width:
+            raise ValueError(f"{len(held)} of {source.width} columns for {target.width}")
+        self._kept.append(held)
+        self._op("pick", source, target, order=held.data_ptr(), width=target.width)
+
+    def cap(self, source: Buffer, target: Buffer, value: float) -> None:
+        """tanh(x / value) * value."""
+        _same_width(source, target)
+        self._op("cap", source, target, value=value)
+
+    def scale(self, source: Buffer, target: Buffer, factor: float) -> None:
+        """Every number times a factor."""
+        _same_width(source, target)
+        self._op("scale", source, target, value=factor)
+
+    # Runs
+
+    def run(
+        self,
+        first: int,
+        last: int,
+        source: Tensor,
+        target: Tensor,
+        out: Buffer,
+        given: Pass | None = None,
+        likeliest: Tensor | None = None,
+        peaks: Tensor | None = None,
+    ) -> None:
+        """Operations [first, last) over rows `source` [row, width]; `out` goes into `target`.
+
+        `likeliest` [row] takes the first of the largest numbers of each row of `out`, `peaks`
+        how large it is, NaN where any of the row is.
+        """
+        rows = len(source)
+        self._check_run(source, target, out, given, likeliest, peaks)
+        if not 0 <= first <= last <= len(self._ops):
+            raise ValueError(f"operations {first}..{last} of {len(self._ops)}")
+        made = self._made or self._make()
+        data = PassData() if given is None else given.data
+        data.rows, data.source, data.target = rows, source.data_ptr(), target.data_ptr()
+        data.likeliest = None if likeliest is None else likeliest.data_ptr()
+        data.peaks = None if peaks is None else peaks.data_ptr()
+        leave = made.leave(out)
+        made.spans[1], made.spans[2] = Span(first, last), Span(leave, leave + 1)
+        done = loaded().run(
+            made.buffers,
+            ctypes.addressof(made.ops),
+            ctypes.addressof(made.spans),
+            len(made.spans),
+            self._narrow,
+            ctypes.addressof(data),
+            torch.get_num_threads(),
+        )
+        if not done:
+            raise MemoryError(f"no memory for {rows} rows of {sum(self._widths)} numbers")
+
+    def _check_run(
+        self,
+        source: Tensor,
+        target: Tensor,
+        out: Buffer,
+        given: Pass | None,
+        likeliest: Tensor | None,
+        peaks: Tensor | None,
+    ) -> None:
+        rows = len(source)
+        wanted = [
+            (source, (rows, self.hidden.width), self.dtype),
+            (target, (rows, out.width), self.dtype),
+            (likeliest, (rows,), torch.int64),
+            (peaks, (rows,), torch.float32),
+        ]
+        for tensor, shape, dtype in wanted:
+            if tensor is None:
+                continue
+            if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+                raise ValueError(
+                    f"rows {tuple(tensor.shape)} of {tensor.dtype}; use {shape} of {dtype}, "
+                    "contiguous"
+                )
+        if (likeliest is None) != (peaks is None):
+            raise ValueError("likeliest and peaks go together")
+        if given is not None and given.rows != rows:
+            raise ValueError(f"{rows} rows in a pass of {given.rows}")
+
+    def _make(self) -> _Made:
+        self._made = _Made(self._ops, self._widths, self.hidden)
+        return self._made
+
+    # Parts of operations
+
+    def _op(
+        self,
+        kind: str,
+        source: Buffer,
+        target: Buffer | None = None,
+        other: Buffer | None = None,
+        **more: Any,
+    ) -> Operation:
+        op = Operation(kind=KINDS.index(kind), source=source.columns, width=source.width)
+        if target is not None:
+            op.target = target.columns
+        if other is not None:
+            op.other = other.columns
+        for name, value in more.items():
+            setattr(op, name, value)
+        self._ops.append(op)
+        self._made = None
+        return op
+
+    def _hand(self, op: Operation, pairs: Sequence[tuple[Buffer, FlatLinear]]) -> None:
+        products = (Product * len(pairs))(*(w.product(t.columns) for t, w in pairs))
+        op.products, op.count = products, len(pairs)
+        self._kept += [products, *(weight for _, weight in pairs)]
+
+    def _check_product(self, source: Buffer, target: Buffer, weight: FlatLinear) -> None:
+        if (weight.in_features, weight.out_features) != (source.width, target.width):
+            raise ValueError(
+                f"{weight.in_features} to {weight.out_features} numbers from {source.width} "
+                f"to {target.width}"
+            )
+        if weight.dtype != self.dtype:
+            raise TypeError(f"weights of {weight.dtype} in a program over {self.dtype}")
+        if source.number == target.number:
+            raise ValueError("a product cannot be put where it reads from")
+
+    def _floats(self, given: Tensor | None) -> int | None:
+        """The address of these numbers as float32, kept as long as the program is."""
+        if given is None:
+            return None
+        held = given.detach().float().contiguous().clone()
+        self._kept.append(held)
+        return held.data_ptr()
+
+
+class _Made:
+    """A program as the kernels take it, with ways in and out behind its own operations."""
+
+    def __init__(self, ops: Sequence[Operation], widths: Sequence[int], hidden: Buffer) -> None:
+        self._n, self._leaves = len(ops), dict[Buffer, int]()
+        enter = Operation(kind=KINDS.index("enter"), target=hidden.columns, width=hidden.width)
+        self.ops = (Operation * (self._n + 1))(*ops, enter)
+        self.spans = (Span * 3)(Span(self._n, self._n + 1))
+        counts = (ctypes.c_int64 * len(widths))(*widths)
+        self.buffers = loaded().buffers(ctypes.addressof(counts), len(widths))
+        if not self.buffers:
+            raise MemoryError(f"no memory for {len(widths)} buffers")
+        weakref.finalize(self, loaded().free, self.buffers)
+
+    def leave(self, out: Buffer) -> int:
+        """The number of the operation that hands `out` over."""
+        if out not in self._leaves:
+            op = Operation(kind=KINDS.index("leave"), source=out.columns, width=out.width)
+            self._leaves[out] = len(self.ops)
+            self.ops = (Operation * (len(self.ops) + 1))(*self.ops, op)
+        return self._leaves[out]
+
+
+def _activation(name: str) -> int:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r}; use {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _same_width(*buffers: Buffer | None) -> None:
+    if len({b.width for b in buffers if b is not None}) != 1:
+        raise ValueError(f"buffers of {[b.width for b in buffers if b is not None]} numbers")
+
+
+def _numbers(given: Any) -> np.ndarray:
+    held = given.numpy() if isinstance(given, Tensor) else given
+    return np.ascontiguousarray(held, dtype=np.int32)
+
+
+def _addresses(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
+
+
+def _check_lists(
+    rows: int,
+    start: int,
+    lists: Sequence[np.ndarray | None],
+    turns: Sequence[tuple[Tensor, Tensor]],
+    blocks: CacheBlocks,
+    causal: bool,
+) -> None:
+    """Refuse what would have the kernels read or write beyond a cache or a list."""
+    slots, positions, reach, seen, offsets = lists
+    if slots is None or positions is None or len(positions) != rows:
+        raise ValueError("a pass needs the slot and the position of each row")
+    for some in (slots, seen, None if reach is None else reach - 1):
+        if (
+            some is not None
+            and len(some)
+            and not 0 <= int(some.min()) <= int(some.max()) < blocks.capacity
+        ):
+            raise ValueError(f"slots {some.min()}..{some.max()} of {blocks.capacity}")
+    if start > blocks.capacity or (causal and start + rows > blocks.capacity):
+        raise ValueError(f"{rows} rows from slot {start} of {blocks.capacity}")
+    if reach is not None and len(reach) != rows:
+        raise ValueError(f"{len(reach)} reaches for {rows} rows")
+    if not causal:
+        if seen is None or offsets is None or len(offsets) != rows + 1:
+            raise ValueError("a pass that is not causal needs what each row sees")
+        if offsets[0] != 0 or offsets[-1] != len(seen) or (np.diff(offsets) < 0).any():
+            raise ValueError("lists of slots overlap or leave a gap")
+    for turn in turns:
+        for part in turn:
+            if part.dtype != torch.float32 or len(part) != rows or not part.is_contiguous():
+                raise ValueError(f"turns {tuple(part.shape)} of {part.dtype} for {rows} rows")

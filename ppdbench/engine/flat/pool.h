@@ -1,0 +1,204 @@
+// Threads that share out the units of one job after another.
+//
+// A job is over when its units are done, not when all threads have come: one that the system has
+// put aside holds up nothing but the unit it was at. Whoever ends the last unit of a job begins
+// the next one, so that work goes on as long as any thread runs. Threads wait for a while by
+// looking again, then they sleep.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "simd.h"
+
+namespace flat {
+
+constexpr int64_t LINE = 64;
+constexpr int MOST_THREADS = 256;
+constexpr auto PATIENCE = std::chrono::microseconds(60);
+
+// Memory that grows and begins on a line of the processor's cache.
+class Room {
+   public:
+    Room() = default;
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+    ~Room() { free(at_); }
+
+    // False where there is not enough memory.
+    bool reserve(int64_t bytes) {
+        bytes = (bytes + LINE - 1) / LINE * LINE;
+        if (bytes <= size_) return true;
+        free(at_);
+        at_ = aligned_alloc(LINE, bytes);
+        size_ = at_ ? bytes : 0;
+        if (at_) memset(at_, 0, bytes);
+        return at_ != nullptr;
+    }
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(at_);
+    }
+
+   private:
+    void* at_ = nullptr;
+    int64_t size_ = 0;
+};
+
+// What a pool runs: a list of jobs, found one by one.
+class Work {
+   public:
+    virtual ~Work() = default;
+    // Finds the next job; does itself what is not worth sharing. The number of units, 0 at the end.
+    virtual int64_t next() = 0;
+    virtual void unit(int64_t unit, int thread) = 0;
+};
+
+inline void pause_a_little() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Numbers that are too small round alike in every thread, whatever the caller has set.
+class PlainRounding {
+   public:
+#if defined(__x86_64__)
+    PlainRounding() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+    ~PlainRounding() { _mm_setcsr(before_); }
+
+   private:
+    unsigned before_;
+#endif
+};
+
+class Pool {
+   public:
+    Pool(int threads, void (*idle)()) : threads_(threads), idle_(idle) {
+        for (int i = 1; i < threads; i++) others_.emplace_back([this, i] { stay(i); });
+    }
+    ~Pool() {
+        stop_.store(true);
+        announce();
+        for (auto& other : others_) other.join();
+    }
+    int threads() const { return threads_; }
+
+    void run(Work& work) {
+        PlainRounding plain;
+        work_ = &work;
+        over_.store(false);
+        advance();
+        help(0, [this] { return over_.load(); });
+        idle_();
+    }
+
+   private:
+    // Units of a job that one thread begins with: the first and the one behind the last.
+    struct alignas(LINE) Share {
+        std::atomic<uint64_t> units{0};
+    };
+    static uint64_t packed(uint64_t first, uint64_t end) { return first << 32 | end; }
+
+    // Begins the next job that is worth sharing, or says that all is over.
+    void advance() {
+        int64_t units = work_->next();
+        if (units == 0) {
+            over_.store(true);
+        } else {
+            left_.store(units);
+            for (int i = 0; i < threads_; i++)
+                shares_[i].units.store(packed(units * i / threads_, units * (i + 1) / threads_));
+        }
+        announce();
+    }
+
+    void announce() {
+        news_.fetch_add(1);
+        if (sleepers_.load() == 0) return;
+        std::lock_guard<std::mutex> guard(mutex_);
+        sleepers_.store(0);
+        wake_.notify_all();
+    }
+
+    // A thread takes its own units from the front, those of others from the back. What has been
+    // taken belongs to the job that is on: no other begins before it is done.
+    bool take(int self, int64_t& unit) {
+        for (int i = 0; i < threads_; i++) {
+            auto& share = shares_[(self + i) % threads_].units;
+            uint64_t seen = share.load();
+            while ((seen >> 32) < (seen & 0xffffffff)) {
+                uint64_t first = seen >> 32, end = seen & 0xffffffff;
+                uint64_t rest = i == 0 ? packed(first + 1, end) : packed(first, end - 1);
+                if (share.compare_exchange_weak(seen, rest)) {
+                    unit = i == 0 ? first : end - 1;
+                    return true;
+                }
+            }
+        }
+        return false;
+    }
+
+    template <class Done>
+    void help(int self, Done done) {
+        int64_t unit;
+        while (!done()) {
+            uint32_t heard = news_.load();
+            if (take(self, unit)) {
+                do {
+                    work_->unit(unit, self);
+                    if (left_.fetch_sub(1) == 1) advance();
+                } while (take(self, unit));
+            } else if (!done()) {
+                wait(heard);
+            }
+        }
+    }
+
+    // Until there is news since `heard`.
+    void wait(uint32_t heard) {
+        idle_();
+        auto until = std::chrono::steady_clock::now() + PATIENCE;
+        do {
+            for (int i = 0; i < 16; i++) {
+                if (news_.load() != heard) return;
+                pause_a_little();
+            }
+        } while (std::chrono::steady_clock::now() < until);
+        std::unique_lock<std::mutex> guard(mutex_);
+        sleepers_.fetch_add(1);
+        // Said before looking: whoever brings news from here on sees that somebody sleeps.
+        while (news_.load() == heard) {
+            wake_.wait(guard);
+            if (news_.load() == heard) sleepers_.fetch_add(1);
+        }
+    }
+
+    void stay(int self) {
+        PlainRounding plain;
+        help(self, [this] { return stop_.load(); });
+    }
+
+    const int threads_;
+    void (*const idle_)();  // what a thread does that finds nothing to do
+    Work* work_ = nullptr;
+    Share shares_[MOST_THREADS];
+    alignas(LINE) std::atomic<int64_t> left_{0};
+    alignas(LINE) std::atomic<uint32_t> news_{0};
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> over_{true}, stop_{false};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> others_;
+};
+
+}  // namespace flat

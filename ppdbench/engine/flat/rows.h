@@ -1,0 +1,130 @@
+// Operations on single rows: norms, rotation, activations and the like.
+#pragma once
+
+#include <cmath>
+
+#include "simd.h"
+
+namespace flat {
+
+// Calls `each(at, n)` for every vector of a row; the last may have fewer than LANES numbers.
+template <class Each>
+inline void by_vectors(int64_t width, Each each) {
+    for (int64_t i = 0; i < width; i += LANES) each(i, width - i);
+}
+
+inline void rms_norm(const float* x, float* out, int64_t width, const float* weight, float eps,
+                     bool plus_one, bool round_first, bool narrow) {
+    Vec squares{};
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        Vec v = load_some(x + i, n);
+        squares = fma(v, v, squares);
+    });
+    const float factor = 1.0f / sqrtf(sum(squares) / float(width) + eps);
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        Vec v = rounded_if(narrow && round_first, load_some(x + i, n) * factor);
+        Vec w = load_some(weight + i, n);
+        store_some(out + i, rounded_if(narrow, v * (plus_one ? w + 1.0f : w)), n);
+    });
+}
+
+inline void layer_norm(const float* x, float* out, int64_t width, const float* weight,
+                       const float* bias, float eps, bool narrow) {
+    Vec total{}, squares{};
+    by_vectors(width, [&](int64_t i, int64_t n) { total = total + load_some(x + i, n); });
+    const float mean = sum(total) / float(width);
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        Vec v = load_some(x + i, n) - mean;
+        if (n < LANES) {  // what is not there is no deviation
+            float lanes[LANES];
+            store(lanes, v);
+            for (int64_t j = n; j < LANES; j++) lanes[j] = 0;
+            v = load(lanes);
+        }
+        squares = fma(v, v, squares);
+    });
+    const float factor = 1.0f / sqrtf(sum(squares) / float(width) + eps);
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        Vec v = (load_some(x + i, n) - mean) * factor;
+        if (weight) v = v * load_some(weight + i, n);
+        if (bias) v = v + load_some(bias + i, n);
+        store_some(out + i, rounded_if(narrow, v), n);
+    });
+}
+
+// Turns the first `turned` numbers of a head, of which each pair lies half of them apart.
+inline void rotate(float* x, int64_t turned, const float* cos, const float* sin, bool narrow) {
+    const int64_t half = turned / 2;
+    by_vectors(half, [&](int64_t i, int64_t n) {
+        Vec left = load_some(x + i, n), right = load_some(x + half + i, n);
+        auto turn = [&](Vec along, Vec across, int64_t at) {
+            Vec a = rounded_if(narrow, along * load_some(cos + at, n));
+            Vec b = rounded_if(narrow, across * load_some(sin + at, n));
+            return rounded_if(narrow, a + b);
+        };
+        store_some(x + i, turn(left, -right, i), n);
+        store_some(x + half + i, turn(right, left, half + i), n);
+    });
+}
+
+template <class T>
+inline void copy(const T* from, float* to, int64_t width) {
+    by_vectors(width, [&](int64_t i, int64_t n) { store_some(to + i, load_some(from + i, n), n); });
+}
+template <class T>
+inline void copy_out(const float* from, T* to, int64_t width) {
+    by_vectors(width, [&](int64_t i, int64_t n) { store_some(to + i, load_some(from + i, n), n); });
+}
+
+// Rows that a product reads: bfloat16, zeros behind them.
+inline void narrowed(const float* from, Bfloat16* to, int64_t width, int64_t deep) {
+    for (int64_t i = 0; i < deep; i += LANES)
+        store(to + i, i < width ? rounded(load_some(from + i, width - i)) : Vec{});
+}
+
+inline void act(const float* x, const float* times, float* out, int64_t width, int which,
+                bool narrow) {
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        Vec v = rounded_if(narrow, activated(which, load_some(x + i, n)));
+        if (times) v = rounded_if(narrow, v * load_some(times + i, n));
+        store_some(out + i, v, n);
+    });
+}
+
+inline void cap(const float* x, float* out, int64_t width, float value, bool narrow) {
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        Vec v = rounded_if(narrow, load_some(x + i, n) / value);
+        v = rounded_if(narrow, tanh(v));
+        store_some(out + i, rounded_if(narrow, v * value), n);
+    });
+}
+
+// The first of the largest numbers from `first` to `end`, NaN above all.
+struct Peak {
+    float value = -INFINITY;
+    int64_t at = -1;
+
+    void take(float x, int64_t i) {
+        if (at < 0 || x > value || (x != x && value == value)) value = x, at = i;
+    }
+    void take(const float* row, int64_t first, int64_t end) {
+        for (int64_t i = first; i < end;) {
+            if (end - i >= LANES) {
+                // Nothing in a vector of which no number is above the peak.
+                Vec v = load(row + i);
+                Ints above = (v <= value) == 0;
+                int32_t any = 0;
+                for (int j = 0; j < LANES; j++) any |= above[j];
+                if (!any || (at >= 0 && value != value)) {
+                    if (at < 0) take(row[i], i);
+                    i += LANES;
+                    continue;
+                }
+            }
+            const int64_t stop = end - i < LANES ? end : i + LANES;
+            for (; i < stop; i++) take(row[i], i);
+        }
+    }
+};
+
+}  // namespace flat

@@ -1,0 +1,183 @@
+// Numbers side by side: one vector type as wide as the processor's registers, in float32.
+//
+// Compiled without contraction of a * b + c: products are fused where `fma` says so and nowhere
+// else, or the same sum could round differently in two places that the compiler treats
+// differently.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace flat {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+constexpr int64_t BLOCK = 32;              // outputs of a product that are computed together
+constexpr int VECTORS = BLOCK / LANES;     // vectors of a block
+constexpr int TILE = 16;                   // keys of attention that are scored together
+constexpr int TILE_VECTORS = TILE / LANES;
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef float VecAnywhere __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t HalvesAnywhere __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+typedef int32_t IntsAnywhere __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+struct Bfloat16 {
+    uint16_t bits;
+};
+
+inline Vec all(float x) { return Vec{} + x; }
+inline Ints all_ints(int32_t x) { return Ints{} + x; }
+inline Vec as_floats(Ints x) { return (Vec)x; }
+inline Ints as_ints(Vec x) { return (Ints)x; }
+
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+inline Vec load(const float* from) { return *(const VecAnywhere*)from; }
+inline Vec load(const Bfloat16* from) {
+    Halves halves = *(const HalvesAnywhere*)from;
+    return as_floats(__builtin_convertvector(halves, Ints) << 16);
+}
+
+// The nearest bfloat16, of two equally near ones the even; NaN stays NaN.
+inline Vec rounded(Vec x) {
+    Ints bits = as_ints(x);
+    Ints near = (bits + 0x7fff + ((bits >> 16) & 1)) & (int32_t)0xffff0000;
+    return x == x ? as_floats(near) : as_floats(all_ints(0x7fc00000));
+}
+inline Vec rounded_if(bool narrow, Vec x) { return narrow ? rounded(x) : x; }
+
+inline void store(float* to, Vec x) { *(VecAnywhere*)to = x; }
+// Of numbers that are rounded already.
+inline void store(Bfloat16* to, Vec x) {
+    *(HalvesAnywhere*)to = __builtin_convertvector((as_ints(x) >> 16) & 0xffff, Halves);
+}
+
+// The first `n` numbers, zeros behind them.
+template <class T>
+inline Vec load_some(const T* from, int64_t n) {
+    if (n >= LANES) return load(from);
+    T some[LANES] = {};
+    memcpy(some, from, n * sizeof(T));
+    return load(some);
+}
+
+template <class T>
+inline void store_some(T* to, Vec x, int64_t n) {
+    if (n >= LANES) return store(to, x);
+    T some[LANES];
+    store(some, x);
+    memcpy(to, some, n * sizeof(T));
+}
+
+// Sums lane i with lane i + LANES / 2, and so on: always in this order.
+inline float sum(Vec x) {
+    float lanes[LANES];
+    store(lanes, x);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+inline float largest(Vec x) {
+    float lanes[LANES];
+    store(lanes, x);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    return lanes[0];
+}
+
+// e^x within two units of the last place; 0 where that would be denormal, NaN for NaN.
+inline Vec exp(Vec x) {
+    const Vec least = all(-87.0f);
+    Vec bounded = x > 88.0f ? all(88.0f) : x;  // so put that NaN stays
+    bounded = bounded < least ? least : bounded;
+    const Vec shift = all(12582912.0f);  // 1.5 * 2^23: what is added to it rounds to whole numbers
+    Vec whole = bounded * 1.44269504088896341f + shift;
+    Ints power = as_ints(whole) - as_ints(shift);
+    whole = whole - shift;
+    Vec rest = fma(whole, all(-0.693359375f), bounded);
+    rest = fma(whole, all(2.12194440e-4f), rest);
+    Vec series = all(1.9875691500e-4f);
+    series = fma(series, rest, all(1.3981999507e-3f));
+    series = fma(series, rest, all(8.3334519073e-3f));
+    series = fma(series, rest, all(4.1665795894e-2f));
+    series = fma(series, rest, all(1.6666665459e-1f));
+    series = fma(series, rest, all(5.0000001201e-1f));
+    series = fma(series, rest * rest, rest) + 1.0f;
+    Vec scaled = series * as_floats((power + 127) << 23);
+    return x < least ? Vec{} : scaled;
+}
+
+inline Vec tanh(Vec x) {
+    Vec size = x < 0.0f ? -x : x;
+    Vec square = x * x;
+    Vec near = all(-5.70498872745e-3f);
+    near = fma(near, square, all(2.06390887954e-2f));
+    near = fma(near, square, all(-5.37397155531e-2f));
+    near = fma(near, square, all(1.33314422036e-1f));
+    near = fma(near, square, all(-3.33332819422e-1f));
+    near = fma(near * square, x, x);
+    Vec far = 1.0f - 2.0f / (exp(size * 2.0f) + 1.0f);
+    far = x < 0.0f ? -far : far;
+    return size < 0.625f ? near : far;
+}
+
+// Abramowitz and Stegun 7.1.26, within 1.5e-7.
+inline Vec erf(Vec x) {
+    Vec size = x < 0.0f ? -x : x;
+    Vec t = 1.0f / fma(size, all(0.3275911f), all(1.0f));
+    Vec series = all(1.061405429f);
+    series = fma(series, t, all(-1.453152027f));
+    series = fma(series, t, all(1.421413741f));
+    series = fma(series, t, all(-0.284496736f));
+    series = fma(series, t, all(0.254829592f));
+    Vec found = 1.0f - series * t * exp(-size * size);
+    return x < 0.0f ? -found : found;
+}
+
+enum Activation { SILU, GELU_TANH, GELU, RELU, RELU2 };
+
+inline Vec activated(int which, Vec x) {
+    switch (which) {
+        case SILU: return x / (1.0f + exp(-x));
+        case GELU_TANH: {
+            Vec cubed = x * x * x;
+            return x * 0.5f * (1.0f + tanh((x + cubed * 0.044715f) * 0.7978845608028654f));
+        }
+        case GELU: return x * 0.5f * (1.0f + erf(x * 0.7071067811865476f));
+        case RELU: return x < 0.0f ? Vec{} : x;
+        default: {
+            Vec positive = x < 0.0f ? Vec{} : x;
+            return positive * positive;
+        }
+    }
+}
+
+}  // namespace flat

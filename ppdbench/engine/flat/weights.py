@@ -1,0 +1,81 @@
+"""Weights laid out for the kernels: plain memory that a product streams through in order."""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from ppdbench.engine.flat.native import Columns, Product, loaded
+from ppdbench.machine.pages import zeros
+
+DTYPES = (torch.float32, torch.bfloat16)
+BLOCK = 32  # outputs that lie together
+
+
+class FlatLinear:
+    """y = x W^T + b over a packed W, for any number of rows, each row by itself.
+
+    float32 lies as [out / 32][in][32], bfloat16 as [out / 32][in / 2][32][2], filled up with
+    zeros: outputs to a multiple of 32, inputs of bfloat16 to one of 32 too.
+    """
+
+    def __init__(self, blob: Tensor, bias: Tensor | None, outputs: int, inputs: int) -> None:
+        self.blob = blob
+        self.bias = bias
+        self.out_features, self.in_features = outputs, inputs
+        self._bias = _filled(bias) if bias is not None else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights, and of rows."""
+        return self.blob.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return sum(t.numel() * t.element_size() for t in (self.blob, self._bias) if t is not None)
+
+    def product(self, target: Columns | None = None) -> Product:
+        """The product as the kernels take it; lives no longer than this object."""
+        bias = None if self._bias is None else self._bias.data_ptr()
+        where = target or Columns(1, 0)
+        return Product(self.blob.data_ptr(), bias, self.in_features, self.out_features, where)
+
+    def unpacked(self) -> Tensor:
+        """W in plain rows [out, in], a copy."""
+        rows = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
+        loaded().move(self.blob, rows, back=True)
+        return rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out], for any number of rows."""
+        rows = x.reshape(-1, self.in_features).contiguous()
+        if rows.dtype != self.dtype:
+            raise TypeError(f"rows of {rows.dtype} against weights of {self.dtype}")
+        out = torch.empty(len(rows), self.out_features, dtype=self.dtype)
+        narrow = self.dtype == torch.bfloat16
+        places = rows.data_ptr(), out.data_ptr()
+        if not loaded().linear(
+            byref(self.product()), narrow, *places, len(rows), torch.get_num_threads()
+        ):
+            raise MemoryError(f"no memory for {len(rows)} rows of {self.out_features} numbers")
+        return out.reshape(*x.shape[:-1], self.out_features)
+
+
+def pack(weight: Tensor, bias: Tensor | None = None) -> FlatLinear:
+    """A weight [out, in] for the kernels, in whatever order of memory it comes."""
+    if weight.dtype not in DTYPES:
+        raise TypeError(f"weights of {weight.dtype}; use float32 or bfloat16")
+    outputs, inputs = weight.shape
+    n = loaded().blob_numbers(outputs, inputs, narrow=weight.dtype == torch.bfloat16)
+    blob = zeros((n,), weight.dtype, torch.device("cpu"))
+    loaded().move(blob, weight.detach())
+    held = None if bias is None else bias.detach().float()
+    return FlatLinear(blob, held, outputs, inputs)
+
+
+def _filled(bias: Tensor) -> Tensor:
+    """The same with zeros for the outputs that fill up the last block."""
+    return torch.nn.functional.pad(bias, (0, -len(bias) % BLOCK)).contiguous()

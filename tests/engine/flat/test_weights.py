@@ -1,0 +1,103 @@
+"""Products over packed weights against float64, and rows bit for bit whatever is beside them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppdbench.engine.flat.weights import FlatLinear, pack
+
+# [out, in]: less than a block, no multiples of 16 or 32, a vocabulary of no multiple of anything.
+SHAPES = [(1, 1), (45, 37), (33, 64), (64, 130), (96, 96), (1009, 70)]
+MOST_ROWS = 33
+# Several groups of rows, and sums that a thread holds at once.
+WIDE = 400
+
+
+def rounding(dtype: torch.dtype) -> float:
+    return 2**-8 if dtype == torch.bfloat16 else 0.0
+
+
+def drawn(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def packed(shape: tuple[int, int], dtype: torch.dtype, *, biased: bool = True) -> FlatLinear:
+    bias = drawn(shape[0], dtype=dtype, seed=1) if biased else None
+    return pack(drawn(*shape, dtype=dtype), bias)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_those_of_float64(
+    shape: tuple[int, int], biased: bool, dtype: torch.dtype
+) -> None:
+    weight, bias = drawn(*shape, dtype=dtype), drawn(shape[0], dtype=dtype, seed=1)
+    linear = packed(shape, dtype, biased=biased)
+    rows = drawn(MOST_ROWS, shape[1], dtype=dtype, seed=2)
+    wanted = rows.double() @ weight.double().t() + (bias.double() if biased else 0)
+    sizes = rows.double().abs() @ weight.double().abs().t()
+    for n in range(1, MOST_ROWS + 1):
+        off = (linear(rows[:n]).double() - wanted[:n]).abs()
+        assert (off <= rounding(dtype) * wanted[:n].abs() + 1e-6 * sizes[:n] + 1e-7).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_is_the_same_bits_among_any_others(
+    shape: tuple[int, int], dtype: torch.dtype, threads: int
+) -> None:
+    linear = packed(shape, dtype)
+    rows = drawn(MOST_ROWS, shape[1], dtype=dtype, seed=2)
+    alone = torch.cat([linear(row[None]) for row in rows])
+    for n in range(1, MOST_ROWS + 1):
+        assert torch.equal(linear(rows[-n:]), alone[-n:])
+    beside = rows.clone()
+    beside[::2] = torch.nan
+    assert torch.equal(linear(beside)[1::2], alone[1::2])
+    assert torch.equal(linear(rows.repeat(13, 1)), alone.repeat(13, 1))
+
+
+def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
+    linear = packed((300, 130), dtype)
+    rows = drawn(WIDE, 130, dtype=dtype, seed=2)
+    found = []
+    before = torch.get_num_threads()
+    for n in (1, 2, 3, 5):
+        torch.set_num_threads(n)
+        found.append(linear(rows))
+    torch.set_num_threads(before)
+    assert all(torch.equal(other, found[0]) for other in found)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_is_packed_comes_back(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight = drawn(*shape, dtype=dtype)
+    assert torch.equal(pack(weight).unpacked(), weight)
+
+
+def test_weights_may_lie_the_other_way_round(dtype: torch.dtype) -> None:
+    weight = drawn(37, 45, dtype=dtype)
+    assert torch.equal(pack(weight.t()).unpacked(), weight.t())
+
+
+def test_blobs_begin_on_a_line_and_hold_little_more_than_the_weight(dtype: torch.dtype) -> None:
+    linear = packed((576, 1536), dtype)
+    assert linear.blob.data_ptr() % 64 == 0
+    assert linear.blob.numel() == 576 * 1536
+    assert linear.nbytes == linear.blob.nbytes + 4 * 576
+
+
+def test_rows_may_have_any_shape_and_none(dtype: torch.dtype) -> None:
+    linear = packed((45, 37), dtype)
+    rows = drawn(2, 3, 37, dtype=dtype)
+    assert linear(rows).shape == (2, 3, 45)
+    assert torch.equal(linear(rows)[1], linear(rows[1]))
+    assert linear(rows[:, :0]).shape == (2, 0, 45)
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(TypeError, match="float16"):
+        pack(drawn(4, 4, dtype=torch.float16))
+    with pytest.raises(TypeError, match="bfloat16"):
+        packed((4, 4), torch.float32)(drawn(1, 4, dtype=torch.bfloat16))
