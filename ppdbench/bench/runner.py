@@ -267,11 +267,12 @@ def prepare(
     """Ready to begin, or why it cannot."""
 
     def ready() -> PreparedMethod:
+        target.check(setup.target.staged.vocab_size)
         decoder = strategy.prepare(setup)
-        if not target.greedy and decoder.trees:
+        if target.by_text and not decoder.knows_text:
             raise ConfigError(
-                f"{label} proposes trees, and sampled verification is for chains; leave "
-                f"--target {target.kind} out"
+                f"{label}: the part that picks tokens does not know the text; leave "
+                "--repetition-penalty out"
             )
         if not target.greedy and decoder.foreign:
             raise ConfigError(f"{label} decodes greedily; leave --target {target.kind} out")

@@ -81,7 +81,15 @@ def model_spec(options: dict[str, Any]) -> ModelSpec:
 
 
 # Which targets an option of drawing serves.
-DRAWN_BY = {"top_k": {"top-k"}, "top_p": {"top-p"}, "temperature": {"top-k", "top-p"}}
+DRAWN = {"top-k", "top-p", "min-p"}
+DRAWN_BY = {
+    "top_k": {"top-k"},
+    "top_p": {"top-p"},
+    "min_p": {"min-p"},
+    "temperature": DRAWN,
+    "repetition_penalty": DRAWN,
+    "logit_bias": DRAWN,
+}
 
 
 def chosen_targets(kinds: Sequence[str], options: dict[str, Any]) -> tuple[Target, ...]:
@@ -89,13 +97,28 @@ def chosen_targets(kinds: Sequence[str], options: dict[str, Any]) -> tuple[Targe
     from ppdbench.decoding.sampling import Target
     from ppdbench.errors import ConfigError
 
-    drawing = {name: options.pop(name) for name in DRAWN_BY}
-    drawing = {name: value for name, value in drawing.items() if value is not None}
+    drawing = {name: options.pop(name, None) for name in DRAWN_BY}
+    drawing = {name: value for name, value in drawing.items() if value not in (None, ())}
+    if "logit_bias" in drawing:
+        drawing["logit_bias"] = tuple(map(_bias, drawing["logit_bias"]))
     for name, served in DRAWN_BY.items():
         if name in drawing and not served & set(kinds):
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} needs --target {' or '.join(sorted(served))}")
     return tuple(Target(kind=kind, **drawing) for kind in kinds)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """`42=-1.5` to a token and its bias."""
+    from ppdbench.errors import ConfigError
+
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ConfigError(
+            f"--logit-bias {text!r}: use a token id and a number, such as 42=-1.5"
+        ) from None
 
 
 class DecodedOptions(TypedDict):

@@ -99,7 +99,23 @@ task_options = stack(
 drawing_options = stack(
     click.option("--top-k", type=int, help="k of the top-k target (3)."),
     click.option("--top-p", type=float, help="p of the top-p target (0.95)."),
-    click.option("--temperature", type=float, help="Temperature of both (1)."),
+    click.option("--min-p", type=float, help="p of the min-p target (0.05)."),
+    click.option("--temperature", type=float, help="Temperature of all three (1)."),
+)
+
+steering_options = stack(
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help="Make tokens of the text so far less likely where tokens are drawn (1: none).",
+    ),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        metavar="ID=X",
+        help="Add X to the logit of a token where tokens are drawn; may be repeated.",
+    ),
 )
 
 export_option = click.option(
@@ -131,8 +147,9 @@ def settings_option(help: str) -> Callable[[F], F]:
 
 
 decoding_options = stack(
-    click.option("--target", help="How tokens are picked: greedy (default), top-k, top-p."),
+    click.option("--target", help="How tokens are picked: greedy (default), top-k, top-p, min-p."),
     drawing_options,
+    steering_options,
     click.option(
         "--strict", is_flag=True, help="Every pass in one fixed shape: no ties from rounding."
     ),

@@ -85,7 +85,7 @@ ONLY = {
     "--target",
     "targets",
     multiple=True,
-    help="How the final token is picked: greedy (default), top-k, top-p; may be repeated.",
+    help="How the final token is picked: greedy (default), top-k, top-p, min-p; repeatable.",
 )
 @drawing_options
 @click.option("--bucket", type=int, help="Positions per bucket (the task's, or an eighth).")

@@ -50,7 +50,7 @@ class TheoryOutput:
 @click.option("--run", metavar="DIR", help="Take match rates from this probe run.")
 @click.option("--head", type=click.Choice(["N", "Y"]), help="The model's head (N), trained (Y).")
 @click.option("--task", help="Only this task of the run.")
-@click.option("--target", help="Only this target of the run: greedy, top-k or top-p.")
+@click.option("--target", help="Only this target of the run: greedy, top-k, top-p or min-p.")
 @click.option("--figures", is_flag=True, help="Figures 3 and 4; with --run, measured beside them.")
 @click.option("--plot", metavar="FILE", help="Draw Figures 3 and 4 as .png, .svg or .pdf.")
 @click.option("--simulate", type=int, metavar="RUNS", help="Also play this many generations.")

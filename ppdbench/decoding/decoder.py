@@ -90,12 +90,13 @@ class Request:
 class Decoder:
     """Decodes one prompt after another.
 
-    `rows` is the most query rows that a pass after the prefill has. `trees` says that passes
-    branch, which only greedy verification can follow. `loaded` says what else was read, with
-    fingerprints, and `facts` what was found out about it, both for the header of the run. `used`
-    says what options came to that leave the choice to the method, in words.
+    `rows` is the most query rows that a pass after the prefill has, `trees` says that passes may
+    branch. `loaded` says what else was read, with fingerprints, and `facts` what was found out
+    about it, both for the header of the run. `used` says what options came to that leave the
+    choice to the method, in words.
     `units` processes of `threads` threads each decode together (0: as many as the run has);
     `compiles` says that those besides this one can run compiled passes, too.
+    One that does not say that it `knows_text` cannot make tokens less likely for standing in it.
     `acceptance`, where there is one, keeps tokens that greedy decoding would not give. A
     `foreign` decoder is greedy decoding by an engine that is not ours: it draws no tokens, and
     `--strict` cannot fix the shapes of its passes.
@@ -111,6 +112,7 @@ class Decoder:
     compiles: bool = True
     acceptance: Acceptance | None = None
     foreign: bool = False
+    knows_text: bool = True
 
     def begin(self) -> None:
         """The models are as they will run, compiled or not: start what decodes beside this."""

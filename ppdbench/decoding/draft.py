@@ -61,7 +61,8 @@ class Draft:
     Node i hangs on node `parents[i]`, or on the newest token where that is -1; without
     `parents` the nodes are a chain. The last `riders` nodes pass through the model with the
     others and their predictions come back, but they are never accepted. `probabilities`
-    [n, vocab] says what a chain's tokens were drawn from, where they were drawn.
+    [families, vocab] says what tokens were drawn from, where they were drawn: a row for each
+    of `families`, whose members were drawn one after another, none of them twice.
     `insertions` join the pass layer by layer, the lowest first.
     """
 
@@ -101,10 +102,17 @@ class Draft:
         parents: Sequence[int],
         *,
         riders: int = 0,
+        probabilities: Tensor | None = None,
         insertions: Sequence[Insertion] = (),
     ) -> Draft:
         """Branching continuations."""
-        return cls(tuple(tokens), tuple(parents), riders, insertions=tuple(insertions))
+        return cls(
+            tuple(tokens),
+            tuple(parents),
+            riders,
+            probabilities=probabilities,
+            insertions=tuple(insertions),
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -122,6 +130,18 @@ class Draft:
     def rows(self) -> int:
         """The number of rows its pass has in the end: the newest token, nodes, inserted rows."""
         return 1 + len(self.tokens) + sum(map(len, self.insertions))
+
+    @property
+    def lineage(self) -> tuple[int, ...]:
+        """The parent of each node, of a chain too."""
+        if self.parents is None:
+            return tuple(range(-1, len(self.tokens) - 1))
+        return self.parents
+
+    @property
+    def families(self) -> tuple[int, ...]:
+        """The nodes that others hang on, in order; the newest token is -1."""
+        return _families(self.lineage)
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -172,11 +192,12 @@ class Draft:
                     f"{len(self.tokens)} tokens; use a chain and one row more than tokens"
                 )
         if self.probabilities is not None:
-            shape = tuple(self.probabilities.shape)
-            if not chain or shape != (len(self.tokens), vocab_size):
+            shape, families = tuple(self.probabilities.shape), len(self.families)
+            if self.riders or shape != (families, vocab_size):
+                kind = "chain" if self.parents is None else "tree"
                 raise DraftError(
-                    f"probabilities of shape {shape} for a {'chain' if chain else 'tree'} of "
-                    f"{len(self.tokens)} tokens; use a chain and [tokens, vocabulary]"
+                    f"probabilities of shape {shape} for a {kind} of {len(self.tokens)} tokens; "
+                    f"use a row for each parent, ({families}, {vocab_size}), and no riders"
                 )
 
     def _check_insertions(self, n_layers: int | None) -> None:
@@ -207,11 +228,16 @@ class Draft:
         if self.parents is None:
             return self._head(len(kept), insertions)
         place = {-1: -1, **{node: i for i, node in enumerate(kept)}}
+        drawn = self.probabilities
+        if drawn is not None:
+            left = sorted({self.parents[node] for node in kept})
+            drawn = drawn[[self.families.index(parent) for parent in left]]
         return replace(
             self,
             tokens=tuple(self.tokens[node] for node in kept),
             parents=tuple(place[self.parents[node]] for node in kept),
             riders=sum(node >= self.proposed for node in kept),
+            probabilities=drawn,
             insertions=insertions,
         )
 
@@ -235,6 +261,11 @@ def offspring(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     for node, parent in enumerate(parents):
         children[1 + parent].append(node)
     return tuple(map(tuple, children))
+
+
+@lru_cache(maxsize=256)
+def _families(parents: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(parents)))
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.draft import EMPTY, Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.passes import run_pass
-from ppdbench.decoding.sampling import Chooser
+from ppdbench.decoding.sampling import GREEDY, Chooser
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
@@ -37,6 +37,10 @@ class Prefill:
 
     chooser: Chooser
     taps: dict[int, Tensor]
+
+    def drafting(self, *, drawn: bool) -> Chooser:
+        """The one that picks drafted tokens: as the output's are, or always the likeliest."""
+        return self.chooser if drawn else GREEDY
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
     clock.synchronize()
     before = clock.now()
     read = model.prompt()
-    token = chooser.choose_last(read.reading)
+    token = chooser.choose_last(read.reading, session.tokens)
     output = [int(token)]
     prefill_ms = 1e3 * (clock.now() - before)
     watched(session, 0, read)
@@ -136,7 +140,7 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
     while (finish := limits.finish(output)) is None:
         before = clock.now()
         read = model.token(token)
-        token = chooser.choose_last(read.reading)
+        token = chooser.choose_last(read.reading, session.tokens)
         output.append(int(token))
         times.append(1e3 * (clock.now() - before))
         watched(session, len(output) - 1, read)
@@ -220,7 +224,7 @@ class Verifier:
         reading = self.session.read(self.session.run_prompt(tap=self._tap(self.prompt_taps)))
         self.peaks[1] = reading.peaks
         watched(self.session, 0, ReadOut(reading, self.session.model.n_layers))
-        return int(self.chooser.choose_last(reading))
+        return int(self.chooser.choose_last(reading, self.session.tokens))
 
     def verify(self, draft: Draft, position: int) -> Verified:
         """One pass over the newest token and the draft; decides from output `position` on."""
@@ -231,8 +235,9 @@ class Verifier:
         self.peaks[position] = reading.peaks
         predictions = tuple(reading.likeliest.tolist()[0])
         if not self.chooser.target.greedy:
-            generator = self.chooser.generator
-            outcome = accept_sampled(draft, reading.logits[0], self.chooser.target, generator)
+            target, generator = self.chooser.target, self.chooser.generator
+            logits = reading.logits[0]
+            outcome = accept_sampled(draft, logits, target, generator, session.tokens)
         elif self.acceptance is not None:
             outcome = self.acceptance(draft, reading.logits[0], predictions)
         else:

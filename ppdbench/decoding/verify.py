@@ -2,7 +2,8 @@
 
 Greedy: a token is kept if it is the one the model itself would have chosen there. Sampled
 (Leviathan et al. 2023, Chen et al. 2023): a token is kept with probability min(1, p/q) and
-replaced by a draw from what p has more than q, so that outputs follow p whatever q is.
+replaced by a draw from what p has more than q, so that outputs follow p whatever q is. In a tree
+(Miao et al. 2024; Li et al. 2024) its siblings are tried before that draw.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from ppdbench.decoding.draft import Draft, offspring
 from ppdbench.decoding.sampling import Target
-from ppdbench.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +61,59 @@ def accept_greedy(draft: Draft, predictions: Sequence[int]) -> Outcome:
 
 
 def accept_sampled(
-    draft: Draft, logits: Tensor, target: Target, generator: torch.Generator
+    draft: Draft,
+    logits: Tensor,
+    target: Target,
+    generator: torch.Generator,
+    text: Sequence[int] = (),
 ) -> Outcome:
-    """Keep and replace so that outputs follow the target's distribution.
+    """Try siblings one after another, so that outputs follow the target's distribution.
 
-    `logits` [1 + n, vocab] belong to the newest token, then to each of a chain's tokens. A
-    token that was chosen and not drawn counts as drawn with certainty.
+    `logits` [1 + n, vocab] belong to the newest token, then to each node; `text` are all tokens
+    up to the newest, for targets that look at them.
+
+    Why it is exact. Let p be what the next token has yet to follow, and q what the next sibling x
+    was drawn from, given everything drawn before. Keeping x if u q(x) < p(x) commits a token t
+    with probability min(p(t), q(t)); a rejection has the probability that p still lacks, the sum
+    of r = max(p - q, 0), and hands r, scaled to 1, on as the p of the siblings that are left, or
+    of a plain draw. Together: min(p, q) + r = p. This asks nothing of q, and by induction holds
+    for any number of siblings, each with its own q. Those of one family are drawn without
+    replacement: q loses what was tried and is scaled again. A token that was chosen, such as one
+    of the k likeliest, is a draw from a q that is 1 there: it is kept with probability p(x), and
+    r is p without x. So is a token that its q cannot give. Below a kept token the same begins
+    anew: its children were drawn before anybody knew that it would be kept.
     """
-    if draft.parents is not None or draft.riders:
-        raise ConfigError(
-            "this method proposes trees, and sampled verification is for chains; use --target "
-            "greedy"
-        )
-    wanted = target.distribution(logits).double().cpu()
-    drawn = None if draft.probabilities is None else draft.probabilities.double().cpu()
-    for i, token in enumerate(draft.tokens):
-        p = wanted[i]
-        q = _certainly(token, p) if drawn is None else drawn[i]
-        if float(torch.rand((), generator=generator, dtype=torch.float64)) * q[token] < p[token]:
-            continue
-        surplus = (p - q).clamp(min=0)
-        # Rounding alone may leave none where p and q are the same.
-        rest = surplus if float(surplus.sum()) > 0 else p
-        return Outcome(tuple(range(i)), int(torch.multinomial(rest, 1, generator=generator)))
-    last = torch.multinomial(wanted[len(draft.tokens)], 1, generator=generator)
-    return Outcome(tuple(range(len(draft.tokens))), int(last))
+    children, families = offspring(draft.lineage), draft.families
+    path: list[int] = []
+    row = 0
+    while True:
+        so_far = [*text, *(draft.tokens[node] for node in path)]
+        p = _scaled(target.distribution(logits[row : row + 1], [so_far])[0].double().cpu())
+        q = torch.zeros_like(p)
+        if draft.probabilities is not None and children[row]:
+            q = _scaled(draft.probabilities[families.index(row - 1)].double().cpu())
+        for node in children[row]:
+            if node >= draft.proposed:
+                continue
+            token = draft.tokens[node]
+            source = q if float(q[token]) > 0 else _certainly(token, p)
+            if _uniform(generator) * float(source[token]) < float(p[token]):
+                path.append(node)
+                row = 1 + node
+                break
+            # Rounding alone may leave nothing where both are the same.
+            p = _scaled((p - source).clamp(min=0), or_else=p)
+            q = _scaled(q.index_fill(0, torch.tensor([token]), 0))
+        else:
+            return Outcome(tuple(path), _drawn(p, generator))
+
+
+def _scaled(weights: Tensor, or_else: Tensor | None = None) -> Tensor:
+    """Weights that add up to 1; where there are none, what else is given, or they themselves."""
+    total = float(weights.sum())
+    if total > 0:
+        return weights / total
+    return weights if or_else is None else or_else
 
 
 def _certainly(token: int, like: Tensor) -> Tensor:
@@ -93,3 +121,13 @@ def _certainly(token: int, like: Tensor) -> Tensor:
     certain = torch.zeros_like(like)
     certain[token] = 1
     return certain
+
+
+def _uniform(generator: torch.Generator) -> float:
+    """A number from 0 up to, but not, 1."""
+    return float(torch.rand((), generator=generator, dtype=torch.float64))
+
+
+def _drawn(p: Tensor, generator: torch.Generator) -> int:
+    """A token that p gives."""
+    return int(torch.multinomial(p, 1, generator=generator))

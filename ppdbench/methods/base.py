@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ppdbench.engine.loading import ModelSpec
 
 
+# An option of methods that can draw what they draft.
+DRAWN = "draw drafted tokens where tokens are drawn (false: draft the likeliest)"
+
+
 class Strategy(Protocol):
     """A method's options, the fields of a dataclass; files and weights load in `prepare`."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError, NumericalError, PpdbenchError
-from ppdbench.methods.base import check_least, option, strategy
+from ppdbench.methods.base import DRAWN, check_least, option, strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +55,7 @@ class Speculative:
         names="file",
     )
     draft_tree: str = option("", "tree file for them, as in prompt-tokens", names="tree")
+    drawn: bool = option(True, DRAWN)
 
     def __post_init__(self) -> None:
         if not self.draft_model.strip():
@@ -125,7 +126,7 @@ class ModelDrafter(Proposer):
         self.width = setup.target.staged.vocab_size
 
     def start(self, session: Session, prefill: Prefill) -> None:
-        self._chooser = prefill.chooser
+        self._chooser = prefill.drafting(drawn=self.options.drawn)
         self._length = self.options.draft_length
         self._checked = 0  # committed tokens that are known to be the draft model's own
         self._readable = True

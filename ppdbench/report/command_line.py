@@ -47,3 +47,6 @@ def _settings(config: DecodeSettings) -> Iterator[tuple[str, Any, Any]]:
         yield "--target", target.kind, None
         yield f"--{target.kind}", getattr(target, drawn), None
         yield "--temperature", target.temperature, 1.0
+        yield "--repetition-penalty", target.repetition_penalty, 1.0
+        for token, bias in target.logit_bias:
+            yield "--logit-bias", f"{token}={bias}", None

@@ -363,13 +363,19 @@ class AskedTarget(Record, frozen=True, kw_only=True):
     """The way to pick the final layer's token."""
 
     kind: Name
-    """`greedy`, `top-k` or `top-p`."""
+    """`greedy`, `top-k`, `top-p` or `min-p`."""
     top_k: AtLeastOne
     """Tokens that are drawn from with `top-k`."""
     top_p: Figure
     """Probability that they share with `top-p`."""
     temperature: Figure
     """The divisor of logits before drawing."""
+    min_p: Figure = 0.05
+    """Part of the likeliest token's probability that a token has at least with `min-p`."""
+    repetition_penalty: Figure = 1.0
+    """The divisor, for tokens of the text so far, of logits above 0, and factor of others."""
+    logit_bias: Sequence[tuple[Count, Figure]] = ()
+    """Tokens and what is added to their logits."""
 
 
 class AskedMethod(Record, frozen=True, kw_only=True):

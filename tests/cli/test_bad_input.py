@@ -204,7 +204,7 @@ CASES = {
     "option of a method without any": decode("--set x=1", "'greedy'", "no options", "'x'"),
     "unknown format": probe("--format xml", "'xml'", "json", "latex"),
     "unknown option": probe("--tusk squad", "--tusk", "--task"),
-    "unknown target": probe("--target beam", "'beam'", "greedy, top-k, top-p"),
+    "unknown target": probe("--target beam", "'beam'", "greedy, top-k, top-p, min-p"),
     "one argument too many": probe("squad", "squad"),
     # --set
     "set without value": decode("--method patient --set wait", "'wait'", "key=value"),

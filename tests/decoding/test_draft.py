@@ -63,7 +63,7 @@ BAD = {
     "twins": (Draft.tree([4, 1, 4], [-1, 0, -1]), "nodes 0 and 2 are the same continuation"),
     "a drawn tree": (
         Draft((1, 2), (-1, -1), probabilities=even(2)),
-        "for a tree of 2 tokens; use a chain",
+        "for a tree of 2 tokens; use a row for each parent",
     ),
     "one distribution too few": (
         Draft.chain([1, 2], probabilities=even(1)),

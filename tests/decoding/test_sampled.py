@@ -24,7 +24,7 @@ from ppdbench.engine.staged import StagedModel
 from tests.decoding.matrix import CLOCK
 from tests.families import stock_model
 
-Rule = Callable[[Draft, Tensor, Target, torch.Generator], Outcome]
+Rule = Callable[..., Outcome]  # of a draft, logits, a target, a generator and the text
 
 VOCAB = 5
 FITS, MISFITS = 3.5, 5.0  # in standard deviations: once in 4,000 times, once in 3 million
@@ -166,7 +166,7 @@ def test_an_impossible_draft_is_never_kept() -> None:
 
 
 def without_residual(
-    draft: Draft, logits: Tensor, target: Target, generator: torch.Generator
+    draft: Draft, logits: Tensor, target: Target, generator: torch.Generator, *_: object
 ) -> Outcome:
     """Draws the replacement from the whole distribution."""
     outcome = accept_sampled(draft, logits, target, generator)
@@ -178,20 +178,20 @@ def without_residual(
 
 
 def keeps_everything(
-    draft: Draft, logits: Tensor, target: Target, generator: torch.Generator
+    draft: Draft, logits: Tensor, target: Target, generator: torch.Generator, *_: object
 ) -> Outcome:
     last = torch.multinomial(target.distribution(logits)[-1], 1, generator=generator)
     return Outcome(tuple(range(len(draft))), int(last))
 
 
 def takes_draws_for_certain(
-    draft: Draft, logits: Tensor, target: Target, generator: torch.Generator
+    draft: Draft, logits: Tensor, target: Target, generator: torch.Generator, *_: object
 ) -> Outcome:
     return accept_sampled(Draft.chain(draft.tokens), logits, target, generator)
 
 
 def accepts_by_the_likeliest(
-    draft: Draft, logits: Tensor, target: Target, generator: torch.Generator
+    draft: Draft, logits: Tensor, target: Target, generator: torch.Generator, *_: object
 ) -> Outcome:
     return verify.accept_greedy(draft, logits.argmax(-1).tolist())
 

@@ -152,11 +152,17 @@ def test_one_generator_is_needed_for_each_row() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "nucleus"}, "target 'nucleus' is not known; use greedy, top-k, top-p"),
+        ({"kind": "nucleus"}, "target 'nucleus' is not known; use greedy, top-k, top-p, min-p"),
         ({"kind": "top-k", "top_k": 0}, "top-k sampling from 0 tokens; use 1 or more"),
         ({"kind": "top-p", "top_p": 0.0}, r"p=0\.0; use a value above 0, up to 1"),
         ({"kind": "top-p", "top_p": 1.1}, r"p=1\.1; use a value above 0, up to 1"),
         ({"kind": "top-p", "top_p": math.nan}, "p=nan; use a value above 0, up to 1"),
+        ({"kind": "min-p", "min_p": -0.1}, r"min-p sampling with p=-0\.1; use 0 to 1"),
+        ({"repetition_penalty": -1.0}, r"repetition_penalty=-1\.0; use a value above 0"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty=0\.0; use a value above 0"),
+        ({"logit_bias": ((-1, 2.0),)}, r"logit bias -1=2\.0; use a token id, 0 or more"),
+        ({"logit_bias": ((1, math.inf),)}, "logit bias 1=inf; use a token id"),
+        ({"logit_bias": ((1, 2.0), (1, 1.0))}, "a token has two logit biases"),
         ({"temperature": 0.0}, r"temperature=0\.0; use a value above 0"),
         ({"temperature": -1.0}, r"temperature=-1\.0; use a value above 0"),
         ({"temperature": math.nan}, "temperature=nan; use a value above 0"),
@@ -174,3 +180,64 @@ def test_the_likeliest_token_is_the_first_of_equals_and_a_nan_where_there_is_one
     nan = float("nan")
     rows = torch.tensor([[1, 5, 5, 0], [9, nan, 3, nan], [-1, -2, -1, -3]], dtype=dtype)
     assert most_likely(rows).tolist() == [1, 1, 0] == rows.argmax(-1).tolist()
+
+
+# As generate() defines them
+
+PROCESSED = [
+    Target(kind="top-p", top_p=0.8, temperature=0.7),
+    Target(kind="top-k", top_k=6, temperature=1.4),
+    Target(kind="min-p", min_p=0.1, temperature=1.2),
+    Target(kind="min-p", min_p=0.3, repetition_penalty=1.3),
+    Target(kind="top-p", top_p=0.9, repetition_penalty=0.6, temperature=0.5),
+    Target(kind="top-k", top_k=9, logit_bias=((3, 2.5), (7, -1.0)), repetition_penalty=1.8),
+]
+
+
+@pytest.mark.parametrize("target", PROCESSED, ids=str)
+def test_probabilities_are_those_of_the_processors_of_transformers(target: Target) -> None:
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=40,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+        )
+    )
+    cut = {"top_k": 0, "top_p": 1.0, target.kind.replace("-", "_"): None}
+    cut = {name: getattr(target, name) if value is None else value for name, value in cut.items()}
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=target.temperature,
+        repetition_penalty=target.repetition_penalty,
+        sequence_bias=[[[token], bias] for token, bias in target.logit_bias] or None,
+        pad_token_id=0,
+        eos_token_id=39,
+        **cut,
+    )
+    texts = [[1, 5, 5, 3], [9, 8, 2, 7]]
+    theirs = model._get_logits_processor(config, input_ids_seq_length=4, device="cpu")
+    for seed in range(20):
+        logits = 3 * torch.randn(2, 40, generator=torch.Generator().manual_seed(seed))
+        wanted = theirs(torch.tensor(texts), logits.clone()).softmax(-1)
+        torch.testing.assert_close(target.distribution(logits, texts), wanted)
+
+
+def test_a_penalty_is_not_worked_out_without_the_text() -> None:
+    with pytest.raises(ValueError, match="needs the text"):
+        Target(kind="top-k", repetition_penalty=1.2).distribution(LOGITS)
+
+
+def test_drafts_are_drawn_without_penalty_and_bias() -> None:
+    target = Target(kind="top-k", top_k=2, repetition_penalty=1.2, logit_bias=((70, 3.0),))
+    assert target.for_drafts == Target(kind="top-k", top_k=2)
+
+
+def test_a_bias_of_a_token_that_a_model_lacks_is_refused() -> None:
+    target = Target(kind="top-k", logit_bias=((40, 1.5),))
+    target.check(41)
+    with pytest.raises(ConfigError, match=r"logit bias 40=1\.5: the model has tokens 0\.\.39"):
+        target.check(40)

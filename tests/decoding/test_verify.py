@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
 from ppdbench.decoding.draft import Draft
-from ppdbench.decoding.sampling import Target
-from ppdbench.decoding.verify import Outcome, accept_greedy, accept_sampled
-from ppdbench.errors import ConfigError
+from ppdbench.decoding.verify import Outcome, accept_greedy
 
 
 def test_a_chain_is_kept_up_to_its_first_wrong_token() -> None:
@@ -101,12 +98,3 @@ def test_on_random_trees_the_longest_right_line_wins() -> None:
         assert outcome == followed(tree, predictions)
         depths.add(len(outcome.path))
     assert {0, 1, 2, 3} <= depths
-
-
-@pytest.mark.parametrize("draft", [TREE, Draft((4, 5), riders=1)], ids=["tree", "riders"])
-def test_sampled_verification_refuses_what_is_no_plain_chain(draft: Draft) -> None:
-    target = Target(kind="top-k")
-    with pytest.raises(
-        ConfigError, match="sampled verification is for chains; use --target greedy"
-    ):
-        accept_sampled(draft, torch.zeros(len(draft) + 1, 10), target, torch.Generator())

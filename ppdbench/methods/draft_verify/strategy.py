@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
-from ppdbench.methods.base import check_least, option, strategy
+from ppdbench.methods.base import DRAWN, check_least, option, strategy
 from ppdbench.methods.draft_verify.skip_file import SkipSet, pick, read_skips
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class DraftVerify:
     threshold: float = option(0.6, "probability below which a token ends its draft, at first")
     adaptive: bool = option(True, "move the threshold towards the target acceptance")
     target_acceptance: float = option(0.9, "accepted per drafted token that is aimed for")
+    drawn: bool = option(True, DRAWN)
 
     def __post_init__(self) -> None:
         check_least("draft-verify", self, draft_length=1)
@@ -107,7 +108,7 @@ class SelfDrafter(Proposer):
     def start(self, session: Session, prefill: Prefill) -> None:
         self.threshold = MovingThreshold(self.options)
         self._session = self.skipped.over(session)
-        self._chooser: Chooser = prefill.chooser
+        self._chooser: Chooser = prefill.drafting(drawn=self.options.drawn)
 
     def propose(self, session: Session, room: int) -> Draft:
         import torch

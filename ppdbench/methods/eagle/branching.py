@@ -4,7 +4,11 @@ Li et al. 2024. A dynamic tree (EAGLE-2) takes the probability that the network 
 path as the chance that the path is accepted: at each level it goes on from the likeliest
 nodes alone, and in the end verifies the likeliest of all it has found. A static tree (EAGLE-1)
 has one shape for all contexts. Everything happens on the device until the host reads the
-whole draft at once.
+whole draft at once; only draws are made on the host.
+
+Where tokens are drawn, siblings are drawn without replacement. How many a node has and which
+nodes go on is then settled before they are drawn: to keep or drop one for what it turned out to
+be would change what it was drawn from.
 """
 
 from __future__ import annotations
@@ -77,6 +81,8 @@ class DynamicGrower:
         self.spare = (depth - 1) * top
 
     def grow(self, branches: NewestLevel, room: int, chooser: Chooser) -> Draft:
+        if not chooser.target.greedy:
+            return self._drawn(branches, room, chooser)
         top = self.top
         tokens, scores = (found[0] for found in branches.likeliest(top))
         places = torch.arange(top, device=tokens.device)  # of the newest level, among all found
@@ -100,6 +106,33 @@ class DynamicGrower:
         ids = _read(torch.cat([all_tokens[kept], hung]), all_scores)
         return Draft.tree(ids[: len(kept)], ids[len(kept) :])
 
+    def _drawn(self, branches: NewestLevel, room: int, chooser: Chooser) -> Draft:
+        """A tree of about the same shape whose tokens are drawn."""
+        levels, left = min(room, self.depth), self.nodes
+        grown = DrawnNodes()
+        scores, places = torch.zeros(1, dtype=torch.float64), torch.tensor([-1])
+        for level in range(levels):
+            width = min(-(-left // (levels - level)), len(scores) * self.top)
+            logits = branches.logits()
+            count = self._siblings(scores, chooser.target.for_drafts.distribution(logits), width)
+            first = len(grown)
+            origin, tokens, found = grown.draw(branches, logits, count, places, chooser)
+            left -= width
+            if level + 1 < levels and left > 0:
+                totals = scores[origin] + found
+                best = totals.topk(min(self.top, len(totals))).indices.sort().values
+                branches.extend(origin[best].to(tokens.device), tokens[best])
+                scores, places = totals[best], first + best
+            elif left <= 0:
+                break
+        return grown.draft()
+
+    def _siblings(self, scores: Tensor, likely: Tensor, width: int) -> Tensor:
+        """Count, for each row [n], those of the `width` likeliest next nodes that hang on it."""
+        after = likely.topk(self.top).values.double().log().cpu()
+        best = (scores[:, None] + after).flatten().topk(width).indices // self.top
+        return torch.bincount(best, minlength=len(scores))
+
     def _likeliest(self, scores: Tensor) -> Tensor:
         """The nodes with the best scores, in the order in which they were found.
 
@@ -109,24 +142,68 @@ class DynamicGrower:
         return scores.sort(descending=True, stable=True).indices[: self.nodes].sort().values
 
 
+class DrawnNodes:
+    """The nodes of a tree that are drawn level by level, and what each family is drawn from."""
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self._tokens: list[Tensor] = []
+        self._peaks: list[Tensor] = []
+        self._sources: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def draw(
+        self,
+        branches: NewestLevel,
+        logits: Tensor,
+        count: Tensor,
+        places: Tensor,
+        chooser: Chooser,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add `count` [n] siblings for each row of `logits`, the nodes `places` [n].
+
+        Each new node's row, its token of the target, and its log-probability.
+        """
+        drawn, source = chooser.draw_siblings(logits, int(count.max()))
+        origin = torch.arange(len(count)).repeat_interleave(count)
+        turn = torch.cat([torch.arange(n) for n in count.tolist()])
+        ids = drawn[origin.to(drawn.device), turn.to(drawn.device)]
+        found = source[origin.to(source.device), ids].double().log().cpu()
+        tokens = branches.network.words(ids)
+        self.parents += places[origin].tolist()
+        self._tokens.append(tokens)
+        self._peaks.append(logits.amax(-1))
+        self._sources.append(branches.network.spread(source[(count > 0).to(source.device)], 0.0))
+        return origin, tokens, found
+
+    def draft(self) -> Draft:
+        """The tree, once all levels are drawn."""
+        ids = _read(torch.cat(self._tokens), torch.cat(self._peaks))
+        return Draft.tree(ids, self.parents, probabilities=torch.cat(self._sources))
+
+
 @dataclass(frozen=True)
 class TreeLevel:
     """The nodes of a static tree at one depth.
 
     `origin` says which row of the pass before each was read from, `rank` which of the guesses
-    there it is, `inner` which of them the next pass goes on from.
+    there it is, `inner` which of them the next pass goes on from, `count` how many there are of
+    each row.
     """
 
     origin: Tensor
     rank: Tensor
     inner: Tensor
+    count: Tensor
 
 
 class StaticGrower:
     """The same shape at every step."""
 
     def __init__(self, tree: Tree, device: torch.device) -> None:
-        self.tree = Tree(tuple(sorted(tree.paths, key=len)))
+        self.tree = Tree(tuple(sorted(tree.paths, key=lambda path: (len(path), path))))
         self.depth, self.nodes, self.top = tree.depth, len(tree), tree.top
         self.loaded: Mapping[str, str] = {"tree": fingerprint(tree)}
         self.levels = _levels(self.tree, device)
@@ -136,6 +213,8 @@ class StaticGrower:
         found: list[Tensor] = []
         peaks: list[Tensor] = []
         levels = self.levels[:room]
+        if not chooser.target.greedy:
+            return _drawn(branches, levels, chooser)
         for level in levels:
             words, scores = branches.likeliest(self.top)
             peaks.append(scores[:, 0])
@@ -146,6 +225,20 @@ class StaticGrower:
         return Draft.tree(ids, self.tree.parents[: len(ids)])
 
 
+def _drawn(branches: NewestLevel, levels: list[TreeLevel], chooser: Chooser) -> Draft:
+    """A tree of the same shape whose siblings are drawn."""
+    grown, places = DrawnNodes(), torch.tensor([-1])
+    for level in levels:
+        first = len(grown)
+        logits = branches.logits()
+        origin, tokens, _ = grown.draw(branches, logits, level.count, places, chooser)
+        inner = level.inner.cpu()
+        if level is not levels[-1]:
+            branches.extend(origin[inner].to(tokens.device), tokens[inner.to(tokens.device)])
+        places = first + inner
+    return grown.draft()
+
+
 def _levels(tree: Tree, device: torch.device) -> list[TreeLevel]:
     """The tree level by level, as index tensors on the device."""
     inner = {path[:-1] for path in tree.paths}
@@ -154,7 +247,9 @@ def _levels(tree: Tree, device: torch.device) -> list[TreeLevel]:
     for depth in range(1, tree.depth + 1):
         nodes = [path for path in tree.paths if len(path) == depth]
         grown = [place for place, path in enumerate(nodes) if path in inner]
-        rows = ([before.index(path[:-1]) for path in nodes], [path[-1] for path in nodes], grown)
+        origin = [before.index(path[:-1]) for path in nodes]
+        count = [origin.count(row) for row in range(len(before))]
+        rows = (origin, [path[-1] for path in nodes], grown, count)
         levels.append(TreeLevel(*(torch.tensor(row, device=device) for row in rows)))
         before = [nodes[place] for place in grown]
     return levels

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.errors import ConfigError
-from ppdbench.methods.base import check_least, option, strategy
+from ppdbench.methods.base import DRAWN, check_least, option, strategy
 from ppdbench.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Eagle:
         "layers that a published EAGLE-3 reads, such as 2+16+29 (what its files say, or 2, "
         "half and all but 3)",
     )
+    drawn: bool = option(True, DRAWN)
 
     def __post_init__(self) -> None:
         check_least("eagle", self, depth=1, top_k=1, nodes=1)
@@ -69,6 +70,7 @@ class Eagle:
         drafter = EagleProposer(
             network, grower, setup.capacity, {"addon": fingerprint, **grower.loaded}
         )
+        drafter.draws = self.drawn
         drafter.used = {"addon": self.addon or "reference"}
         return drafter
 
@@ -94,6 +96,8 @@ class Eagle:
 class EagleProposer(Proposer):
     """The network's rows over one sequence: row i is of token i + 1 and the feature at i."""
 
+    draws = True
+
     def __init__(
         self, network: DraftNetwork, grower: DraftGrower, capacity: int, loaded: dict[str, str]
     ) -> None:
@@ -109,7 +113,7 @@ class EagleProposer(Proposer):
         self._fresh: list[dict[int, Tensor]] = []  # states that no row has features of yet
 
     def start(self, session: Session, prefill: Prefill) -> None:
-        self._chooser = prefill.chooser
+        self._chooser = prefill.drafting(drawn=self.draws)
         self._rows.held = 0
         self._fresh = [prefill.taps]
         self._read_fresh(session)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Computed, Draft
 from ppdbench.errors import ConfigError
-from ppdbench.methods.base import check_least, option, strategy
+from ppdbench.methods.base import DRAWN, check_least, option, strategy
 from ppdbench.methods.early_exit import check_exit_options, exit_layer_of
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class LayerSkip:
         "kvq: nothing is computed twice; kv: checking runs the drafting layers again; "
         "none: drafting also has a cache of its own",
     )
+    drawn: bool = option(True, DRAWN)
 
     def __post_init__(self) -> None:
         check_exit_options("layerskip", self.exit_layer, self.confidence)
@@ -96,7 +97,7 @@ class SelfSpeculation(Proposer):
         self._length = options.draft_length
 
     def start(self, session: Session, prefill: Prefill) -> None:
-        self._chooser = prefill.chooser
+        self._chooser = prefill.drafting(drawn=self.options.drawn)
         self._length = self.options.draft_length
         if self._own is not None:
             self._own[0].truncate(0)

@@ -26,6 +26,7 @@ class Form(Decoder):
     """The base of all forms: its part of the cores for this process, and what reports need."""
 
     name: str
+    knows_text = False
     has_candidates = True
     """True if this process itself runs the first layers for candidates."""
 

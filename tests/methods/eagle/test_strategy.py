@@ -607,7 +607,10 @@ def test_a_draw_from_one_token_is_the_greedy_output(
     assert sum(ours.accepted) > 0
 
 
-def test_sampled_outputs_follow_the_model_through_a_draft_vocabulary(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tree", ["chain", "dynamic"])
+def test_sampled_outputs_follow_the_model_through_a_draft_vocabulary(
+    tree: str, tmp_path: Path
+) -> None:
     """The second token of 300 outputs, against exact probabilities."""
     model = StagedModel(stock_model("llama", vocab_size=6, num_hidden_layers=3))
     network = Eagle3(
@@ -616,7 +619,7 @@ def test_sampled_outputs_follow_the_model_through_a_draft_vocabulary(tmp_path: P
     tensors = {name: t for name, t in network.state_dict().items() if name != "d2t"}
     tensors["d2t"] = torch.tensor([0, 1, 1, 2])
     addon = written(tmp_path, model, tensors)
-    decoder = Eagle(addon=addon, tree="chain", depth=2).prepare(setup(model))
+    decoder = Eagle(addon=addon, tree=tree, depth=2, top_k=2).prepare(setup(model))
     target, n = Target(kind="top-p", top_p=1.0, temperature=2.0), 300
     session, chooser, prompt = Session(model, 16, spare=decoder.rows), drawer(target), [3, 4, 5]
 
@@ -636,13 +639,36 @@ def test_sampled_outputs_follow_the_model_through_a_draft_vocabulary(tmp_path: P
     assert float(((counts - truth * n) ** 2 / (truth * n)).sum()) < 20.5
 
 
-def test_sampled_targets_are_refused_for_trees(tmp_path: Path) -> None:
-    model = staged("llama")
-    decoder = random_drafter(model, 3, tmp_path)
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("version", [1, 3])
+def test_every_family_of_a_drawn_tree_says_what_it_was_drawn_from(
+    version: int, kind: str, tmp_path: Path
+) -> None:
+    model, target = staged("llama"), Target(kind="top-p", top_p=1.0, temperature=1.5)
+    shape = {"tree": static(tmp_path)} if kind == "static" else {"depth": 3, "top_k": 3}
+    decoder = random_drafter(model, version, tmp_path, **shape)
     assert decoder.trees
+    session, propose = opened(decoder, model, drawer(target))
+    draft = propose(20)
+    draft.check(VOCAB, model.n_layers)
+    assert draft.probabilities is not None
+    assert len(draft.families) > 2
+    features = true_features(decoder.network, model, session.tokens)
+    paths = [(), *paths_of(draft)]
+    for parent, row in zip(draft.families, draft.probabilities, strict=True):
+        state = state_after(decoder.network, features, session.tokens, paths[1 + parent])
+        source = target.distribution(decoder.network.logits(state)[0, -1:])
+        expected = decoder.network.spread(source, 0.0)[0]
+        torch.testing.assert_close(row, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_tree_of_chosen_tokens_says_nothing_of_draws(tmp_path: Path) -> None:
+    model = staged("llama")
+    decoder = random_drafter(model, 3, tmp_path, drawn=False)
     session = Session(model, CAPACITY, spare=decoder.rows)
-    with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, drawer(Target(kind="top-p"))))
+    chooser = drawer(Target(kind="top-p"))
+    decoder.decode(session, Request(list(PROMPTS[0]), Limits(6), CLOCK, chooser))
+    assert decoder.propose(session, 4).probabilities is None
 
 
 # Files
