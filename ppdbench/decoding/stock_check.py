@@ -18,7 +18,8 @@ from torch import Tensor
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.rounding import Bound
 from ppdbench.engine.logit_watch import LogitWatch
-from ppdbench.engine.truth import StockLogits, StockTruth, TokenLine, distance, gap
+from ppdbench.engine.nearness import distance, gap
+from ppdbench.engine.truth import StockLogits, StockTruth, TokenLine
 from ppdbench.errors import ExactnessError
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from ppdbench.engine import synthetic
 from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.offload import NOTHING, StoredWeights
+from ppdbench.engine.pass_check import TEXT
 from ppdbench.engine.placement import DISK, Placement, check_asked, place_parts, refuse_too_large
 from ppdbench.engine.quantized import check_scheme, check_stored, keep_types, quantize
 from ppdbench.engine.shapes import PREFIX, ModelShape, parse
@@ -144,7 +145,8 @@ def take_over(
     fingerprint = weight_fingerprint(model, stored)  # of what was stored, whatever is made of it
     model = laid_out(spec, model)
     eos, pad = token_ids(model)
-    staged = StagedModel(model, packed=packed, keep=keep, stored=stored)
+    text = () if tokenizer is None else tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text)
     return Loaded(spec, staged, tokenizer, eos, pad, fingerprint)
 
 

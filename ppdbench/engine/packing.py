@@ -64,6 +64,11 @@ class PackedLinear(nn.Module):
         if not both:
             self.packed, self.packed_bytes = None, 0
 
+    def rows(self) -> Tensor:
+        """W in plain rows, made of the packed ones where those alone are held."""
+        plain: Tensor = self.packed.to_dense() if self.weight is None else self.weight
+        return plain
+
     @property
     def plain(self) -> Tensor:
         """W once it is unpacked."""

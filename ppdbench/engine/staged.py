@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import copy
+import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,15 +22,14 @@ from ppdbench.engine.graphs import Graphs
 from ppdbench.engine.masks import FixedShape, Step, StepMaker
 from ppdbench.engine.offload import NOTHING, StoredWeights
 from ppdbench.engine.packing import copied_bytes, packed_bytes
-from ppdbench.engine.reading import Reading, most_likely
+from ppdbench.engine.pass_check import PassPlan, PassRun, PassTruth
+from ppdbench.engine.reading import Reading
 from ppdbench.engine.weights import count, kind_of, parts
-from ppdbench.errors import NumericalError
+from ppdbench.engine.wider import WIDER, wide_adapter
 
 Tap = Callable[[int, Tensor], None]
 
-# Of the largest logit: what is compiled sums in another order, and in bfloat16 rounds less often,
-# where eager passes of small models were up to 0.1 away from float32, compiled ones no more.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2**-3}
+WORDS = 256  # drawn from the vocabulary for checks of a model without a tokenizer
 
 
 class StagedModel:
@@ -48,11 +49,13 @@ class StagedModel:
         packed: bool = True,
         keep: range | None = None,
         stored: StoredWeights = NOTHING,
+        text: Sequence[int] = (),
     ) -> None:
         """Takes `model` over: its attention is exchanged and, on a CPU, its weights packed.
 
         `keep` are the layers that this process runs; the weights of others are freed. What is
-        on the `shelf` is read from disk by whatever needs it.
+        `stored` is read from disk by whatever needs it. `text` are tokens of a text, over which
+        fast passes are checked.
         """
         self.model = model.eval().requires_grad_(False)
         self.parameters = sum(map(count, model.parameters()))  # before any is packed
@@ -62,6 +65,7 @@ class StagedModel:
         self.n_layers = len(self.adapter.layers)
         self.hidden_size = self.adapter.hidden_size
         self.vocab_size = int(model.config.vocab_size)
+        self.text = tuple(i for i in text if i < self.vocab_size) or _words(self.vocab_size)
         self.device = self.adapter.device
         self.dtype = self.adapter.dtype
         self.cache_shape = self.adapter.cache_shape()
@@ -195,37 +199,29 @@ class StagedModel:
         """
         if self.device.type == "cuda":
             self.graphs.use(counts)
+            self.hold_passes("captured", counts, "use --compile off")
             return
         self.adapter.unpack(both=wider)
         self.adapter.enlarge()
         self.compiled.make(counts)
-        for n in self.compiled.counts:
-            self._check_compiled(n)
+        remedy = f"use --compile off, or delete {home()}"
+        self.hold_passes("compiled", self.compiled.counts, remedy)
 
-    @torch.inference_mode()
-    def _check_compiled(self, rows: int) -> None:
-        """A pass compiled against the same pass eager, up to rounding."""
-        hidden = torch.randn(2, 1, rows, self.hidden_size, dtype=self.dtype)
-        quick = self._read_after(hidden)
+    def hold_passes(
+        self, kind: str, counts: Collection[int], remedy: str, *, seed: int = 0
+    ) -> None:
+        """Refuse passes of these numbers of rows that are further off than eager ones.
+
+        They run as they do now, over tokens of `text`, beside eager ones and the same model in
+        a wider type. `seed` draws where the text begins, and trees.
+        """
+        plan = PassPlan.over(self.text, counts, self.adapter.max_positions, seed)
         with eager(self):
-            truth = self._read_after(hidden).logits
-        off = float((quick.logits - truth).abs().max() / truth.abs().max())
-        if not torch.equal(quick.likeliest, most_likely(quick.logits)):
-            off = math.inf  # whatever the logits are, other tokens would come of them
-        if not off <= TOLERANCE[self.dtype]:
-            raise NumericalError(
-                f"a compiled pass of {rows} rows is off by {off:.1e} of the largest logit; use "
-                f"--compile off, or delete {home()}"
-            )
-
-    def _read_after(self, passes: Tensor) -> Reading:
-        """Read out after the last of some passes [pass, 1, row, hidden] over an empty cache."""
-        rows = passes.shape[2]
-        cache, steps = self.new_cache(rows * len(passes))
-        for number, hidden in enumerate(passes):
-            step = steps.chain(rows * number, rows)
-            out = self.run(hidden, 0, self.n_layers, step, cache)
-        return self.read(out)
+            truth = PassTruth.of(plan, wider(self), self)
+        run = PassRun(self, plan)
+        run.prompt()
+        for n in plan.passes:
+            truth.hold(run, n, f"a {kind} pass of {n} rows", remedy)
 
     @property
     def precision(self) -> str:
@@ -268,12 +264,28 @@ def eager(model: StagedModel) -> Iterator[None]:
         model.compiled, model.graphs = before
 
 
+def wider(model: StagedModel) -> StagedModel:
+    """The same model computing in a wider type, over the same weights: slow, for checks."""
+    dtype = WIDER[model.dtype]
+    twin = copy.copy(model)
+    twin.adapter = wide_adapter(model.adapter, dtype)
+    twin.dtype, twin.cache_shape = dtype, replace(model.cache_shape, dtype=dtype)
+    twin.compiled, twin.graphs = CompiledLayers(twin.adapter), Graphs(twin.adapter)
+    return twin
+
+
 def _ends(devices: Sequence[torch.device]) -> list[int]:
     """Find for each layer the first one after it that stands on another device."""
     ends = [len(devices)] * len(devices)
     for i in range(len(devices) - 2, -1, -1):
         ends[i] = ends[i + 1] if devices[i] == devices[i + 1] else i + 1
     return ends
+
+
+def _words(vocab_size: int) -> tuple[int, ...]:
+    """Draw tokens from a vocabulary, the same ones each time."""
+    draw = random.Random(0)
+    return tuple(draw.randrange(vocab_size) for _ in range(WORDS))
 
 
 def _read_bytes(module: nn.Module) -> int:

@@ -17,16 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.loading import ModelSpec, laid_out, load_stock, token_ids
+from ppdbench.engine.nearness import distance, gap
 from ppdbench.engine.weights import is_plain
+from ppdbench.engine.wider import WIDER
 from ppdbench.errors import ConfigError
 
-WIDER = {
-    torch.float32: torch.float64,
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-}
-# Logits far below the best choose no token; only the best so many are compared.
-CONTENDERS = 64
 # The positions before the one in question over which the stock model's own rounding is measured.
 REACH = 4
 
@@ -223,23 +218,6 @@ def _layers(model: nn.Module, n_layers: int) -> tuple[nn.Module, str]:
 def can_be_spread(spec: ModelSpec) -> bool:
     """True if a part of the model may stay in its files."""
     return spec.device_map is None and spec.quantize is None and not spec.is_synthetic
-
-
-def distance(logits: Tensor, truth: Tensor) -> Tensor:
-    """Measure how far logits [position, vocab] lie from the truth, by position.
-
-    The root mean square over the likeliest tokens, less what all of these share: adding the same
-    to all logits changes nothing.
-    """
-    best = truth.topk(min(CONTENDERS, truth.shape[-1]), dim=-1).indices
-    off = logits.to(truth).gather(-1, best) - truth.gather(-1, best)
-    return (off - off.mean(-1, keepdim=True)).square().mean(-1).sqrt().double()
-
-
-def gap(rows: Tensor, true: Tensor) -> Tensor:
-    """Measure how far hidden states [row, hidden] lie from the true ones, over their length."""
-    off: Tensor = (rows.to(true) - true).square().sum(-1) / true.square().sum(-1)
-    return off.sqrt().double()
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import torch
 
 from ppdbench.engine import truth
 from ppdbench.engine.loading import ModelSpec
-from ppdbench.engine.truth import StockTruth, distance, widened
+from ppdbench.engine.nearness import distance
+from ppdbench.engine.truth import StockTruth, widened
 from ppdbench.errors import ConfigError
 from tests.families import FAMILIES, stock_model
 from tests.helpers import WINDOWED, staged, tokens

@@ -1,0 +1,91 @@
+"""The same model in a wider type: what its passes would give if they did not round.
+
+Nothing is kept in that type. A layer is copied without its products when it runs, and products
+widen their weights some rows at a time, so that a check needs hardly any memory of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.packing import PackedLinear
+
+WIDER = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+ROWS = 4096  # of a weight that are widened at once
+
+
+class WideProduct(nn.Module):
+    """A product with another's weights, computed in a wider type."""
+
+    def __init__(self, product: nn.Linear | PackedLinear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._of = (product,)  # in a tuple, so that its weights are not taken for ours
+        self._dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        (product,) = self._of
+        weight = product.rows() if isinstance(product, PackedLinear) else product.weight
+        x = x.to(self._dtype)
+        parts = torch.split(weight, ROWS)
+        out = torch.cat([linear(x, part.to(self._dtype)) for part in parts], dim=-1)
+        return out if product.bias is None else out + product.bias.to(self._dtype)
+
+
+class WideModule(nn.Module):
+    """A module that runs as a copy of itself in a wider type, made for the call."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._of = (module,)
+        device = next((p.device for p in module.parameters()), None)
+        # Adapters ask the parameters of a module for its device and its type.
+        self.mark = nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False)
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """Whatever the module gives."""
+        return wide_copy(self._of[0], self.mark.dtype)(*given, **named)
+
+
+class WideOutput(WideModule):
+    """A module that runs as it is, its output in a wider type."""
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """Whatever the module gives, widened."""
+        return self._of[0](*given, **named).to(self.mark.dtype)
+
+
+def wide_copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of `module` in a wider type, over the very same weights of its products."""
+    products = [m for m in module.modules() if type(m) is nn.Linear or isinstance(m, PackedLinear)]
+    memo: dict[int, Any] = {id(product): WideProduct(product, dtype) for product in products}
+    memo |= {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
+    twin: nn.Module = copy.deepcopy(module, memo)
+    return twin.to(dtype)
+
+
+def wide_adapter(adapter: Adapter, dtype: torch.dtype) -> Adapter:
+    """The same parts, computing in a wider type on the very words that the model itself reads."""
+    layers = {i: WideModule(layer, dtype) for i, layer in enumerate(adapter.layers)}
+    twin = adapter.with_layers(layers)
+    twin.embedding = WideOutput(adapter.embedding, dtype)
+    twin.head = WideModule(adapter.head, dtype)
+    if adapter.final_norm is not None:
+        twin.final_norm = WideModule(adapter.final_norm, dtype)
+    twin.body = copy.copy(adapter.body)
+    twin.body._modules = dict(adapter.body._modules)
+    for name in (adapter.family.project_in, adapter.family.project_out):
+        if name is not None and getattr(twin.body, name) is not None:
+            setattr(twin.body, name, WideModule(getattr(twin.body, name), dtype))
+    twin._rotary = {}
+    return twin
