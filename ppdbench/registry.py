@@ -1,13 +1,16 @@
 """Named things and their options: register, look up, list.
 
-Duplicates are refused, near names suggested. Options are the fields of a dataclass.
+Duplicates are refused, near names suggested. What a name stands for may lie in a module that is
+imported when it is asked for. Options are the fields of a dataclass.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from ppdbench.errors import UnknownName
@@ -15,16 +18,31 @@ from ppdbench.errors import UnknownName
 T = TypeVar("T")
 
 
+class _Later:
+    """The place of something that is not imported yet."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+
 class Registry(Generic[T]):
     """A mapping from name to thing that cannot be overwritten by accident."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._items: dict[str, T] = {}
+        self._items: dict[str, T | _Later] = {}
+
+    def later(self, name: str, module: str) -> None:
+        """Know `name` now; `module` registers what it stands for, and is imported when needed."""
+        if name in self._items:
+            raise ValueError(f"{self.kind} {name!r} is already registered")
+        self._items[name] = _Later(module)
 
     def add(self, name: str, item: T) -> T:
         """Register `item` under `name`."""
-        if name in self._items:
+        there = self._items.get(name)
+        expected = isinstance(there, _Later) and there.module in sys.modules
+        if there is not None and not expected:
             raise ValueError(f"{self.kind} {name!r} is already registered")
         self._items[name] = item
         return item
@@ -41,10 +59,14 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """The thing called `name`, or `UnknownName` with suggestions."""
-        try:
-            return self._items[name]
-        except KeyError:
-            raise UnknownName(self.kind, name, self._items) from None
+        if name not in self._items:
+            raise UnknownName(self.kind, name, self._items)
+        item = self._items[name]
+        if isinstance(item, _Later):
+            import_module(item.module)
+            item = self._items[name]
+            assert not isinstance(item, _Later), f"nothing registers {self.kind} {name!r}"
+        return item
 
     def names(self) -> list[str]:
         """List all names, in order of registration."""

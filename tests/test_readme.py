@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.readme import BLOCK, rendered
 from ppdbench.cli.main import run
-from ppdbench.files import papers
+from ppdbench.files.publications import TABLED
+from ppdbench.methods import METHODS
 from tests.conftest import ROOT
 from tests.families import stock_model
 from tests.pages import DOCS, PAGES, README, blocks, commands, name, scripts
@@ -158,13 +159,13 @@ def test_the_lines_that_switch_completion_on_do_so() -> None:
 
 
 def test_every_paper_is_named_with_its_link() -> None:
-    works = [work for works in papers.BEHIND.values() for work in works]
+    works = [work for name in METHODS for work in METHODS.get(name).papers]
     readme, methods = (p.read_text("utf-8") for p in (README, DOCS / "methods.md"))
     tables = " ".join((DOCS / "tables.md").read_text("utf-8").split())
     assert {work.link for work in works if f"]({work.link})" not in readme} == set()
     for work in works:
         assert f"[{work.title}]({work.link})" in methods
-    for work in papers.TABLED.values():
+    for work in TABLED.values():
         assert f"[{work.title}]({work.link})" in tables
 
 

@@ -13,7 +13,7 @@ from ppdbench.check.figures import Figure, Outputs, Part, rate
 from ppdbench.check.snapshot import MethodFacts, Snapshot, TaskData, snapshot
 from ppdbench.errors import DataError
 from ppdbench.files.json_file import read_versioned, write_versioned
-from ppdbench.files.yaml_file import Keys, kind
+from ppdbench.files.keys import Keys, kind
 from ppdbench.runs.records import Header, Sample
 from ppdbench.runs.store import SCHEMA_VERSION, read_whole
 from ppdbench.runs.validation import CHECKSUM, Unsound, check_seal, seal_of

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from ppdbench.check.metrics import LIMITS, METRICS, Rule
 from ppdbench.errors import ConfigError, UnknownName
-from ppdbench.files.yaml_file import Keys, read_yaml
+from ppdbench.files.keys import Keys
+from ppdbench.files.yaml_file import read_yaml
 
 VERSION = 1
 Rules = Mapping[str, Rule]

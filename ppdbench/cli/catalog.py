@@ -9,19 +9,18 @@ from ppdbench.engine.families import FAMILIES
 from ppdbench.engine.shapes import NAMED, PREFIX
 from ppdbench.files import papers
 from ppdbench.files.resources import reference_is_there
+from ppdbench.methods import METHODS
+from ppdbench.methods import method as named
+from ppdbench.tasks import load_task, task_names
 
 
 def methods() -> list[dict[str, Any]]:
     """Every decoding strategy with its options."""
-    from ppdbench.methods import METHODS
-
     return [method(name) for name in METHODS]
 
 
 def method(name: str) -> dict[str, Any]:
     """One decoding strategy with its options."""
-    from ppdbench.methods import method as named
-
     found = named(name)
     return {
         "name": found.name,
@@ -29,21 +28,12 @@ def method(name: str) -> dict[str, Any]:
         "trained": found.trained,
         "options": [asdict(option) for option in found.options()],
         "summary": found.summary,
-        "papers": [asdict(work) for work in papers.BEHIND.get(found.name, ())],
+        "papers": [asdict(work) for work in found.papers],
     }
-
-
-def broken_plugins() -> dict[str, str]:
-    """Plugins with strategies that could not be loaded, and why."""
-    from ppdbench.methods import BROKEN_PLUGINS
-
-    return BROKEN_PLUGINS
 
 
 def tasks() -> list[dict[str, Any]]:
     """Every shipped task."""
-    from ppdbench.tasks import load_task, task_names
-
     return [
         {
             "name": task.name,

@@ -34,6 +34,7 @@ def command(kind: str, method: str | None, form: str) -> int:
     ppdbench list methods layerskip
     ppdbench list tasks --format json
     """
+    from ppdbench import methods
     from ppdbench.cli import catalog
     from ppdbench.errors import ConfigError
     from ppdbench.report.export import emit
@@ -52,7 +53,7 @@ def command(kind: str, method: str | None, form: str) -> int:
     sheet = Sheet(kind, columns, rows, notes=tuple(_notes(kind)), spare=spare, prose=prose)
     emit([sheet], entries, form)
     if kind == "methods":
-        for name, why in catalog.broken_plugins().items():
+        for name, why in methods.BROKEN_PLUGINS.items():
             notice(f"note: the plugin {name!r} cannot be loaded: {why}")
     return 0
 
@@ -75,15 +76,16 @@ def _one_method(name: str, form: str) -> int:
 
 def _notes(kind: str) -> Iterator[str]:
     """Explain words that are not plain, and where things come from."""
-    from ppdbench.files import papers
+    from ppdbench.files.publications import TABLED
+    from ppdbench.methods import METHODS
 
     if kind == "methods":
         yield "exact: outputs are greedy's, token by token. `list methods NAME` explains options."
-        for method, works in papers.BEHIND.items():
-            yield from (f"{method}: {work}" for work in works)
+        for name in METHODS:
+            yield from (f"{name}: {work}" for work in METHODS.get(name).papers)
     elif kind == "tables":
         yield "recipe: `table NAME --run` can measure numbers of the same kind."
-        yield from (f"{paper}: {work}" for paper, work in papers.TABLED.items())
+        yield from (f"{paper}: {work}" for paper, work in TABLED.items())
     elif kind == "tasks":
         yield "tokens: generated at most; metrics: what outputs are scored with."
 

@@ -128,15 +128,38 @@ def _option(field: Field[Any], kind: Any) -> Any:
     return click.option(f"--{name}", callback=listed, **about)
 
 
+class Trainings(click.Group):
+    """A command for each plan there is, made when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(TRAINABLES)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return _command(TRAINABLES.get(name)) if name in TRAINABLES else None
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.help = f"Train what the papers learn.\n\n\b\n{_examples()}"
+        super().format_help_text(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = sorted(TRAINABLES)
+        room = formatter.width - 6 - max(map(len, names))
+        bare = (click.Command(name, help=_told(name)) for name in names)
+        with formatter.section("Commands"):
+            told = [command.get_short_help_str(room) for command in bare]
+            formatter.write_dl(list(zip(names, told, strict=True)))
+
+
+def _told(name: str) -> str:
+    """The words of a plan on itself."""
+    return inspect.cleandoc(TRAINABLES.get(name).plan.__doc__ or "")
+
+
 def _examples() -> str:
     """The first example of each command."""
-    texts = [inspect.cleandoc(TRAINABLES.get(name).plan.__doc__ or "") for name in TRAINABLES]
-    lines = [[line for line in text.splitlines() if line.startswith("ppdbench ")] for text in texts]
+    texts = [_told(name).splitlines() for name in TRAINABLES]
+    lines = [[line for line in text if line.startswith("ppdbench ")] for text in texts]
     return "\n".join(each[0] for each in lines if each)
 
 
-command = click.Group(
-    "train",
-    help=f"Train what the papers learn.\n\n\b\n{_examples()}",
-    commands=[_command(TRAINABLES.get(name)) for name in TRAINABLES],
-)
+command = Trainings("train")

@@ -27,9 +27,9 @@ from ppdbench.engine.loading import REFERENCE, Loaded, tensor_fingerprint, weigh
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_json
+from ppdbench.files.keys import Keys, kind
 from ppdbench.files.resources import reference_model
 from ppdbench.files.whole import replacing, write_whole
-from ppdbench.files.yaml_file import Keys, kind
 
 FORMAT, VERSION = "ppdbench-addon", 1
 KEYS = (

@@ -9,8 +9,8 @@ from typing import Any
 
 from ppdbench.errors import ConfigError
 from ppdbench.files.clean import clean
+from ppdbench.files.keys import Keys, kind
 from ppdbench.files.whole import write_whole
-from ppdbench.files.yaml_file import Keys, kind
 
 
 def read_json(path: Path, what: str, missing: str) -> Any:

@@ -5,26 +5,40 @@ A method of one's own starts with `from ppdbench.methods import Proposer, option
 
 from ppdbench.decoding.decoder import Proposer as Proposer
 from ppdbench.errors import ConfigError
-from ppdbench.methods import autoregressive as autoregressive
-from ppdbench.methods import draft_verify as draft_verify
-from ppdbench.methods import eagle as eagle
-from ppdbench.methods import early_exit as early_exit
-from ppdbench.methods import hidden_transfer as hidden_transfer
-from ppdbench.methods import jacobi as jacobi
-from ppdbench.methods import layerskip as layerskip
-from ppdbench.methods import lookahead as lookahead
-from ppdbench.methods import medusa as medusa
-from ppdbench.methods import ppd as ppd
-from ppdbench.methods import prompt_lookup as prompt_lookup
-from ppdbench.methods import prompt_tokens as prompt_tokens
-from ppdbench.methods import rest as rest
-from ppdbench.methods import speculative as speculative
-from ppdbench.methods import transformers_generate as transformers_generate
 from ppdbench.methods.base import METHODS as METHODS
 from ppdbench.methods.base import Method
 from ppdbench.methods.base import option as option
 from ppdbench.methods.base import strategy as strategy
 from ppdbench.methods.plugins import load_plugins
+from ppdbench.training.plans import TRAINABLES
+
+# Ours: where each method is registered, and the options of its training where there is one.
+# The modules are imported when a method is first asked for.
+OURS = {
+    "greedy": ["autoregressive"],
+    "draft-verify": ["draft_verify.strategy"],
+    "eagle": ["eagle.strategy", "eagle.plan"],
+    "early-exit": ["early_exit"],
+    "hidden-transfer": ["hidden_transfer.strategy", "hidden_transfer.plan"],
+    "jacobi": ["jacobi"],
+    "layerskip": ["layerskip.strategy", "layerskip.plan"],
+    "lookahead": ["lookahead"],
+    "medusa": ["medusa.strategy", "medusa.plan"],
+    "ppd": ["ppd.strategy"],
+    "prompt-lookup": ["prompt_lookup"],
+    "prompt-tokens": ["prompt_tokens.strategy", "prompt_tokens.plan"],
+    "rest": ["rest.strategy"],
+    "speculative": ["speculative"],
+    "transformers:greedy": ["transformers_generate"],
+    "transformers:greedy-static": ["transformers_generate"],
+    "transformers:early-exit": ["transformers_generate"],
+    "transformers:prompt-lookup": ["transformers_generate"],
+    "transformers:assistant": ["transformers_generate"],
+}
+for _name, (_strategy, *_plan) in OURS.items():
+    METHODS.later(_name, f"{__name__}.{_strategy}")
+    for _module in _plan:
+        TRAINABLES.later(_name, f"{__name__}.{_module}")
 
 BROKEN_PLUGINS = load_plugins()
 

@@ -7,12 +7,13 @@ and their options stays instant.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ppdbench.errors import ConfigError, PpdbenchError, UnknownName
+from ppdbench.files.publications import Publication
 from ppdbench.registry import Registry, option_types
 from ppdbench.registry import option as option
 
@@ -71,6 +72,7 @@ class Method:
     exact: bool
     trained: bool
     summary: str
+    papers: tuple[Publication, ...] = ()  # that it comes from
 
     def options(self) -> list[Option]:
         """The options, from the fields of the dataclass."""
@@ -136,12 +138,14 @@ def _check_named(option: str, kind: str, value: str, target: ModelSpec) -> None:
 METHODS: Registry[Method] = Registry("method")
 
 
-def strategy(name: str, *, exact: bool = True, trained: bool = False) -> Callable[[C], C]:
+def strategy(
+    name: str, *, exact: bool = True, trained: bool = False, papers: Sequence[Publication] = ()
+) -> Callable[[C], C]:
     """Register a dataclass as the method called `name`."""
 
     def register(cls: C) -> C:
         summary = (cls.__doc__ or "").strip().splitlines()[0]
-        METHODS.add(name, Method(name, cls, exact, trained, summary))
+        METHODS.add(name, Method(name, cls, exact, trained, summary, tuple(papers)))
         return cls
 
     return register

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError
+from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import option, strategy
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ def check_exit_options(method: str, exit_layer: int, confidence: float) -> None:
         raise ConfigError(f"{method}: confidence={confidence}; use 0 (off) to 1")
 
 
-@strategy("early-exit", exact=False)
+@strategy(
+    "early-exit", exact=False, papers=(arxiv("2207.07061", "Confident Adaptive Language Modeling"),)
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyExit:
     """Read tokens out of an early layer: the same one for all, or one that is sure enough."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
+from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
     from ppdbench.engine.session import Session
 
 
-@strategy("jacobi")
+@strategy(
+    "jacobi",
+    papers=(
+        arxiv(
+            "2305.10427", "Accelerating Transformer Inference for Translation via Parallel Decoding"
+        ),
+    ),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jacobi:
     """Guess the next tokens and correct all of them in every pass."""

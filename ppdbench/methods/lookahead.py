@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
+from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
     from ppdbench.engine.session import Session
 
 
-@strategy("lookahead")
+@strategy(
+    "lookahead",
+    papers=(
+        arxiv(
+            "2402.02057",
+            "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding",
+        ),
+    ),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookahead:
     """Verify n-grams that the model itself wrote in a window of guesses."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
+from ppdbench.files.publications import Publication
 from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     from ppdbench.engine.session import Session
 
 
-@strategy("prompt-lookup")
+@strategy(
+    "prompt-lookup",
+    papers=(
+        Publication(
+            "Prompt Lookup Decoding", "https://github.com/apoorvumang/prompt-lookup-decoding"
+        ),
+    ),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLookup:
     """Continue as after the latest earlier copy of the current suffix."""

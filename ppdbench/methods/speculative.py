@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError, NumericalError, PpdbenchError
+from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import DRAWN, check_least, option, strategy
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ PROBES = (
 )
 
 
-@strategy("speculative")
+@strategy(
+    "speculative",
+    papers=(arxiv("2211.17192", "Fast Inference from Transformers via Speculative Decoding"),),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculative:
     """Draft with a second, smaller model of the same vocabulary."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.pipelined import geometric
-from ppdbench.files import papers
+from ppdbench.files.publications import PPD
 from ppdbench.report.evidence import speedup_cells
 from ppdbench.report.sheet import Sheet
 
@@ -96,7 +96,7 @@ def _resources(summaries: Sequence[Summary]) -> Sheet:
         rows,
         notes=(
             "Busy: processes at work at a time in the paper's form, for the matches found; "
-            f"equation 5 is what p alone predicts. The paper: {papers.PPD}.",
+            f"equation 5 is what p alone predicts. The paper: {PPD}.",
         ),
         digits={"busy": 2, "equation 5": 2, "communication ms/token": 3, "of a token": 1},
         percent=frozenset({"of a token"}),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ppdbench import theory
 from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.files import papers
+from ppdbench.files.publications import PPD
 from ppdbench.probe.ranks import Group, StoredRanks
 from ppdbench.probe.summary import RANKS_OF_HEAD
 from ppdbench.report.sheet import Cell, Sheet
@@ -317,7 +317,7 @@ def given_sheet(
         prose="meaning",
         notes=(
             "Equations 3, 5 and 6 are limits for long outputs; the rest is for this length.",
-            f"p: how often the candidates hold the token that comes. The paper: {papers.PPD}.",
+            f"p: how often the candidates hold the token that comes. The paper: {PPD}.",
         ),
     )
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from ppdbench.errors import DataError
-from ppdbench.files.yaml_file import kind
+from ppdbench.files.keys import kind
 from ppdbench.tasks.spec import Columns, Task
 
 

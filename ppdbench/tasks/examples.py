@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.files.yaml_file import kind
+from ppdbench.files.keys import kind
 from ppdbench.tasks.columns import find_first, refuse_halves, text_at, texts_at
 from ppdbench.tasks.data import Row
 from ppdbench.tasks.spec import Task, opening_field

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.errors import DataError
-from ppdbench.files.yaml_file import kind
+from ppdbench.files.keys import kind
 
 Columns = dict[str, object]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ppdbench.errors import UnknownName
 from ppdbench.files import resources
-from ppdbench.files.yaml_file import Keys, read_yaml
+from ppdbench.files.keys import Keys
+from ppdbench.files.yaml_file import read_yaml
 from ppdbench.tasks.templates import RESERVED, Template
 
 METRICS = (

@@ -19,7 +19,7 @@ from typing import Any
 
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_versioned, write_versioned
-from ppdbench.files.yaml_file import Keys, kind
+from ppdbench.files.keys import Keys, kind
 from ppdbench.stats import wilson
 from ppdbench.trees.record import RankedOutput
 

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import write_versioned
-from ppdbench.files.yaml_file import Keys
+from ppdbench.files.keys import Keys
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.static import expected_tokens, grow, probabilities
 from ppdbench.trees.tree import FORMAT, VERSION, Tree, listed, open_tree, read_paths

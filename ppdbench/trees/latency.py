@@ -24,7 +24,7 @@ import numpy as np
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_versioned, write_versioned
-from ppdbench.files.yaml_file import Keys
+from ppdbench.files.keys import Keys
 from ppdbench.stats import median
 from ppdbench.tasks.passages import pseudo_prompts
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_versioned, write_versioned
-from ppdbench.files.yaml_file import Keys, kind
+from ppdbench.files.keys import Keys, kind
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,8 @@ def leaves() -> dict[str, click.Command]:
     for name in COMMANDS:
         command = cli.get_command(context, name)
         if isinstance(command, click.Group):
-            found.update({f"{name} {sub}": made for sub, made in command.commands.items()})
+            for sub in command.list_commands(context):
+                found[f"{name} {sub}"] = command.get_command(context, sub)
         elif command is not None:
             found[name] = command
     return found

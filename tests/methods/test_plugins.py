@@ -99,3 +99,17 @@ def test_the_exactness_tests_fail_on_a_plugin_that_is_not_exact(
     proof = exactness_tests("repeat-last")()
     with pytest.raises(AssertionError, match="plain 0"):
         proof.test_outputs_are_those_of_greedy(MODELS[0])  # type: ignore[attr-defined]
+
+
+def test_packages_that_declare_no_strategy_are_not_read_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[console_scripts]\nother = other:main\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr("importlib.metadata.entry_points", None)
+    assert load_plugins() == {}
+    (info / "entry_points.txt").write_text("[ppdbench.strategies]\nother = other\n")
+    with pytest.raises(TypeError):
+        load_plugins()

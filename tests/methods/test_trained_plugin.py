@@ -23,7 +23,6 @@ from tests.conftest import ROOT
 
 EXAMPLE = ROOT / "examples" / "ppdbench-repeat"
 MODEL = MODELS[0]
-COMMAND = "ppdbench.cli.train_command"  # made of the plans that there are when it is imported
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patched.syspath_prepend(str(EXAMPLE))
         patched.syspath_prepend(str(home))
         patched.chdir(home)
-        sys.modules.pop(COMMAND, None)
         assert load_plugins() == {}
         text = "To guess is to look ahead, and to check is to be sure. " * 20
         (home / "text.txt").write_text(text, "utf-8")
@@ -52,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("repeat", "after-next"):
         METHODS._items.pop(name)
     TRAINABLES._items.pop("after-next")
-    for name in [n for n in sys.modules if n.startswith("ppdbench_repeat") or n == COMMAND]:
+    for name in [n for n in sys.modules if n.startswith("ppdbench_repeat")]:
         del sys.modules[name]
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
+from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import DRAWN, check_least, option, strategy
 from ppdbench.methods.draft_verify.skip_file import SkipSet, pick, read_skips
 
@@ -32,7 +33,16 @@ STEP = 0.01  # epsilon: by how much the threshold wants to move after a draft
 THRESHOLD_MEMORY = 0.9  # beta 2: weight of the threshold as it was
 
 
-@strategy("draft-verify")
+@strategy(
+    "draft-verify",
+    papers=(
+        arxiv(
+            "2309.08168",
+            "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative "
+            "Decoding",
+        ),
+    ),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftVerify:
     """Draft with the model itself, some of its attention and MLP blocks skipped."""

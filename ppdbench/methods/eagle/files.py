@@ -23,7 +23,7 @@ from ppdbench.engine.loading import Loaded
 from ppdbench.engine.packing import pack
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_json
-from ppdbench.files.yaml_file import Keys
+from ppdbench.files.keys import Keys
 from ppdbench.methods.eagle.network import (
     SETTINGS,
     DraftNetwork,

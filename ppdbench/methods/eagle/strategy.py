@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.errors import ConfigError
+from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import DRAWN, check_least, option, strategy
 from ppdbench.trees.tree import Tree
 
@@ -29,7 +30,22 @@ if TYPE_CHECKING:
     from ppdbench.methods.eagle.network import DraftNetwork
 
 
-@strategy("eagle", trained=True)
+@strategy(
+    "eagle",
+    trained=True,
+    papers=(
+        arxiv("2401.15077", "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty"),
+        arxiv(
+            "2406.16858",
+            "EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees",
+        ),
+        arxiv(
+            "2503.01840",
+            "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via "
+            "Training-Time Test",
+        ),
+    ),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle:
     """Draft with a small network that continues the target's features (EAGLE-1, 2 and 3)."""

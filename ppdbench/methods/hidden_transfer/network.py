@@ -24,7 +24,7 @@ from ppdbench.engine.addons import open_addon
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.masks import Step, behind
 from ppdbench.errors import ConfigError
-from ppdbench.files.yaml_file import Keys
+from ppdbench.files.keys import Keys
 
 METHOD = "hidden-transfer"
 

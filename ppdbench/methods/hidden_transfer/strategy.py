@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft, Insertion
+from ppdbench.files.publications import HIDDEN_TRANSFER
 from ppdbench.methods.base import option, strategy
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ppdbench.trees.tree import Tree
 
 
-@strategy("hidden-transfer", trained=True)
+@strategy("hidden-transfer", trained=True, papers=(HIDDEN_TRANSFER,))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenTransfer:
     """States put ahead of a token at middle layers guess the tokens that will stand there."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Computed, Draft
 from ppdbench.errors import ConfigError
+from ppdbench.files.publications import LAYERSKIP
 from ppdbench.methods.base import DRAWN, check_least, option, strategy
 from ppdbench.methods.early_exit import check_exit_options, exit_layer_of
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 REUSES = ("kvq", "kv", "none")
 
 
-@strategy("layerskip")
+@strategy("layerskip", papers=(LAYERSKIP,))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSkip:
     """Draft with the model's own first layers, check with the others."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
+from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import option, strategy
 
 if TYPE_CHECKING:
@@ -25,7 +26,16 @@ if TYPE_CHECKING:
     from ppdbench.trees.tree import Tree
 
 
-@strategy("medusa", trained=True)
+@strategy(
+    "medusa",
+    trained=True,
+    papers=(
+        arxiv(
+            "2401.10774",
+            "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
+        ),
+    ),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Medusa:
     """Heads on the last hidden state guess several tokens ahead."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Setup
 from ppdbench.errors import ConfigError
+from ppdbench.files.publications import PPD
 from ppdbench.methods.base import check_least, option, strategy
 from ppdbench.theory import check_exit
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 NAMES = ("inline", "split", "replicated")
 
 
-@strategy("ppd")
+@strategy("ppd", papers=(PPD,))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictivePipelined:
     """Run the first layers for the likeliest next tokens while the others finish this one."""

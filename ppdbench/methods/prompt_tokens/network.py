@@ -30,7 +30,7 @@ from ppdbench.engine.masks import Step, TrainedRows, behind
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.files.json_file import read_json
-from ppdbench.files.yaml_file import Keys
+from ppdbench.files.keys import Keys
 from ppdbench.methods.prompt_tokens.plan import AGGREGATIONS, LEARNED
 
 METHOD = "prompt-tokens"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
+from ppdbench.files.publications import PROMPT_TOKENS
 from ppdbench.methods.base import option, strategy
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ppdbench.trees.dynamic import DynamicTree
 
 
-@strategy("prompt-tokens", trained=True)
+@strategy("prompt-tokens", trained=True, papers=(PROMPT_TOKENS,))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokens:
     """Trained rows behind every node of a tree guess the tokens that follow."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
+from ppdbench.files.publications import arxiv
 from ppdbench.files.resources import reference_model
 from ppdbench.methods.base import check_least, option, strategy
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     Waiting = tuple[int, int, int, int, int, Positions]
 
 
-@strategy("rest")
+@strategy("rest", papers=(arxiv("2311.08252", "REST: Retrieval-Based Speculative Decoding"),))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
     """Continue as a datastore continues after the longest suffix that it knows."""

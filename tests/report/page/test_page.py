@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ppdbench.files import papers
+from ppdbench.methods import METHODS
 from ppdbench.report.html import VOID, h
 from ppdbench.report.page.document import page
 from ppdbench.report.page.runs import read_runs
@@ -113,7 +113,7 @@ def test_nothing_comes_from_outside(full: str) -> None:
 def test_the_only_links_that_lead_away_are_to_papers(full: str) -> None:
     links = [str(a["href"]) for a in Reader(full).all("a") if not str(a["href"]).startswith("#")]
     away = [link for link in links if not link.startswith("data:")]
-    known = {work.link for works in papers.BEHIND.values() for work in works}
+    known = {work.link for name in METHODS for work in METHODS.get(name).papers}
     assert away
     assert set(away) <= known
 

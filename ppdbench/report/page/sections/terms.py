@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ppdbench.files import papers
-from ppdbench.files.papers import Publication
+from ppdbench.files.publications import Publication
+from ppdbench.methods import METHODS
 from ppdbench.report.html import Child, h
 from ppdbench.report.page.parts import Section, facts
 from ppdbench.report.page.runs import DECODES, PROBES, SWEEPS, Run, of_kind
@@ -71,6 +71,6 @@ def _works(runs: Sequence[Run]) -> Iterator[tuple[str, Publication]]:
     methods = {s["method"] for run in of_kind(runs, DECODES) for s in run.summaries}
     if of_kind(runs, PROBES):
         methods.add("ppd")  # which match rates are about
-    for name, works in papers.BEHIND.items():
+    for name in METHODS:
         if name in methods:
-            yield from ((name, work) for work in works)
+            yield from ((name, work) for work in METHODS.get(name).papers)
