@@ -73,8 +73,9 @@ def load(
     max_memory: str | None = None,
     offline: bool = False,
     trust_remote_code: bool = False,
+    gguf: str | None = None,
 ) -> Model:
-    """Load a model by its hub id, its folder, `reference` or `synthetic:SPEC`."""
+    """Load a model by its hub id, its folder, its GGUF file, `reference` or `synthetic:SPEC`."""
     spec = ModelSpec(
         name=model,
         revision=revision,
@@ -85,6 +86,7 @@ def load(
         max_memory=max_memory,
         offline=offline,
         trust_remote_code=trust_remote_code,
+        gguf=gguf,
     )
     quiet()
     check_there(spec)

@@ -69,6 +69,7 @@ def _summary(
     return {
         "model": model.name,
         "dtype": model.dtype,
+        "gguf": model.gguf,
         "synthetic": model.synthetic,
         "strict": header.config.strict,
         "target": drawn,

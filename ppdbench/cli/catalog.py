@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ppdbench.engine.families import FAMILIES
+from ppdbench.engine.gguf import source
 from ppdbench.engine.shapes import NAMED, PREFIX
 from ppdbench.files import papers
 from ppdbench.files.resources import reference_is_there
@@ -50,10 +51,12 @@ def tasks() -> list[dict[str, Any]]:
 
 def models() -> list[dict[str, Any]]:
     """List what --model understands: the embedded model, synthetic shapes, families."""
+    fetched = "fetched" if source.smollm2().is_file() else f"not here: {source.FETCH}"
     there = "shipped with the package" if reference_is_there() else "not in this version"
     entries = [
         {"model": "reference", "kind": "embedded", "what": there},
         {"model": "reference-draft", "kind": "embedded", "what": f"its draft model, {there}"},
+        {"model": source.SMOLLM2, "kind": "GGUF file", "what": f"SmolLM2-135M-Instruct, {fetched}"},
     ]
     entries += [
         {

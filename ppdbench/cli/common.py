@@ -75,6 +75,7 @@ def model_spec(options: dict[str, Any]) -> ModelSpec:
         max_memory=options.pop("max_memory"),
         offline=options.pop("offline"),
         trust_remote_code=options.pop("trust_remote_code"),
+        gguf=options.pop("gguf"),
     )
     check_there(spec)
     return spec

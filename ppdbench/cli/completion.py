@@ -25,7 +25,7 @@ from ppdbench.files.resources import PACKAGE, folder
 
 Items = list["CompletionItem[str]"]
 METHOD_FILES = PACKAGE / "methods"
-MODELS = ("reference", "reference-draft")
+MODELS = ("reference", "reference-draft", "smollm2")
 
 
 def known_methods() -> dict[str, list[str]]:
@@ -90,7 +90,7 @@ def tasks(ctx: Context, param: Parameter, incomplete: str) -> Items:
 
 
 def models(ctx: Context, param: Parameter, incomplete: str) -> Items:
-    """Embedded models and named shapes, and folders."""
+    """Embedded models, SmolLM2, named shapes, files and folders."""
     from ppdbench.engine.shapes import NAMED, PREFIX
 
     names = [*MODELS, *(f"{PREFIX}{name}" for name in NAMED)]

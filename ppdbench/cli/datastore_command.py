@@ -30,8 +30,10 @@ from ppdbench.report.progress import progress
 @click.option(
     "--model",
     metavar="NAME",
-    help="Whose tokens: hub id, local folder, `reference` (the default) or synthetic:SPEC.",
+    help="Whose tokens: hub id, local folder, file.gguf, `smollm2`, `reference` (the default) or "
+    "synthetic:SPEC.",
 )
+@click.option("--gguf", metavar="FILE", help="The GGUF file of a hub model or a folder.")
 @click.option("--revision", help="Revision of a hub model.")
 @click.option("--offline", is_flag=True, help="Never ask the hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a hub model.")
@@ -60,7 +62,7 @@ def command(**options: Any) -> int:
         max_documents=options["max_documents"],
         offline=options["offline"],
     )
-    names = ("revision", "offline", "trust_remote_code")
+    names = ("gguf", "revision", "offline", "trust_remote_code")
     spec = ModelSpec(name=chosen_model(options["model"]), **{name: options[name] for name in names})
     check_there(spec, words_alone=True)
     check_sources(text)

@@ -28,7 +28,7 @@ STEADY = 1.3
 
 # What the options below say is used with a model, or with --baseline alone.
 OF_MODELS = (
-    *("revision", "dtype", "quantize", "device_map", "max_memory", "offline"),
+    *("gguf", "revision", "dtype", "quantize", "device_map", "max_memory", "offline"),
     *("trust_remote_code", "methods", "prompt_tokens", "new_tokens"),
 )
 BASELINE_ONLY = ("rounds", "compile")

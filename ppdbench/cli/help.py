@@ -13,7 +13,7 @@ AT_MOST = 10  # options under the first heading
 
 # What options are about, by the names of their parameters.
 HEADINGS = {
-    "Model": ("model", "revision", "dtype", "quantize", "offline", "trust_remote_code"),
+    "Model": ("model", "gguf", "revision", "dtype", "quantize", "offline", "trust_remote_code"),
     "Machine": ("device", "device_map", "max_memory", "threads", "pin", "compile"),
     "Tasks and data": (
         "tasks",

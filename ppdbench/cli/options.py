@@ -39,8 +39,10 @@ model_options = stack(
         "--model",
         metavar="NAME",
         shell_complete=completion.models,
-        help="Hub id, local folder, `reference` (the default) or synthetic:SPEC.",
+        help="Hub id, local folder, file.gguf, `smollm2`, `reference` (the default) or "
+        "synthetic:SPEC.",
     ),
+    click.option("--gguf", metavar="FILE", help="The GGUF file of a hub model or a folder."),
     click.option("--revision", help="Revision of a hub model."),
     click.option(
         "--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16."

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 RUNS = "results/tables/runs"
 SCALING = ("data", "limit", "max_new_tokens")
 HANDED_ON = (
-    *("model", "revision", "dtype", "quantize", "device", "device_map", "max_memory", "threads"),
+    *("model", "gguf", "revision", "dtype", "quantize"),
+    *("device", "device_map", "max_memory", "threads"),
 )
 WITHOUT_INFLUENCE = ("offline", "trust_remote_code")
 EMBEDDED = "reference"

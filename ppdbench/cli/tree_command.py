@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # What says how passes are to be timed.
 MEASURING = (
-    *("model", "revision", "dtype", "quantize", "device", "device_map", "max_memory"),
+    *("model", "gguf", "revision", "dtype", "quantize", "device", "device_map", "max_memory"),
     *("threads", "context", "rounds"),
 )
 UNSTEADY = 1.5  # from a pass's lower quartile to its upper one

@@ -8,7 +8,6 @@ the user's cache folder; deleting it costs time and nothing else.
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ppdbench.files.caches import cache_folder
 from ppdbench.machine.environment import cpu_model, instruction_sets
 
 # Part of every key: raise it when what is traced changes.
@@ -50,10 +50,7 @@ def why_not() -> str | None:
 
 def home() -> Path:
     """Return the folder of compiled passes."""
-    if asked := os.environ.get("PPDBENCH_CACHE"):
-        return Path(asked).expanduser() / "compiled"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ppdbench" / "compiled"
+    return cache_folder() / "compiled"
 
 
 def path_of(what: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -17,6 +17,8 @@ from torch import Tensor
 from ppdbench.engine import synthetic
 from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
+from ppdbench.engine.gguf import settings, source, weights, words
+from ppdbench.engine.gguf.file import GgufFile, read
 from ppdbench.engine.offload import NOTHING, StoredWeights
 from ppdbench.engine.pass_check import TEXT
 from ppdbench.engine.placement import DISK, Placement, check_asked, place_parts, refuse_too_large
@@ -36,7 +38,8 @@ REFERENCE = "reference"
 # Models that travel with the package, and where in its folder.
 EMBEDDED = {REFERENCE: "", "reference-draft": "draft"}
 STAND_IN = "synthetic:demo"
-GGUF = ".gguf"
+# Where a stock model keeps the file that all of its weights came from.
+FILE = "_gguf_file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,7 @@ class ModelSpec:
     quantize: str | None = None
     device_map: str | None = None
     max_memory: str | None = None
+    gguf: str | None = None
 
     def __post_init__(self) -> None:
         if self.quantize is not None:
@@ -68,6 +72,11 @@ class ModelSpec:
         """True if the weights are random."""
         return self.name.startswith(PREFIX)
 
+    @property
+    def is_gguf(self) -> bool:
+        """True if the weights come from a GGUF file."""
+        return not self.is_synthetic and source.names_file(self.name, self.gguf)
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -79,6 +88,7 @@ class Loaded:
     eos_ids: frozenset[int]
     pad_id: int
     fingerprint: str
+    gguf: GgufFile | None = None
 
     @property
     def max_positions(self) -> int:
@@ -143,11 +153,12 @@ def take_over(
     """Turn a stock transformers model into one the engine runs."""
     stored = NOTHING if spec.device_map is None else StoredWeights.of(model)
     fingerprint = weight_fingerprint(model, stored)  # of what was stored, whatever is made of it
+    file = getattr(model, FILE, None)
     model = laid_out(spec, model)
     eos, pad = token_ids(model)
     text = () if tokenizer is None else tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text)
-    return Loaded(spec, staged, tokenizer, eos, pad, fingerprint)
+    return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file)
 
 
 def laid_out(spec: ModelSpec, model: Any) -> Any:
@@ -169,6 +180,9 @@ def check_there(spec: ModelSpec, *, words_alone: bool = False) -> None:
     if spec.is_synthetic:
         _shape(spec)
         return
+    if spec.is_gguf:
+        _check_gguf(spec)
+        return
     path = _source(spec)
     if not Path(path).is_dir():
         if _hub_is_off(spec) and not _is_cached(path, spec):
@@ -189,13 +203,13 @@ def _hub_is_off(spec: ModelSpec) -> bool:
     return spec.offline or os.environ.get("HF_HUB_OFFLINE") == "1"
 
 
-def _is_cached(path: str, spec: ModelSpec) -> bool:
-    """True if a hub model's configuration was fetched before."""
+def _is_cached(path: str, spec: ModelSpec, file: str = "config.json") -> bool:
+    """True if a file of a hub model, its configuration unless told, was fetched before."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(path, "config.json", revision=spec.revision)
+        found = try_to_load_from_cache(path, file, revision=spec.revision)
     except HFValidationError:
         return False
     return isinstance(found, str)
@@ -224,6 +238,8 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
             synthetic.build(shape, dtype, _first_place(spec, device), placement.places),
             synthetic.tokenizer(shape.vocab, shape.context),
         )
+    if spec.is_gguf:
+        return _from_gguf(spec, device, context)
     path = _source(spec)
     if Path(path).is_dir():
         check_folder(Path(path))
@@ -253,6 +269,11 @@ def outline(spec: ModelSpec) -> Any:
     if spec.is_synthetic:
         config = synthetic.configuration(parse(spec.name))
         return on_meta(config, resolve_dtype(spec.dtype, torch.float32, device))
+    if spec.is_gguf:
+        file = gguf_file(spec)
+        with _one_line_errors(spec):
+            dtype = resolve_dtype(spec.dtype, DTYPES[file.dtype], device)
+            return on_meta(settings.configuration(file), dtype)
     path = _source(spec)
     with _one_line_errors(spec):
         from transformers import AutoConfig
@@ -273,6 +294,10 @@ def load_words(spec: ModelSpec) -> tuple[Any, int]:
     if spec.is_synthetic:
         shape = parse(spec.name)
         return synthetic.tokenizer(shape.vocab, shape.context), shape.vocab
+    if spec.is_gguf:
+        file = gguf_file(spec)
+        with _one_line_errors(spec):
+            return words.tokenizer(file), int(settings.configuration(file).vocab_size)
     path, shared = _source(spec), _how(spec)
     with _one_line_errors(spec):
         from transformers import AutoConfig, AutoTokenizer
@@ -286,6 +311,8 @@ def load_depth(spec: ModelSpec) -> int:
     """Return the number of a model's layers, without its weights."""
     if spec.is_synthetic:
         return parse(spec.name).layers
+    if spec.is_gguf:
+        return int(gguf_file(spec).setting("block_count"))
     path, shared = _source(spec), _how(spec)
     with _one_line_errors(spec):
         from transformers import AutoConfig
@@ -308,20 +335,13 @@ def _source(spec: ModelSpec) -> str:
     path = str(Path(spec.name).expanduser())
     is_path = spec.name.startswith((".", "/", "~")) or path.count("/") > 1
     if Path(path).is_file():
-        raise ConfigError(_why_no_model(spec.name))
+        raise ConfigError(
+            f"{spec.name} is a file; give --model the folder that holds config.json and the "
+            "weights, or a .gguf file"
+        )
     if is_path and not Path(path).is_dir():
         raise ConfigError(f"model folder {spec.name} does not exist")
     return path
-
-
-def _why_no_model(file: str) -> str:
-    """Explain what a file is that was given in place of a folder, and what to give."""
-    if file.lower().endswith(GGUF):
-        return (
-            f"{file} is a GGUF file, which this version does not read; give --model a folder with "
-            "config.json, safetensors and a tokenizer"
-        )
-    return f"{file} is a file; give --model the folder that holds config.json and the weights"
 
 
 def _how(spec: ModelSpec) -> dict[str, Any]:
@@ -359,6 +379,40 @@ def _from_pretrained(
     if "device_map" not in shared:
         model = model.to(_first_place(spec, device))
     return model.eval(), tokenizer
+
+
+def gguf_file(spec: ModelSpec) -> GgufFile:
+    """The GGUF file that a model comes from, fetched where it has to be."""
+    if spec.trust_remote_code:
+        raise ConfigError("--trust-remote-code: a GGUF file holds no code; leave it out")
+    with _one_line_errors(spec):
+        return read(source.find(spec.name, spec.gguf, spec.revision, offline=spec.offline))
+
+
+def _check_gguf(spec: ModelSpec) -> None:
+    """Refuse what is wrong with a file that is here; one on the hub waits until it is needed."""
+    if spec.gguf is not None and source.is_on_hub(spec.name):
+        if _hub_is_off(spec) and not _is_cached(spec.name, spec, spec.gguf):
+            raise _off_limits(spec)
+        return
+    file = gguf_file(spec)
+    with _one_line_errors(spec):
+        settings.configuration(file)
+
+
+def _from_gguf(spec: ModelSpec, device: torch.device, context: int) -> tuple[Any, Any]:
+    file = gguf_file(spec)
+    with _one_line_errors(spec):
+        config = settings.configuration(file)
+        dtype = resolve_dtype(spec.dtype, DTYPES[file.dtype], device)
+        placement = _placed(config, spec, dtype, context)
+        refuse_too_large(spec, placement)
+        tokenizer = words.tokenizer(file)
+        _check_vocabulary(tokenizer, int(config.vocab_size), spec.name)
+        places: Mapping[str, Any] = placement.places or {"": _first_place(spec, device)}
+        model = weights.build(file, config, dtype, places)
+    setattr(model, FILE, file)
+    return model, tokenizer
 
 
 def _check_config(config: Any, name: str) -> None:
@@ -410,16 +464,50 @@ def _one_line_errors(spec: ModelSpec) -> Iterator[None]:
     except PpdbenchError:
         raise
     except Exception as error:  # these libraries' errors share no narrower root
-        is_folder = Path(spec.name).is_dir() or spec.name in EMBEDDED
-        if not is_folder and _hub_is_off(spec):
+        is_here = Path(spec.name).expanduser().exists() or spec.name in (*EMBEDDED, source.SMOLLM2)
+        if not is_here and _hub_is_off(spec):
             raise _off_limits(spec) from error
-        if not is_folder and isinstance(error, OSError):
-            raise ConfigError(
-                f"model {spec.name!r} is no local folder and could not be fetched from the hub; "
-                "check the name and the connection, or give --model the path of a local folder"
-            ) from error
+        if not is_here and isinstance(error, OSError):
+            raise ConfigError(_why_not_from_hub(spec, error)) from error
         text = " ".join(str(error).split())
         raise ConfigError(f"model {spec.name} does not load: {text[:300]}") from error
+
+
+def _why_not_from_hub(spec: ModelSpec, error: BaseException) -> str:
+    """Say why the hub gave no model, and what to do about it."""
+    from huggingface_hub import errors
+
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+
+    def is_any(kind: type[BaseException]) -> bool:
+        return any(isinstance(one, kind) for one in causes)
+
+    if is_any(errors.GatedRepoError):
+        return (
+            f"model {spec.name!r} is gated: accept its licence at https://huggingface.co/{spec.name}"
+            ", make a token at https://huggingface.co/settings/tokens and run `hf auth login`"
+        )
+    if is_any(errors.RevisionNotFoundError):
+        return f"model {spec.name!r} has no revision {spec.revision!r} on the hub; check --revision"
+    if is_any(errors.RemoteEntryNotFoundError):
+        wanted = spec.gguf or "config.json"
+        return (
+            f"model {spec.name!r} has no file {wanted} on the hub; where it holds GGUF files give "
+            "--gguf the name of one of them"
+        )
+    if is_any(errors.RepositoryNotFoundError):
+        return (
+            f"model {spec.name!r} is no local folder and not on the hub, or private: check the "
+            "name, or run `hf auth login` with a token that may read it"
+        )
+    return (
+        f"model {spec.name!r} is no local folder and could not be fetched from the hub; check the "
+        "name and the connection, or give --model the path of a local folder"
+    )
 
 
 def token_ids(model: Any) -> tuple[frozenset[int], int]:
@@ -435,8 +523,19 @@ def token_ids(model: Any) -> tuple[frozenset[int], int]:
     return frozenset(ids), int(pad)
 
 
+def forget_file(model: Any) -> None:
+    """Take a model for one whose weights are its own, no longer those of a GGUF file."""
+    setattr(model, FILE, None)
+
+
 def weight_fingerprint(model: Any, stored: StoredWeights = NOTHING) -> str:
-    """The fingerprint of all parameters of a model, those that stayed on disk included."""
+    """The fingerprint of all parameters of a model, those that stayed on disk included.
+
+    Of a model that came from a GGUF file it is the file's.
+    """
+    file: GgufFile | None = getattr(model, FILE, None)
+    if file is not None:
+        return file.fingerprint
     return tensor_fingerprint(
         (name, part) for name, whole in stored.parameters(model) for part in parts(whole)
     )

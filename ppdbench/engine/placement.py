@@ -134,6 +134,11 @@ def refuse_too_large(spec: ModelSpec, placement: Placement) -> None:
             f"{spec.name} needs {gb(need.total)}, which is more than there is room for; synthetic "
             "weights have no files to stay in: use fewer layers or --dtype bfloat16"
         )
+    if spec.is_gguf and DISK in placement.held:
+        raise ConfigError(
+            f"{spec.name} needs {gb(need.total)}, which is more than there is room for; weights "
+            "of a GGUF file are dequantised and cannot stay in it: use --dtype bfloat16"
+        )
     for place, size in placement.held.items():
         if place != DISK and size > memory.free[place]:
             raise ConfigError(

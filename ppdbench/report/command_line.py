@@ -26,6 +26,7 @@ def _settings(config: DecodeSettings) -> Iterator[tuple[str, Any, Any]]:
     """Option, value, and what it is where nothing is typed."""
     model, target = config.model, config.target
     yield "--model", model.name, "reference"
+    yield "--gguf", model.gguf, None
     yield "--revision", model.revision, None
     yield "--dtype", model.dtype, "auto"
     yield "--quantize", model.quantize, None

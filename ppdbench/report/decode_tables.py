@@ -124,6 +124,7 @@ def _side_by_side(summaries: Sequence[Summary]) -> Sheet:
 def where(summary: Summary) -> str:
     """The model, and what a reader must know to compare with another run."""
     marks = [summary["dtype"]]
+    marks += [f"GGUF {summary['gguf']}"] if summary.get("gguf") else []
     marks += ["random weights"] if summary["synthetic"] else []
     marks += ["strict"] if summary["strict"] else []
     processes = summary.get("processes", 1)

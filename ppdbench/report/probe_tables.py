@@ -29,7 +29,8 @@ def label(header: Header) -> str:
     """The model's name and type, with a warning where its weights are random."""
     model = header.model
     warning = ", random weights" if model.synthetic else ""
-    return f"{model.name} ({model.dtype}{warning})"
+    source = f", GGUF {model.gguf}" if model.gguf else ""
+    return f"{model.name} ({model.dtype}{source}{warning})"
 
 
 def sheets(

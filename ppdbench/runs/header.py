@@ -19,7 +19,7 @@ def run_header(
     kind: str, config: RunConfig, loaded: Loaded, work: Workload, **parts: Any
 ) -> Header:
     """The content of `run.json`; `parts` are what this kind of run says besides."""
-    staged = loaded.staged
+    staged, file = loaded.staged, loaded.gguf
     return KINDS[kind].header(
         schema_version=SCHEMA_VERSION,
         kind=kind,
@@ -38,6 +38,8 @@ def run_header(
             dtype=staged.precision,
             device=str(staged.device),
             synthetic=loaded.spec.is_synthetic,
+            gguf=file.quantization if file else None,
+            gguf_weights=file.weights_by_type if file else None,
         ),
         layers=staged.layers_by_place(),
         data=work.sources,

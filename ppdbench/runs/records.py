@@ -357,6 +357,8 @@ class AskedModel(Record, frozen=True, kw_only=True):
     """The map of layers to devices."""
     max_memory: str | None
     """The most that each device may hold."""
+    gguf: str | None = None
+    """The GGUF file of a hub model or a folder."""
 
 
 class AskedTarget(Record, frozen=True, kw_only=True):
@@ -502,6 +504,10 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     """The device it ran on."""
     synthetic: bool
     """True if its weights are random."""
+    gguf: Name | None = None
+    """The quantisation that the layers' weights went through, if they come from a GGUF file."""
+    gguf_weights: dict[str, Count] | None = None
+    """The number of weights of each of the file's types."""
 
 
 class Source(Record, frozen=True, kw_only=True):

@@ -64,7 +64,7 @@ def _ours(runs: Sequence[StoredRun]) -> str:
     random = ", random weights" if model.synthetic else ""
     said = {
         "hardware": " and ".join(dict.fromkeys(map(_hardware, runs))),
-        "precision": model.dtype,
+        "precision": f"{model.dtype}, GGUF {model.gguf}" if model.gguf else model.dtype,
         "examples": _text(_examples(runs)),
         "tokens": _text(_tokens(runs)),
     }

@@ -11,6 +11,7 @@ import torch
 from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.loading import (
     ModelSpec,
+    forget_file,
     load_stock,
     load_words,
     outline,
@@ -51,7 +52,9 @@ def whole(name: str, plan: TrainingPlan, spec: ModelSpec, job: Job) -> Training:
     material = Material(job, spec.device, partial(load_words, spec))
     _check_fits(outline(spec).float(), plan, material)
     model, tokenizer = load_stock(spec)
-    return _whole(name, plan, model, tokenizer, material, _facts_of(spec, model))
+    facts = _facts_of(spec, model)
+    forget_file(model)  # its weights are about to change
+    return _whole(name, plan, model, tokenizer, material, facts)
 
 
 def from_scratch(

@@ -63,7 +63,7 @@ def refused(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tiny.gguf", "tiny.gguf is a GGUF file, which this version does not read; give --model"),
+        ("tiny.gguf", "tiny.gguf is cut off or damaged: its header goes on at byte 8"),
         ("model.safetensors", "is a file; give --model the folder that holds config.json"),
     ],
 )

@@ -50,7 +50,7 @@ def _facts(run: Run) -> list[tuple[str, Child]]:
     return [
         ("Model", _model(header)),
         ("Weights", _code(header.model.weight_hash)),
-        ("Numbers", header.model.dtype),
+        ("Numbers", _numbers(header)),
         ("Ran on", _machine(header)),
         ("Processes", None if run.processes == "1" else run.processes),
         ("Tasks", _tasks(run)),
@@ -68,6 +68,14 @@ def _model(header: Header) -> str:
     words += [model.family, f"{model.n_layers} layers"]
     words += ["random weights"] if model.synthetic else []
     return ", ".join(words)
+
+
+def _numbers(header: Header) -> str:
+    model = header.model
+    if model.gguf is None:
+        return model.dtype
+    parts = (f"{n:,} in {name}" for name, n in (model.gguf_weights or {}).items())
+    return f"{model.dtype}, from GGUF {model.gguf} ({', '.join(parts)} weights)"
 
 
 def _machine(header: Header) -> str:

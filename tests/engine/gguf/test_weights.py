@@ -1,0 +1,150 @@
+"""Models from GGUF files against the models they were written from, and against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from ppdbench.decoding.decoder import Request
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import autoregressive
+from ppdbench.engine.gguf.file import read
+from ppdbench.engine.gguf.numbers import pieces
+from ppdbench.engine.loading import ModelSpec, load, load_stock
+from ppdbench.engine.session import Session
+from ppdbench.machine.clock import Clock
+from tests.families import greedy_truth, stock_model
+from tests.gguf_files import write
+
+IDS = torch.tensor([[1, 17, 42, 9, 80, 33, 5, 21, 60, 14, 2, 71]])
+EXACT = ("llama", "llama-mha-tied", "qwen2", "qwen3", "phi3", "phi3-window", "olmo2", "gpt2")
+NEOX = ("gpt_neox", "gpt_neox-serial")
+# transformers has tables of these; of rows in blocks of 32 and heads of usual width.
+KNOWN = ("llama", "llama-mha-tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+
+
+def loaded(path: Path, dtype: str = "float32") -> Any:
+    """The stock model that comes from a file."""
+    return load_stock(ModelSpec(name=str(path), dtype=dtype, device="cpu"))[0]
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    """What a model makes of some tokens."""
+    found: torch.Tensor = model(IDS).logits
+    return found
+
+
+@pytest.mark.parametrize("name", [*EXACT, *NEOX])
+def test_a_model_is_the_one_that_its_file_was_written_from(name: str, tmp_path: Path) -> None:
+    stock = stock_model(name)
+    again = loaded(write(tmp_path / "m.gguf", stock))
+    ours, theirs = again.state_dict(), stock.state_dict()
+    assert ours.keys() == theirs.keys()
+    for key, tensor in theirs.items():
+        assert torch.equal(ours[key], tensor), key
+    assert torch.equal(logits(again), logits(stock))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_norms_that_were_stored_one_higher_lose_nothing_but_that(name: str, tmp_path: Path) -> None:
+    stock = stock_model(name)
+    again = loaded(write(tmp_path / "m.gguf", stock))
+    assert torch.allclose(logits(again), logits(stock), atol=1e-5)
+
+
+def test_rotary_factors_in_the_file_slow_the_angles_down(tmp_path: Path) -> None:
+    stock = stock_model("llama3-rope")
+    again = loaded(write(tmp_path / "m.gguf", stock))
+    assert torch.allclose(
+        again.model.rotary_emb.inv_freq, stock.model.rotary_emb.inv_freq, rtol=1e-6
+    )
+    assert torch.allclose(logits(again), logits(stock), atol=1e-4)
+    assert not torch.allclose(logits(stock_model("llama")), logits(stock), atol=1e-2)
+    assert load(ModelSpec(name=str(tmp_path / "m.gguf"))).max_positions == 96
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_linear_scaling_is_that_of_the_configuration(name: str, tmp_path: Path) -> None:
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    local = {"rope_type": "default", "rope_theta": 10000.0}
+    both = {"full_attention": linear, "sliding_attention": local}
+    stock = stock_model(name, rope_parameters=both if name == "gemma3" else linear)
+    again = loaded(write(tmp_path / "m.gguf", stock))
+    assert torch.allclose(logits(again), logits(stock), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_weights_and_logits_are_those_that_transformers_makes(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    # transformers takes widths of heads and contexts of some families for the usual ones.
+    width = 128 if name == "qwen3" else 16
+    usual = {"head_dim": width} if name.startswith(("gemma", "qwen3")) else {}
+    more = {"max_position_embeddings": 1024, "n_inner": 256} if name == "gpt2" else {}
+    path = write(tmp_path / "m.gguf", stock_model(name, **{**WIDE, **usual, **more}), "Q4_1")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        gguf_file=path.name,
+        dtype=getattr(torch, dtype),
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    ours = loaded(path, dtype)
+    assert {p.dtype for p in ours.parameters()} == {getattr(torch, dtype)}
+    for key, tensor in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[key], tensor), key
+    if not name.startswith("gemma"):  # their scores are scaled by what transformers does not read
+        assert torch.equal(logits(ours), logits(theirs))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_numbers_are_those_that_the_package_makes(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", stock_model("llama", **WIDE), kind)
+    file, theirs = read(path), gguf.GGUFReader(path).tensors
+    assert list(file.tensors) == [tensor.name for tensor in theirs]
+    with path.open("rb") as stream:
+        for tensor in theirs:
+            made = torch.cat(list(pieces(stream, file.tensors[tensor.name])))
+            known = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+            assert torch.equal(made.reshape(known.shape), known), tensor.name
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("Q8_0", "float32"), ("BF16", "bfloat16"), ("F16", "float32"), ("F32", "float32")],
+)
+def test_auto_keeps_the_type_of_plain_numbers(kind: str, dtype: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", stock_model("llama", **WIDE), kind)
+    model = load(ModelSpec(name=str(path), device="cpu"))
+    assert model.staged.dtype == getattr(torch, dtype)
+
+
+def test_the_fingerprint_is_the_files_in_every_type(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", stock_model("llama", **WIDE), "Q4_0")
+    other = write(tmp_path / "other.gguf", stock_model("llama", seed=1, **WIDE), "Q4_0")
+    prints = [
+        load(ModelSpec(name=str(name), dtype=dtype)).fingerprint
+        for name in (path, other)
+        for dtype in ("float32", "bfloat16")
+    ]
+    assert prints[0] == prints[1] != prints[2] == prints[3]
+
+
+def test_the_engine_writes_what_generate_writes(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", stock_model("llama", **WIDE), "Q8_0")
+    model, stock = load(ModelSpec(name=str(path))), loaded(path)
+    limits = Limits(24, model.eos_ids)
+    for prompt in ([1, 17, 42], [9, 80, 33, 5]):
+        session = Session(model.staged, 64)
+        ours = autoregressive(
+            session, Request(prompt, limits, Clock(torch.device("cpu")))
+        ).output_ids
+        assert list(ours) == greedy_truth(stock, prompt, 24)
