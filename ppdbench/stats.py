@@ -239,3 +239,55 @@ def _some(values: Sequence[float]) -> Sequence[float]:
     if not len(values):
         raise ValueError("no values")
     return values
+
+
+def chi_square_tail(statistic: float, freedom: int) -> float:
+    """The probability that chi-square of so many degrees of freedom reaches the statistic."""
+    if freedom < 1 or statistic < 0:
+        raise ValueError(f"chi-square of {freedom} degrees of freedom reaching {statistic}")
+    a, x = freedom / 2, statistic / 2
+    if x == 0:
+        return 1.0
+    scale = math.exp(a * math.log(x) - x - math.lgamma(a))
+    if x < a + 1:
+        term = total = 1 / a
+        n = a
+        while term > total * 1e-16:
+            n += 1
+            term *= x / n
+            total += term
+        return max(0.0, 1 - scale * total)
+    # The continued fraction of the upper incomplete gamma function, from its front (Lentz).
+    b = x + 1 - a
+    c, d = 1e300, 1 / b
+    value = d
+    for i in range(1, 10_000):
+        b += 2
+        d = 1 / (b - i * (i - a) * d)
+        c = b - i * (i - a) / c
+        value *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return scale * value
+
+
+def g_test(counts: npt.NDArray[Any], probabilities: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """p-values of counts [draw, cell] against probabilities [cell], all of them above 0.
+
+    Twice the log-likelihood ratio, with the correction of Williams (1976) for small samples.
+    """
+    cells, n = len(probabilities), counts.sum(-1)
+    if cells < 2:
+        return np.ones(len(counts))
+    expected = n[:, None] * probabilities
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(counts > 0, counts * np.log(counts / expected), 0.0)
+    correction = 1 + ((1 / probabilities).sum() - 1) / (6 * n * (cells - 1))
+    statistics = np.maximum(0.0, 2 * terms.sum(-1) / correction)
+    return np.array([chi_square_tail(float(value), cells - 1) for value in statistics])
+
+
+def smallest_of_holm(p_values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The smallest of p-values [draw, test] after Holm's (1979) correction for their number."""
+    smallest: npt.NDArray[np.float64] = np.minimum(1.0, p_values.min(-1) * p_values.shape[-1])
+    return smallest

@@ -274,8 +274,6 @@ def prepare(
                 f"{label}: the part that picks tokens does not know the text; leave "
                 "--repetition-penalty out"
             )
-        if not target.greedy and decoder.foreign:
-            raise ConfigError(f"{label} decodes greedily; leave --target {target.kind} out")
         if not target.greedy and decoder.acceptance is not None:
             raise ConfigError(
                 f"{label} keeps tokens by a rule of its own, in place of the sampled one; leave "

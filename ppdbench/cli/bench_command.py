@@ -14,6 +14,7 @@ from ppdbench.cli.decode_command import decode
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
     decoding_options,
+    faithful_options,
     format_option,
     model_options,
     quality_options,
@@ -57,6 +58,7 @@ ALL = "all"  # every method of ours that can run
     help="Add its generate() and assisted modes as methods of the same run.",
 )
 @decoding_options
+@faithful_options
 @speed_options
 @quality_options
 @task_options

@@ -21,6 +21,7 @@ from ppdbench.cli.common import (
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
     decoding_options,
+    faithful_options,
     format_option,
     model_options,
     quality_options,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 @settings_option("An option of the method.")
 @click.option("--timeline", metavar="FILE", help="Picture of what each unit of ppd did when.")
 @decoding_options
+@faithful_options
 @speed_options
 @quality_options
 @task_options
@@ -126,6 +128,11 @@ def _decode(
     command = RunCommand.begin(options, launched)
     if options.pop("pin"):
         _pin(choices, command.shard)
+    asked, draws = options.pop("verify_distribution", False), options.pop("draws", None)
+    if asked or draws is not None:
+        from ppdbench.cli.faithful import verify_distribution
+
+        return verify_distribution(choices, command, form, options, draws, asked=asked)
     exports, answers, show = (options.pop(name) for name in ("exports", "answers", "show"))
     check_exports(exports)
     decoded = what_is_decoded(options)

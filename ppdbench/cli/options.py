@@ -159,6 +159,15 @@ decoding_options = stack(
     export_option,
 )
 
+faithful_options = stack(
+    click.option(
+        "--verify-distribution",
+        is_flag=True,
+        help="Test if drawn outputs follow the model's own probabilities; exit code 1 if not.",
+    ),
+    click.option("--draws", type=int, help="Outputs that this test draws in all (3000)."),
+)
+
 compile_option = click.option(
     "--compile",
     default="auto",

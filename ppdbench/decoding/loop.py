@@ -237,7 +237,8 @@ class Verifier:
         if not self.chooser.target.greedy:
             target, generator = self.chooser.target, self.chooser.generator
             logits = reading.logits[0]
-            outcome = accept_sampled(draft, logits, target, generator, session.tokens)
+            accept = self.chooser.rule or accept_sampled
+            outcome = accept(draft, logits, target, generator, session.tokens)
         elif self.acceptance is not None:
             outcome = self.acceptance(draft, reading.logits[0], predictions)
         else:

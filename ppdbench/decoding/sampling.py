@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,10 +145,19 @@ class Target:
 
 
 class Chooser:
-    """Picks the tokens of one example: the most likely ones, or seeded draws."""
+    """Picks the tokens of one example: the most likely ones, or seeded draws.
 
-    def __init__(self, target: Target, generator: torch.Generator | None = None) -> None:
-        self.target = target
+    `rule`, where there is one, verifies sampled drafts in place of the exact one: tests of
+    faithfulness need wrong rules that they must refuse.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        generator: torch.Generator | None = None,
+        rule: Callable[..., Any] | None = None,
+    ) -> None:
+        self.target, self.rule = target, rule
         self.generator = torch.Generator() if generator is None else generator
 
     def choose(self, logits: Tensor, text: Sequence[int] | None = None) -> Tensor:

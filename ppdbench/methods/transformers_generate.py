@@ -22,6 +22,7 @@ from ppdbench.methods.early_exit import exit_layer_of
 if TYPE_CHECKING:
     from ppdbench.decoding.decoded import Decoded
     from ppdbench.decoding.limits import Limits
+    from ppdbench.decoding.sampling import Target
     from ppdbench.decoding.stock import StockModel, TimedPass
     from ppdbench.engine.session import Session
 
@@ -147,9 +148,19 @@ class GenerateDecoder(Decoder):
 
     def decode(self, session: Session, request: Request) -> Decoded:
         """One call of `generate()`."""
+        import torch
+
         if self.assistant is not None:
             self.assistant.draft_constantly(self.draft_length)
-        handed = self.stock.generate(request, session.watch, **self.options)
+        options = self.options | _drawing(request.chooser.target)
+        if request.chooser.target.greedy:
+            handed = self.stock.generate(request, session.watch, **self.options)
+            return _decoded(handed, request.limits)
+        options = self.options | _drawing(request.chooser.target)
+        # It draws from the generator of the whole process, which is given back as it was.
+        with torch.random.fork_rng():
+            torch.manual_seed(int(torch.randint(1 << 62, (), generator=request.chooser.generator)))
+            handed = self.stock.generate(request, session.watch, **options)
         return _decoded(handed, request.limits)
 
 
@@ -178,6 +189,19 @@ def _decoded(handed: Sequence[TimedPass], limits: Limits) -> Decoded:
         ),
         finish=finish,
     )
+
+
+def _drawing(target: Target) -> dict[str, Any]:
+    """The options of `generate()` that draw as a target does."""
+    if target.greedy:
+        return {}
+    options: dict[str, Any] = {"do_sample": True, "temperature": target.temperature, "top_k": 0}
+    options |= {target.kind.replace("-", "_"): getattr(target, target.kind.replace("-", "_"))}
+    if target.by_text:
+        options["repetition_penalty"] = target.repetition_penalty
+    if target.logit_bias:
+        options["sequence_bias"] = [[[token], bias] for token, bias in target.logit_bias]
+    return options
 
 
 def _ended(output: list[int], limits: Limits) -> bool:

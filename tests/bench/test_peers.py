@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ppdbench.bench.peers import with_peers
 from ppdbench.bench.runner import Choice
 from ppdbench.cli.main import run
+from ppdbench.runs.store import read_run
 
 ALL = [
     *("transformers:greedy", "transformers:greedy-static", "transformers:early-exit"),
@@ -90,15 +92,21 @@ def test_peers_are_methods_of_the_run_with_verdicts_and_times_of_their_own(
         assert by_name[name]["speedup"] > 0
 
 
-def test_peers_cannot_draw_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_peers_draw_tokens_with_a_seed_and_leave_the_global_generator_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["decode", "--model", MODEL, "--data", "builtin", "--task", "xsum", "--limit", "1"]
-    words += ["--method", "transformers:greedy", "--target", "top-p"]
-    assert run(words) == 2
-    err = capsys.readouterr().err
-    assert err == "ppdbench: transformers:greedy decodes greedily; leave --target top-p out\n"
+    words = ["decode", "--model", MODEL, "--data", "builtin", "--task", "xsum", "--limit", "2"]
+    words += ["--method", "transformers:prompt-lookup", "--target", "top-k", "--warmup", "0"]
+    words += ["--max-new-tokens", "6"]
+    before = torch.random.get_rng_state()
+    outputs = []
+    for seed in ("1", "1", "2"):
+        out = f"run-{len(outputs)}"
+        assert run([*words, "--seed", seed, "--out", out]) == 0
+        outputs.append([sample.output_ids for sample in read_run(out).samples])
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_an_unknown_peer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,301 @@
+"""Many drawn outputs of a method, held against the model's own probabilities.
+
+Outputs are drawn in lots, each of which is stored when it is done; a run that goes on draws
+those that are missing. An output draws from a generator of its own, so that neither order nor
+interruption changes it. The probabilities come from the stock model, which has nothing of ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ppdbench.bench.faithful import (
+    ALARM,
+    Comparison,
+    Faithfulness,
+    Floats,
+    Prefix,
+    following,
+    to_json,
+)
+from ppdbench.bench.interleaved import PreparedMethod
+from ppdbench.bench.runner import DecodeConfig, begin, built_for, labels, prepare
+from ppdbench.decoding.decoder import Decoder, Proposer, Request, Setup
+from ppdbench.decoding.draft import Draft, offspring
+from ppdbench.decoding.sampling import Chooser, Target, generator_for
+from ppdbench.decoding.shared_prompt import SharedPrompt
+from ppdbench.decoding.verify import Outcome, accept_sampled
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.machine.clock import Clock
+from ppdbench.methods import method
+from ppdbench.runs.running import Destination, Ready
+from ppdbench.runs.workload import Item, Workload, limits_of
+
+LOT = 100  # outputs that are stored at once
+BATCH = 32  # prefixes that the stock model runs at once
+LENGTH, PROMPTS = 4, 2  # tokens of an output and prompts, where nothing else is asked for
+FILE = "draws.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig:
+    """The options of a test of faithfulness: of `draws` outputs, shared out over prompts."""
+
+    decode: DecodeConfig
+    draws: int
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise ConfigError(f"--draws {self.draws}; use 1 or more")
+        if self.decode.target.greedy:
+            raise ConfigError(
+                "--verify-distribution is about drawn outputs; give --target top-p, top-k or min-p"
+            )
+        if self.decode.strict:
+            raise ConfigError("--strict compares with greedy decoding; leave it out")
+
+
+# Wrong rules, which a test that can see anything must refuse
+
+
+def keeps_all(
+    draft: Draft,
+    logits: torch.Tensor,
+    target: Target,
+    generator: torch.Generator,
+    text: Sequence[int] = (),
+) -> Outcome:
+    """Keep the first sibling with probability 1, again and again."""
+    children, path = offspring(draft.lineage), list[int]()
+    while nodes := [n for n in children[1 + path[-1] if path else 0] if n < draft.proposed]:
+        path.append(nodes[0])
+    row = 1 + path[-1] if path else 0
+    return Outcome(tuple(path), _plain(draft, logits, target, generator, text, path, row))
+
+
+def forgets_residual(
+    draft: Draft,
+    logits: torch.Tensor,
+    target: Target,
+    generator: torch.Generator,
+    text: Sequence[int] = (),
+) -> Outcome:
+    """Draw from the whole distribution once all siblings are rejected."""
+    path = accept_sampled(draft, logits, target, generator, text).path
+    row = 1 + path[-1] if path else 0
+    return Outcome(path, _plain(draft, logits, target, generator, text, path, row))
+
+
+def _plain(
+    draft: Draft,
+    logits: torch.Tensor,
+    target: Target,
+    generator: torch.Generator,
+    text: Sequence[int],
+    path: Sequence[int],
+    row: int,
+) -> int:
+    so_far = [*text, *(draft.tokens[node] for node in path)]
+    return int(target.choose(logits[row : row + 1], [generator], [so_far]))
+
+
+CONTROLS = {"accepts with probability 1": keeps_all, "forgets the residual": forgets_residual}
+
+
+@dataclass
+class Draws:
+    """The stored outputs of a test, by method (or method and control), prompt and lot."""
+
+    path: Path
+    held: dict[tuple[str, str, int], list[list[int]]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path, settings: dict[str, Any], *, resume: bool) -> Draws:
+        """Begin the file, or read what it holds; a torn last line is drawn again."""
+        path = folder / FILE
+        if not resume or not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                raise ConfigError(f"{path} exists; use --resume, or another --out")
+            path.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+            return cls(path)
+        whole = path.read_text(encoding="utf-8")
+        first, *lines = whole[: whole.rfind("\n") + 1].splitlines()
+        draws = cls(path)
+        try:
+            if json.loads(first) != json.loads(json.dumps(settings)):
+                raise ConfigError(f"{path} was drawn with other options; use another --out")
+            for line in map(json.loads, lines):
+                draws.held[line["method"], line["example"], line["lot"]] = line["outputs"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged ({error}); use another --out") from error
+        path.write_text("\n".join([first, *lines, ""]), encoding="utf-8")
+        return draws
+
+    def add(self, method: str, example: str, lot: int, outputs: list[list[int]]) -> None:
+        """Store a lot at once."""
+        self.held[method, example, lot] = outputs
+        line = {"method": method, "example": example, "lot": lot, "outputs": outputs}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The findings about one method."""
+
+    label: str
+    exact: bool
+    found: Faithfulness
+    controls: dict[str, Faithfulness]
+    token: str | None  # that deviates most, spelled
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that scripts read."""
+        content: dict[str, Any] = {"method": self.label, "exact": self.exact}
+        content |= to_json(self.found, self.controls)
+        if content["largest_deviation"] is not None:
+            content["largest_deviation"]["text"] = self.token
+        return content
+
+
+def verify(config: VerifyConfig, to: Destination) -> list[Verified]:
+    """Draw what is missing of every method's outputs, and judge them."""
+    asked = config.decode
+    built = built_for(asked.model, asked.methods)
+    ready = Ready.load(to, Workload.read(asked, to.warn))
+    names = labels(asked.methods)
+    settings = {
+        "draws": config.draws,
+        "target": asdict(asked.target),
+        "seed": asked.seed,
+        "prompts": hashlib.sha256(repr([item.ids for item in ready.items]).encode()).hexdigest(),
+        "weights": ready.loaded.fingerprint,
+        "tokens": asked.max_new_tokens,
+    }
+    draws = Draws.open(to.out, settings, resume=to.resume)
+    tests = []
+    with ExitStack() as started:
+        for label, (chosen, strategy) in zip(names, built, strict=True):
+            entry = prepare(label, chosen, strategy, ready.setup, asked.target, alone=True)
+            assert isinstance(entry, PreparedMethod)
+            started.callback(entry.decoder.close)
+            begin(entry, alone=True)
+            drawer = Drawer(entry.decoder, label, ready, config, draws)
+            tests.append(drawer.tested(exact=chosen.exact and entry.decoder.acceptance is None))
+    return tests
+
+
+class Drawer:
+    """Draws the outputs of one method, and of its controls."""
+
+    def __init__(
+        self, decoder: Decoder, label: str, ready: Ready, config: VerifyConfig, draws: Draws
+    ) -> None:
+        self.decoder, self.label, self.ready = decoder, label, ready
+        self.config, self.draws = config, draws
+        loaded, setup = ready.loaded, ready.setup
+        # Wrong rules go wrong with drafts alone.
+        self.drafting = decoder if isinstance(decoder, Proposer) else _guessing(setup)
+        spare = max(decoder.rows, self.drafting.rows)
+        self.session = SharedPrompt(loaded.staged, setup.capacity, spare=spare)
+        self.clock = Clock(loaded.staged.device)
+        self.oracle = Oracle(setup, config.decode.target)
+
+    def tested(self, *, exact: bool) -> Verified:
+        """Judge the method, and each control with as many draws as it takes to refuse it."""
+        found = self._judged(self.label, self.decoder, None, self.config.draws)
+        controls = {}
+        for name, rule in CONTROLS.items():
+            for part in (10, 3, 1):
+                label, n = f"{self.label} that {name}", -(-self.config.draws // part)
+                controls[name] = self._judged(label, self.drafting, rule, n)
+                if controls[name].p_value < ALARM:
+                    break
+        token = None
+        if found.largest is not None:
+            token = self.ready.loaded.tokenizer.decode([found.largest.token])
+        return Verified(self.label, exact, found, controls, token)
+
+    def _judged(self, label: str, decoder: Decoder, rule: Any, n: int) -> Faithfulness:
+        comparison, items = Comparison(), self.ready.items
+        for number, item in enumerate(items):
+            share = n // len(items) + (number < n % len(items))
+            outputs = self._outputs(item, label, decoder, rule, share)
+            after = following(outputs)
+            comparison.add(
+                f"{item.task.name} {item.example.id}", after, self.oracle.after(item.ids, [*after])
+            )
+        return comparison.judge(self.config.decode.seed)
+
+    def _outputs(
+        self, item: Item, label: str, decoder: Decoder, rule: Any, n: int
+    ) -> list[list[int]]:
+        example, found = f"{item.task.name} {item.example.id}", list[list[int]]()
+        for lot in range(-(-n // LOT)):
+            first, count = lot * LOT, min(LOT, n - lot * LOT)
+            held = self.draws.held.get((label, example, lot), [])
+            if len(held) < count:
+                held = [
+                    *held,
+                    *(
+                        self._output(item, label, decoder, rule, first + i)
+                        for i in range(len(held), count)
+                    ),
+                ]
+                self.draws.add(label, example, lot, held)
+            found += held[:count]
+            self.ready.to.report(f"drawing {label}", len(found), n)
+        return found
+
+    def _output(self, item: Item, label: str, decoder: Decoder, rule: Any, draw: int) -> list[int]:
+        seed = self.config.decode.seed
+        generator = generator_for(seed, item.task.name, item.example.id, label, f"draw {draw}")
+        chooser = Chooser(self.config.decode.target, generator, rule)
+        limits = limits_of(item, self.ready.loaded)
+        request = Request(list(item.ids), limits, self.clock, chooser)
+        return list(decoder.decode(self.session, request).output_ids)
+
+
+def _guessing(setup: Setup) -> Decoder:
+    """A drafter that needs nothing, for the controls of methods that draft nothing."""
+    return method("jacobi").build({"window": "3"}).prepare(setup)
+
+
+class Oracle:
+    """The exact probabilities that the stock model gives, prefix by prefix."""
+
+    def __init__(self, setup: Setup, target: Target) -> None:
+        self.model, self.target = setup.stock().model, target
+
+    @torch.inference_mode()
+    def after(
+        self, prompt: Sequence[int], prefixes: Sequence[Prefix]
+    ) -> Iterator[tuple[Prefix, Floats]]:
+        """Yield each prefix with the probabilities of what follows it."""
+        device = self.model.device
+        first = self.model(torch.tensor([prompt], device=device), use_cache=True)
+        cache = first.past_key_values
+        for length in sorted({len(prefix) for prefix in prefixes}):
+            same = [prefix for prefix in prefixes if len(prefix) == length]
+            for start in range(0, len(same), BATCH):
+                part = same[start : start + BATCH]
+                logits = first.logits[:, -1].expand(len(part), -1)
+                if length:
+                    past = copy.deepcopy(cache)
+                    past.batch_repeat_interleave(len(part))
+                    ids = torch.tensor(part, device=device)
+                    logits = self.model(ids, past_key_values=past).logits[:, -1]
+                texts = [[*prompt, *prefix] for prefix in part]
+                rows = self.target.distribution(logits, texts).double().cpu().numpy()
+                yield from zip(part, np.asarray(rows), strict=True)

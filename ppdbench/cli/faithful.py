@@ -1,0 +1,65 @@
+"""`decode --verify-distribution` and the same of `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ppdbench.cli.common import RunCommand, check_exports, notice, what_is_decoded
+
+if TYPE_CHECKING:
+    from ppdbench.bench.runner import Choice
+
+DRAWS = 3000
+NOT_HERE = ("answers", "show", "profile", "allow_code_execution")
+
+
+def verify_distribution(
+    choices: Sequence[Choice],
+    command: RunCommand,
+    form: str,
+    options: dict[str, Any],
+    draws: int | None,
+    *,
+    asked: bool,
+) -> int:
+    """Draw, judge, print; 1 where a method that claims to be exact is not faithful."""
+    from ppdbench.bench.drawing import LENGTH, PROMPTS, VerifyConfig, verify
+    from ppdbench.bench.runner import DecodeConfig
+    from ppdbench.errors import ConfigError
+    from ppdbench.report.export import emit, write
+    from ppdbench.report.faithful_tables import sheet
+    from ppdbench.report.progress import progress
+    from ppdbench.runs.running import Destination, run_folder
+
+    if not asked:
+        raise ConfigError("--draws is for --verify-distribution; give both")
+    for name in NOT_HERE:
+        if options.pop(name):
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} is not for --verify-distribution; leave it out")
+    exports = options.pop("exports")
+    check_exports(exports)
+    for name, usual in (("limit", PROMPTS), ("max_new_tokens", LENGTH)):
+        options[name] = usual if options[name] is None else options[name]
+    decoded = what_is_decoded(options)
+    config = VerifyConfig(
+        decode=DecodeConfig(methods=tuple(choices), **decoded, **options),
+        draws=DRAWS if draws is None else draws,
+    )
+    if command.shard.count > 1:
+        raise ConfigError("--verify-distribution draws in one process; leave --shard out")
+    out = run_folder(command.out, command.resume, "faithful", config.decode.model.name)
+    with progress() as report:
+        tests = verify(config, Destination(out=out, resume=command.resume, report=report))
+    content = [test.to_json() for test in tests]
+    table = sheet(tests)
+    given = content[0] if len(content) == 1 else content
+    emit([table], given, form)
+    for path in exports:
+        write(path, [table], given)
+    notice(f"draws: {out}")
+    wrong = [t.label for t, c in zip(tests, content, strict=True) if c["faithful"] == "unfaithful"]
+    for label in wrong:
+        notice(f"ppdbench: outputs of {label} do not follow the model's probabilities")
+    return int(bool(wrong))

@@ -1,0 +1,45 @@
+"""The table of a test of faithfulness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ppdbench.report.sheet import Sheet
+
+if TYPE_CHECKING:
+    from ppdbench.bench.drawing import Verified
+
+NOTE = (
+    "p: of all tests together, by Holm's correction; below 0.01 a method is unfaithful. Total "
+    "variation with its 95% interval. Power: to find a total variation of 0.02. Controls: p of the "
+    "same method with a rule that accepts with probability 1, and one that forgets the residual."
+)
+
+
+def sheet(tests: Sequence[Verified]) -> Sheet:
+    """A row for each method."""
+    rows = []
+    for test in tests:
+        found, content = test.found, test.to_json()
+        far = content["largest_deviation"]
+        told = ""
+        if far is not None:
+            told = f"{far['text']!r}: {far['drawn']:.3f} for {far['expected']:.3f}, {far['where']}"
+        rows.append(
+            (
+                test.label,
+                content["faithful"],
+                f"{found.p_value:.3g}",
+                f"{found.total_variation:.3f} ({found.low:.3f} to {found.high:.3f})",
+                f"{found.power:.0%}",
+                ", ".join(f"{control.p_value:.1g}" for control in test.controls.values()),
+                told,
+            )
+        )
+    head = (
+        *("method", "verdict", "p", "total variation", "power", "controls"),
+        "largest deviation",
+    )
+    title = "Drawn outputs against the model's probabilities"
+    return Sheet(title, head, tuple(rows), (NOTE,), prose="largest deviation")
