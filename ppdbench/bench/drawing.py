@@ -21,7 +21,7 @@ import torch
 
 from ppdbench.bench.faithful import (
     ALARM,
-    Comparison,
+    DrawnOutputs,
     Faithfulness,
     Floats,
     Prefix,
@@ -151,7 +151,7 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Verified:
+class TestedMethod:
     """The findings about one method."""
 
     label: str
@@ -169,7 +169,7 @@ class Verified:
         return content
 
 
-def verify(config: VerifyConfig, to: Destination) -> list[Verified]:
+def verify(config: VerifyConfig, to: Destination) -> list[TestedMethod]:
     """Draw what is missing of every method's outputs, and judge them."""
     asked = config.decode
     built = built_for(asked.model, asked.methods)
@@ -212,7 +212,7 @@ class Drawer:
         self.clock = Clock(loaded.staged.device)
         self.oracle = Oracle(setup, config.decode.target)
 
-    def tested(self, *, exact: bool) -> Verified:
+    def tested(self, *, exact: bool) -> TestedMethod:
         """Judge the method, and each control with as many draws as it takes to refuse it."""
         found = self._judged(self.label, self.decoder, None, self.config.draws)
         controls = {}
@@ -225,10 +225,10 @@ class Drawer:
         token = None
         if found.largest is not None:
             token = self.ready.loaded.tokenizer.decode([found.largest.token])
-        return Verified(self.label, exact, found, controls, token)
+        return TestedMethod(self.label, exact, found, controls, token)
 
     def _judged(self, label: str, decoder: Decoder, rule: Any, n: int) -> Faithfulness:
-        comparison, items = Comparison(), self.ready.items
+        comparison, items = DrawnOutputs(), self.ready.items
         for number, item in enumerate(items):
             share = n // len(items) + (number < n % len(items))
             outputs = self._outputs(item, label, decoder, rule, share)

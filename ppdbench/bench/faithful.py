@@ -87,7 +87,7 @@ class Faithfulness:
 
 
 @dataclass
-class Comparison:
+class DrawnOutputs:
     """Collects outputs of one method, prompt by prompt, with the conditionals of the model."""
 
     groups: list[Group] = field(default_factory=list)
@@ -121,15 +121,24 @@ class Comparison:
                 _pooled(name, counts, expected / expected.sum(), classes, np.full(len(RANKS), -1))
             )
 
+    @property
+    def testable(self) -> list[Group]:
+        """The groups of more than one cell."""
+        return [group for group in self.groups if len(group.counts) > 1]
+
+    def p_value(self) -> float:
+        """The probability of draws as unlikely as these, or more, if all is as it should be."""
+        groups, draws = self.testable, sum(group.n for group in self.groups)
+        if self.stray > max(2, STRAY * draws):
+            return 0.0
+        return float(_p_values(groups, [g.counts[None] for g in groups])[0]) if groups else 1.0
+
     def judge(self, seed: int = 0) -> Faithfulness:
         """Test all that was added."""
-        groups = [group for group in self.groups if len(group.counts) > 1]
-        draws = sum(group.n for group in self.groups)
+        groups, draws = self.testable, sum(group.n for group in self.groups)
         if not groups:
             return Faithfulness(1.0, 0.0, 0.0, 1.0, 0.0, draws, self.stray, None)
-        counts = [group.counts[None] for group in groups]
-        stray = self.stray > max(2, STRAY * draws)
-        p_value = 0.0 if stray else float(_p_values(groups, counts)[0])
+        p_value, counts = self.p_value(), [group.counts[None] for group in groups]
         variation = float(_variation(groups, counts)[0])
         generator = np.random.default_rng(seed)
         spread, power = [], 0.0

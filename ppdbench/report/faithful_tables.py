@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
-    from ppdbench.bench.drawing import Verified
+    from ppdbench.bench.drawing import TestedMethod
 
 NOTE = (
     "p: of all tests together, by Holm's correction; below 0.01 a method is unfaithful. Total "
@@ -17,7 +17,7 @@ NOTE = (
 )
 
 
-def sheet(tests: Sequence[Verified]) -> Sheet:
+def sheet(tests: Sequence[TestedMethod]) -> Sheet:
     """A row for each method."""
     rows = []
     for test in tests:

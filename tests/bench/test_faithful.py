@@ -11,7 +11,7 @@ import torch
 
 from ppdbench.bench.faithful import (
     ALARM,
-    Comparison,
+    DrawnOutputs,
     Faithfulness,
     following,
     to_json,
@@ -68,7 +68,7 @@ def drawn(
 
 
 def judged(outputs: list[tuple[int, ...]]) -> Faithfulness:
-    comparison, after = Comparison(), following(outputs)
+    comparison, after = DrawnOutputs(), following(outputs)
     comparison.add("example 1", after, ((prefix, conditional(prefix)) for prefix in after))
     return comparison.judge()
 
@@ -105,7 +105,7 @@ def test_more_draws_have_more_power() -> None:
 
 def test_draws_that_are_impossible_are_refused() -> None:
     outputs = drawn(300, 3)
-    comparison, after = Comparison(), following(outputs)
+    comparison, after = DrawnOutputs(), following(outputs)
 
     def cut(prefix: tuple[int, ...]) -> np.ndarray:
         p = conditional(prefix)

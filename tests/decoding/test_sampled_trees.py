@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.faithful import SLIPS, slipped
 from ppdbench.decoding import verify
 from ppdbench.decoding.draft import Draft, offspring
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
@@ -227,34 +228,6 @@ def test_greedy_is_the_same_rule_over_certain_distributions() -> None:
 
 
 # Slips of the kind that others have made, each found without a draw
-
-
-def slipped(change: str) -> object:
-    """The rule itself with one of its lines changed."""
-    import inspect
-    import textwrap
-
-    was, now = SLIPS[change]
-    source = textwrap.dedent(inspect.getsource(accept_sampled))
-    assert source.count(was) == 1, change
-    names = dict(vars(verify))
-    exec(compile(source.replace(was, now), "slipped", "exec", 1 << 24), names)
-    return names
-
-
-KEPT = "_uniform(generator) * float(source[token]) < float(p[token])"
-SLIPS = {
-    "the test is reversed": (KEPT, "_uniform(generator) * float(p[token]) < float(source[token])"),
-    "everything is kept": (KEPT, "True"),
-    "the residual is forgotten": ("p = _scaled((p - source).clamp(min=0), or_else=p)", "pass"),
-    "the residual is not scaled": (
-        "p = _scaled((p - source).clamp(min=0), or_else=p)",
-        "r = (p - source).clamp(min=0); p = r if float(r.sum()) else p",
-    ),
-    "q stays as it was": ("q = _scaled(q.index_fill(0, torch.tensor([token]), 0))", "pass"),
-    "q of the wrong row": ("families.index(row - 1)", "-1 - families.index(row - 1)"),
-    "p of the wrong row": ("logits[row : row + 1]", "logits[:1]"),
-}
 
 
 @pytest.mark.parametrize("change", sorted(SLIPS))
