@@ -34,7 +34,7 @@ class Started:
 
     def _main(self, words: list[str], rank: int, ranks: int) -> None:
         if ranks > 1:
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # A pool of threads does not survive a fork; the first call makes a new one.
         torch.set_num_threads(torch.get_num_threads())

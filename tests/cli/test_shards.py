@@ -347,7 +347,7 @@ def at_work(launch: subprocess.Popen[str]) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.environ()["RANK"])
 
 
-LONG = [*PROBE, "--limit", "16", "--max-new-tokens", "96"]
+LONG = [*PROBE, "--limit", "16", "--max-new-tokens", "48"]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
@@ -24,6 +26,7 @@ from ppdbench.training import layers as training_layers
 from ppdbench.training.heads import HeadsObjective
 from ppdbench.training.trainer import TrainConfig
 from tests.families import FAMILIES, stock_model
+from tests.processes import ranks
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -417,7 +420,7 @@ def test_a_preset_brings_the_papers_settings_and_what_is_given_goes_before(
 
 
 def by_two(*words: str) -> None:
-    """The same command in two processes that share the batch."""
+    """The same command in two processes that share the batch, started as users start them."""
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppdbench"]
     done = subprocess.run(
         [sys.executable, "-m", *launch, *words],
@@ -428,6 +431,21 @@ def by_two(*words: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def forked_by_two(*words: str) -> None:
+    """The same without the time that processes of their own take to begin."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # a run before was alone
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in meet.items():
+            patched.setenv(name, value)
+        with ranks(words, Path("said"), 2) as started:
+            codes = [rank.wait() for rank in started]
+            assert codes == [0, 0], [rank.said() for rank in started]
 
 
 @pytest.mark.slow
@@ -448,10 +466,10 @@ def test_two_processes_have_the_losses_of_one(home: Path) -> None:
 def test_two_processes_drop_and_accumulate_alike_and_go_on(home: Path) -> None:
     words = [*LAYERSKIP, "--p-max", "0.5", "--steps", "6", "--micro-batch", "1", "--clip", "1"]
     for out in ("whole", "again"):
-        by_two(*words, "--out", out)
+        forked_by_two(*words, "--out", out)
     shutil.rmtree(home / "again" / "checkpoints" / "step-00000006")
     (home / "again" / "model.safetensors").unlink()
-    by_two(*words, "--out", "again", "--resume")
+    forked_by_two(*words, "--out", "again", "--resume")
     assert log(home / "again") == log(home / "whole")
     weights = [load_file(home / name / "model.safetensors") for name in ("whole", "again")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
