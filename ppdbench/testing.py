@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Decoder, Request
+from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.machine.clock import Clock
+from ppdbench.methods import METHODS
 
 CLOCK = Clock(torch.device("cpu"))
 CAPACITY = 64
@@ -131,9 +132,6 @@ def ends_inside_drafts(decoder: Decoder, prompts: Sequence[list[int]], model: St
 def exactness_tests(method: str, **options: Any) -> type:
     """A class of tests of a registered method, with these options, for pytest to collect."""
     import pytest
-
-    from ppdbench.decoding.decoder import Setup
-    from ppdbench.methods import METHODS
 
     settings = {name: str(value) for name, value in options.items()}
 

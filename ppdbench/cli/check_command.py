@@ -10,6 +10,9 @@ import click
 from ppdbench.cli import completion
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import format_option, salvaging
+from ppdbench.errors import ConfigError
+from ppdbench.files.paths import check_path, check_writable
+from ppdbench.files.whole import write_whole
 
 if TYPE_CHECKING:
     from ppdbench.check.comparison import Comparison
@@ -52,15 +55,12 @@ def command(
     ppdbench check results/my-bench --baseline ./baseline.json
     ppdbench check results/new --baseline results/old --thresholds ./limits.yaml --junit ./check.xml
     """
-    from ppdbench.errors import ConfigError
-
     if update:
         if thresholds or junit or summary or annotations:
             raise ConfigError("--update only writes a baseline; give no other option but --format")
         return _update(Path(run), baseline, form)
     from ppdbench.check.comparison import as_json, compare_paths
     from ppdbench.check.thresholds import Thresholds, read_thresholds
-    from ppdbench.files.paths import check_writable
     from ppdbench.report import check_tables
     from ppdbench.report.export import emit
 
@@ -78,7 +78,6 @@ def command(
 
 def _update(run: Path, baseline: str, form: str) -> int:
     from ppdbench.check.baseline import as_json, write_baseline
-    from ppdbench.files.paths import check_path
     from ppdbench.report.check_tables import stored
     from ppdbench.report.export import emit
 
@@ -95,7 +94,6 @@ def _write(
     """The forms that CI systems read; annotations go to stderr, where GitHub looks too."""
     if junit is not None:
         from ppdbench.check.junit import to_junit
-        from ppdbench.files.whole import write_whole
 
         Path(junit).parent.mkdir(parents=True, exist_ok=True)
         write_whole(Path(junit), to_junit(found))

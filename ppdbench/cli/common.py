@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import click
 from click.core import ParameterSource
 
+from ppdbench.engine.quiet import quiet
+from ppdbench.errors import ConfigError
+from ppdbench.files import resources
 from ppdbench.files.clean import clean
+from ppdbench.report.progress import progress
+from ppdbench.runs.shards import Shard
 
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
     from ppdbench.runs.running import Destination
-    from ppdbench.runs.shards import Shard
     from ppdbench.runs.store import StoredRun
     from ppdbench.runs.workload import FinishedRun
 
@@ -39,19 +43,17 @@ def say(text: str) -> None:
 def chosen_model(name: str | None) -> str:
     """The model asked for, or the embedded one, or what stands in for that."""
     from ppdbench.engine.loading import REFERENCE, STAND_IN
-    from ppdbench.files.resources import reference_is_there
 
     if name is not None:
         return name
-    return REFERENCE if reference_is_there() else STAND_IN
+    return REFERENCE if resources.reference_is_there() else STAND_IN
 
 
 def stand_in_note(asked: str | None) -> None:
     """Say so where no model was asked for and another had to stand in; not before errors."""
     from ppdbench.engine.loading import STAND_IN
-    from ppdbench.files.resources import reference_is_there
 
-    if asked is None and not reference_is_there():
+    if asked is None and not resources.reference_is_there():
         notice(
             "note: no --model given and no trained reference model in this version; "
             f"used {STAND_IN} (random weights)"
@@ -96,7 +98,6 @@ DRAWN_BY = {
 def chosen_targets(kinds: Sequence[str], options: dict[str, Any]) -> tuple[Target, ...]:
     """The targets of these kinds; takes the options of drawing out of `options`."""
     from ppdbench.decoding.sampling import Target
-    from ppdbench.errors import ConfigError
 
     drawing = {name: options.pop(name, None) for name in DRAWN_BY}
     drawing = {name: value for name, value in drawing.items() if value not in (None, ())}
@@ -111,8 +112,6 @@ def chosen_targets(kinds: Sequence[str], options: dict[str, Any]) -> tuple[Targe
 
 def _bias(text: str) -> tuple[int, float]:
     """`42=-1.5` to a token and its bias."""
-    from ppdbench.errors import ConfigError
-
     token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)
@@ -144,8 +143,6 @@ def what_is_decoded(options: dict[str, Any]) -> DecodedOptions:
 
 def numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...]:
     """`1,3,5` to numbers, each once, smallest first, unless they are to stay as given."""
-    from ppdbench.errors import ConfigError
-
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
@@ -161,9 +158,6 @@ def our_shard(
     Takes --shard and --salvage out of `options`. `launched` is for commands that have another
     use for the processes which torchrun started.
     """
-    from ppdbench.errors import ConfigError
-    from ppdbench.runs.shards import Shard
-
     part, salvage = options.pop("shard"), options.pop("salvage")
     shard = Shard.launched() if launched is None else launched
     if part is not None:
@@ -191,7 +185,6 @@ class RunCommand:
     @classmethod
     def begin(cls, options: dict[str, Any], launched: Shard | None = None) -> RunCommand:
         """Take out of `options` where the run goes, and set the machine up for it."""
-        from ppdbench.engine.quiet import quiet
         from ppdbench.machine.environment import set_threads
 
         quiet()
@@ -202,7 +195,6 @@ class RunCommand:
 
     def run(self, make: Callable[[Destination], FinishedRun], *names: str) -> FinishedRun | None:
         """Make the run, in a folder of these names; None where others print what it found."""
-        from ppdbench.report.progress import progress
         from ppdbench.runs.running import Destination, run_folder
 
         out = run_folder(self.out, self.resume, *names)
@@ -302,8 +294,6 @@ def compilation_note(run: FinishedRun) -> None:
 
 def warn(text: str) -> None:
     """Say what is wrong with a run before it begins; of several processes the first says it."""
-    from ppdbench.runs.shards import Shard
-
     if not Shard.launched().follows:
         notice(f"warning: {text}")
 

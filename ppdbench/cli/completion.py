@@ -21,6 +21,7 @@ from click.shell_completion import (
     split_arg_string,
 )
 
+from ppdbench.engine.shapes import NAMED, PREFIX
 from ppdbench.files.resources import PACKAGE, folder
 
 Items = list["CompletionItem[str]"]
@@ -91,8 +92,6 @@ def tasks(ctx: Context, param: Parameter, incomplete: str) -> Items:
 
 def models(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """Embedded models, SmolLM2, named shapes, files and folders."""
-    from ppdbench.engine.shapes import NAMED, PREFIX
-
     names = [*MODELS, *(f"{PREFIX}{name}" for name in NAMED)]
     return [*files(ctx, param, incomplete), *_starting(incomplete, names)]
 

@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from ppdbench.cli.common import chosen_model, notice, say, stand_in_note
+from ppdbench.engine.quiet import quiet
+from ppdbench.errors import ConfigError
 from ppdbench.report.progress import progress
 
 
@@ -47,8 +49,6 @@ def command(**options: Any) -> int:
     ppdbench datastore --text ./questions.jsonl --column question --out ./store --max-documents 1000
     """
     from ppdbench.engine.loading import ModelSpec, check_there, load_words
-    from ppdbench.engine.quiet import quiet
-    from ppdbench.errors import ConfigError
     from ppdbench.methods.rest.datastore import build
     from ppdbench.training.text import TextSpec, check_sources
 

@@ -32,7 +32,9 @@ from ppdbench.cli.options import (
     task_options,
     tasks_option,
 )
+from ppdbench.errors import ConfigError
 from ppdbench.machine.garbage import import_for_good
+from ppdbench.runs.shards import ALONE
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
@@ -84,7 +86,6 @@ def command(
     """
     import_for_good("torch")
     from ppdbench.bench.runner import Choice
-    from ppdbench.errors import ConfigError
 
     choice = Choice.parse(method, pairs)
     if timeline is not None and choice.name != "ppd":
@@ -100,7 +101,6 @@ def decode(*choices: Choice, **options: Any) -> int:
     compute units, which all but the first then become.
     """
     from ppdbench.methods.ppd import ranks
-    from ppdbench.runs.shards import ALONE
 
     if ranks.world() == 1 or not any(ranks.wanted(c.name, c.options) for c in choices):
         return _decode(*choices, **options)
@@ -160,7 +160,6 @@ def _decode(
 
 
 def _pin(choices: Sequence[Choice], shard: Shard) -> None:
-    from ppdbench.errors import ConfigError
     from ppdbench.machine import cores
     from ppdbench.methods.ppd import ranks
 

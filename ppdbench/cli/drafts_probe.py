@@ -11,6 +11,7 @@ from ppdbench.cli.common import (
     model_spec,
     notice,
 )
+from ppdbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from ppdbench.probe.drafts import DraftsConfig
@@ -22,7 +23,6 @@ def config_of(
 ) -> DraftsConfig:
     """Build the options of a probe of methods."""
     from ppdbench.bench.runner import Choice
-    from ppdbench.errors import ConfigError
     from ppdbench.probe.drafts import DraftsConfig
     from ppdbench.runs.workload import usual_data
 
@@ -54,7 +54,6 @@ def probe_drafts(
     **options: Any,
 ) -> int:
     """Draft accuracy of methods on tasks, as tables and a picture; what trees are grown from."""
-    from ppdbench.errors import ConfigError
     from ppdbench.probe.drafts import run_drafts
     from ppdbench.report import outputs
 

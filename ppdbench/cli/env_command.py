@@ -10,8 +10,10 @@ from ppdbench.cli import completion
 from ppdbench.cli.common import model_spec, notice, stand_in_note
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import compile_option, format_option, model_options
+from ppdbench.engine.quiet import quiet
 from ppdbench.machine.garbage import import_for_good
 from ppdbench.report.progress import progress
+from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
     from ppdbench.bench.baseline import BaselineReport
@@ -134,7 +136,6 @@ def _say_what_is_unused(ctx: click.Context, model: str | None) -> None:
 
 def _needs(spec: ModelSpec, choices: list[Choice], options: dict[str, Any]) -> dict[str, Any]:
     from ppdbench.bench.needs import reckon_needs
-    from ppdbench.engine.quiet import quiet
 
     quiet()
     context = options["prompt_tokens"] + options["new_tokens"]
@@ -143,7 +144,6 @@ def _needs(spec: ModelSpec, choices: list[Choice], options: dict[str, Any]) -> d
 
 def _compare(spec: ModelSpec, options: dict[str, Any]) -> BaselineReport:
     from ppdbench.bench.baseline import compare_with_generate
-    from ppdbench.engine.quiet import quiet
     from ppdbench.tasks.passages import pseudo_prompts
 
     quiet()
@@ -160,8 +160,6 @@ def _compare(spec: ModelSpec, options: dict[str, Any]) -> BaselineReport:
 
 
 def _environment_sheet(description: dict[str, Any]) -> Sheet:
-    from ppdbench.report.sheet import Sheet
-
     return Sheet("Environment", ("what", "value"), tuple(_rows(description)))
 
 
@@ -191,15 +189,11 @@ def _row(name: str, held: Any) -> tuple[str, str]:
 
 
 def _bandwidth_sheet(device: str, speed: float) -> Sheet:
-    from ppdbench.report.sheet import Sheet
-
     header = ("device", "read bandwidth GB/s")
     return Sheet("Memory", header, ((device, speed / 1e9),), digits={header[1]: 1})
 
 
 def _baseline_sheet(report: BaselineReport) -> Sheet:
-    from ppdbench.report.sheet import Sheet
-
     low, high = report.ratio_range
     header = ("decoding", "tokens/s", "after prefill", "ratio", "min", "max", "bandwidth used")
     ours = (

@@ -10,6 +10,9 @@ import click
 from ppdbench.cli import completion
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import format_option
+from ppdbench.errors import ConfigError
+from ppdbench.files.publications import TABLED
+from ppdbench.report.sheet import Sheet
 
 SHOWN = {
     "methods": ("name", "exact", "options", "summary"),
@@ -36,9 +39,7 @@ def command(kind: str, method: str | None, form: str) -> int:
     """
     from ppdbench import methods
     from ppdbench.cli import catalog
-    from ppdbench.errors import ConfigError
     from ppdbench.report.export import emit
-    from ppdbench.report.sheet import Sheet
 
     if method is not None:
         if kind != "methods":
@@ -62,7 +63,6 @@ def _one_method(name: str, form: str) -> int:
     """The options of one method, with what they mean."""
     from ppdbench.cli import catalog
     from ppdbench.report.export import emit
-    from ppdbench.report.sheet import Sheet
 
     entry = catalog.method(name)
     options = entry["options"]
@@ -76,7 +76,6 @@ def _one_method(name: str, form: str) -> int:
 
 def _notes(kind: str) -> Iterator[str]:
     """Explain words that are not plain, and where things come from."""
-    from ppdbench.files.publications import TABLED
     from ppdbench.methods import METHODS
 
     if kind == "methods":

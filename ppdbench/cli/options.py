@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from ppdbench.cli import completion
+from ppdbench.machine.garbage import no_collection
 from ppdbench.report import FORMATS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -231,7 +232,6 @@ def salvaging(*names: str) -> Callable[[F], F]:
                 for name in names:
                     given = options[name] or ()
                     repair(*([given] if isinstance(given, str) else given))
-            from ppdbench.machine.garbage import no_collection
 
             with no_collection():
                 return function(*arguments, **options)

@@ -30,6 +30,7 @@ from ppdbench.cli.options import (
     task_options,
     tasks_option,
 )
+from ppdbench.errors import ConfigError
 from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
@@ -142,8 +143,6 @@ def command(ctx: click.Context, /, what: str, **options: Any) -> int:
 
 def _check_asked(ctx: click.Context, what: str) -> None:
     """Refuse options of other kinds of probe."""
-    from ppdbench.errors import ConfigError
-
     for parameter in ctx.command.params:
         name = str(parameter.name)
         given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -11,6 +11,9 @@ from click.core import ParameterSource
 from ppdbench.cli import completion
 from ppdbench.cli.common import notice, reading_notes, say
 from ppdbench.cli.options import salvaging
+from ppdbench.errors import ConfigError
+from ppdbench.files.paths import check_path
+from ppdbench.files.whole import write_whole
 from ppdbench.report import FORMATS
 
 if TYPE_CHECKING:
@@ -43,9 +46,6 @@ def command(
     ppdbench report results/my-probe results/my-bench --out both.html --plots pictures
     ppdbench report results/my-bench --format markdown
     """
-    from ppdbench.errors import ConfigError
-    from ppdbench.files.paths import check_path
-    from ppdbench.files.whole import write_whole
     from ppdbench.report.page.document import page
     from ppdbench.report.page.runs import read_runs
 
@@ -72,7 +72,6 @@ def command(
 
 def _print(runs: tuple[str, ...], form: str) -> int:
     """The tables of one run on stdout."""
-    from ppdbench.errors import ConfigError
     from ppdbench.report.outputs import of_run
     from ppdbench.report.page.runs import read_runs
 

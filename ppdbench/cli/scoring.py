@@ -12,6 +12,7 @@ import click
 from ppdbench.cli import completion
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import stack
+from ppdbench.errors import ConfigError
 from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ class Scoring:
     @classmethod
     def asked(cls, options: dict[str, Any]) -> Scoring | None:
         """Take what is to be scored, if anything is, out of `options`."""
-        from ppdbench.errors import ConfigError
-
         tasks, data, limit = (options.pop(name) for name in ("tasks", "data", "limit"))
         if tasks:
             return cls(tasks, data, limit, options["device"])

@@ -11,7 +11,10 @@ import click
 from ppdbench.cli.common import model_spec, notice, stand_in_note
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import data_option, format_option, model_options, tasks_option
+from ppdbench.engine.quiet import quiet
+from ppdbench.errors import ConfigError
 from ppdbench.report.progress import progress
+from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
     from ppdbench.methods.draft_verify.skip_search import SearchResult
@@ -49,8 +52,6 @@ def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
     ppdbench skips --task gsm8k --limit 4 --out skip_layers.json
     ppdbench skips --model ./my-model --task xsum --search bayes --budget 400
     """
-    from ppdbench.engine.quiet import quiet
-    from ppdbench.errors import ConfigError
     from ppdbench.machine.environment import set_threads
     from ppdbench.methods.draft_verify.skip_search import SearchConfig, run_search
     from ppdbench.report.export import emit
@@ -79,8 +80,6 @@ def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
 
 
 def _sheet(found: SearchResult) -> Sheet:
-    from ppdbench.report.sheet import Sheet
-
     sets = {"found": (found.skips, found.score), "default": (found.default, found.default_score)}
     return Sheet(
         title=f"Blocks that drafts skip: {found.model} ({found.n_layers} layers)",

@@ -31,6 +31,7 @@ from ppdbench.cli.options import (
     task_options,
     tasks_option,
 )
+from ppdbench.errors import ConfigError
 from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
@@ -111,8 +112,6 @@ def command(
 
 def _check_asked(ctx: click.Context) -> None:
     """Refuse options that a stored run has settled."""
-    from ppdbench.errors import ConfigError
-
     for parameter in ctx.command.params:
         name = str(parameter.name)
         if name not in SHOWS and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -137,7 +136,6 @@ def _run(
     import_for_good("torch")
     from ppdbench.bench.grid import Grid
     from ppdbench.bench.sweep import SweepConfig, choices, run_sweep
-    from ppdbench.errors import ConfigError
 
     if method is None:
         raise ConfigError("give --method and --grid, or --show with the folder of a stored sweep")

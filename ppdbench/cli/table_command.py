@@ -13,6 +13,9 @@ from ppdbench.cli import completion
 from ppdbench.cli.common import check_exports, check_pictures, model_spec, notice, reading_notes
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import export_option, format_option, model_options, salvaging
+from ppdbench.errors import ConfigError
+from ppdbench.files import resources
+from ppdbench.files.paths import check_folder
 
 if TYPE_CHECKING:
     from ppdbench.runs.store import StoredRun
@@ -83,7 +86,6 @@ def command(
     ppdbench table ppd/2 --out ./tables --format markdown
     ppdbench table ppd/3 results/split results/replicated
     """
-    from ppdbench.files.paths import check_folder
     from ppdbench.tables import TABLES
 
     table = TABLES.get(name)
@@ -104,8 +106,6 @@ def command(
 
 def _check_asked(ctx: click.Context, runs: tuple[str, ...], running: bool) -> None:
     """Refuse what would have no effect."""
-    from ppdbench.errors import ConfigError
-
     if runs and running:
         raise ConfigError("give the runs to show, or --run to make them, not both")
     scaling = {*SCALING, *HANDED_ON, *WITHOUT_INFLUENCE, "text", "heads"}
@@ -118,7 +118,6 @@ def _check_asked(ctx: click.Context, runs: tuple[str, ...], running: bool) -> No
 
 
 def _run_missing(table: PaperTable, folder: Path, options: dict[str, Any]) -> None:
-    from ppdbench.errors import ConfigError
     from ppdbench.tables.steps import RunScale, run_missing
 
     if not table.recipe:
@@ -135,9 +134,7 @@ def _run_missing(table: PaperTable, folder: Path, options: dict[str, Any]) -> No
 
 def _own_heads(model: str | None) -> str | None:
     """Return the name of the embedded model's own heads; they fit no other model."""
-    from ppdbench.files.resources import reference_is_there
-
-    return EMBEDDED if model in (None, EMBEDDED) and reference_is_there() else None
+    return EMBEDDED if model in (None, EMBEDDED) and resources.reference_is_there() else None
 
 
 def _words(options: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
@@ -161,7 +158,6 @@ def _depth(options: dict[str, Any]) -> int:
 
 def _stored(table: PaperTable, runs: Sequence[str], folder: Path) -> list[StoredRun]:
     """The runs given, or those of the recipe that are there, with a word on those that are not."""
-    from ppdbench.errors import ConfigError
     from ppdbench.runs.store import read_whole
     from ppdbench.tables.steps import missing, stored_runs
 

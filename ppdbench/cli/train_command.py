@@ -23,6 +23,8 @@ from ppdbench.cli.training import (
     save_dtype_option,
     training_options,
 )
+from ppdbench.engine.shapes import parse
+from ppdbench.errors import ConfigError
 from ppdbench.registry import option_types
 from ppdbench.training.plans import TRAINABLES, Trainable, TrainingPlan, WholePlan
 
@@ -64,9 +66,6 @@ def _training(name: str, plan: TrainingPlan, options: dict[str, Any], job: Job) 
 
     asked = options["model"]
     if isinstance(plan, WholePlan) and plan.shape is not None:
-        from ppdbench.engine.shapes import parse
-        from ppdbench.errors import ConfigError
-
         if asked:
             raise ConfigError("--shape trains from scratch, --model goes on; give one of them")
         return prepare.from_scratch(name, plan, parse(plan.shape), options["device"], job)

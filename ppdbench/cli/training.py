@@ -14,6 +14,9 @@ from click.core import ParameterSource
 
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import stack
+from ppdbench.engine.quiet import quiet
+from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.whole import write_whole
 from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
@@ -85,8 +88,6 @@ def fill_in(options: dict[str, Any], usual: Mapping[str, Any]) -> None:
 
 def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
     """The options that every kind of training shares, taken out of `options`."""
-    from ppdbench.engine.quiet import quiet
-    from ppdbench.errors import ConfigError
     from ppdbench.machine.environment import set_threads
     from ppdbench.training.run import Job
     from ppdbench.training.text import TextSpec, check_sources, in_both
@@ -134,8 +135,6 @@ def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
 
 
 def _folder(out: str) -> Path:
-    from ppdbench.errors import ConfigError
-
     path = Path(out)
     if not out.strip():
         raise ConfigError("--out is empty; give a folder")
@@ -160,8 +159,6 @@ def print_forecast(training: Training) -> int:
 def _save(trained: Objective, training: Training, dtype: torch.dtype | None) -> None:
     from safetensors import SafetensorError
 
-    from ppdbench.errors import DataError
-
     out = training.job.out
     try:
         trained.save(out, training.tokenizer, dtype)
@@ -184,7 +181,6 @@ def _say_what_was_left(training: Training) -> None:
 
 def carry_out(training: Training, resume: bool, dtype: torch.dtype | None) -> int:
     """Train, save in this type or else the model's, and say what it was worth."""
-    from ppdbench.files.whole import write_whole
     from ppdbench.report.export import emit
     from ppdbench.report.pictures.files import save as save_picture
     from ppdbench.report.pictures.training import training_curves

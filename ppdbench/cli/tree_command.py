@@ -17,6 +17,8 @@ from ppdbench.cli.common import (
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import format_option, model_options
+from ppdbench.errors import ConfigError
+from ppdbench.files.paths import check_path
 from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
@@ -103,7 +105,6 @@ def build_command(
     ppdbench tree build --calibration ppt.json --latency here.json --plot p.png --out tree.json
     ppdbench tree build --calibration ppt.json --method static --size 32 --out tree.json
     """
-    from ppdbench.files.paths import check_path
     from ppdbench.report import tree_tables
     from ppdbench.report.export import emit
     from ppdbench.trees.build import build
@@ -126,7 +127,6 @@ def build_command(
 
 
 def _config(ctx: click.Context, options: dict[str, Any]) -> BuildConfig:
-    from ppdbench.errors import ConfigError
     from ppdbench.trees.build import BuildConfig
 
     given = ParameterSource.COMMANDLINE

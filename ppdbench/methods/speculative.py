@@ -20,6 +20,7 @@ from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError, NumericalError, PpdbenchError
 from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import DRAWN, check_least, option, strategy
+from ppdbench.methods.prompt_tokens.strategy import PromptTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -224,8 +225,6 @@ class PromptedDrafter(ModelDrafter):
     """
 
     def __init__(self, options: Speculative, drafter: Loaded, setup: Setup) -> None:
-        from ppdbench.methods.prompt_tokens.strategy import PromptTokens
-
         prompted = PromptTokens(addon=options.draft_addon, tree=options.draft_tree)
         try:
             self.inner = prompted.prepare(Setup(drafter, setup.capacity))

@@ -14,6 +14,7 @@ import evaluate
 from datasets import Features, List, Value
 
 from ppdbench.errors import ConfigError
+from ppdbench.sandbox.exam import Exam
 from ppdbench.scoring import score
 
 Predictions = list[str]
@@ -106,7 +107,6 @@ class HumanEval(TextMetric):
             raise ConfigError(
                 "HumanEval runs generated code; pass allow_code_execution=True to allow that"
             )
-        from ppdbench.sandbox.exam import Exam
         from ppdbench.sandbox.outside import execute
 
         passed = [

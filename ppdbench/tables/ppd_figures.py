@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppdbench.files import papers
 from ppdbench.files.papers import Paper
+from ppdbench.report.pictures.theory import tradeoff
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import TableSheets, table
@@ -58,8 +59,6 @@ class Curves:
 
 
 def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Drawing:
-    from ppdbench.report.pictures.theory import tradeoff
-
     curves = _curves(paper, runs)
     model = runs[0].header.model.name
     series = {
