@@ -1,7 +1,7 @@
 // Attention of a row over a list of keys: slots of the cache in the order of positions.
 //
-// Scores of 16 keys are summed side by side, the first 16 of the list, then the next, and what they
-// weigh is gathered in that order, part after part of 128. Where a key stands in the list is all
+// A list is cut into parts of 128 keys: each is scored, weighed and gathered key after key, then
+// the parts are joined in turn. Where a key stands in the list is all
 // that matters: not its slot, not the rows of the pass, not the threads. So a branch of a tree
 // gives what a chain of the same tokens does.
 #pragma once
@@ -13,8 +13,8 @@
 
 namespace flat {
 
-constexpr int64_t PART = 128;       // keys of one unit of work
-constexpr int64_t ROWS_AT_ONCE = 12;  // of queries that share keys, all heads counted
+constexpr int64_t PART = 128;         // keys of one unit of work
+constexpr int64_t ROWS_AT_ONCE = 24;  // that share keys, each head of a row counted
 
 // The list of one row.
 struct Sight {
@@ -57,39 +57,48 @@ inline Sight sight(const Pass& pass, int64_t row, int64_t window) {
     return found;
 }
 
-// Keys [head_dim][16] and values [16][head_dim] of 16 places of a list, widened.
+// Keys of 16 places of a list, [head_dim][16], widened.
 template <class T>
-struct Tiles16 {
-    float *keys, *values;
-    int64_t dim;
-    int64_t held[TILE] = {};
-    bool in_order = false;  // places hold the slots of the same numbers, all of them
+class KeyTile {
+   public:
+    KeyTile(float* keys, const T* rows, int64_t dim) : keys_(keys), rows_(rows), dim_(dim) {}
+    static int64_t floats(int64_t dim) { return (dim + LANES - 1) / LANES * LANES * TILE; }
+    const float* keys() const { return keys_; }
 
     void clear() {
-        in_order = false;
-        for (auto& slot : held) slot = -1;
+        for (auto& slot : held_) slot = NONE;
+        in_order_ = false;
     }
-    // Has what stands at [at + low, at + high) of a list in its place.
-    void fill(const Sight& seen, int64_t at, int low, int high, const T* key_rows,
-              const T* value_rows) {
-        const bool ordered = seen.before >= at + high;
-        if (ordered && in_order) return;
-        for (int j = low; j < high; j++) place(j, seen.slot(at + j), key_rows, value_rows);
-        in_order = ordered && low == 0 && high == TILE;
+    // True if the places [low, high) of what begins at `at` of a list hold its keys.
+    bool holds(const Sight& seen, int64_t at, int low, int high) const {
+        if (in_order_ && at + high <= seen.before) return true;
+        for (int j = low; j < high; j++)
+            if (held_[j] != seen.slot(at + j)) return false;
+        return true;
     }
-    // Puts the key and the value of a slot in their place, if they are not there.
-    void place(int j, int64_t slot, const T* key_rows, const T* value_rows) {
-        if (held[j] == slot) return;
-        held[j] = slot;
-        const T *key = key_rows + slot * dim, *value = value_rows + slot * dim;
-        for (int64_t d = 0; d < dim; d += LANES) {
-            const int64_t n = dim - d < LANES ? dim - d : LANES;
-            float lanes[LANES];
-            store(lanes, load_some(key + d, n));
-            for (int64_t i = 0; i < n; i++) keys[(d + i) * TILE + j] = lanes[i];
-            store_some(values + j * dim + d, load_some(value + d, n), n);
-        }
+    void fill(const Sight& seen, int64_t at, int low, int high) {
+        int64_t any = seen.slot(at + low);
+        for (int j = low; j < high; j++) held_[j] = seen.slot(at + j);
+        in_order_ = low == 0 && high == TILE && at + TILE <= seen.before;
+        for (int first = 0; first < TILE; first += LANES)
+            for (int64_t d = 0; d < dim_; d += LANES) {
+                Vec square[LANES];
+                for (int j = 0; j < LANES; j++) {
+                    const int64_t slot = held_[first + j] == NONE ? any : held_[first + j];
+                    square[j] = load_some(rows_ + slot * dim_ + d, dim_ - d);
+                }
+                transpose(square);
+                for (int i = 0; i < LANES; i++) store(keys_ + (d + i) * TILE + first, square[i]);
+            }
     }
+
+   private:
+    static constexpr int64_t NONE = -1;
+    float* keys_;
+    const T* rows_;
+    int64_t dim_;
+    int64_t held_[TILE] = {};
+    bool in_order_ = false;  // all slots, one after another
 };
 
 // What a row's head has gathered: the weighted values, the largest score, the sum of weights.
@@ -98,70 +107,91 @@ struct Gathered {
 
     Gathered(float* at, int64_t dim) : values(at), peak(at[dim]), total(at[dim + 1]) {}
     static int64_t floats(int64_t dim) { return (dim + 2 + TILE - 1) / TILE * TILE; }
-    void clear() {
-        for (float* at = values; at < &peak; at++) *at = 0;
-        peak = -INFINITY, total = 0;
-    }
 };
 
-// Scores of `n` queries [n][dim] and 16 keys; even and odd numbers of a head are summed apart.
+// A query, and where its scores go.
+struct Asked {
+    const float* query;
+    float* scores;
+};
+
+// Scores of 16 keys; even and odd numbers of a head are summed apart.
 template <int n>
-void scores(const float* queries, const float* keys, int64_t dim, Vec (*found)[TILE_VECTORS]) {
-    Vec even[n][TILE_VECTORS], odd[n][TILE_VECTORS];
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < TILE_VECTORS; j++) even[i][j] = odd[i][j] = Vec{};
-    int64_t d = 0;
-    for (; d + 1 < dim; d += 2)
-        for (int j = 0; j < TILE_VECTORS; j++) {
-            Vec one = load(keys + d * TILE + j * LANES);
-            Vec two = load(keys + (d + 1) * TILE + j * LANES);
+void score(const Asked* asked, const float* keys, int64_t dim) {
+    for (int j = 0; j < TILE; j += LANES) {
+        Vec even[n], odd[n];
+        for (int i = 0; i < n; i++) even[i] = odd[i] = Vec{};
+        int64_t d = 0;
+        for (; d + 1 < dim; d += 2) {
+            const Vec one = load(keys + d * TILE + j), two = load(keys + (d + 1) * TILE + j);
+#pragma GCC unroll 8
             for (int i = 0; i < n; i++) {
-                even[i][j] = fma(all(queries[i * dim + d]), one, even[i][j]);
-                odd[i][j] = fma(all(queries[i * dim + d + 1]), two, odd[i][j]);
+                even[i] = fma(all(asked[i].query[d]), one, even[i]);
+                odd[i] = fma(all(asked[i].query[d + 1]), two, odd[i]);
             }
         }
-    for (int j = 0; j < TILE_VECTORS; j++)
         for (int i = 0; i < n; i++) {
-            if (d < dim)
-                even[i][j] = fma(all(queries[i * dim + d]), load(keys + d * TILE + j * LANES), even[i][j]);
-            found[i][j] = even[i][j] + odd[i][j];
+            if (d < dim) even[i] = fma(all(asked[i].query[d]), load(keys + d * TILE + j), even[i]);
+            store(asked[i].scores + j, even[i] + odd[i]);
         }
+    }
 }
 
-// Adds places [low, high) of a tile, whose scores are there, to what a head has gathered.
-inline void gather(const Vec* scored, int low, int high, float scale, float softcap,
-                   const float* values, int64_t dim, Gathered so_far) {
-    float weights[TILE];
+// Makes weights of the scores [low, high) of a part: e^(score - the largest of them).
+inline void weigh(float* scores, int64_t low, int64_t high, float scale, float softcap,
+                  Gathered gathered) {
+    const int64_t first = low / LANES * LANES;
     Vec most = all(-INFINITY);
-    for (int j = 0; j < TILE_VECTORS; j++) {
-        Vec s = scored[j] * scale;
+    for (int64_t i = first; i < high; i += LANES) {
+        Vec s = load(scores + i) * scale;
         if (softcap > 0) s = tanh(s / softcap) * softcap;
-        store(weights + j * LANES, s);
+        const Ints place = counted(int32_t(i));
+        s = (place >= int32_t(low)) & (place < int32_t(high)) ? s : all(-INFINITY);
+        store(scores + i, s);
+        most = larger(s, most);
     }
-    for (int i = 0; i < TILE; i++)
-        if (i < low || i >= high) weights[i] = -INFINITY;
-    for (int j = 0; j < TILE_VECTORS; j++) most = larger(most, load(weights + j * LANES));
-    const float peak = largest(most);
-    if (peak > so_far.peak) {
-        const float shrunk = exp(all(so_far.peak - peak))[0];
-        so_far.peak = peak;
-        so_far.total *= shrunk;
-        for (int64_t d = 0; d < dim; d += LANES)
-            store_some(so_far.values + d, load_some(so_far.values + d, dim - d) * shrunk, dim - d);
-    }
+    gathered.peak = largest(most);
     Vec total{};
-    for (int j = 0; j < TILE_VECTORS; j++) {
-        Vec w = exp(load(weights + j * LANES) - so_far.peak);
-        store(weights + j * LANES, w);
+    for (int64_t i = first; i < high; i += LANES) {
+        Vec w = exp(load(scores + i) - gathered.peak);
+        store(scores + i, w);
         total = total + w;
     }
-    so_far.total += sum(total);
-    for (int64_t d = 0; d < dim; d += LANES) {
-        Vec sums = load_some(so_far.values + d, dim - d);
-        for (int i = low; i < high; i++)
-            sums = fma(all(weights[i]), load_some(values + i * dim + d, dim - d), sums);
-        store_some(so_far.values + d, sums, dim - d);
+    gathered.total = sum(total);
+}
+
+// Values of the places [low, high) of a part, weighted: `wide` vectors of `n` heads that share
+// them. The last vector may be of fewer than LANES numbers.
+template <int n, int wide, class T>
+void gather_some(const Sight& seen, int64_t at, int64_t low, int64_t high, const T* rows,
+                 int64_t stride, int64_t left, const float* weights, float* const* out, int64_t d) {
+    Vec sums[n][wide];
+    for (int g = 0; g < n; g++)
+        for (int j = 0; j < wide; j++) sums[g][j] = Vec{};
+    for (int64_t i = low; i < high; i++) {
+        const T* row = rows + seen.slot(at + i) * stride;
+#pragma GCC unroll 4
+        for (int j = 0; j < wide; j++) {
+            const Vec value = wide > 1 ? load(row + j * LANES) : load_some(row, left);
+#pragma GCC unroll 4
+            for (int g = 0; g < n; g++)
+                sums[g][j] = fma(all(weights[g * PART + i]), value, sums[g][j]);
+        }
     }
+    for (int g = 0; g < n; g++)
+        for (int j = 0; j < wide; j++)
+            store_some(out[g] + d + j * LANES, sums[g][j], left - j * LANES);
+}
+
+template <int n, class T>
+void gather(const Sight& seen, int64_t at, int64_t low, int64_t high, const T* rows, int64_t dim,
+            const float* weights, float* const* out) {
+    constexpr int WIDE = 4;
+    int64_t d = 0;
+    for (; d + WIDE * LANES <= dim; d += WIDE * LANES)
+        gather_some<n, WIDE>(seen, at, low, high, rows + d, dim, WIDE * LANES, weights, out, d);
+    for (; d < dim; d += LANES)
+        gather_some<n, 1>(seen, at, low, high, rows + d, dim, dim - d, weights, out, d);
 }
 
 // Puts what a later part gathered behind what the earlier ones did.
@@ -184,56 +214,95 @@ class Unit {
     // `queries` are those of row 0, `stride` apart; `room` is the thread's.
     Unit(const Pass& pass, const Operation& op, int64_t kv_head, int64_t first_row, int64_t end_row,
          const float* queries, int64_t stride, float* room)
-        : pass_(pass), op_(op), dim_(op.head_dim), groups_(op.heads / op.kv_heads),
-          kv_head_(kv_head), first_row_(first_row), end_row_(end_row),
-          queries_(queries + kv_head * groups_ * dim_), stride_(stride),
-          tiles_{room, room + dim_ * TILE, dim_} {
-        for (int64_t r = first_row; r < end_row; r++) sights_[r - first_row] = sight(pass, r, op.window);
+        : op_(op), dim_(op.head_dim), groups_(op.heads / op.kv_heads), first_row_(first_row),
+          end_row_(end_row), queries_(queries + kv_head * groups_ * dim_), stride_(stride),
+          values_((const T*)pass.values[op.layer] + kv_head * pass.capacity * dim_),
+          tile_(room, (const T*)pass.keys[op.layer] + kv_head * pass.capacity * dim_, dim_),
+          scores_(room + KeyTile<T>::floats(dim_)) {
+        for (int64_t r = first_row; r < end_row; r++)
+            sights_[r - first_row] = sight(pass, r, op.window);
     }
-    static int64_t room_floats(int64_t dim) { return 2 * dim * TILE; }
+    static int64_t room_floats(int64_t dim, int64_t heads) {
+        return KeyTile<T>::floats(dim) + heads * PART;
+    }
 
-    // `place(row, group)` says where a head of a row gathers.
+    // Only rows that see something of the part gather; `place(row, group)` says where.
     template <class Place>
     void run(int64_t part, Place place) {
-        const int64_t offset = kv_head_ * pass_.capacity * dim_;
-        const T* keys = (const T*)pass_.keys[op_.layer] + offset;
-        const T* values = (const T*)pass_.values[op_.layer] + offset;
-        for (int64_t at = part * PART; at < (part + 1) * PART; at += TILE) {
-            tiles_.clear();
-            for (int64_t r = first_row_; r < end_row_; r++) {
-                const Sight& seen = sights_[r - first_row_];
-                const int low = int(seen.first > at ? seen.first - at : 0);
-                const int high = int(seen.end - at < TILE ? seen.end - at : TILE);
-                if (low >= high) continue;
-                tiles_.fill(seen, at, low, high, keys, values);
-                heads(r, low, high, place);
-            }
+        const int64_t begin = part * PART;
+        for (int64_t at = begin; at < begin + PART; at += TILE) score_tile(begin, at);
+        for (int64_t r = first_row_; r < end_row_; r++) {
+            const Sight& seen = sights_[r - first_row_];
+            const int64_t low = seen.first > begin ? seen.first - begin : 0;
+            const int64_t high = seen.end - begin < PART ? seen.end - begin : PART;
+            if (low < high) gather_row(r, begin, low, high, place);
         }
     }
 
    private:
+    static constexpr int64_t MOST = 4;  // heads that gather at once
+
+    float* scores(int64_t row, int64_t group) const {
+        return scores_ + ((row - first_row_) * groups_ + group) * PART;
+    }
+    void score_tile(int64_t begin, int64_t at) {
+        tile_.clear();
+        n_asked_ = 0;
+        for (int64_t r = first_row_; r < end_row_; r++) {
+            const Sight& seen = sights_[r - first_row_];
+            const int low = int(seen.first > at ? seen.first - at : 0);
+            const int high = int(seen.end - at < TILE ? seen.end - at : TILE);
+            if (low >= high) continue;
+            if (!tile_.holds(seen, at, low, high)) {
+                answer();
+                tile_.fill(seen, at, low, high);
+            }
+            for (int64_t g = 0; g < groups_; g++) {
+                const float* query = queries_ + r * stride_ + g * dim_;
+                asked_[n_asked_++] = {query, scores(r, g) + at - begin};
+                if (n_asked_ == AT_ONCE) answer();
+            }
+        }
+        answer();
+    }
+    // Scores the queries that have been collected.
+    void answer() {
+        static_assert(AT_ONCE == 8, "as many as there are cases");
+        using Score = void (*)(const Asked*, const float*, int64_t);
+        static constexpr Score some[] = {score<1>, score<2>, score<3>, score<4>,
+                                         score<5>, score<6>, score<7>, score<8>};
+        if (n_asked_) some[n_asked_ - 1](asked_, tile_.keys(), dim_);
+        n_asked_ = 0;
+    }
     template <class Place>
-    void heads(int64_t row, int low, int high, Place place) {
-        constexpr int64_t MOST = 4;
-        const float* queries = queries_ + row * stride_;
+    void gather_row(int64_t row, int64_t begin, int64_t low, int64_t high, Place place) {
+        using Gather = void (*)(const Sight&, int64_t, int64_t, int64_t, const T*, int64_t,
+                                const float*, float* const*);
+        static constexpr Gather some[] = {gather<1, T>, gather<2, T>, gather<3, T>, gather<4, T>};
         for (int64_t g = 0; g < groups_; g += MOST) {
-            Vec found[MOST][TILE_VECTORS];
             const int64_t n = groups_ - g < MOST ? groups_ - g : MOST;
-            const auto score = n == 1 ? scores<1> : n == 2 ? scores<2> : n == 3 ? scores<3> : scores<4>;
-            score(queries + g * dim_, tiles_.keys, dim_, found);
-            for (int64_t i = 0; i < n; i++)
-                gather(found[i], low, high, op_.value, op_.cap, tiles_.values, dim_,
-                       place(row, g + i));
+            float* out[MOST];
+            for (int64_t i = 0; i < n; i++) {
+                Gathered gathered = place(row, g + i);
+                weigh(scores(row, g + i), low, high, op_.value, op_.cap, gathered);
+                out[i] = gathered.values;
+            }
+            some[n - 1](sights_[row - first_row_], begin, low, high, values_, dim_, scores(row, g),
+                        out);
         }
     }
 
-    const Pass& pass_;
+    static constexpr int AT_ONCE = 8;
     const Operation& op_;
-    const int64_t dim_, groups_, kv_head_, first_row_, end_row_;
+    const int64_t dim_, groups_, first_row_, end_row_;
     const float* queries_;
     const int64_t stride_;
-    Tiles16<T> tiles_;
+    const T* values_;
+    KeyTile<T> tile_;
+    float* scores_;
     Sight sights_[ROWS_AT_ONCE];
+    Asked asked_[AT_ONCE];
+    int n_asked_ = 0;
 };
 
 }  // namespace flat

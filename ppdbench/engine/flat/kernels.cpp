@@ -146,7 +146,7 @@ class Runner : public Work {
             if (op.kind != ATTEND) return;
             const int64_t heads = op.heads / op.kv_heads * rows_of_block(op);
             const int64_t floats =
-                Unit<float>::room_floats(op.head_dim) + heads * Gathered::floats(op.head_dim);
+                Unit<float>::room_floats(op.head_dim, heads) + heads * Gathered::floats(op.head_dim);
             most = floats > most ? floats : most;
         });
         return (most + TILE - 1) / TILE * TILE;
@@ -378,19 +378,15 @@ class Runner : public Work {
             auto place = [&](int64_t row, int64_t group) {
                 return gathered(part, row, kv_head * groups + group);
             };
-            for (int64_t r = first; r < end; r++)
-                for (int64_t g = 0; g < groups; g++) place(r, g).clear();
             return some.run(part, place);
         }
-        float* room = own(thread) + Unit<T>::room_floats(op.head_dim);
+        float* room = own(thread) + Unit<T>::room_floats(op.head_dim, rows_of_block(op) * groups);
         for (int64_t p = 0; p < parts_; p++) {
             auto place = [&](int64_t row, int64_t group) -> Gathered {
                 if (p == first_part(row)) return gathered(0, row, kv_head * groups + group);
                 const int64_t at = (row - first) * groups + group;
                 return {room + at * Gathered::floats(op.head_dim), op.head_dim};
             };
-            for (int64_t r = first; r < end; r++)
-                for (int64_t g = 0; g < groups; g++) place(r, g).clear();
             some.run(p, place);
             for (int64_t r = first; r < end; r++)
                 for (int64_t g = 0; g < groups; g++)
@@ -519,6 +515,7 @@ void pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // Called once. What a library that was built for other structures would get wrong.
@@ -599,3 +596,4 @@ int flat_linear(const flat::Product* product, int narrow, const void* source, vo
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -21,7 +21,7 @@ from ppdbench.engine.artefacts import home, processor
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"),
+    *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden"),
     # A sum must round alike wherever it stands: see simd.h.
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w"),
 )

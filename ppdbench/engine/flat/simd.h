@@ -26,7 +26,6 @@ constexpr int LANES = 4;
 constexpr int64_t BLOCK = 32;              // outputs of a product that are computed together
 constexpr int VECTORS = BLOCK / LANES;     // vectors of a block
 constexpr int TILE = 16;                   // keys of attention that are scored together
-constexpr int TILE_VECTORS = TILE / LANES;
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
@@ -56,6 +55,11 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
+// The numbers of the lanes, counted from `first`.
+inline Ints counted(int32_t first) {
+    static const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return *(const IntsAnywhere*)numbers + first;
+}
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
 inline Vec load(const float* from) { return *(const VecAnywhere*)from; }
@@ -95,22 +99,54 @@ inline void store_some(T* to, Vec x, int64_t n) {
     memcpy(to, some, n * sizeof(T));
 }
 
-// Sums lane i with lane i + LANES / 2, and so on: always in this order.
-inline float sum(Vec x) {
-    float lanes[LANES];
-    store(lanes, x);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    return lanes[0];
+// Numbers of two vectors, those of the second counted on from LANES.
+inline Vec shuffled(Vec a, Vec b, Ints which) {
+#if defined(__AVX512F__)
+    return _mm512_permutex2var_ps(a, (__m512i)which, b);
+#else
+    Vec out;
+    for (int i = 0; i < LANES; i++) out[i] = which[i] < LANES ? a[which[i]] : b[which[i] - LANES];
+    return out;
+#endif
 }
 
-inline float largest(Vec x) {
-    float lanes[LANES];
-    store(lanes, x);
+// The sum and the largest of the lanes: halves onto halves, always in this order.
+inline float sum(Vec x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(x);
+#else
     for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    return lanes[0];
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+#endif
+}
+inline float largest(Vec x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(x);
+#else
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
+#endif
+}
+
+// Rows of a square become its columns.
+inline void transpose(Vec (&square)[LANES]) {
+    Ints low, high;
+    for (int i = 0; i < LANES; i++) {
+        low[i] = i / 2 + (i % 2) * LANES;
+        high[i] = low[i] + LANES / 2;
+    }
+    for (int step = 1; step < LANES; step *= 2) {
+        Vec mixed[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES / 2; i++) {
+            mixed[2 * i] = shuffled(square[i], square[i + LANES / 2], low);
+            mixed[2 * i + 1] = shuffled(square[i], square[i + LANES / 2], high);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) square[i] = mixed[i];
+    }
 }
 
 // e^x within two units of the last place; 0 where that would be denormal, NaN for NaN.

@@ -1,0 +1,337 @@
+"""Programs against float64 and stock modules; attention by the place of a key, not its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, silu
+
+from ppdbench.engine.flat.ops import ACTIVATIONS, Buffer, CacheBlocks, Pass, Program
+from tests.engine.flat.test_weights import drawn, packed, rounding
+
+WIDTH = 45
+HEADS, KV_HEADS, DIM = 6, 2, 20
+
+
+def close(found: Tensor, wanted: Tensor, times: float = 1.0) -> bool:
+    """True if what was rounded `times` over is near."""
+    allowed = times * rounding(found.dtype) * (wanted.abs() + 1) + 1e-5 * (wanted.abs() + 1)
+    return bool(((found.double() - wanted).abs() <= allowed).all())
+
+
+def run(program: Program, x: Tensor, out: Buffer, given: Pass | None = None) -> Tensor:
+    found = torch.empty(len(x), out.width, dtype=x.dtype)
+    program.run(0, program.mark(), x, found, out, given)
+    return found
+
+
+def of_row(
+    x: Tensor, operation: Callable[[Program, Buffer], None], width: int | None = None
+) -> Tensor:
+    program = Program(x.dtype, x.shape[1])
+    out = program.buffer(width or x.shape[1])
+    operation(program, out)
+    return run(program, x, out)
+
+
+def relu(x: Tensor) -> Tensor:
+    return x.clamp(min=0)
+
+
+WANTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+    "gelu": gelu,
+    "relu": relu,
+    "relu2": lambda x: relu(x) ** 2,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_those_of_float64(name: str, dtype: torch.dtype) -> None:
+    x = drawn(3, WIDTH, dtype=dtype) * 5
+    times = of_row(x, lambda p, out: p.act(p.hidden, out, name, times=p.hidden))
+    assert close(of_row(x, lambda p, out: p.act(p.hidden, out, name)), WANTED[name](x.double()))
+    assert close(times, WANTED[name](x.double()) * x.double(), 3)
+
+
+def test_extreme_numbers_pass_through_activations() -> None:
+    x = torch.tensor([[-1e30, -100.0, 0.0, 100.0, 1e30, torch.inf, -torch.inf, torch.nan]])
+    found = of_row(x, lambda p, out: p.act(p.hidden, out, "silu"))
+    assert torch.equal(found[0, 2:6], x[0, 2:6])
+    assert found[0, :2].abs().max() < 1e-6 and found[0, -1].isnan()
+
+
+@pytest.mark.parametrize("width", [1, 16, 45, 64])
+def test_norms_are_those_of_float64(width: int, dtype: torch.dtype) -> None:
+    x, weight, bias = (drawn(4, width, dtype=dtype, seed=seed) for seed in range(3))
+    w, b, wide = weight[0].double(), bias[0].double(), x.double()
+    root = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
+    found = of_row(x, lambda p, out: p.rms_norm(p.hidden, out, weight[0], 1e-5))
+    assert close(found, root * w, 2)
+    found = of_row(x, lambda p, out: p.rms_norm(p.hidden, out, weight[0], 1e-5, plus_one=True))
+    assert close(found, root * (w + 1), 2)
+    found = of_row(x, lambda p, out: p.layer_norm(p.hidden, out, weight[0], bias[0], 1e-5))
+    assert close(found, layer_norm(wide, (width,), w, b, 1e-5))
+
+
+def test_heads_are_normed_for_themselves(dtype: torch.dtype) -> None:
+    x, weight = drawn(4, 60, dtype=dtype), drawn(20, dtype=dtype, seed=1)
+    found = of_row(x, lambda p, out: p.rms_norm(p.hidden, out, weight, 1e-5, each=20))
+    heads = x.double().view(4, 3, 20)
+    wanted = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-5) * weight.double()
+    assert close(found, wanted.view(4, 60), 2)
+
+
+def test_products_go_onto_buffers_and_several_are_one_operation(dtype: torch.dtype) -> None:
+    x, one, two = drawn(5, 37, dtype=dtype), packed((33, 37), dtype), packed((70, 37), dtype)
+    program = Program(dtype, 37)
+    both = program.buffer(103)
+    program.linear(program.hidden, (both.part(0, 33), one), (both.part(33, 70), two))
+    assert torch.equal(run(program, x, both), torch.cat([one(x), two(x)], dim=1))
+    assert program.mark() == 1
+    square = packed((37, 37), dtype)
+    program = Program(dtype, 37)
+    held = program.buffer(37)
+    program.copy(program.hidden, held)
+    program.linear(program.hidden, (held, square), add=held)
+    assert torch.equal(run(program, x, held), square(x) + x)
+
+
+def test_gated_products_are_an_activation_times_a_product(dtype: torch.dtype) -> None:
+    x, gate, up = drawn(9, 37, dtype=dtype), packed((70, 37), dtype), packed((70, 37), dtype)
+    found = of_row(x, lambda p, out: p.gated(p.hidden, out, gate, up, "silu"), 70)
+    g = gate(x)
+    acted = of_row(g, lambda p, out: p.act(p.hidden, out, "silu"))
+    assert torch.equal(found, acted * up(x))
+
+
+def test_simple_operations(dtype: torch.dtype) -> None:
+    x = drawn(3, WIDTH, dtype=dtype)
+    order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(of_row(x, lambda p, out: p.add(p.hidden, p.hidden, out)), x + x)
+    assert torch.equal(of_row(x, lambda p, out: p.scale(p.hidden, out, 0.3)), x * 0.3)
+    assert torch.equal(of_row(x, lambda p, out: p.pick(p.hidden, out, order)), x[:, order])
+    capped = of_row(x * 9, lambda p, out: p.cap(p.hidden, out, 5.0))
+    assert close(capped, torch.tanh((x * 9).double() / 5) * 5, 5)
+
+
+def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype) -> None:
+    x = drawn(6, 9001, dtype=dtype)
+    x[0, [17, 5000, 8000]] = 99
+    x[1, 9000], x[2, 0], x[3, 4321] = 99, 99, torch.nan
+    x[4] = -torch.inf
+    program = Program(dtype, 9001)
+    likeliest, peaks = torch.empty(6, dtype=torch.int64), torch.empty(6)
+    program.run(0, 0, x, torch.empty_like(x), program.hidden, None, likeliest, peaks)
+    assert likeliest.tolist() == np.argmax(x.float().numpy(), axis=-1).tolist()
+    assert torch.equal(peaks.nan_to_num(7), x.float().amax(-1).nan_to_num(7))
+    assert likeliest[:5].tolist() == [17, 9000, 0, 4321, 0]
+
+
+def test_parts_of_a_program_give_what_the_whole_does(dtype: torch.dtype) -> None:
+    x, square = drawn(3, 37, dtype=dtype), packed((37, 37), dtype)
+    program = Program(dtype, 37)
+    held = program.buffer(37)
+    program.linear(program.hidden, (held, square))
+    program.copy(held, program.hidden)
+    middle = program.mark()
+    program.linear(program.hidden, (held, square))
+    program.copy(held, program.hidden)
+    whole, half, rest = (torch.empty_like(x) for _ in range(3))
+    program.run(0, program.mark(), x, whole, program.hidden)
+    program.run(0, middle, x, half, program.hidden)
+    program.run(middle, program.mark(), half, rest, program.hidden)
+    assert torch.equal(rest, whole) and not torch.equal(half, whole)
+
+
+@pytest.mark.parametrize("rotary_dim", [20, 12])
+def test_rotation_is_that_of_stock_modules(rotary_dim: int, dtype: torch.dtype) -> None:
+    x = drawn(4, HEADS * DIM, dtype=dtype)
+    angles = drawn(4, rotary_dim, seed=1)
+    cos, sin = angles.cos().to(dtype).float(), angles.sin().to(dtype).float()
+    program = Program(dtype, HEADS * DIM)
+    program.rotate(program.hidden, HEADS, DIM, rotary_dim)
+    blocks = cache(1, dtype)[0]
+    found = run(program, x, program.hidden, causal(0, 4, blocks, [(cos, sin)]))
+    heads = x.view(4, HEADS, DIM)
+    turned, rest = heads[..., :rotary_dim], heads[..., rotary_dim:]
+    left, right = turned.chunk(2, dim=-1)
+    half = torch.cat([-right, left], dim=-1)
+    c, s = cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+    wanted = torch.cat([turned * c + half * s, rest], dim=-1).view(4, -1)
+    assert close(found, wanted.double(), 0.5)
+
+
+# Attention
+
+
+def cache(capacity: int, dtype: torch.dtype) -> tuple[CacheBlocks, Tensor, Tensor]:
+    keys, values = (drawn(1, KV_HEADS, capacity + 9, DIM, dtype=dtype, seed=s) for s in (7, 8))
+    return CacheBlocks([(keys, values)]), keys, values
+
+
+def causal(
+    start: int, n: int, blocks: CacheBlocks, turns: Sequence[tuple[Tensor, Tensor]] = ()
+) -> Pass:
+    places = list(range(start, start + n))
+    return Pass(start, places, places, None, None, turns, blocks, causal=True)
+
+
+def tree(start: int, lines: Sequence[Sequence[int]], blocks: CacheBlocks) -> Pass:
+    """Rows that see the text and the rows of their line, themselves the last."""
+    ends = np.cumsum([0, *map(len, lines)])
+    seen = [start + row for line in lines for row in line]
+    positions = [start + len(line) - 1 for line in lines]
+    return Pass(start, range(start, start + len(lines)), positions, seen, ends, [], blocks)
+
+
+def attending(
+    dtype: torch.dtype, softcap: float | None = None, window: int | None = None
+) -> tuple[Program, Buffer]:
+    program = Program(dtype, (HEADS + 2 * KV_HEADS) * DIM)
+    queries = program.hidden.part(0, HEADS * DIM)
+    keys = program.hidden.part(HEADS * DIM, KV_HEADS * DIM)
+    values = program.hidden.part((HEADS + KV_HEADS) * DIM, KV_HEADS * DIM)
+    out = program.buffer(HEADS * DIM)
+    program.store(keys, values, 0, KV_HEADS, DIM)
+    program.attend(queries, out, 0, HEADS, KV_HEADS, DIM, DIM**-0.5, softcap, window)
+    return program, out
+
+
+def attended(
+    x: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sights: Sequence[Sequence[int]],
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention in float64 over the slots that each row sees, in a cache that holds them."""
+    rows = []
+    for row, seen in zip(x.double(), sights, strict=True):
+        queries = row[: HEADS * DIM].view(HEADS, 1, DIM)
+        some_keys, some_values = (
+            held[0, :, list(seen)].double().repeat_interleave(HEADS // KV_HEADS, 0)
+            for held in (keys, values)
+        )
+        scores = queries @ some_keys.transpose(1, 2) * DIM**-0.5
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        rows.append((scores.softmax(-1) @ some_values).flatten())
+    return torch.stack(rows)
+
+
+STARTS = [0, 1, 15, 128, 300]
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_attention_is_that_of_float64(
+    start: int, softcap: float | None, dtype: torch.dtype
+) -> None:
+    n = 17
+    blocks, keys, values = cache(start + n, dtype)
+    program, out = attending(dtype, softcap)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, causal(start, n, blocks))
+    sights = [range(start + i + 1) for i in range(n)]
+    assert close(found, attended(x, keys, values, sights, softcap))
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("window", [1, 16, 140])
+def test_windows_hide_what_is_further_back(start: int, window: int, dtype: torch.dtype) -> None:
+    n = 9
+    blocks, keys, values = cache(start + n, dtype)
+    program, out = attending(dtype, window=window)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, causal(start, n, blocks))
+    sights = [range(max(0, start + i + 1 - window), start + i + 1) for i in range(n)]
+    assert close(found, attended(x, keys, values, sights))
+    lines = [range(i + 1) for i in range(n)]
+    assert torch.equal(run(program, x, out, tree(start, lines, blocks)), found)
+
+
+# Rows that see, of the rows of their pass, themselves and those before them in the list.
+BRANCHES = [[0], [0, 1], [0, 1, 2], [0, 3], [0, 3, 4], [5], [5, 6], [0, 1, 2, 7]]
+
+
+@pytest.mark.parametrize(("start", "window"), [(0, None), (15, 20), (127, None), (127, 2)])
+def test_a_branch_is_bit_for_bit_the_chain_of_its_tokens(
+    start: int, window: int | None, dtype: torch.dtype, threads: int
+) -> None:
+    program, out = attending(dtype, window=window)
+    x = drawn(len(BRANCHES), program.hidden.width, dtype=dtype)
+    blocks, keys, values = cache(start + 8, dtype)
+    found = run(program, x, out, tree(start, BRANCHES, blocks))
+    sights = [[*range(start), *(start + row for row in line)] for line in BRANCHES]
+    assert close(found, attended(x, keys, values, [s[-(window or 0) :] for s in sights]))
+    for line in BRANCHES:
+        chain = run(program, x[line].contiguous(), out, causal(start, len(line), blocks))
+        assert torch.equal(chain, found[line])
+
+
+@pytest.mark.parametrize("start", [0, 130])
+def test_one_row_at_a_time_gives_the_bits_of_all_at_once(
+    start: int, dtype: torch.dtype, threads: int
+) -> None:
+    n = 70  # more than share out parts
+    blocks, _, _ = cache(start + n, dtype)
+    program, out = attending(dtype)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, causal(start, n, blocks))
+    for i in range(n):
+        alone = run(program, x[i : i + 1].contiguous(), out, causal(start + i, 1, blocks))
+        assert torch.equal(alone[0], found[i])
+
+
+def test_rows_may_see_less_than_the_text(dtype: torch.dtype) -> None:
+    blocks, keys, values = cache(12, dtype)
+    program, out = attending(dtype)
+    x = drawn(2, program.hidden.width, dtype=dtype)
+    own, ends, slots = [10, 11], [0, 1, 2], [10, 11]
+    given = Pass(10, slots, [4, 10], own, ends, [], blocks, reach=[4, 10])
+    found = run(program, x, out, given)
+    assert close(found, attended(x, keys, values, [[0, 1, 2, 3, 10], [*range(10), 11]]))
+
+
+def test_rows_behind_the_pass_are_not_read(dtype: torch.dtype) -> None:
+    blocks, keys, values = cache(20, dtype)
+    keys[:, :, 13:], values[:, :, 13:] = torch.nan, torch.nan
+    program, out = attending(dtype)
+    x = drawn(3, program.hidden.width, dtype=dtype)
+    assert not run(program, x, out, causal(10, 3, blocks)).isnan().any()
+
+
+# Refused rather than read from where there is nothing
+
+
+def test_what_does_not_fit_is_refused(dtype: torch.dtype) -> None:
+    program = Program(dtype, 8)
+    other = program.buffer(9)
+    for wrong in (
+        lambda: program.copy(program.hidden, other),
+        lambda: program.hidden.part(4, 5),
+        lambda: program.linear(program.hidden, (other, packed((9, 9), dtype))),
+        lambda: program.linear(program.hidden, (program.hidden, packed((8, 8), dtype))),
+        lambda: program.act(program.hidden, program.hidden, "tanhish"),
+        lambda: program.rotate(program.hidden, 2, 4, 3),
+        lambda: run(program, drawn(2, 9, dtype=dtype), other),
+        lambda: program.run(0, 1, drawn(2, 8, dtype=dtype), drawn(2, 8, dtype=dtype), other),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
+
+
+def test_slots_beyond_the_cache_are_refused() -> None:
+    blocks, _, _ = cache(3, torch.float32)  # 12 slots
+    with pytest.raises(ValueError, match="12"):
+        causal(10, 3, blocks)
+    with pytest.raises(ValueError, match="12"):
+        Pass(0, [12], [0], [0], [0, 1], [], blocks)
+    with pytest.raises(ValueError, match="gap"):
+        Pass(0, [0, 1], [0, 1], [0], [0, 1, 2], [], blocks)
