@@ -110,13 +110,13 @@ def drafted(prefix: Prefix, chooser: Chooser) -> Draft:
 
 
 def output(chooser: Chooser, rule: Rule, *, reuse: bool = False) -> Prefix:
-    """One output through drafts; `reuse` verifies with the random numbers that drafted."""
+    """One output through drafts; `reuse` takes the same random numbers at every step."""
     made: Prefix = ()
+    state = chooser.generator.get_state()
     while len(made) < LENGTH:
-        state = chooser.generator.get_state()
-        draft = drafted(made, chooser)
         if reuse:
             chooser.generator.set_state(state)
+        draft = drafted(made, chooser)
         texts = [made]
         for token, parent in zip(draft.tokens, draft.lineage, strict=True):
             texts.append((*texts[1 + parent], token))
