@@ -37,6 +37,7 @@ from ppdbench.report.progress import progress as shown
 from ppdbench.report.result import Result
 from ppdbench.runs.running import Destination, run_folder
 from ppdbench.runs.workload import usual_data
+from ppdbench.tasks.chat_options import ChatOptions, Setting
 
 __all__ = ["Model", "PpdbenchError", "Result", "bench", "decode", "load", "probe", "read"]
 
@@ -102,7 +103,7 @@ def probe(
     targets: Sequence[str | Target] = ("greedy",),
     bucket: int | None = None,
     head: str | None = None,
-    stop_at_eos: bool = False,
+    stop_at_eos: bool | None = None,
     batch_size: int = 1,
     compile: str = "auto",
     data: str | None = None,
@@ -112,6 +113,9 @@ def probe(
     max_new_tokens: int | None = None,
     seed: int = 0,
     threads: int | None = None,
+    chat: str = "auto",
+    system: str | None = None,
+    chat_set: Mapping[str, Setting] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
@@ -135,6 +139,7 @@ def probe(
         max_new_tokens=max_new_tokens,
         seed=seed,
         threads=threads,
+        chat=ChatOptions(mode=chat, system=system, settings=chat_set or {}),
     )
     names = ("probe", "+".join(config.tasks), config.model.name)
     to = Destination(out=run_folder(out, resume, *names), resume=resume, command=call)
@@ -160,6 +165,9 @@ def decode(
     max_new_tokens: int | None = None,
     seed: int = 0,
     threads: int | None = None,
+    chat: str = "auto",
+    system: str | None = None,
+    chat_set: Mapping[str, Setting] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
@@ -183,6 +191,7 @@ def decode(
         max_new_tokens=max_new_tokens,
         seed=seed,
         threads=threads,
+        chat=ChatOptions(mode=chat, system=system, settings=chat_set or {}),
     )
     names = ("decode", config.methods[0].name, "+".join(config.tasks), config.model.name)
     to = Destination(out=run_folder(out, resume, *names), resume=resume, command=call)
@@ -208,6 +217,9 @@ def bench(
     max_new_tokens: int | None = None,
     seed: int = 0,
     threads: int | None = None,
+    chat: str = "auto",
+    system: str | None = None,
+    chat_set: Mapping[str, Setting] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
@@ -231,6 +243,7 @@ def bench(
         max_new_tokens=max_new_tokens,
         seed=seed,
         threads=threads,
+        chat=ChatOptions(mode=chat, system=system, settings=chat_set or {}),
     )
     what = f"{len(config.methods)}-methods"
     names = ("bench", what, "+".join(config.tasks), config.model.name)

@@ -17,7 +17,7 @@ from typing import Any
 from ppdbench.files.yaml_file import read_yaml
 
 VERSION = 1
-TEXTS = ("model", "dtype", "data", "split", "target", "against", "compile")
+TEXTS = ("model", "dtype", "data", "split", "target", "against", "compile", "chat", "system")
 NUMBERS = ("limit", "shots", "max_new_tokens", "seed", "warmup")
 FLAGS = ("strict",)
 

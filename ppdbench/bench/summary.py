@@ -16,6 +16,7 @@ from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.sums import SampleSums
 from ppdbench.errors import DataError
+from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import DecodingHeader, Header, decoding
 from ppdbench.scoring import NEEDS_EXECUTION, score_samples
 
@@ -71,6 +72,7 @@ def _summary(
         "dtype": model.dtype,
         "gguf": model.gguf,
         "synthetic": model.synthetic,
+        "prompts": in_words(prompting(header)),
         "strict": header.config.strict,
         "target": drawn,
         "method": method.name,

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ppdbench.check.metrics import DECODING
-from ppdbench.check.snapshot import Snapshot
+from ppdbench.check.snapshot import CHAT, Snapshot
 from ppdbench.errors import DataError
+from ppdbench.runs.prompting import as_then, in_words, prompted_alike
+from ppdbench.runs.records import Chat
+from ppdbench.runs.validation import Unsound, convert
 
 
 def refuse_unlike(now: Snapshot, baseline: Snapshot) -> None:
@@ -29,10 +32,24 @@ def _differences(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
             yield _model(now, baseline, name)
             return
     for name, value in baseline.settings.items():
-        if now.settings.get(name) != value:
+        if name != CHAT and now.settings.get(name) != value:
             yield _was(name, now.settings.get(name), value)
+    ours, theirs = _prompting(now), _prompting(baseline)
+    if not prompted_alike(ours, theirs):
+        yield _was("prompts:", in_words(ours), in_words(theirs))
     yield from _other_data(now, baseline)
     yield from _other_methods(now, baseline)
+
+
+def _prompting(of: Snapshot) -> Chat | None:
+    """The chat template of a snapshot's prompts; of earlier versions' what was so then."""
+    if CHAT not in of.settings:
+        return as_then(str(of.model["name"]), [data.task for data in of.data])
+    stored = of.settings[CHAT]
+    try:
+        return None if stored is None else convert(stored, Chat)
+    except Unsound as error:
+        raise DataError(f"the baseline's settings.{CHAT} is damaged: {error}") from error
 
 
 def _was(what: str, now: Any, baseline: Any) -> str:

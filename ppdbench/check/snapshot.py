@@ -18,6 +18,7 @@ from ppdbench.check.figures import (
 )
 from ppdbench.check.metrics import KINDS
 from ppdbench.errors import DataError
+from ppdbench.runs.prompting import prompting
 from ppdbench.runs.records import Decoding, DecodingHeader, Header, Sample, decoding
 from ppdbench.runs.store import SCHEMA_VERSION, StoredRun
 
@@ -25,6 +26,7 @@ from ppdbench.runs.store import SCHEMA_VERSION, StoredRun
 SETTINGS = ("max_new_tokens", "shots", "seed")
 OF_DECODING = (*SETTINGS, "strict", "target")
 OF_PROBING = (*SETTINGS, "layers", "ks", "targets", "stop_at_eos")
+CHAT = "chat"  # the template that prompts went through
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def snapshot(run: StoredRun, ks: Sequence[int] | None = None) -> Snapshot:
     settings = {name: config[name] for name in names}
     if not decodes:
         settings["ks"] = list(ks or settings["ks"])
+    settings[CHAT] = msgspec.to_builtins(prompting(header))
     figures = _decoded(header, groups) if decodes else _probed(groups, settings["ks"])
     return Snapshot(
         kind=kind,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ppdbench.runs.running import Destination
     from ppdbench.runs.store import StoredRun
     from ppdbench.runs.workload import FinishedRun
+    from ppdbench.tasks import ChatOptions
 
 
 # Runs that could save less than this by compiled passes are not told so.
@@ -121,6 +122,17 @@ def _bias(text: str) -> tuple[int, float]:
         ) from None
 
 
+def chosen_chat(options: dict[str, Any]) -> ChatOptions:
+    """The options of chat templates as one object; takes them out of `options`."""
+    from ppdbench.tasks.chat_options import ChatOptions, read_settings
+
+    return ChatOptions(
+        mode=options.pop("chat"),
+        system=options.pop("system"),
+        settings=read_settings(options.pop("chat_pairs")),
+    )
+
+
 class DecodedOptions(TypedDict):
     """The part of a decoding run's options that is more than what was typed."""
 
@@ -128,6 +140,7 @@ class DecodedOptions(TypedDict):
     data: str
     tasks: tuple[str, ...]
     model: ModelSpec
+    chat: ChatOptions
 
 
 def what_is_decoded(options: dict[str, Any]) -> DecodedOptions:
@@ -138,7 +151,14 @@ def what_is_decoded(options: dict[str, Any]) -> DecodedOptions:
     (target,) = chosen_targets(["greedy" if kind is None else kind], options)
     data = usual_data(options.pop("data"), options["model"])
     tasks = options.pop("tasks") or ("gsm8k",)
-    return {"target": target, "data": data, "tasks": tasks, "model": model_spec(options)}
+    chat = chosen_chat(options)
+    return {
+        "target": target,
+        "data": data,
+        "tasks": tasks,
+        "chat": chat,
+        "model": model_spec(options),
+    }
 
 
 def numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ppdbench.cli.common import (
     RunCommand,
     check_pictures,
+    chosen_chat,
     model_spec,
     notice,
 )
@@ -31,6 +32,7 @@ def config_of(
         raise ConfigError(f"--what {what} needs --method: whose guesses, such as {usual}")
     data = usual_data(options.pop("data"), options["model"])
     return DraftsConfig(
+        chat=chosen_chat(options),
         model=model_spec(options),
         tasks=tasks or ("gsm8k",),
         data=data,

@@ -25,6 +25,7 @@ HEADINGS = {
         "max_new_tokens",
         "seed",
     ),
+    "Chat templates": ("chat", "system", "chat_pairs"),
     "Text to train on": ("text", "held_out", "split_by", "column", "max_documents"),
     "Steps": (
         *("steps", "epochs", "batch_size", "micro_batch", "sequence", "learning_rate", "schedule"),

@@ -86,6 +86,24 @@ data_option = click.option(
     "set's columns (builtin with the embedded model, hub with any other).",
 )
 
+chat_options = stack(
+    click.option(
+        "--chat",
+        default="auto",
+        show_default=True,
+        help="Prompts as messages through the tokenizer's chat template: on, off, or auto: where "
+        "it has one.",
+    ),
+    click.option("--system", metavar="TEXT", help="System text before them (the template's own)."),
+    click.option(
+        "--chat-set",
+        "chat_pairs",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="What the template reads besides, as enable_thinking=false; may be repeated.",
+    ),
+)
+
 task_options = stack(
     data_option,
     click.option("--split", help="Split of the data set (the task's own)."),
@@ -97,6 +115,7 @@ task_options = stack(
     click.option(
         "--seed", type=int, default=0, show_default=True, help="Seed of everything drawn."
     ),
+    chat_options,
 )
 
 drawing_options = stack(

@@ -12,6 +12,7 @@ from ppdbench.cli import completion
 from ppdbench.cli.common import (
     RunCommand,
     check_pictures,
+    chosen_chat,
     chosen_targets,
     compilation_note,
     model_spec,
@@ -93,7 +94,11 @@ ONLY = {
 @click.option(
     "--head", metavar="DIR", help="Trained heads (or `reference`), beside the model's own."
 )
-@click.option("--stop-at-eos", is_flag=True, help="End at EOS instead of forcing full length.")
+@click.option(
+    "--stop-at-eos/--full-length",
+    default=None,
+    help="End at EOS, or go on to full length, as papers do (end where a chat template is used).",
+)
 @click.option(
     "--batch-size",
     default=1,
@@ -176,8 +181,20 @@ def _probe_matches(
     outputs.of_matches(run.header, run.samples, ranks, rates, str(run.path)).emit(form)
     _show(run, config, form)
     show_examples(run, show, form)
+    _end_note(run, config)
     compilation_note(run)
     return command.end(run)
+
+
+def _end_note(run: FinishedRun, config: ProbeConfig) -> None:
+    """Say that outputs end with the text where nobody asked for that."""
+    from ppdbench.runs.records import probing
+
+    if probing(run.header).config.stop_at_eos and config.stop_at_eos is None:
+        notice(
+            "note: outputs end with the text, as chat templates let a model end; --full-length "
+            "goes on, as papers do"
+        )
 
 
 def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
@@ -187,6 +204,7 @@ def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
     kinds = options.pop("targets") or ("greedy",)
     data = usual_data(options.pop("data"), options["model"])
     return ProbeConfig(
+        chat=chosen_chat(options),
         model=model_spec(options),
         tasks=tasks,
         targets=chosen_targets(kinds, options),

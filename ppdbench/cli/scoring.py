@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppdbench.cli import completion
-from ppdbench.cli.common import notice
-from ppdbench.cli.options import stack
+from ppdbench.cli.common import chosen_chat, notice
+from ppdbench.cli.options import chat_options, stack
 from ppdbench.errors import ConfigError
 from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import DecodeConfig
+    from ppdbench.tasks import ChatOptions
 
 scoring_options = stack(
     click.option("--task", "tasks", multiple=True, help="Task to score every exit on afterwards."),
@@ -28,6 +29,7 @@ scoring_options = stack(
         help="Data of the tasks: hub, builtin or a path.",
     ),
     click.option("--limit", type=int, help="Use the first N examples of each task (all)."),
+    chat_options,
 )
 
 
@@ -39,13 +41,17 @@ class Scoring:
     data: str
     limit: int | None
     device: str
+    chat: ChatOptions
 
     @classmethod
     def asked(cls, options: dict[str, Any]) -> Scoring | None:
         """Take what is to be scored, if anything is, out of `options`."""
         tasks, data, limit = (options.pop(name) for name in ("tasks", "data", "limit"))
+        chat = chosen_chat(options)
         if tasks:
-            return cls(tasks, data, limit, options["device"])
+            return cls(tasks, data, limit, options["device"], chat)
+        if chat != type(chat)():
+            raise ConfigError("chat templates are for what is scored afterwards; add --task")
         if limit is not None or data != "hub":
             raise ConfigError("--data and --limit are for what is scored afterwards; add --task")
         return None
@@ -84,6 +90,7 @@ class Scoring:
             tasks=self.tasks,
             data=self.data,
             limit=self.limit,
+            chat=self.chat,
             methods=tuple(map(Choice.parse, methods)),
             warmup=0,
         )

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import model_spec, notice, stand_in_note
+from ppdbench.cli.common import chosen_chat, model_spec, notice, stand_in_note
 from ppdbench.cli.help import Command
-from ppdbench.cli.options import data_option, format_option, model_options, tasks_option
+from ppdbench.cli.options import (
+    chat_options,
+    data_option,
+    format_option,
+    model_options,
+    tasks_option,
+)
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import ConfigError
 from ppdbench.report.progress import progress
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
 @click.option("--shots", default=0, show_default=True, help="Worked examples before each.")
 @click.option("--max-new-tokens", type=int, help="Tokens to generate (the task's own).")
 @click.option("--seed", default=0, show_default=True, help="Seed of everything drawn.")
+@chat_options
 @click.option(
     "--out",
     metavar="FILE",
@@ -65,7 +72,11 @@ def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
 
     data = usual_data(options.pop("data"), asked)
     config = SearchConfig(
-        model=model_spec(options), tasks=tasks or ("gsm8k",), data=data, **options
+        chat=chosen_chat(options),
+        model=model_spec(options),
+        tasks=tasks or ("gsm8k",),
+        data=data,
+        **options,
     )
     with progress() as report:
         found = run_search(config, Path(out), report=report)

@@ -9,6 +9,7 @@ from typing import Any
 from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
 from ppdbench.probe.summary import INTERVAL, matches_by_example
+from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import Asked, GuessedSample, Header, Sample
 from ppdbench.stats import clustered_wilson
 from ppdbench.trees.calibration import Accuracies
@@ -98,6 +99,7 @@ def to_json(
     return {
         "model": model.name,
         "synthetic": model.synthetic,
+        "prompts": in_words(prompting(header)),
         "task": ",".join(header.config.tasks),
         "n_examples": len({(s.task, s.example_id) for s in samples}),
         "interval": INTERVAL,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
+from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import ComparedSample, Header, Sample
 from ppdbench.stats import deviation, mean
 
@@ -57,6 +58,7 @@ def to_json(rows: Sequence[Similarity], header: Header, run: str) -> dict[str, A
     """Return what `probe --what similarity --format json` prints."""
     return {
         "model": header.model.name,
+        "prompts": in_words(prompting(header)),
         "task": ",".join(header.config.tasks),
         "rows": [asdict(row) for row in rows],
         "run": run,

@@ -36,7 +36,7 @@ class ProbeConfig(RunConfig):
     targets: tuple[Target, ...] = (Target(),)
     bucket: int | None = None
     head: str | None = None
-    stop_at_eos: bool = False
+    stop_at_eos: bool | None = None  # or as prompts have it: where they are of a chat
     batch_size: int = 1
     show_example: int | None = None
     compile: str = "auto"
@@ -99,7 +99,14 @@ def run_probe(
         config.check_bucket(task)
     ready = Ready.load(to, work, loaded)
     loaded, items = ready.loaded, ready.items
-    config = dataclasses.replace(config, layers=parse_layers(layers, loaded.staged.n_layers))
+    config = dataclasses.replace(
+        config,
+        layers=parse_layers(layers, loaded.staged.n_layers),
+        # What follows the end of an answer is markup of another turn, not text.
+        stop_at_eos=any(item.chat is not None for item in items)
+        if config.stop_at_eos is None
+        else config.stop_at_eos,
+    )
     _check(config, loaded, len(items))
     heads, fingerprint = _heads(config, loaded)
     prober = Prober(

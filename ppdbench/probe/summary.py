@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ppdbench.errors import DataError
 from ppdbench.probe.ranks import Group, RankMatrix, StoredRanks, rank_matrix
+from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import Asked, Header
 from ppdbench.stats import clustered_wilson
 
@@ -166,6 +167,7 @@ def to_json(
     return {
         "model": model.name,
         "synthetic": model.synthetic,
+        "prompts": in_words(prompting(header)),
         "task": ",".join(header.config.tasks),
         "n_examples": len({(s.task, s.example_id) for s in samples}),
         "n_tokens": sum(len(s.output_ids) for s in samples),

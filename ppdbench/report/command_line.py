@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ppdbench.runs.records import DecodeSettings, DecodingHeader
+from ppdbench.runs.records import Chat, DecodeSettings, DecodingHeader
+from ppdbench.tasks.chat_options import setting_text
 
 
 def decode_line(header: DecodingHeader, method: str, options: Mapping[str, Any]) -> str:
@@ -14,12 +15,22 @@ def decode_line(header: DecodingHeader, method: str, options: Mapping[str, Any])
     words = ["ppdbench", "decode", "--method", method]
     for name, value in options.items():
         words += ["--set", f"{name}={value}"]
-    for option, value, default in _settings(header.config):
+    for option, value, default in [*_settings(header.config), *_chat(header)]:
         if value is True and default is False:
             words.append(option)
         elif value != default:
             words += [option, str(value)]
     return shlex.join(words)
+
+
+def _chat(header: DecodingHeader) -> Iterator[tuple[str, Any, Any]]:
+    """The same of what chat templates were told."""
+    if header.config.chat is not None:
+        yield "--chat", header.config.chat.mode, "auto"
+    if isinstance(header.chat, Chat):
+        yield "--system", header.chat.system, None
+        for name, value in header.chat.settings.items():
+            yield "--chat-set", f"{name}={setting_text(value)}", None
 
 
 def _settings(config: DecodeSettings) -> Iterator[tuple[str, Any, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppdbench.bench.counterparts import Beside
 from ppdbench.report import pipeline_tables, profile_tables
-from ppdbench.report.evidence import claim_cells, notes_on, sized, speedup_cells
+from ppdbench.report.evidence import claim_cells, is_chat, notes_on, sized, speedup_cells
 from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
@@ -126,6 +126,7 @@ def where(summary: Summary) -> str:
     marks = [summary["dtype"]]
     marks += [f"GGUF {summary['gguf']}"] if summary.get("gguf") else []
     marks += ["random weights"] if summary["synthetic"] else []
+    marks += ["chat"] if is_chat(summary["prompts"]) else []
     marks += ["strict"] if summary["strict"] else []
     processes = summary.get("processes", 1)
     if processes != 1:

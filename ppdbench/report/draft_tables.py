@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ppdbench.probe.accuracy import Accuracy
 from ppdbench.probe.summary import INTERVAL
-from ppdbench.report.probe_tables import label, with_interval
+from ppdbench.report.probe_tables import label, prompt_notes, with_interval
 from ppdbench.report.sheet import Sheet
 from ppdbench.runs.records import Header
 from ppdbench.stats import FEW, FEW_EXAMPLES
@@ -26,6 +26,7 @@ def sheets(header: Header, rows: Sequence[Accuracy], n_examples: int) -> list[Sh
         "Share of positions whose token is among the first k guesses. Distance 1: the token",
         "after the model's own next one. Every k up to 10 in --format csv and json.",
         f"±, < and >: {INTERVAL}.",
+        *prompt_notes(header),
         *((FEW,) if n_examples < FEW_EXAMPLES else ()),
     )
     return [
@@ -71,6 +72,7 @@ def similarity_sheets(header: Header, rows: Sequence[Similarity]) -> list[Sheet]
                 notes=(
                     "Mean cosine of pseudo and true states after so many layers.",
                     "The first of a step is where it transfers.",
+                    *prompt_notes(header),
                 ),
                 digits={f"step {step}": 3 for step in steps},
             )

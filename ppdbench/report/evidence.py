@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.claims import TOO_FEW, WHY_TOO_FEW, Speedup, no_difference
+from ppdbench.runs.prompting import PLAIN as PLAIN_PROMPTS
 from ppdbench.stats import FEW, FEW_EXAMPLES
 
 Summary = Mapping[str, Any]
@@ -75,6 +76,16 @@ def _interval(low: float, high: float) -> str:
     return f"[{low:.2f}, {high:.2f}]"
 
 
+def is_chat(prompts: str) -> bool:
+    """True if prompts went through a chat template, by what a summary says of them."""
+    return prompts != PLAIN_PROMPTS
+
+
+def chat_notes(prompts: str) -> list[str]:
+    """Name the template and what it was given, where there is one."""
+    return [f"Prompts: {prompts}."] if is_chat(prompts) else []
+
+
 def notes_on(summaries: Sequence[Summary]) -> list[str]:
     """Explain how speedups came about, and what they can be told from."""
     notes = [PAIRED]
@@ -86,6 +97,7 @@ def notes_on(summaries: Sequence[Summary]) -> list[str]:
         notes.append(f"Under load: {load}. Measure again on a quiet machine.")
     if (degenerate := degenerate_note(summaries)) is not None:
         notes.append(degenerate)
+    notes += chat_notes(summaries[0]["prompts"])
     if any(s["speedup_withheld"] == TOO_FEW for s in summaries):
         notes.append(WHY_TOO_FEW)
     elif min(s["n_timed"] for s in summaries) < FEW_EXAMPLES:

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, Saturation
+from ppdbench.report.evidence import chat_notes
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.runs.records import Header
+from ppdbench.runs.prompting import in_words, prompting
+from ppdbench.runs.records import Header, ProbeSettings
 from ppdbench.stats import FEW, FEW_EXAMPLES
 
 # The paper reads 40 layers out after these; deeper tables show the same fractions.
 PAPER_DEPTHS = (10 / 40, 20 / 40, 30 / 40, 35 / 40, 37 / 40)
 MANY_LAYERS = 8
+FULL = "--full-length"
 PARTLY = (
     "Not all layers were probed: > means more than the deepest of them, and no mean can be told."
 )
@@ -30,7 +33,8 @@ def label(header: Header) -> str:
     model = header.model
     warning = ", random weights" if model.synthetic else ""
     source = f", GGUF {model.gguf}" if model.gguf else ""
-    return f"{model.name} ({model.dtype}{source}{warning})"
+    chat = ", chat" if prompting(header) is not None else ""
+    return f"{model.name} ({model.dtype}{source}{warning}{chat})"
 
 
 def sheets(
@@ -79,8 +83,18 @@ def pooled(header: Header, rates: Sequence[Rate], n_examples: int) -> Sheet:
             "Share of positions whose final token is among the layer's top k.",
             f"±, < and >: {INTERVAL}.",
             "head N: the model's own; Y: trained for the layer. layer: number of layers run.",
+            *prompt_notes(header),
             *((FEW,) if n_examples < FEW_EXAMPLES else ()),
         ),
+    )
+
+
+def prompt_notes(header: Header) -> tuple[str, ...]:
+    """Say how prompts were asked and where outputs end, where that is not how papers do it."""
+    ends = isinstance(header.config, ProbeSettings) and header.config.stop_at_eos
+    return (
+        *chat_notes(in_words(prompting(header))),
+        *((f"Outputs end with the text; {FULL} goes on to full length, as papers do.",) * ends),
     )
 
 

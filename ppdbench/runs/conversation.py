@@ -70,5 +70,6 @@ def _encoded(item: Item, answers: tuple[str, ...], max_tokens: int, tokenizer: A
         answers,
         tokenizer,
         max_tokens=max_tokens,
+        chat=item.chat,
         max_new_tokens=item.max_new_tokens,
     )

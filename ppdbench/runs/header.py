@@ -11,7 +11,7 @@ import msgspec
 from ppdbench import __version__
 from ppdbench.engine.loading import Loaded
 from ppdbench.machine.environment import describe
-from ppdbench.runs.records import KINDS, SCHEMA_VERSION, Environment, Header, ModelFacts
+from ppdbench.runs.records import KINDS, SCHEMA_VERSION, Chat, Environment, Header, ModelFacts
 from ppdbench.runs.workload import RunConfig, Workload
 
 
@@ -20,6 +20,7 @@ def run_header(
 ) -> Header:
     """The content of `run.json`; `parts` are what this kind of run says besides."""
     staged, file = loaded.staged, loaded.gguf
+    chat = config.chat.template(loaded.tokenizer)
     return KINDS[kind].header(
         schema_version=SCHEMA_VERSION,
         kind=kind,
@@ -42,6 +43,14 @@ def run_header(
             gguf_weights=file.weights_by_type if file else None,
         ),
         layers=staged.layers_by_place(),
+        chat=None
+        if chat is None
+        else Chat(
+            template=chat.fingerprint,
+            system=chat.system,
+            settings=dict(chat.settings),
+            thinking=chat.thinking,
+        ),
         data=work.sources,
         environment=msgspec.convert(describe(), Environment),
         **parts,

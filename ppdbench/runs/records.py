@@ -389,6 +389,13 @@ class AskedMethod(Record, frozen=True, kw_only=True):
     """Options as they were typed."""
 
 
+class AskedChat(Record, frozen=True, kw_only=True):
+    """The choice of plain or chat prompts as it was asked for."""
+
+    mode: Name
+    """`auto`, `on` or `off`."""
+
+
 class Settings(Record, frozen=True, kw_only=True):
     """The `config` of every run's header."""
 
@@ -410,6 +417,8 @@ class Settings(Record, frozen=True, kw_only=True):
     """The seed of everything drawn at random."""
     threads: AtLeastOne | None
     """Threads of the CPU; null for all."""
+    chat: AskedChat | None = None
+    """The choice of plain or chat prompts; null in runs of versions that gave none."""
 
 
 class DecodeSettings(Settings, frozen=True, kw_only=True):
@@ -508,6 +517,20 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     """The quantisation that the layers' weights went through, if they come from a GGUF file."""
     gguf_weights: dict[str, Count] | None = None
     """The number of weights of each of the file's types."""
+
+
+class Chat(Record, frozen=True, kw_only=True):
+    """The chat template that prompts went through."""
+
+    template: Name
+    """Hash of its text."""
+    system: str | None
+    """The system text that was asked for; null where the template had the say."""
+    settings: dict[str, Plain]
+    """What it was given to read besides, as `enable_thinking`."""
+    thinking: Name | None = None
+    """The state of its switch for thinking: `on`, `off`, or `default` where nobody set it; null
+    where it has none."""
 
 
 class Source(Record, frozen=True, kw_only=True):
@@ -717,6 +740,9 @@ class Header(Record, frozen=True, kw_only=True):
     """The model."""
     layers: dict[str, Count]
     """The number of layers on each device."""
+    chat: Chat | UnsetType | None = UNSET
+    """The chat template of all prompts; null where they are plain. Runs of versions that did not
+    say have plain prompts, but of `alpaca`, `mt_bench` and `spec_bench` where there was one."""
     data: dict[str, Source]
     """The examples of each task."""
     environment: Environment

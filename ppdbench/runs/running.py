@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ppdbench.decoding.decoder import Setup
-from ppdbench.engine.loading import Loaded, load
+from ppdbench.engine.loading import Loaded, load, load_words
 from ppdbench.errors import ConfigError
 from ppdbench.runs.conversation import with_later_turns
 from ppdbench.runs.header import run_header
@@ -98,6 +98,8 @@ class Ready:
     ) -> Ready:
         """Load the model that the run names, unless it is there; `conversations` have all turns."""
         if loaded is None:
+            if work.config.chat.need_template:  # told before weights load
+                work.config.chat.template(load_words(work.config.model)[0])
             loaded = load(work.config.model, context=work.context())
         items = work.encode(loaded)
         if conversations:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from ppdbench.errors import ConfigError, DataError, Interrupted
 from ppdbench.files.whole import replacing
+from ppdbench.runs.prompting import other_prompts
 from ppdbench.runs.records import KINDS, SCHEMA_VERSION, DecodingHeader, Header, Sample
 from ppdbench.runs.samples import (
     InOrder,
@@ -66,6 +67,7 @@ SHOWN, WIDTH = 6, 60  # differences told, and characters of each value
 Digest = Callable[[str, int], str]
 # Settings that change how samples are read, not what they are.
 VIEWS = {("config", "ks"), ("config", "bucket")}
+CHOICE = "chat"  # of prompts in `config`; the header's `chat` says what came of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +378,8 @@ def _check_same(stored: Header, asked: Header) -> None:
         for name, before, now in _differing(_alike(part, there), _alike(part, here))
         if (part, name) not in VIEWS
     ]
+    if prompts := other_prompts(stored, asked):
+        differing.append(prompts)
     if differing:
         more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         raise ConfigError(
@@ -387,6 +391,8 @@ def _check_same(stored: Header, asked: Header) -> None:
 def _alike(part: str, header: Mapping[str, Any]) -> Any:
     """A part of a header, less which of several equal devices was used."""
     content = header.get(part)
+    if part == "config" and isinstance(content, dict):
+        return {name: value for name, value in content.items() if name != CHOICE}
     if part == "model" and isinstance(content, dict) and "device" in content:
         return {**content, "device": str(content["device"]).partition(":")[0]}
     return content

@@ -16,6 +16,8 @@ from ppdbench.runs.samples import Key
 from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.scoring import unscored
 from ppdbench.tasks import (
+    ChatOptions,
+    ChatTemplate,
     Example,
     Task,
     build_examples,
@@ -76,6 +78,7 @@ class RunConfig:
     max_new_tokens: int | None = None
     seed: int = 0
     threads: int | None = None
+    chat: ChatOptions = field(default_factory=ChatOptions)
 
     def __post_init__(self) -> None:
         if not all(self.tasks):
@@ -111,6 +114,12 @@ class Item:
     answers: tuple[str, ...] = ()  # to the turns before
     room: int = 0  # tokens that the prompt will have at most, where it is not there yet
     number: int = 0  # of its example among all of the run
+    chat: ChatTemplate | None = None  # that its prompt goes through
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The strings that end its output."""
+        return self.task.stop if self.chat is None else self.task.chat_stop
 
     def key(self, method: str, target: str | None = None) -> Key:
         """Return the key under which its sample of a method is found."""
@@ -194,10 +203,18 @@ class Workload:
 
     def encode(self, loaded: Loaded) -> list[Item]:
         """Encode all examples as token ids that fit the model."""
+        chat = self.config.chat.template(loaded.tokenizer)
         every = [(task, example) for task, examples in self.examples for example in examples]
-        return [self._encode(*one, number, loaded) for number, one in enumerate(every)]
+        return [self._encode(*one, number, loaded, chat) for number, one in enumerate(every)]
 
-    def _encode(self, task: Task, example: Example, number: int, loaded: Loaded) -> Item:
+    def _encode(
+        self,
+        task: Task,
+        example: Example,
+        number: int,
+        loaded: Loaded,
+        chat: ChatTemplate | None,
+    ) -> Item:
         new_tokens = self.config.new_tokens(task)
         room = loaded.max_positions - new_tokens
         if room < 1:
@@ -206,9 +223,11 @@ class Workload:
                 f"{loaded.max_positions} tokens"
             )
         encoded = encode_prompt(
-            task, example, loaded.tokenizer, max_tokens=room, max_new_tokens=new_tokens
+            task, example, loaded.tokenizer, max_tokens=room, chat=chat, max_new_tokens=new_tokens
         )
-        return Item(task, example, encoded.ids, encoded.cut_tokens, new_tokens, number=number)
+        return Item(
+            task, example, encoded.ids, encoded.cut_tokens, new_tokens, number=number, chat=chat
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,4 +262,4 @@ def capacity(items: list[Item]) -> int:
 
 def limits_of(item: Item, loaded: Loaded) -> Limits:
     """Return what ends the output of an example."""
-    return Limits(item.max_new_tokens, loaded.eos_ids, item.task.stop, loaded.tokenizer)
+    return Limits(item.max_new_tokens, loaded.eos_ids, item.stop, loaded.tokenizer)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.errors import ConfigError, DataError
@@ -24,6 +25,7 @@ from ppdbench.files import papers
 from ppdbench.files.papers import Paper as Paper
 from ppdbench.registry import Registry
 from ppdbench.report.sheet import Sheet
+from ppdbench.runs.prompting import other_prompts
 from ppdbench.runs.records import ModelFacts
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe
@@ -142,6 +144,11 @@ def check_runs(runs: Sequence[StoredRun]) -> None:
             f"{one.path} is of {_named(first)}, {other.path} of {_named(second)}; a table is of "
             "one model, give runs of one"
         )
+    for before, run in pairwise(runs):
+        if differ := other_prompts(before.header, run.header):
+            raise DataError(
+                f"{before.path} and {run.path} were asked otherwise: {differ}; give runs alike"
+            )
 
 
 def _identity(model: ModelFacts) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ppdbench.files.papers import Paper
+from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.samples import count_examples, count_turns, in_turns
 from ppdbench.runs.store import StoredRun
 
@@ -68,6 +69,8 @@ def _ours(runs: Sequence[StoredRun]) -> str:
         "examples": _text(_examples(runs)),
         "tokens": _text(_tokens(runs)),
     }
+    if (found := prompting(runs[0].header)) is not None:  # tables refuse several of these too
+        said["prompts"] = in_words(found)
     return _line("Here", f"{model.name}, {model.n_layers} layers{random}", said)
 
 

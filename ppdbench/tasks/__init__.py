@@ -6,6 +6,7 @@ examples = build_examples(task, rows)
 encoded = encode_prompt(task, examples[0], tokenizer, max_tokens=496)
 """
 
+from ppdbench.tasks.chat_options import ChatOptions, ChatTemplate
 from ppdbench.tasks.data import Row, data_file, load_rows, load_shot_rows, stands_in
 from ppdbench.tasks.encode import Encoded, encode_conversation, encode_prompt
 from ppdbench.tasks.examples import Example, Prompt, build_examples
@@ -14,6 +15,8 @@ from ppdbench.tasks.templates import Template
 
 __all__ = [
     "METRICS",
+    "ChatOptions",
+    "ChatTemplate",
     "Dataset",
     "Encoded",
     "Example",

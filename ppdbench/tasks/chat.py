@@ -10,10 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_indent
@@ -103,20 +104,46 @@ def _compiled(text: str) -> jinja2.Template:
     return _environment().from_string(text)
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    """The messages as this tokenizer's model wants them, with the beginning of its answer."""
+@lru_cache(maxsize=8)
+def names_read(text: str) -> frozenset[str]:
+    """The names that a template reads and does not set itself; none of one that is broken."""
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(text)))
+    except Exception:  # whatever is wrong with it, rendering says so
+        return frozenset()
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    template: str | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """The messages as this tokenizer's model wants them, with the beginning of its answer.
+
+    `template` is one of the tokenizer's, the usual one unless told; it may read `settings`.
+    """
+    text = tokenizer.get_chat_template() if template is None else template
     values = {
         **tokenizer.special_tokens_map,
+        **settings,
         "messages": [dict(message) for message in messages],
         "tools": None,
         "documents": None,
         "add_generation_prompt": True,
     }
     try:
-        return rendered(_compiled(tokenizer.get_chat_template()), values)
+        return rendered(_compiled(text), values)
     except Exception as error:  # whatever a program of somebody else's raises
         line = line_of(error)
         where = f" in line {line}" if line else ""
+        has_system = any(message["role"] == "system" for message in messages)
+        instead = "leave --system out, or use" if has_system else "use"
         raise ConfigError(
-            f"the tokenizer's chat template failed{where}: {error}; use plain prompts"
+            f"the tokenizer's chat template failed{where}: {_one_line(error)}; {instead} plain "
+            "prompts with --chat off"
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

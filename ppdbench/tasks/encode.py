@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.tasks.chat import render_chat
+from ppdbench.tasks.chat_options import ChatTemplate
 from ppdbench.tasks.examples import Example, Prompt, turn_prompts
 from ppdbench.tasks.spec import Task
 
@@ -31,17 +31,17 @@ def encode_prompt(
     tokenizer: Any,
     *,
     max_tokens: int,
-    chat: bool | None = None,
+    chat: ChatTemplate | None = None,
     max_new_tokens: int | None = None,
 ) -> Encoded:
     """Encode within `max_tokens`, shortening the task's context field when it must.
 
-    `chat=None` uses the tokenizer's chat template for chat tasks where there is one.
+    `chat` is the template that the prompt goes through, if it does through one.
     `max_new_tokens` is only for the error message (default: the task's).
     """
     if max_tokens < 1:
         raise ConfigError(f"{max_tokens} tokens are left for the prompt; lower --max-new-tokens")
-    encoder = _Encoder(tokenizer, _use_chat(task, tokenizer, chat))
+    encoder = _Encoder(tokenizer, chat)
     full = encoder.encode(example.prompt)
     if len(full.ids) <= max_tokens:
         return full
@@ -59,7 +59,7 @@ def encode_conversation(
     tokenizer: Any,
     *,
     max_tokens: int,
-    chat: bool | None = None,
+    chat: ChatTemplate | None = None,
     max_new_tokens: int | None = None,
 ) -> Encoded:
     """Encode the turn that follows `answers`, with everything said before it.
@@ -68,7 +68,7 @@ def encode_conversation(
     next prompt begins a new paragraph. What does not fit is cut from the end of each answer,
     all to one length, and then from the context field of the first prompt.
     """
-    encoder = _Encoder(tokenizer, _use_chat(task, tokenizer, chat))
+    encoder = _Encoder(tokenizer, chat)
     prompts = turn_prompts(task, example)[: len(answers) + 1]
     full = encoder.encode(*prompts, answers=answers)
     if len(full.ids) <= max_tokens:
@@ -102,13 +102,6 @@ def _shorten_talk(
         return encoder.encode(shorter, *later, answers=silent)
 
     return _longest(encoder.cut_points(context), upto, most)
-
-
-def _use_chat(task: Task, tokenizer: Any, chat: bool | None) -> bool:
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    if chat and not has_template:
-        raise ConfigError("this tokenizer has no chat template; use plain prompts")
-    return task.chat and has_template if chat is None else chat
 
 
 def _too_long(
@@ -155,15 +148,18 @@ def _longest(ends: list[int], upto: Callable[[int], Encoded], max_tokens: int) -
 @dataclass(frozen=True, slots=True)
 class _Encoder:
     tokenizer: Any
-    chat: bool
+    chat: ChatTemplate | None
 
     def encode(self, *prompts: Prompt, answers: Sequence[str] = ()) -> Encoded:
         """The last prompt after all others and the answers to them."""
         texts = [prompt.text for prompt in prompts]
-        text = self._wrapped(texts, answers) if self.chat else _plain(texts, answers)
+        if self.chat is None:
+            text = _plain(texts, answers)
+        else:
+            text = self.chat.render(self.tokenizer, texts, answers)
         # A chat template writes the special tokens itself: adding them again doubles BOS.
         # verbose=False: a prompt that is too long is cut here, no reason to warn.
-        ids = self.tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"]
+        ids = self.tokenizer(text, add_special_tokens=self.chat is None, verbose=False)["input_ids"]
         return Encoded(list(ids) or self._bos(), 0, text)
 
     def cut_points(self, context: str) -> list[int]:
@@ -175,13 +171,6 @@ class _Encoder:
         )["offset_mapping"]
         # Several byte tokens can share one character, hence the set.
         return sorted({0, len(context), *(end for _, end in spans)})
-
-    def _wrapped(self, texts: Sequence[str], answers: Sequence[str]) -> str:
-        messages = [{"role": "user", "content": texts[0]}]
-        for answer, text in zip(answers, texts[1:], strict=True):
-            messages.append({"role": "assistant", "content": answer.strip()})
-            messages.append({"role": "user", "content": text})
-        return render_chat(self.tokenizer, messages)
 
     def _bos(self) -> list[int]:
         bos = self.tokenizer.bos_token_id

@@ -65,9 +65,9 @@ class Task:
     turns: Columns  # the column holding all user messages of a conversation; empty: none
     max_new_tokens: int
     bucket: int
-    stop: tuple[str, ...]
+    stop: tuple[str, ...]  # ends of answers to plain prompts
+    chat_stop: tuple[str, ...]  # of answers through a chat template, which end by themselves
     metrics: tuple[str, ...]
-    chat: bool
     context_field: str | None
     shot: Template | None
     shots_split: str | None
@@ -98,6 +98,8 @@ def load_task(name_or_path: str) -> Task:
 
 
 def _build(keys: Keys, path: Path) -> Task:
+    if "chat" in keys.names():
+        raise keys.error("chat is no key of task files; --chat on, off or auto says it for a run")
     fields = _fields(keys)
     task = Task(
         name=keys.text("name"),
@@ -112,8 +114,8 @@ def _build(keys: Keys, path: Path) -> Task:
         max_new_tokens=keys.number("max_new_tokens"),
         bucket=keys.number("bucket"),
         stop=keys.texts("stop", default=()),
+        chat_stop=keys.texts("chat_stop", default=()),
         metrics=keys.texts("metrics", default=()),
-        chat=keys.flag("chat", default=False),
         context_field=keys.optional_text("context_field", default=None),
         shot=_shot(keys),
         shots_split=keys.optional_text("shots_split", default=None),
@@ -237,8 +239,9 @@ def _check(task: Task, keys: Keys) -> None:
         raise keys.error("humaneval_pass1 needs code: {prompt: ..., test: ..., entry_point: ...}")
     if task.turns and opening_field(task) is None:
         raise keys.error(f"turns: {task.turns[0]} needs a field that reads {task.turns[0]}.0")
-    if "" in task.stop:
-        raise keys.error("stop must not hold an empty string: it would stop everything at once")
+    for name in ("stop", "chat_stop"):
+        if "" in getattr(task, name):
+            raise keys.error(f"{name} must not hold an empty string: it would stop all at once")
     if task.context_field is not None and task.context_field not in task.fields:
         raise keys.error(
             f"context_field {task.context_field!r} is not one of fields: {', '.join(task.fields)}"

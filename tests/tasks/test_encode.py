@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.tasks import Row, build_examples, encode_prompt, load_task
+from ppdbench.tasks import ChatOptions, Row, build_examples, encode_prompt, load_task
 
 CONTEXT = "Élan vital: 日本語 and plain words. " * 12
 ROW = {"id": "a1", "context": CONTEXT, "question": "What?", "answers": {"text": ["x"]}}
@@ -116,9 +116,14 @@ def question():
     return task, example_of(task, row)
 
 
-def test_chat_tasks_use_the_chat_template_with_one_bos(question, chat_tokenizer):
+def through(tokenizer, **asked):
+    return ChatOptions(**asked).template(tokenizer)
+
+
+def test_prompts_go_through_the_chat_template_with_one_bos(question, chat_tokenizer):
     task, example = question
-    encoded = encode_prompt(task, example, chat_tokenizer, max_tokens=999)
+    chat = through(chat_tokenizer)
+    encoded = encode_prompt(task, example, chat_tokenizer, max_tokens=999, chat=chat)
     assert encoded.text == f"<s>[user]{example.prompt.text}[assistant]"
     assert encoded.ids.count(chat_tokenizer.bos_token_id) == 1
     assert encoded.ids[0] == chat_tokenizer.bos_token_id
@@ -126,8 +131,9 @@ def test_chat_tasks_use_the_chat_template_with_one_bos(question, chat_tokenizer)
 
 def test_chat_prompts_are_cut_inside_their_markup(question, chat_tokenizer):
     task, example = question
-    full = encode_prompt(task, example, chat_tokenizer, max_tokens=999)
-    cut = encode_prompt(task, example, chat_tokenizer, max_tokens=60)
+    chat = through(chat_tokenizer)
+    full = encode_prompt(task, example, chat_tokenizer, max_tokens=999, chat=chat)
+    cut = encode_prompt(task, example, chat_tokenizer, max_tokens=60, chat=chat)
     assert cut.text.startswith("<s>[user]Tell me") and cut.text.endswith("[assistant]")
     assert len(cut.ids) == 60
     assert cut.cut_tokens == len(full.ids) - 60
@@ -135,13 +141,17 @@ def test_chat_prompts_are_cut_inside_their_markup(question, chat_tokenizer):
 
 def test_chat_can_be_turned_off_and_on(question, squad, tokenizer, chat_tokenizer):
     task, example = question
-    plain = encode_prompt(task, example, chat_tokenizer, max_tokens=999, chat=False)
+    off = through(chat_tokenizer, mode="off")
+    plain = encode_prompt(task, example, chat_tokenizer, max_tokens=999, chat=off)
     assert plain == encode_prompt(task, example, tokenizer, max_tokens=999)
     assert plain.text == example.prompt.text
-    assert "[user]" not in encode_prompt(*squad, chat_tokenizer, max_tokens=999).text
-    assert "[user]" in encode_prompt(*squad, chat_tokenizer, max_tokens=999, chat=True).text
+    assert "[user]" not in encode_prompt(*squad, chat_tokenizer, max_tokens=999, chat=off).text
+    for mode in ("auto", "on"):
+        chat = through(chat_tokenizer, mode=mode)
+        assert "[user]" in encode_prompt(*squad, chat_tokenizer, max_tokens=999, chat=chat).text
+    assert through(tokenizer, mode="auto") is None
     with pytest.raises(ConfigError, match="no chat template"):
-        encode_prompt(task, example, tokenizer, max_tokens=999, chat=True)
+        through(tokenizer, mode="on")
 
 
 def test_a_failing_chat_template_is_one_line(question, tokenizer):
@@ -150,7 +160,7 @@ def test_a_failing_chat_template_is_one_line(question, tokenizer):
         chat_template=text, get_chat_template=lambda: text, special_tokens_map={}, is_fast=True
     )
     with pytest.raises(ConfigError, match="chat template failed in line 1: roles must alternate"):
-        encode_prompt(*question, broken, max_tokens=999)
+        encode_prompt(*question, broken, max_tokens=999, chat=through(broken))
 
 
 def test_an_empty_encoding_becomes_bos_or_an_error(squad, bare_tokenizer):

@@ -24,7 +24,7 @@ def test_a_file_of_the_users_own_loads(write_task):
     assert task.fields == {"question": ("question",)}
     assert task.id == ("qid", "id")
     assert task.prompt.render({"question": "why?"}) == "Q: why?\nA:"
-    assert (task.stop, task.metrics, task.chat) == (("\n",), ("rougeL",), False)
+    assert (task.stop, task.chat_stop, task.metrics) == (("\n",), (), ("rougeL",))
     assert task.dataset.hub_id is None and not task.dataset.streaming
 
 
@@ -93,7 +93,8 @@ def test_missing_nested_keys_are_named(write_task):
         ("max_new_tokens", -8, "max_new_tokens must be 1 or more"),
         ("bucket", 3, "bucket 3 does not divide max_new_tokens 8"),
         ("bucket", 1.5, "bucket must be a whole number, not the number 1.5"),
-        ("chat", "yes", "chat must be true or false"),
+        ("chat", True, "chat is no key of task files; --chat on, off or auto"),
+        ("chat_stop", [""], "chat_stop must not hold an empty string"),
         ("stop", "x", "stop must be a list of texts"),
         ("stop", [1], "stop must be a list of texts"),
         ("stop", [""], "stop must not hold an empty string"),

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.tasks import Example, Row, Task, build_examples, encode_conversation, load_task
+from ppdbench.tasks import (
+    ChatOptions,
+    Example,
+    Row,
+    Task,
+    build_examples,
+    encode_conversation,
+    load_task,
+)
 from ppdbench.tasks.examples import turn_prompts
 
 ROW = {"question_id": 7, "turns": ["Write a poem.", "Now in prose.", "Shorter."], "reference": []}
@@ -32,7 +40,9 @@ def test_without_a_chat_template_answers_go_on_from_their_prompts(
 def test_a_chat_template_gets_every_message_and_writes_one_bos(
     talk: tuple[Task, Example], chat_tokenizer: Any
 ) -> None:
-    encoded = encode_conversation(*talk, (f" {ANSWER}",), chat_tokenizer, max_tokens=500)
+    template = ChatOptions().template(chat_tokenizer)
+    answers = (f" {ANSWER}",)
+    encoded = encode_conversation(*talk, answers, chat_tokenizer, max_tokens=500, chat=template)
     assert encoded.text == (
         f"<s>[user]Write a poem.[assistant]{ANSWER.strip()}[user]Now in prose.[assistant]"
     )
@@ -52,9 +62,9 @@ def test_cutting_keeps_every_question_and_shortens_answers_alike(
     talk: tuple[Task, Example], tokenizer: Any, chat_tokenizer: Any, chat: bool, max_tokens: int
 ) -> None:
     words = chat_tokenizer if chat else tokenizer
-    answers = ("a" * 90, "b" * 60)
-    whole = encode_conversation(*talk, answers, words, max_tokens=500)
-    cut = encode_conversation(*talk, answers, words, max_tokens=max_tokens)
+    answers, template = ("a" * 90, "b" * 60), ChatOptions().template(words)
+    whole = encode_conversation(*talk, answers, words, max_tokens=500, chat=template)
+    cut = encode_conversation(*talk, answers, words, max_tokens=max_tokens, chat=template)
     assert max_tokens - 1 <= len(cut.ids) <= max_tokens  # both give way by one at a time
     assert cut.cut_tokens == len(whole.ids) - len(cut.ids)
     assert all(turn in cut.text for turn in ROW["turns"])

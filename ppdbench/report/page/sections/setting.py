@@ -12,6 +12,7 @@ from ppdbench.report.decode_tables import as_used
 from ppdbench.report.html import Child, Node, h
 from ppdbench.report.page.parts import Section, facts, folded
 from ppdbench.report.page.runs import Run
+from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import Header
 from ppdbench.runs.samples import count_examples, count_turns, in_turns
 
@@ -54,6 +55,7 @@ def _facts(run: Run) -> list[tuple[str, Child]]:
         ("Ran on", _machine(header)),
         ("Processes", None if run.processes == "1" else run.processes),
         ("Tasks", _tasks(run)),
+        ("Prompts", _prompts(header)),
         ("Versions", _versions(header)),
         ("Commit", _commit(header)),
         ("Started", _moment(header.started)),
@@ -96,6 +98,12 @@ def _tasks(run: Run) -> str:
         sizes.append(f"{task} ({n})")
     words = ", ".join(sizes)
     return f"{words}; up to {length} new tokens" if length else words
+
+
+def _prompts(header: Header) -> str | None:
+    """Name the chat template and all it was given; plain prompts need no word."""
+    found = prompting(header)
+    return None if found is None else in_words(found, whole=True)
 
 
 def _versions(header: Header) -> str:
