@@ -73,7 +73,7 @@ def samples(folder: str | Path) -> list[dict[str, Any]]:
     return plain
 
 
-def model_folder(path: Path, eos: int = 299) -> Path:
+def model_folder(path: Path, eos: int | list[int] = 299) -> Path:
     model = stock_model("llama", vocab_size=300, max_position_embeddings=1024)
     model.generation_config.eos_token_id = eos
     model.save_pretrained(path)
