@@ -33,6 +33,10 @@ SHORT = {
     "train": ["--steps", "2"],
     "env --baseline": ["--prompt-tokens", "4", "--new-tokens", "4", "--rounds", "1"],
 }
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}"
+)
 WRITES = {"--out", "--export", "--plot", "--timeline", "--answers", "--calibration", "--update"}
 FIRST = {command: page for page in reversed(PAGES) for command in commands(page)}
 SPEEDUPS = [  # commands after which a reader looks for a speedup
@@ -52,7 +56,9 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     stock_model("llama", vocab_size=300, max_position_embeddings=600).save_pretrained(
         tmp_path / "my-model"
     )
-    tokenizer(300, 600).save_pretrained(tmp_path / "my-model")
+    words = tokenizer(300, 600)
+    words.chat_template = CHAT
+    words.save_pretrained(tmp_path / "my-model")
     rows = (ROOT / "ppdbench/builtin/squad/validation.jsonl").read_text("utf-8")
     (tmp_path / "my-data.jsonl").write_text(rows, "utf-8")
     (tmp_path / "corpus.txt").write_text((DOCS / "records.md").read_text("utf-8"), "utf-8")

@@ -17,7 +17,7 @@ from ppdbench.runs.records import Decoding, FailedSample
 from ppdbench.runs.workload import Workload
 from ppdbench.sandbox.outside import check_held, execute
 from ppdbench.scoring import NEEDS_EXECUTION
-from ppdbench.tasks.code import CodeTest, code_test
+from ppdbench.tasks.code import CodeTest, code_of, code_test
 
 # The value of allow_code_execution that lets programs run where not everything is held.
 UNPROTECTED = "unprotected"
@@ -54,12 +54,16 @@ class CodeRuns:
             check_held()
         return cls(tests, unprotected=unprotected)
 
-    def examined(self, sample: Decoding) -> Decoding:
-        """The sample with how its program ended; as it is where its text is no program."""
+    def examined(self, sample: Decoding, *, chat: bool = False) -> Decoding:
+        """The sample with how its program ended; as it is where its text is no program.
+
+        In a `chat` the text is an answer with code in it.
+        """
         test = self._tests.get((sample.task, sample.example_id))
         if test is None or isinstance(sample, FailedSample):
             return sample
-        found = self._execute(test.program(sample.text), test.exam, unprotected=self._unprotected)
+        program = test.program(code_of(sample.text) if chat else sample.text)
+        found = self._execute(program, test.exam, unprotected=self._unprotected)
         return replace(
             sample,
             passed=found.passed,

@@ -234,7 +234,7 @@ def decode_missing(
         load = Load(**meter.load.to_dict()) if alone else None
         for each in lacking:
             sample = sample_of(item, each.label, outcomes, interleaved.loaded, load)
-            folder.append(code.examined(sample) if code else sample)
+            folder.append(code.examined(sample, chat=item.chat is not None) if code else sample)
         report(item.task.name, len(items) - len(missing) + number + 1, len(items))
 
 

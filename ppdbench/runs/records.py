@@ -527,7 +527,7 @@ class Chat(Record, frozen=True, kw_only=True):
     system: str | None
     """The system text that was asked for; null where the template had the say."""
     settings: dict[str, Plain]
-    """What it was given to read besides, as `enable_thinking`."""
+    """The settings that it was given to read besides, as `enable_thinking`."""
     thinking: Name | None = None
     """The state of its switch for thinking: `on`, `off`, or `default` where nobody set it; null
     where it has none."""

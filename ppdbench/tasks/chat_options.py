@@ -170,4 +170,4 @@ def _check_setting(name: str, value: object) -> None:
             f"--chat-set {name}: use a text, a number, true or false, not {kind(value)}"
         )
     if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < 1 << 63):
-        raise ConfigError(f"--chat-set {name}: {value} is too large a number")
+        raise ConfigError(f"--chat-set {name}: {value} is no number that JSON holds")

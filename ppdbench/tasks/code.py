@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ppdbench.errors import DataError
@@ -9,6 +10,18 @@ from ppdbench.sandbox.exam import Exam
 from ppdbench.tasks.columns import text_at
 from ppdbench.tasks.examples import Example
 from ppdbench.tasks.spec import Task
+
+# From a line of backticks to the next, or to an end that the length of the output made.
+FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def code_of(answer: str) -> str:
+    """The code that a chat's answer speaks of: its first fenced block, or all where none is.
+
+    Mostly that is the whole function once more, whose definition then replaces the prompt's.
+    """
+    found = FENCED.search(answer)
+    return answer if found is None else f"\n{found[1]}"
 
 
 @dataclass(frozen=True, slots=True)

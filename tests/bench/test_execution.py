@@ -20,7 +20,7 @@ from ppdbench.runs.workload import Item, RunConfig, Workload
 from ppdbench.sandbox import outside
 from ppdbench.sandbox.outside import Execution
 from ppdbench.tasks import load_rows, load_task
-from ppdbench.tasks.code import code_test
+from ppdbench.tasks.code import code_of, code_test
 from ppdbench.tasks.examples import Example, build_examples
 from tests.cli.test_decode_command import model_folder
 from tests.filled import add_up, summarize, typed
@@ -94,6 +94,24 @@ def test_the_program_is_the_one_of_the_reference_harness() -> None:
     assert test.program("    return 1\n") + test.exam.source == (
         f"{row['prompt']}    return 1\n\n{row['test']}\ncheck({row['entry_point']})"
     )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Here it is:\n\n```python\n{prompt}{solution}```\nIt adds. ```no```",
+        "```\n{solution}```",
+        "  ```py\n{prompt}{solution}",  # the output was too short for its end
+        "{solution}",
+    ],
+)
+def test_a_chats_answer_is_run_from_its_first_fenced_block(answer: str) -> None:
+    (task, example), *_ = examples("builtin")
+    test, solution = code_test(task, example), example.references[0]
+    said = answer.format(prompt=test.prompt, solution=solution)
+    assert execution.execute(test.program(code_of(said)), test.exam).passed
+    if "`" in said:
+        assert not execution.execute(test.program(said), test.exam).passed
 
 
 def test_solutions_of_the_builtin_examples_pass_and_nothing_else_does() -> None:

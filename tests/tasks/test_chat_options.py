@@ -158,7 +158,7 @@ def test_of_several_templates_the_default_is_taken_or_none_can_be() -> None:
         ({"mode": "off", "system": "x"}, "--system is for chat templates; leave it or --chat off"),
         ({"mode": "off", "settings": {"x": 1}}, "--chat-set is for chat templates"),
         ({"settings": {"x": [1]}}, "--chat-set x: use a text, a number, true or false, not a list"),
-        ({"settings": {"x": float("nan")}}, "--chat-set x: nan is too large"),
+        ({"settings": {"x": float("nan")}}, "--chat-set x: nan is no number that"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], why: str) -> None:
