@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ppdbench.errors import ConfigError
-from ppdbench.files.yaml_file import kind
+from ppdbench.files.keys import kind
 from ppdbench.tasks.chat import names_read, render_chat
 
 AUTO, ON, OFF = MODES = ("auto", "on", "off")
