@@ -20,6 +20,7 @@ from ppdbench.bench.interleaved import unit_threads
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.engine import artefacts
 from ppdbench.engine.compiled import MOST_ROWS
+from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
 from ppdbench.machine.cores import confined
@@ -147,7 +148,10 @@ def _refusal(
     why = _unfit(wanted) or _spread(decoders)
     if mode == "auto":
         why = (
-            why or _unproven(wanted) or next(filter(None, (w.lacks_memory() for w in wanted)), None)
+            why
+            or _flat(wanted)
+            or _unproven(wanted)
+            or next(filter(None, (w.lacks_memory() for w in wanted)), None)
         )
     missing = 0 if why else sum(model.missing() for model in wanted)
     if missing and mode == "auto":
@@ -192,6 +196,12 @@ def _unfit(wanted: Collection[CompileRequest]) -> str | None:
         if (why := model.loaded.staged.why_eager()) is not None:
             return f"{model.loaded.spec.name}: {why}"
     return None
+
+
+def _flat(wanted: Collection[CompileRequest]) -> str | None:
+    """Flat passes need no compiling, and compute rows of wide passes as those of narrow ones."""
+    path = next(iter(wanted)).loaded.staged.path
+    return f"passes run {path.kernels}" if path.kernels.startswith(FLAT) else None
 
 
 def _unproven(wanted: Collection[CompileRequest]) -> str | None:

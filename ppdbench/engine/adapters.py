@@ -17,7 +17,7 @@ from ppdbench.engine.cache import CacheShape, Rows
 from ppdbench.engine.families import family
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
-from ppdbench.engine.packing import PackedLinear, pack, spans, unpack
+from ppdbench.engine.packing import Exchange, PackedLinear, exchange, packed, spans, unpack
 from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
 from ppdbench.machine.pages import Files, enlarge, trim
@@ -194,18 +194,23 @@ class Adapter:
         """Compile the layers, with one artefact for all of them and for any batch."""
         self._passes = [torch.compile(layer.forward, dynamic=True) for layer in self.layers]
 
-    def pack(self) -> None:
-        """Lay the weights out for this machine's matrix kernels, no two layers at once."""
+    def pack(self, make: Exchange = packed, before: Callable[[int], None] | None = None) -> None:
+        """Lay the weights out for this machine's matrix kernels, no two layers at once.
+
+        `make` gives a product in its new layout; `before` is told of each layer that comes next.
+        """
         files = Files.behind(t for p in self.model.parameters() for t in parts(p))
-        for layer in self.layers:
-            pack(layer)
+        for index, layer in enumerate(self.layers):
+            if before is not None:
+                before(index)
+            exchange(layer, make)
             files.release()
             trim()
-        self.head = pack(self.head)
+        self.head = exchange(self.head, make)
         self.model.set_output_embeddings(self.head)
         for name in (self.family.project_in, self.family.project_out):
             if name is not None and getattr(self.body, name) is not None:
-                setattr(self.body, name, pack(getattr(self.body, name)))
+                setattr(self.body, name, exchange(getattr(self.body, name), make))
         files.release()
         trim()
 

@@ -120,6 +120,14 @@ class KVCache:
         first = self._first_row(step, layer)
         return keys[:, :, first : step.key_length], values[:, :, first : step.key_length]
 
+    def put(self, first: int, keys: Tensor, values: Tensor) -> None:
+        """Write rows from `first` on in all layers: [layers, heads, rows, head_dim] each."""
+        rows = slice(first, first + keys.shape[2])
+        for some, block in self._blocks:
+            own = slice(some.start, some.stop)
+            block[:, 0, 0, :, rows] = keys[own]
+            block[:, 1, 0, :, rows] = values[own]
+
     def _first_row(self, step: Step, layer: int) -> int:
         """Single queries without a mask honour a sliding window by not reading older rows."""
         window = self.shape.windows[layer]

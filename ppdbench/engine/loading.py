@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine import synthetic
+from ppdbench.engine.flat.choice import FASTER
 from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.gguf import settings, source, weights, words
@@ -132,11 +133,13 @@ def resolve_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch
     return stored
 
 
-def load(spec: ModelSpec, *, keep: range | None = None, context: int = 0) -> Loaded:
+def load(
+    spec: ModelSpec, *, keep: range | None = None, context: int = 0, passes: str = FASTER
+) -> Loaded:
     """The model behind `spec`, its weights laid out for this machine.
 
     `keep` are the layers that this process runs, all of them unless told. There must be room
-    for sequences of `context` tokens beside the weights.
+    for sequences of `context` tokens beside the weights. `passes` are as `StagedModel` takes them.
     """
     if keep is not None and spec.device_map is not None:
         raise ConfigError(
@@ -144,11 +147,17 @@ def load(spec: ModelSpec, *, keep: range | None = None, context: int = 0) -> Loa
             "form gives it; leave it out or use --set form=inline"
         )
     model, tokenizer = load_stock(spec, context)
-    return take_over(spec, model, tokenizer, keep=keep)
+    return take_over(spec, model, tokenizer, keep=keep, passes=passes)
 
 
 def take_over(
-    spec: ModelSpec, model: Any, tokenizer: Any, *, keep: range | None = None, packed: bool = True
+    spec: ModelSpec,
+    model: Any,
+    tokenizer: Any,
+    *,
+    keep: range | None = None,
+    packed: bool = True,
+    passes: str = FASTER,
 ) -> Loaded:
     """Turn a stock transformers model into one the engine runs."""
     stored = NOTHING if spec.device_map is None else StoredWeights.of(model)
@@ -157,7 +166,7 @@ def take_over(
     model = laid_out(spec, model)
     eos, pad = token_ids(model)
     text = () if tokenizer is None else tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text)
+    staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text, passes=passes)
     return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,6 +58,31 @@ class TrainedRows:
         return torch.cat([before, rows, after], dim=2)
 
 
+@dataclass(frozen=True, slots=True)
+class Sights:
+    """The rows of a pass that each of its rows sees, counted from its first.
+
+    Those of row i are `rows[offsets[i]:offsets[i + 1]]`, in the order of their positions and
+    itself last: then what is summed over them comes in the order that it has in a chain.
+    """
+
+    rows: np.ndarray  # int32
+    offsets: np.ndarray  # int32
+
+    @classmethod
+    def of(cls, seen: np.ndarray, depths: Sequence[int]) -> Sights:
+        """Read off a mask [row, row]."""
+        deep = np.asarray(depths)
+        found = [_by_depth(np.flatnonzero(line), deep, row) for row, line in enumerate(seen)]
+        ends = np.cumsum([0, *map(len, found)], dtype=np.int32)
+        return cls(np.concatenate(found).astype(np.int32), ends)
+
+
+def _by_depth(seen: np.ndarray, depths: np.ndarray, itself: int) -> np.ndarray:
+    others = seen[seen != itself]
+    return np.append(others[np.argsort(depths[others], kind="stable")], itself)
+
+
 @dataclass(slots=True)
 class Step:
     """One pass over `n_query` new rows that start at cache row `start`.
@@ -67,7 +93,8 @@ class Step:
     query, key], which may be part of a table that other steps share: never written to. `rows`
     holds the rows to write as a tensor, for shapes that stay fixed; `idle` of them, the last,
     only fill up the shape, and `known` says whether the host knows where the others are.
-    `given` are keys and values that are not left to the layers.
+    `given` are keys and values that are not left to the layers. `sights` says of a tree what
+    `visible` says of its rows: they see all that lies before them besides.
     """
 
     start: int
@@ -82,12 +109,15 @@ class Step:
     idle: int = 0
     known: bool = True
     given: tuple[TrainedRows, ...] = ()
+    sights: Sights | None = None
     # Made of the above when somebody asks; a changed copy begins without.
     _windowed: dict[int, Tensor] = field(default_factory=dict, init=False)
     _added: dict[tuple[int | None, int, torch.dtype], Tensor] = field(
         default_factory=dict, init=False
     )
     _elsewhere: dict[torch.device, Step] = field(default_factory=dict, init=False)
+    # As flat passes take it, who put it there.
+    flat: Any = field(default=None, init=False)
 
     @property
     def end(self) -> int:
@@ -244,6 +274,7 @@ class StepMaker:
             places=lambda: (positions, self._keys_behind(step, shape)),
             rows=torch.cat([self.index[0, step.start : step.end], behind]),
             idle=idle,
+            sights=None,
         )
 
     def _keys_behind(self, step: Step, shape: FixedShape) -> Tensor:
@@ -298,6 +329,7 @@ class StepMaker:
             contiguous=False,
             visible=visible,
             places=lambda: (positions, torch.cat([self.index[:, :start], positions], dim=1)),
+            sights=tree.sights,
         )
         return step if self.shape is None else self._filled_up(step, self.shape)
 
@@ -352,6 +384,7 @@ class TreeRows:
     seen: Tensor
     depths: Tensor  # [1, row]
     deepest: int
+    sights: Sights
     _behind: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def behind(self, start: int) -> tuple[Tensor, Tensor]:
@@ -377,13 +410,14 @@ def _family(
             sights.append(sum(1 << other for other in {row, *others}))
         depths += deep
     seen = np.ones((1, len(depths), capacity + len(depths)), np.bool_)
-    seen[0, :, capacity:] = _matrix(sights)
+    seen[0, :, capacity:] = matrix = _matrix(sights)
     # Ordinary tensors even if made while decoding, so that they serve everywhere.
     with torch.inference_mode(False):
         return TreeRows(
             torch.from_numpy(seen).to(device),
             torch.tensor([depths], dtype=torch.long, device=device),
             max(depths, default=0),
+            Sights.of(matrix, depths),
         )
 
 

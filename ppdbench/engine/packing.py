@@ -10,6 +10,7 @@ passes read plain rows, for which a layer can be unpacked again.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ from ppdbench.machine.pages import Files, Span, span
 # A packed product costs about 10 µs however small it is, so small matrices stay as they are:
 # the size in numbers from which packing pays.
 PAYS_FROM = {torch.float32: 1 << 16, torch.bfloat16: 1 << 13}
+
+# Returns what stands in the place of a module, or the module itself.
+Exchange = Callable[[nn.Module], nn.Module]
 
 # The row count that layouts are chosen for: steps run 1 to a few dozen rows, and the
 # layout for 8 was the fastest, or level with it, at every count from 1 to 256.
@@ -41,16 +45,28 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.packed_bytes = weight.numel() * weight.element_size()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
         self.weight = None
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.packed: Tensor | None = self.lay_out(weight)
+
+    def lay_out(self, weight: Tensor) -> Tensor:
+        """Copy W into the layout that `multiply` reads."""
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
+        return packed
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features] over the packed W."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return out
+
+    def laid_back(self) -> Tensor:
+        """Copy the packed W into plain rows."""
+        assert self.packed is not None
+        return self.packed.to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
-        if self.packed is None:
-            return linear(x, self.plain, self.bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return out
+        return linear(x, self.plain, self.bias) if self.packed is None else self.multiply(x)
 
     def unpack(self, shared: nn.Parameter | None = None, *, both: bool = False) -> None:
         """Hold W in plain rows, in them alone or in both forms.
@@ -59,15 +75,14 @@ class PackedLinear(nn.Module):
         """
         if self.weight is None:
             if shared is None:
-                shared = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+                shared = nn.Parameter(self.rows(), requires_grad=False)
             self.weight = shared
         if not both:
             self.packed, self.packed_bytes = None, 0
 
     def rows(self) -> Tensor:
         """W in plain rows, made of the packed ones where those alone are held."""
-        plain: Tensor = self.packed.to_dense() if self.weight is None else self.weight
-        return plain
+        return self.laid_back() if self.weight is None else self.weight
 
     @property
     def plain(self) -> Tensor:
@@ -87,19 +102,34 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
+def weights_of(product: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+    """The weights of a linear layer in plain rows and its bias; None of anything else."""
+    if type(product) is not nn.Linear and not transposed(product):
+        return None
+    weight = product.get_parameter("weight").data
+    bias = None if product.bias is None else product.get_parameter("bias").data
+    return weight.t() if transposed(product) else weight, bias
+
+
+def packed(module: nn.Module) -> nn.Module:
+    """Return the packed layer for one that can be packed, anything else as it is."""
+    held = weights_of(module)
+    return module if held is None or not can_pack(held[0]) else PackedLinear(*held)
+
+
+def exchange(module: nn.Module, make: Exchange) -> nn.Module:
+    """Put what `make` returns in the place of the modules in `module`, or of itself."""
+    made = make(module)
+    if made is module:
+        for name, child in module.named_children():
+            if (found := exchange(child, make)) is not child:
+                setattr(module, name, found)
+    return made
+
+
 def pack(module: nn.Module) -> nn.Module:
     """Replace the linear layers in `module`, or `module` itself, by packed ones."""
-    if type(module) is nn.Linear or transposed(module):
-        weight = module.get_parameter("weight").data
-        bias = None if module.bias is None else module.get_parameter("bias").data
-        if transposed(module):
-            weight = weight.t()
-        return PackedLinear(weight, bias) if can_pack(weight) else module
-    for name, child in module.named_children():
-        packed = pack(child)
-        if packed is not child:
-            setattr(module, name, packed)
-    return module
+    return exchange(module, packed)
 
 
 def unpack(module: nn.Module, *, both: bool = False) -> None:

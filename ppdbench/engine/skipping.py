@@ -102,6 +102,7 @@ class SkippedModel(StagedModel):
         _check_parts(blocks, layers)
         self._nothing_left = self.attention & self.mlp if blocks.apart else frozenset()
         self.compiled = model.compiled.without(self.attention | self.mlp)
+        self.flat = None if model.flat is None else model.flat.without(self.attention, self.mlp)
         self.adapter = model.adapter.with_layers(
             {
                 i: without(blocks, layers[i], attention=i in self.attention, mlp=i in self.mlp)
@@ -131,7 +132,7 @@ class SkippedModel(StagedModel):
             if attends:
                 hidden = super().run(hidden, layers[0], layers[-1] + 1, step, cache, tap=tap)
             else:
-                hidden = self._run_without_attention(hidden, layers, tap)
+                hidden = self._run_without_attention(hidden, layers, step, cache, tap)
         return hidden
 
     def _stretches(self, start: int, stop: int) -> Iterator[tuple[list[int], bool]]:
@@ -140,8 +141,18 @@ class SkippedModel(StagedModel):
             yield list(layers), attends
 
     def _run_without_attention(
-        self, hidden: Tensor, layers: Collection[int], tap: Tap | None
+        self,
+        hidden: Tensor,
+        layers: list[int],
+        step: Step,
+        cache: KVCache,
+        tap: Tap | None,
     ) -> Tensor:
+        if self.flat is not None:
+            whole = range(layers[0], layers[-1] + 1)
+            found = self.flat.layers.run(hidden, whole, step, cache, tap)
+            if found is not None:
+                return found
         for i in layers:
             if i not in self._nothing_left:
                 hidden = hidden.to(self.cache_shape.devices[i])

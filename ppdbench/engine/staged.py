@@ -18,6 +18,7 @@ from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.artefacts import home
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.compiled import CompiledLayers
+from ppdbench.engine.flat.choice import EAGER, PassPath, lay_out
 from ppdbench.engine.graphs import Graphs
 from ppdbench.engine.masks import FixedShape, Step, StepMaker
 from ppdbench.engine.offload import NOTHING, StoredWeights
@@ -50,12 +51,14 @@ class StagedModel:
         keep: range | None = None,
         stored: StoredWeights = NOTHING,
         text: Sequence[int] = (),
+        passes: str = EAGER,
     ) -> None:
         """Takes `model` over: its attention is exchanged and, on a CPU, its weights packed.
 
         `keep` are the layers that this process runs; the weights of others are freed. What is
         `stored` is read from disk by whatever needs it. `text` are tokens of a text, over which
-        fast passes are checked.
+        fast passes are checked. `passes` are `eager`, `flat` where they can be, or whichever is
+        `faster`.
         """
         self.model = model.eval().requires_grad_(False)
         self.parameters = sum(map(count, model.parameters()))  # before any is packed
@@ -72,7 +75,8 @@ class StagedModel:
         self.windows = self.adapter.windows
         if keep is not None:
             self.adapter.drop(i for i in range(self.n_layers) if i not in keep)
-        if packed:
+        self.flat, self.path = lay_out(self.adapter, self.text, passes if packed else EAGER)
+        if packed and self.flat is None:
             self.adapter.pack()
         if keep is not None and 0 not in keep:
             self.adapter.drop_embedding()
@@ -153,6 +157,10 @@ class StagedModel:
     ) -> Tensor:
         """Layers [start, stop), which share a device with all that is handed over."""
         cache.begin(step, start, stop)
+        if self.flat is not None:
+            found = self.flat.layers.run(hidden, range(start, stop), step, cache, tap)
+            if found is not None:
+                return found
         rotary = {kind: self.adapter.rotary(step, kind) for kind in set(self._kinds[start:stop])}
         done = self.graphs.run(hidden, range(start, stop), step, cache, rotary, tap)
         if done is not None:
@@ -180,7 +188,9 @@ class StagedModel:
         return Reading.of(self.adapter.logits(hidden)) if found is None else found
 
     def _narrow(self, hidden: Tensor) -> Reading | None:
-        """The same from what was compiled or captured for few rows."""
+        """The same from flat passes, or from what was compiled or captured for few rows."""
+        if self.flat is not None:
+            return self.flat.readout.read(hidden)
         found = self.compiled.read(hidden)
         return self.graphs.read(hidden) if found is None else found
 
@@ -201,6 +211,8 @@ class StagedModel:
             self.graphs.use(counts)
             self.hold_passes("captured", counts, "use --compile off")
             return
+        if self.flat is not None:
+            self.flat, self.path = None, PassPath("compiled", "asked for")
         self.adapter.unpack(both=wider)
         self.adapter.enlarge()
         self.compiled.make(counts)
@@ -256,12 +268,13 @@ class StagedModel:
 @contextmanager
 def eager(model: StagedModel) -> Iterator[None]:
     """Passes of `model` run eagerly for a while."""
-    before = model.compiled, model.graphs
+    before = model.compiled, model.graphs, model.flat
     model.compiled, model.graphs = CompiledLayers(model.adapter), Graphs(model.adapter)
+    model.flat = None
     try:
         yield
     finally:
-        model.compiled, model.graphs = before
+        model.compiled, model.graphs, model.flat = before
 
 
 def wider(model: StagedModel) -> StagedModel:

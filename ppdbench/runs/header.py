@@ -11,7 +11,15 @@ import msgspec
 from ppdbench import __version__
 from ppdbench.engine.loading import Loaded
 from ppdbench.machine.environment import describe
-from ppdbench.runs.records import KINDS, SCHEMA_VERSION, Chat, Environment, Header, ModelFacts
+from ppdbench.runs.records import (
+    KINDS,
+    SCHEMA_VERSION,
+    Chat,
+    Environment,
+    Header,
+    ModelFacts,
+    Passes,
+)
 from ppdbench.runs.workload import RunConfig, Workload
 
 
@@ -53,5 +61,6 @@ def run_header(
         ),
         data=work.sources,
         environment=msgspec.convert(describe(), Environment),
+        passes=msgspec.convert(staged.path, Passes, from_attributes=True),
         **parts,
     )

@@ -533,6 +533,17 @@ class Chat(Record, frozen=True, kw_only=True):
     where it has none."""
 
 
+class Passes(Record, frozen=True, kw_only=True):
+    """The path that a model's passes take."""
+
+    kernels: str
+    """The kernels that run them: flat ones and which, `eager` or `compiled`."""
+    why: str
+    """The reason, with the times that were measured."""
+    prepared_s: Figure
+    """The time that choosing, checking and laying out took."""
+
+
 class Source(Record, frozen=True, kw_only=True):
     """The source of a task's examples."""
 
@@ -747,6 +758,8 @@ class Header(Record, frozen=True, kw_only=True):
     """The examples of each task."""
     environment: Environment
     """The machine and its software."""
+    passes: Passes | None = None
+    """The path that passes take; runs of earlier versions do not say it."""
 
     # What some kinds of runs have and others lack.
 

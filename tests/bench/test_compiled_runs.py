@@ -14,6 +14,8 @@ import pytest
 
 from ppdbench.cli.main import run
 from ppdbench.engine import artefacts
+from ppdbench.engine.flat import choice
+from ppdbench.engine.flat.choice import Unavailable
 from ppdbench.errors import DataError
 from ppdbench.runs import store
 from ppdbench.runs.shards import Shard
@@ -35,6 +37,12 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPDBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(artefacts, "runner", uncompiled)
     monkeypatch.setattr(artefacts, "why_not", lambda: None)
+
+    def missing() -> None:
+        raise Unavailable("none are built here")
+
+    # Where there are kernels, nothing is compiled unless it is asked for.
+    monkeypatch.setattr(choice, "library", missing)
 
 
 def both_ways(words: list[str]) -> tuple[Any, Any]:

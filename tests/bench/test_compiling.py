@@ -31,7 +31,7 @@ HOURS, SECONDS = 10**9, 100
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
     monkeypatch.setattr(CompiledLayers, "why_not", lambda self: None)
     monkeypatch.setattr(artefacts, "why_not", lambda: None)
-    return load(ModelSpec(name=MODEL, device="cpu"))
+    return load(ModelSpec(name=MODEL, device="cpu"), passes="eager")
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_off_is_off(loaded: Loaded, asked: Asked) -> None:
 
 
 def test_a_model_that_cannot_be_compiled_is_an_error_only_where_it_was_asked_for() -> None:
-    loaded = load(ModelSpec(name=MODEL, dtype="float16", device="cpu"))
+    loaded = load(ModelSpec(name=MODEL, dtype="float16", device="cpu"), passes="eager")
     assert "float16" in settled(loaded, "auto", HOURS, greedy=decoder(1)).why
     with pytest.raises(ConfigError, match=r"--compile on: .*not for float16.*; leave it out"):
         settled(loaded, "on", HOURS, greedy=decoder(1))
@@ -201,7 +201,7 @@ def test_a_model_that_cannot_be_compiled_is_an_error_only_where_it_was_asked_for
 def test_bfloat16_is_compiled_by_itself_but_where_the_processor_has_amx(
     features: list[str] | None, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = load(ModelSpec(name=MODEL, dtype="bfloat16", device="cpu"))
+    half = load(ModelSpec(name=MODEL, dtype="bfloat16", device="cpu"), passes="eager")
     on_disk(monkeypatch, lambda n: True)
     monkeypatch.setattr(compiling, "cpu_features", lambda: features)
     assert settled(half, "auto", HOURS, greedy=decoder(1)).rows == [1]

@@ -301,6 +301,7 @@ class Runner : public Work {
     }
     template <class T>
     void keep_as(int64_t row) {
+        if (pass_->slots[row] < 0) return;  // its keys and values are there already
         const int64_t dim = op_->head_dim;
         for (int64_t i = 0; i < op_->heads; i++) {
             const int64_t at = (i * pass_->capacity + pass_->slots[row]) * dim;

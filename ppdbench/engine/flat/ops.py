@@ -31,6 +31,7 @@ from ppdbench.engine.flat.weights import DTYPES, FlatLinear
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4}
 # As operations.h numbers them.
 PLUS_ONE, ROUND_FIRST, ONTO, TIMES = 1, 2, 4, 8
+NOT_STORED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Pass:
 
     Row i sees the cache slots before `start` (or before `reach[i]`), whose positions are their
     numbers, then `seen[offsets[i]:offsets[i + 1]]` in the order of positions, itself the last.
+    Rows whose slot is `NOT_STORED` have their keys and values in the cache already.
     In a `causal` pass it sees all slots up to `start + i`, without lists. `turns` are cosines
     and sines [row, rotary_dim], float32, by kind.
     """
@@ -455,11 +457,11 @@ def _check_lists(
     slots, positions, reach, seen, offsets = lists
     if slots is None or positions is None or len(positions) != rows:
         raise ValueError("a pass needs the slot and the position of each row")
-    for some in (slots, seen, None if reach is None else reach - 1):
+    for some, least in ((slots, NOT_STORED), (seen, 0), (reach, 1)):
         if (
             some is not None
             and len(some)
-            and not 0 <= int(some.min()) <= int(some.max()) < blocks.capacity
+            and not least <= int(some.min()) <= int(some.max()) < blocks.capacity + (some is reach)
         ):
             raise ValueError(f"slots {some.min()}..{some.max()} of {blocks.capacity}")
     if start > blocks.capacity or (causal and start + rows > blocks.capacity):

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ppdbench.engine.flat.choice import EAGER, FLAT
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded, ModelSpec, resolve_device
 from ppdbench.engine.packing import copied_bytes
@@ -54,6 +55,11 @@ class PipelineConfig:
         """Return the passes that are compiled for units of so many threads."""
         staged = self.target.staged
         return CompiledRows(staged.compiled.counts_for(threads), copied_bytes(staged.model) > 0)
+
+    @property
+    def passes(self) -> str:
+        """Return how units that load the model run its passes."""
+        return EAGER if self.target.staged.flat is None else FLAT
 
 
 def _trained(loaded: Loaded, head: ExitHead, session: Session, hidden: Tensor) -> Tensor:

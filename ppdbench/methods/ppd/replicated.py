@@ -153,7 +153,7 @@ class Replica:
         quiet()
         confine(order.cores, order.threads)
         self._order, self._watch = order, watch
-        self._staged = load(order.spec).staged
+        self._staged = load(order.spec, passes=order.passes).staged
         if order.compiled.counts:
             self._staged.compile(order.compiled.counts, wider=order.compiled.wider)
         self._layers = self._staged.n_layers - order.exit_after

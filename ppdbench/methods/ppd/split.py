@@ -142,7 +142,9 @@ def _upper_part(order: UnitSetup) -> tuple[StagedModel, int]:
     The final norm and the head serve both: in shared memory they are there once.
     """
     if order.held is None:
-        staged = load(order.spec, keep=range(order.exit_after, sys.maxsize)).staged
+        staged = load(
+            order.spec, keep=range(order.exit_after, sys.maxsize), passes=order.passes
+        ).staged
         return staged, staged.weight_bytes()
     staged = order.held
     upper = range(order.exit_after, staged.n_layers)

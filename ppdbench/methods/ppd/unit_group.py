@@ -46,6 +46,8 @@ class UnitSetup:
     rank: int
     link: Link
     compiled: CompiledRows
+    passes: str
+    """The kind of passes of the process that started it, which are its own."""
     held: StagedModel | None = None
     """The model, in a unit that is a copy of the process which loaded it."""
 
@@ -116,6 +118,7 @@ class UnitGroup:
             rank=at,
             link=link,
             compiled=config.compiled(self._threads),
+            passes=config.passes,
             held=config.target.staged if self._copies else None,
         )
 

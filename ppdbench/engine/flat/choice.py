@@ -1,0 +1,291 @@
+"""The choice between flat and eager passes, made at load by measuring a few of the layers.
+
+Layers are laid out both ways, timed in turns, and whatever was slower is dropped: nothing is known
+of processors by their names. Then the weights of all layers are laid out one after another, and
+each layer is held against itself as it was: its products number by number, and the whole of it
+over the hidden states of real tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.engine.cache import KVCache
+from ppdbench.engine.flat.layers import NotUnderstoodError
+from ppdbench.engine.flat.library import Unavailable, library
+from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, is_there
+from ppdbench.engine.flat.products import FlatProduct, plain
+from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.packing import Exchange, packed, weights_of
+from ppdbench.engine.weights import is_plain
+from ppdbench.machine.clock import Clock
+from ppdbench.machine.pages import Files
+from ppdbench.stats import median
+
+if TYPE_CHECKING:
+    from ppdbench.engine.adapters import Adapter
+
+DTYPES = (torch.float32, torch.bfloat16)
+SAMPLE_BYTES = 32 << 20  # of layers that are timed, at least one of them
+ROWS = (1, 9)
+ROUNDS = 5
+
+# A check over these rows: a chain, and a tree behind it.
+CHAIN, TREE = 7, (-1, 0, 0, 1, 2, 2)
+SEED = 0
+CHECKED_ROWS = 5
+COLUMNS = 64  # of a product that are compared: at its beginning, its middle and its end
+# Of the number itself, and of the terms that it is summed of or of what a layer adds to its row:
+# three times what rounding explains, and less than one wrong term makes.
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
+OF_TERMS = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
+OF_LAYERS = {torch.float32: 1e-4, torch.bfloat16: 2**-4}
+
+EAGER: Final = "eager"
+FLAT: Final = "flat"
+FASTER: Final = "faster"
+
+
+@dataclass(frozen=True, slots=True)
+class PassPath:
+    """The kernels that run a model's passes, and the reason."""
+
+    kernels: str
+    why: str
+    prepared_s: float = 0.0
+
+
+class RefusedError(Exception):
+    """Flat passes differ from eager ones by more than rounding."""
+
+
+def lay_out(
+    adapter: Adapter, text: Sequence[int], passes: str = FASTER, clock: Clock | None = None
+) -> tuple[FlatPasses | None, PassPath]:
+    """Lay the weights out flat where that is possible and right, over a text; else leave them.
+
+    And where it is faster, unless `passes` are to be flat, or eager.
+    """
+    if passes == EAGER:
+        return None, PassPath(EAGER, "asked for")
+    clock = clock or Clock(torch.device("cpu"))
+    began = clock.now()
+    try:
+        if (why := _unfit(adapter)) is not None:
+            return None, PassPath(EAGER, why)
+        kernels = library().kernels
+        times = measure(adapter, text, clock) if passes == FASTER else []
+        if not all(pair.flat_s < pair.eager_s for pair in times):
+            return None, PassPath(EAGER, _said(times), clock.now() - began)
+        found = _lay_out_all(adapter, text)
+    except (Unavailable, NotUnderstoodError, RefusedError) as error:
+        adapter.pack(plain)
+        return None, PassPath(EAGER, f"no flat passes: {error}", clock.now() - began)
+    return found, PassPath(f"{FLAT}, {kernels}", _said(times), clock.now() - began)
+
+
+def _unfit(adapter: Adapter) -> str | None:
+    """Say why a model's passes cannot be flat, as far as its weights tell; None if they can."""
+    if adapter.device.type != "cpu":
+        return "flat passes are for the CPU"
+    if not adapter.in_one_place:
+        return "its layers are on several devices or on disk"
+    if not all(is_plain(p) for layer in adapter.layers for p in layer.parameters()):
+        return "quantised weights are multiplied by the library that made them"
+    if adapter.dtype not in DTYPES:
+        return f"no flat passes in {str(adapter.dtype).removeprefix('torch.')}"
+    return None
+
+
+# The measurement
+
+
+@dataclass(frozen=True, slots=True)
+class PairedTime:
+    """Seconds that some layers take for so many rows, flat and eager."""
+
+    rows: int
+    flat_s: float
+    eager_s: float
+
+
+def _said(times: Sequence[PairedTime]) -> str:
+    """Words for a measurement."""
+    if not times:
+        return "asked for"
+    parts = (
+        f"{t.rows} {'row' if t.rows == 1 else 'rows'}: {1e3 * t.flat_s:.2f} ms flat, "
+        f"{1e3 * t.eager_s:.2f} ms eager"
+        for t in times
+    )
+    return f"some of the layers took for {'; for '.join(parts)}"
+
+
+@torch.inference_mode()
+def measure(adapter: Adapter, text: Sequence[int], clock: Clock) -> list[PairedTime]:
+    """Time a few layers both ways, in turns: medians."""
+    sample = _sample(adapter)
+    layers = adapter.layers
+    flat = adapter.with_layers({i: _twin(layers[i], _unchecked)[0] for i in sample})
+    eager = adapter.with_layers({i: _twin(layers[i], packed)[0] for i in sample})
+    program = FlatLayers(flat, sample)
+    trial = Trial(adapter, text)
+    found = []
+    for rows in ROWS:
+        step, hidden = trial.steps.chain(CHAIN, rows), trial.drawn(rows)
+        runs: list[Callable[[], object]] = [
+            partial(program.run, hidden, sample, step, trial.cache),
+            partial(trial.eagerly, eager, hidden, sample, step),
+        ]
+        trial.cache.begin(trial.steps.chain(0, CHAIN), sample.start, sample.stop)
+        seconds = [[_timed(run, clock) for run in runs] for _ in range(1 + ROUNDS)][1:]
+        flat_s, eager_s = (median(list(column)) for column in zip(*seconds, strict=True))
+        found.append(PairedTime(rows, flat_s, eager_s))
+    return found
+
+
+def _timed(run: Callable[[], object], clock: Clock) -> float:
+    began = clock.now()
+    run()
+    return clock.now() - began
+
+
+def _sample(adapter: Adapter) -> range:
+    """The first layers that this process runs, as far as they are small."""
+    there = [i for i, layer in enumerate(adapter.layers) if is_there(layer)]
+    size, count = 0, 0
+    for index in there:
+        size += sum(p.numel() * p.element_size() for p in adapter.layers[index].parameters())
+        count += 1
+        if size > SAMPLE_BYTES:
+            break
+    return range(there[0], there[0] + count)
+
+
+class Trial:
+    """Passes over a short cache: a chain of tokens, and a tree behind them."""
+
+    def __init__(self, adapter: Adapter, text: Sequence[int]) -> None:
+        rows = CHAIN + max(*ROWS, len(TREE))
+        adapter.prepare(rows)
+        self.adapter, self.cache = adapter, KVCache(adapter.cache_shape(), rows)
+        self._other = KVCache(adapter.cache_shape(), rows)  # of flat passes
+        self.steps = StepMaker(rows, adapter.device, adapter.narrowest_window)
+        self._text, self._seed = itertools.cycle(text), torch.Generator().manual_seed(SEED)
+        self.hidden = [self.drawn(CHAIN), self.drawn(len(TREE))]
+
+    def drawn(self, rows: int) -> Tensor:
+        """Hidden states [1, row, hidden] of the next tokens of the text."""
+        words = self.adapter.embedding.get_parameter("weight")
+        if not words.numel():  # a model whose first layers run elsewhere
+            drawn = torch.randn(1, rows, self.adapter.hidden_size, generator=self._seed)
+            return drawn.to(self.adapter.dtype)
+        ids = torch.tensor([list(itertools.islice(self._text, rows))])
+        return self.adapter.embed(ids, self.steps.chain(0, rows))
+
+    def compare(self, index: int, flat: nn.Module) -> None:
+        """A layer over the hidden states that come to it, against its flat copy."""
+        one, layers = self.adapter.with_layers({index: flat}), range(index, index + 1)
+        program = FlatLayers(one, layers)
+        steps = self.steps.chain(0, CHAIN), self.steps.tree(CHAIN, TREE)
+        for number, step in enumerate(steps):
+            hidden = self.hidden[number]
+            wanted = self.eagerly(self.adapter, hidden, layers, step)
+            self._other.begin(step, index, index + 1)
+            found = program.run(hidden, layers, step, self._other)
+            assert found is not None
+            added = (wanted - hidden).abs().amax(-1, keepdim=True)
+            _hold(found, wanted, OF_LAYERS[found.dtype] * added, f"layer {index}")
+            self.hidden[number] = wanted
+
+    def eagerly(self, adapter: Adapter, hidden: Tensor, layers: range, step: Step) -> Tensor:
+        """Run layers as they are."""
+        self.cache.begin(step, layers.start, layers.stop)
+        for i in layers:
+            mask = step.added(adapter.windows[i], adapter.heads_per_kv, hidden.dtype)
+            rotary = adapter.rotary(step, adapter.rope_kind(i))
+            hidden = adapter.call_layer(i, hidden, mask, rotary, self.cache)
+        return hidden
+
+
+# Layouts
+
+
+def _twin(layer: nn.Module, make: Exchange) -> tuple[nn.Module, dict[int, nn.Module]]:
+    """A copy of a layer with its products exchanged, and those by the old ones' ids."""
+    made = {id(m): make(m) for m in layer.modules() if weights_of(m) is not None}
+    return copy.deepcopy(layer, dict[int, Any](made)), made
+
+
+def _unchecked(product: nn.Module) -> nn.Module:
+    """A product laid out flat, to be timed."""
+    held = weights_of(product)
+    return product if held is None else FlatProduct(*held)
+
+
+def _flat(product: nn.Module) -> nn.Module:
+    """A product laid out flat and held against itself as it was."""
+    held = weights_of(product)
+    if held is None:
+        return product
+    made = FlatProduct(*held)
+    _compare_product(made, *held)
+    return made
+
+
+@torch.inference_mode()
+def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
+    """Lay all products out flat, no two layers at once, and check each layer."""
+    trial, ready = Trial(adapter, text), dict[int, nn.Module]()
+
+    def before(index: int) -> None:
+        ready.clear()
+        if is_there(adapter.layers[index]):
+            twin, made = _twin(adapter.layers[index], _flat)
+            ready.update(made)
+            trial.compare(index, twin)
+
+    adapter.pack(lambda module: ready.get(id(module)) or _flat(module), before)
+    passes = FlatPasses(adapter)
+    # Norms were read from the file once more.
+    Files.behind(adapter.model.parameters()).release()
+    return passes
+
+
+# Checks
+
+
+def _compare_product(made: FlatProduct, weight: Tensor, bias: Tensor | None) -> None:
+    """Some columns of a product, the first and the last among them, number by number."""
+    seed = torch.Generator().manual_seed(SEED)
+    x = torch.randn(CHECKED_ROWS, made.in_features, generator=seed).to(weight.dtype)
+    last = made.out_features
+    columns = torch.cat([torch.arange(at, min(at + COLUMNS, last)) for at in _places(last)])
+    rows = weight[columns].float()
+    wanted = x.float() @ rows.t()
+    terms = x.float().square().sum(-1, keepdim=True).sqrt() * rows.square().sum(-1).sqrt()
+    if bias is not None:
+        wanted += bias[columns].float()
+    found = made.multiply(x)[:, columns]
+    _hold(found, wanted, OF_TERMS[found.dtype] * terms, f"a product of {last} columns")
+
+
+def _places(columns: int) -> list[int]:
+    """The first columns of the parts that are compared."""
+    return sorted({0, max(0, columns // 2 - COLUMNS), max(0, columns - COLUMNS)})
+
+
+def _hold(found: Tensor, wanted: Tensor, margin: Tensor, what: str) -> None:
+    """Refuse numbers that are off by more than their own rounding and a margin."""
+    allowed = ROUNDING[found.dtype] * wanted.float().abs() + margin.float()
+    off = (found.float() - wanted.float()).abs() / allowed
+    if not bool((off <= 1).all()):
+        raise RefusedError(f"{what} is off by {float(off.max()):.1f} times what is allowed")

@@ -1,0 +1,288 @@
+"""Operations of flat passes written down in torch, one row at a time: what kernels must compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as fn
+
+from ppdbench.engine.flat import choice, passes, products
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": fn.silu,
+    "gelu_tanh": lambda x: fn.gelu(x, approximate="tanh"),
+    "gelu": fn.gelu,
+    "relu": fn.relu,
+    "relu2": lambda x: fn.relu(x).square(),
+}
+
+
+class PlainLinear:
+    """A product that is laid out like its weights."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.blob, self.dtype = weight.clone(memory_format=torch.contiguous_format), weight.dtype
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else bias.float()
+        self.nbytes = self.blob.numel() * self.blob.element_size()
+
+    def unpacked(self) -> Tensor:
+        return self.blob.clone()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = self.blob.float()
+        rows = [(wide * row.float()).sum(-1) for row in x.reshape(-1, self.in_features)]
+        out = torch.stack(rows) if rows else x.new_zeros(0, self.out_features).float()
+        if self.bias is not None:
+            out = out + self.bias
+        return out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
+
+
+def pack(weight: Tensor, bias: Tensor | None = None) -> PlainLinear:
+    return PlainLinear(weight, bias)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    number: int
+    width: int
+    first: int = 0
+
+    def part(self, first: int, width: int) -> Buffer:
+        return Buffer(self.number, width, self.first + first)
+
+
+class CacheBlocks:
+    def __init__(self, held: list[tuple[Tensor, Tensor]]) -> None:
+        self.held = held
+
+
+@dataclass
+class Pass:
+    start: int
+    slots: np.ndarray
+    positions: np.ndarray
+    seen: np.ndarray | None
+    offsets: np.ndarray | None
+    turns: list[tuple[Tensor, Tensor]]
+    blocks: CacheBlocks
+    causal: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.slots)
+
+    def keys(self, row: int, window: int | None) -> Tensor:
+        """Slots that a row sees, in the order of positions."""
+        past = np.arange(self.start)
+        if self.seen is None or self.offsets is None:
+            own = np.arange(self.start, self.start + row + 1)
+            places = own
+        else:
+            own = self.seen[self.offsets[row] : self.offsets[row + 1]]
+            places = self.positions[own - self.start]
+        slots, at = np.concatenate([past, own]), np.concatenate([past, places])
+        if window is not None:
+            slots = slots[at > self.positions[row] - window]
+        return torch.from_numpy(slots.astype(np.int64))
+
+
+Operation = Callable[[dict[int, Tensor], "Pass | None"], None]
+
+
+class Program:
+    """The same builders as the real one; every number is rounded to the model's type."""
+
+    def __init__(self, dtype: torch.dtype, width: int) -> None:
+        self.dtype = dtype
+        self._widths = [width]
+        self._operations: list[Operation] = []
+        self.hidden = Buffer(0, width)
+
+    def buffer(self, width: int) -> Buffer:
+        self._widths.append(width)
+        return Buffer(len(self._widths) - 1, width)
+
+    def mark(self) -> int:
+        return len(self._operations)
+
+    def run(
+        self,
+        first: int,
+        last: int,
+        source: Tensor,
+        target: Tensor,
+        out: Buffer,
+        given: Pass | None,
+        likeliest: Tensor | None = None,
+        peaks: Tensor | None = None,
+    ) -> None:
+        rooms = {i: torch.zeros(len(source), width) for i, width in enumerate(self._widths)}
+        rooms[0][:] = source.float()
+        for operation in self._operations[first:last]:
+            operation(rooms, given)
+        found = _view(rooms, out).to(self.dtype)
+        target[:] = found
+        if likeliest is not None:
+            likeliest[:] = torch.from_numpy(found.float().numpy().argmax(-1))
+        if peaks is not None:
+            peaks[:] = found.float().amax(-1)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype).float()
+
+    def _add(self, target: Buffer, make: Callable[[dict[int, Tensor], Any], Tensor]) -> None:
+        def operation(rooms: dict[int, Tensor], given: Pass | None) -> None:
+            _view(rooms, target)[:] = self._rounded(make(rooms, given))
+
+        self._operations.append(operation)
+
+    def linear(self, source: Buffer, *pairs: Any, add: Buffer | None = None) -> None:
+        for target, product in pairs:
+
+            def make(rooms: dict[int, Tensor], _: Any, product: Any = product) -> Tensor:
+                found = product(_view(rooms, source).to(self.dtype)).float()
+                return found if add is None else found + _view(rooms, add)
+
+            self._add(target, make)
+
+    def gated(self, source: Buffer, target: Buffer, gate: Any, up: Any, act: str) -> None:
+        def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
+            x = _view(rooms, source).to(self.dtype)
+            return self._rounded(_each(ACTIVATIONS[act], gate(x).float())) * up(x).float()
+
+        self._add(target, make)
+
+    def act(self, source: Buffer, target: Buffer, name: str, times: Buffer | None = None) -> None:
+        def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
+            found = self._rounded(_each(ACTIVATIONS[name], _view(rooms, source)))
+            return found if times is None else found * _view(rooms, times)
+
+        self._add(target, make)
+
+    def rms_norm(
+        self,
+        source: Buffer,
+        target: Buffer,
+        weight: Tensor,
+        eps: float,
+        *,
+        plus_one: bool = False,
+        round_first: bool = True,
+        each: int | None = None,
+    ) -> None:
+        factor = 1.0 + weight.float() if plus_one else weight.float()
+
+        def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
+            x = _view(rooms, source)
+            parts = x.view(len(x), -1, each or x.shape[1]) if each else x[:, None]
+            scaled = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)
+            scaled = self._rounded(scaled) if round_first else scaled
+            return (scaled * factor).reshape(x.shape)
+
+        self._add(target, make)
+
+    def layer_norm(
+        self, source: Buffer, target: Buffer, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> None:
+        def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
+            other = None if bias is None else bias.float()
+            width = (source.width,)
+            return torch.nn.functional.layer_norm(
+                _view(rooms, source), width, weight.float(), other, eps
+            )
+
+        self._add(target, make)
+
+    def rotate(self, target: Buffer, heads: int, head_dim: int, width: int, kind: int = 0) -> None:
+        def make(rooms: dict[int, Tensor], given: Any) -> Tensor:
+            x = _view(rooms, target).reshape(-1, heads, head_dim)
+            cos, sin = (turn[:, None] for turn in given.turns[kind])
+            turned, rest = x[..., :width], x[..., width:]
+            half = torch.cat([-turned[..., width // 2 :], turned[..., : width // 2]], -1)
+            both = self._rounded(turned * cos) + self._rounded(half * sin)
+            return torch.cat([both, rest], -1).reshape(len(x), -1)
+
+        self._add(target, make)
+
+    def store(self, keys: Buffer, values: Buffer, layer: int, heads: int, head_dim: int) -> None:
+        def operation(rooms: dict[int, Tensor], given: Any) -> None:
+            kept = given.slots >= 0
+            slots = torch.from_numpy(given.slots[kept].astype(np.int64))
+            for source, block in zip((keys, values), given.blocks.held[layer], strict=True):
+                rows = _view(rooms, source)[torch.from_numpy(kept)].view(-1, heads, head_dim)
+                block[0, :, slots] = rows.transpose(0, 1).to(self.dtype)
+
+        self._operations.append(operation)
+
+    def attend(
+        self,
+        queries: Buffer,
+        target: Buffer,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        softcap: float | None = None,
+        window: int | None = None,
+    ) -> None:
+        def make(rooms: dict[int, Tensor], given: Any) -> Tensor:
+            keys, values = given.blocks.held[layer]
+            found = []
+            for row, query in enumerate(_view(rooms, queries)):
+                slots = given.keys(row, window)
+                k = keys[0, :, slots].float().repeat_interleave(heads // kv_heads, 0)
+                v = values[0, :, slots].float().repeat_interleave(heads // kv_heads, 0)
+                scores = (k * query.view(heads, 1, head_dim)).sum(-1) * scale
+                if softcap is not None:
+                    scores = torch.tanh(scores / softcap) * softcap
+                weights = torch.softmax(scores, -1)
+                found.append((weights[..., None] * v).sum(1).reshape(-1))
+            return torch.stack(found)
+
+        self._add(target, make)
+
+    def add(self, a: Buffer, b: Buffer, target: Buffer) -> None:
+        self._add(target, lambda rooms, _: _view(rooms, a) + _view(rooms, b))
+
+    def pick(self, source: Buffer, target: Buffer, order: Tensor) -> None:
+        self._add(target, lambda rooms, _: _view(rooms, source)[:, order.long()])
+
+    def cap(self, source: Buffer, target: Buffer, value: float) -> None:
+        def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
+            x = self._rounded(_view(rooms, source) / value)
+            return self._rounded(_each(torch.tanh, x)) * value
+
+        self._add(target, make)
+
+
+def _each(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Row by row: torch computes the last numbers of a block in another way than the others."""
+    return torch.stack([function(row.clone()) for row in x])
+
+
+def _view(rooms: dict[int, Tensor], buffer: Buffer) -> Tensor:
+    return rooms[buffer.number][:, buffer.first : buffer.first + buffer.width]
+
+
+class Library:
+    """What a library of kernels says of itself."""
+
+    kernels = "torch"
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put these operations in the place of the kernels."""
+    for where, name, here in (
+        (passes, "Program", Program),
+        *((passes, "Pass", Pass), (passes, "CacheBlocks", CacheBlocks)),
+        *((products, "pack", pack), (choice, "library", Library)),
+    ):
+        monkeypatch.setattr(where, name, here, raising=False)
