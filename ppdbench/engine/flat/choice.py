@@ -232,9 +232,9 @@ def _unchecked(product: nn.Module) -> nn.Module:
 
 
 def _flat(product: nn.Module) -> nn.Module:
-    """A product laid out flat and held against itself as it was."""
+    """A product laid out flat and held against itself as it was; others, and freed ones, stay."""
     held = weights_of(product)
-    if held is None:
+    if held is None or not held[0].numel():
         return product
     made = FlatProduct(*held)
     _compare_product(made, *held)

@@ -291,3 +291,17 @@ def test_planted_bugs_are_refused_and_passes_stay_eager(
     plain = StagedModel(stock_model("qwen2").to(dtype))
     for ours, expected in zip(outputs(model), outputs(plain), strict=True):
         assert torch.equal(ours, expected)
+
+
+@torch.inference_mode()
+def test_a_model_that_runs_a_part_of_its_layers_writes_those() -> None:
+    whole, part = (
+        StagedModel(stock_model("llama"), keep=keep, passes=FLAT) for keep in (None, range(2, 4))
+    )
+    assert part.flat is not None, part.path.why
+    found = []
+    for model in (whole, part):
+        session = Session(model, CAPACITY, layers=range(2, 4))
+        hidden = torch.ones(1, 3, model.hidden_size)
+        found.append(session.run(hidden, 2, 4, session.chain(3)))
+    assert torch.equal(*found)
