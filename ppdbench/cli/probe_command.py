@@ -44,7 +44,7 @@ WHATS = ("matches", "drafts", "similarity")
 # What not every kind of probe understands.
 ONLY = {
     "matches": (
-        *("layers", "ks", "targets", "top_k", "top_p", "temperature", "bucket", "head"),
+        *("layers", "ks", "targets", "top_k", "top_p", "min_p", "temperature", "bucket", "head"),
         *("stop_at_eos", "batch_size", "show_example", "show", "heatmap", "compile"),
     ),
     "drafts": ("methods", "calibration"),
