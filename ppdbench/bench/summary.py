@@ -127,6 +127,8 @@ def _times(group: Sequence[SampleSums]) -> dict[str, Any]:
     ours, theirs = sum(s.step_ms for s in group), sum(s.baseline_step_ms for s in group)
     steps, tokens = sum(s.steps for s in group), sum(s.tokens - 1 for s in group)
     proposed, accepted = sum(s.proposed for s in group), sum(s.accepted for s in group)
+    baseline_steps = sum(s.baseline_steps for s in group)
+    timed = steps and ours and theirs and baseline_steps
     return {
         "prefill_ms": sum(s.sample.prefill_ms for s in group) / len(group) if group else None,
         "ms_per_token": ours / tokens if tokens else None,
@@ -134,10 +136,11 @@ def _times(group: Sequence[SampleSums]) -> dict[str, Any]:
         "draft_share": sum(s.draft_ms for s in group) / ours if ours else None,
         "committed_per_step": tokens / steps if steps else None,
         "accepted_per_proposed": accepted / proposed if proposed else None,
+        "proposed_per_step": proposed / steps if steps else None,
+        # What a step must commit to be worth its time: how many of greedy's it takes as long as.
+        "committed_to_pay": ours / steps / (theirs / baseline_steps) if timed else None,
         **claim([over_greedy(one) for one in group]).figures(),
-        "baseline_tokens_per_s": 1e3 * sum(s.baseline_steps for s in group) / theirs
-        if theirs
-        else None,
+        "baseline_tokens_per_s": 1e3 * baseline_steps / theirs if theirs else None,
     }
 
 

@@ -19,6 +19,7 @@ from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import option, strategy
+from ppdbench.methods.exits import ChosenExit, chosen_exit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.masks import Step
     from ppdbench.engine.session import Session
 
+ENOUGH = 0.5  # share of tokens with which an exit that nobody asked for is content
 MEASURES = ("softmax", "top", "state")
 
 
@@ -60,7 +62,11 @@ def check_exit_options(method: str, exit_layer: int, confidence: float) -> None:
 class EarlyExit:
     """Read tokens out of an early layer: the same one for all, or one that is sure enough."""
 
-    exit_layer: int = option(0, "layers run (0: half of them); with confidence the fewest (0: one)")
+    exit_layer: int = option(
+        0,
+        "layers run (0: half of them, of more than 12 the first where a short probe finds half "
+        "of the tokens); with confidence the fewest (0: one)",
+    )
     confidence: float = option(
         0.0, "exit where the measure is above it, 0..1 (0: always at exit_layer)"
     )
@@ -84,7 +90,13 @@ class EarlyExit:
 
     def prepare(self, setup: Setup) -> EarlyExitDecoder:
         """Settle the exit; there is nothing to load."""
-        return EarlyExitDecoder(self, self.exit_in(setup.target.staged.n_layers))
+        model = setup.target.staged
+        found = ChosenExit(self.exit_in(model.n_layers))
+        if not self.exit_layer and not self.confidence:
+            found = chosen_exit(model, found.layers, lambda _, match: min(match, ENOUGH))
+        decoder = EarlyExitDecoder(self, found.layers)
+        decoder.used, decoder.facts = {"exit_layer": found.told(model.n_layers)}, found.facts()
+        return decoder
 
 
 class EarlyExitDecoder(Decoder):

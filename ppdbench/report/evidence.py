@@ -86,6 +86,25 @@ def chat_notes(prompts: str) -> list[str]:
     return [f"Prompts: {prompts}."] if is_chat(prompts) else []
 
 
+def why_no_gain(summary: Summary) -> str | None:
+    """Say of a method that loses what would have to be accepted, and what is; None of others."""
+    speedup, proposed = summary["speedup"], summary.get("proposed_per_step")
+    needed = summary.get("committed_to_pay")
+    if speedup is None or speedup >= 1 or not proposed or needed is None or no_difference(summary):
+        return None
+    found = summary["accepted_per_proposed"]
+    step = f"{summary['label']}: a step takes as long as {needed:.2f} of greedy's"
+    if needed - 1 > proposed:
+        return (
+            f"{step}, so it cannot pay even if all {proposed:.1f} tokens that it drafts a step "
+            f"were accepted; {found:.0%} are."
+        )
+    return (
+        f"{step}, so it pays from {(needed - 1) / proposed:.0%} of {proposed:.1f} drafted tokens "
+        f"accepted; {found:.0%} are."
+    )
+
+
 def notes_on(summaries: Sequence[Summary]) -> list[str]:
     """Explain how speedups came about, and what they can be told from."""
     notes = [PAIRED]
@@ -93,6 +112,7 @@ def notes_on(summaries: Sequence[Summary]) -> list[str]:
     if floors:
         low, high = min(s["noise_low"] for s in floors), max(s["noise_high"] for s in floors)
         notes.append(f"Greedy against itself: {_interval(low, high)}, the noise of this machine.")
+    notes += [why for s in summaries if (why := why_no_gain(s)) is not None]
     if (load := next((s["under_load"] for s in summaries if s["under_load"]), None)) is not None:
         notes.append(f"Under load: {load}. Measure again on a quiet machine.")
     if (degenerate := degenerate_note(summaries)) is not None:

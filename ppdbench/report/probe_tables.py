@@ -16,6 +16,7 @@ from ppdbench.stats import FEW, FEW_EXAMPLES
 PAPER_DEPTHS = (10 / 40, 20 / 40, 30 / 40, 35 / 40, 37 / 40)
 MANY_LAYERS = 8
 FULL = "--full-length"
+MOST_ROWS = 12  # layers of one task and head in the pooled table
 PARTLY = (
     "Not all layers were probed: > means more than the deepest of them, and no mean can be told."
 )
@@ -26,6 +27,24 @@ def paper_layers(layers: Sequence[int], n_layers: int) -> list[int]:
     if len(layers) <= MANY_LAYERS:
         return list(layers)
     return sorted({min(layers, key=lambda n: abs(n - f * n_layers)) for f in PAPER_DEPTHS})
+
+
+def spread_layers(layers: Sequence[int]) -> list[int]:
+    """The layers that the pooled table shows: all, or some as far apart, the first and the last."""
+    if len(layers) <= MOST_ROWS:
+        return list(layers)
+    last = len(layers) - 1
+    return [layers[round(i * last / (MOST_ROWS - 1))] for i in range(MOST_ROWS)]
+
+
+def _left_out(shown: int, of: int) -> tuple[str, ...]:
+    """Say which layers a table shows, where it does not show all."""
+    if shown == of:
+        return ()
+    return (
+        f"{shown} of {of} layers, evenly spread from the first to the last; all: --format csv, "
+        "json.",
+    )
 
 
 def label(header: Header) -> str:
@@ -67,8 +86,10 @@ def pooled(header: Header, rates: Sequence[Rate], n_examples: int) -> Sheet:
     totals = [rate for rate in rates if rate.bucket == TOTAL]
     ks = sorted({rate.k for rate in totals})
     several = len({rate.target for rate in totals}) > 1
+    layers = sorted({rate.layer for rate in totals})
+    shown = set(spread_layers(layers))
     rows: dict[tuple[Cell, ...], dict[int, Rate]] = {}
-    for rate in totals:
+    for rate in (rate for rate in totals if rate.layer in shown):
         names = (rate.task, *((rate.target,) if several else ()), rate.head, rate.layer)
         rows.setdefault(names, {})[rate.k] = rate
     head = ("task", *(("target",) if several else ()), "head", "layer", *(f"k={k}" for k in ks))
@@ -84,6 +105,7 @@ def pooled(header: Header, rates: Sequence[Rate], n_examples: int) -> Sheet:
             f"±, < and >: {INTERVAL}.",
             "head N: the model's own; Y: trained for the layer. layer: number of layers run.",
             *prompt_notes(header),
+            *_left_out(len(shown), len(layers)),
             *((FEW,) if n_examples < FEW_EXAMPLES else ()),
         ),
     )
@@ -124,7 +146,11 @@ def by_position(rates: Sequence[Rate], n_layers: int, task: str, target: str) ->
             (*names, *(round(100 * cells[b].match_rate, 1) for b in buckets))
             for names, cells in rows.items()
         ),
-        notes=((f"{skipped} more layers in --format csv and json.",) if skipped else ()),
+        notes=(
+            (f"The paper's depths; {skipped} more layers in --format csv and json.",)
+            if skipped
+            else ()
+        ),
         digits=dict.fromkeys(buckets, 1),
     )
 

@@ -21,6 +21,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.files.publications import LAYERSKIP
 from ppdbench.methods.base import DRAWN, check_least, option, strategy
 from ppdbench.methods.early_exit import check_exit_options, exit_layer_of
+from ppdbench.methods.exits import ChosenExit, chosen_exit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.cache import KVCache
     from ppdbench.engine.masks import StepMaker
     from ppdbench.engine.session import Session
+    from ppdbench.engine.staged import StagedModel
 
 REUSES = ("kvq", "kv", "none")
 
@@ -39,7 +41,9 @@ REUSES = ("kvq", "kv", "none")
 class LayerSkip:
     """Draft with the model's own first layers, check with the others."""
 
-    exit_layer: int = option(0, "layers that draft (0: a quarter of them)")
+    exit_layer: int = option(
+        0, "layers that draft (0: a quarter of them, of more than 12 the best by a short probe)"
+    )
     draft_length: int = option(4, "tokens drafted at most; where it starts if adaptive")
     confidence: float = option(
         0.0, "draft no further where no token has this probability, 0..1 (0: off)"
@@ -75,11 +79,31 @@ class LayerSkip:
     def prepare(self, setup: Setup) -> SelfSpeculation:
         """Settle the exit; make the second cache if there is to be one."""
         model = setup.target.staged
+        found = self._exit_of(model)
+        own = None
+        if self.reuse == "none":
+            own = model.new_cache(setup.capacity, layers=range(found.layers))
+        drafter = SelfSpeculation(self, found.layers, own)
+        drafter.used, drafter.facts = {"exit_layer": found.told(model.n_layers)}, found.facts()
+        return drafter
+
+    def _exit_of(self, model: StagedModel) -> ChosenExit:
+        """The exit asked for, or the fastest by what was probed."""
         exit_layer = self.exit_in(model.n_layers)
-        if self.reuse != "none":
-            return SelfSpeculation(self, exit_layer)
-        own = model.new_cache(setup.capacity, layers=range(exit_layer))
-        return SelfSpeculation(self, exit_layer, own)
+        if self.exit_layer:
+            return ChosenExit(exit_layer)
+        # In layers: reading out costs as much as so many of them.
+        head, n, longest = (
+            model.readout_bytes() / model.layer_bytes(0),
+            model.n_layers,
+            self.draft_length,
+        )
+
+        def speed(exit_layer: int, match: float) -> float:
+            committed = sum(match**i for i in range(longest + 1))
+            return committed / (n + head + longest * (exit_layer + head))
+
+        return chosen_exit(model, exit_layer, speed)
 
 
 class SelfSpeculation(Proposer):

@@ -19,11 +19,13 @@ from ppdbench.decoding.decoder import Setup
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import PPD
 from ppdbench.methods.base import check_least, option, strategy
+from ppdbench.methods.exits import ChosenExit, chosen_exit
 from ppdbench.theory import check_exit
 
 if TYPE_CHECKING:
     from ppdbench.engine.heads import ExitHead
     from ppdbench.engine.loading import Loaded
+    from ppdbench.engine.staged import StagedModel
     from ppdbench.methods.ppd.forms import Form
 
 NAMES = ("inline", "split", "replicated")
@@ -34,7 +36,11 @@ NAMES = ("inline", "split", "replicated")
 class PredictivePipelined:
     """Run the first layers for the likeliest next tokens while the others finish this one."""
 
-    exit_after: int = option(0, "layers run before candidates are read out, half or more (0: half)")
+    exit_after: int = option(
+        0,
+        "layers run before candidates are read out, half or more (0: half; of more than 12 layers "
+        "where a short probe saves most)",
+    )
     k: int = option(3, "candidates")
     head: str = option(
         "", "folder of trained heads for the early prediction ('': the model's own)", names="file"
@@ -66,7 +72,8 @@ class PredictivePipelined:
         from ppdbench.methods.ppd.forms import FORMS
 
         loaded = setup.target
-        exit_after = self.exit_in(loaded.staged.n_layers)
+        found = self._exit_of(loaded.staged)
+        exit_after = found.layers
         if self.k > loaded.staged.vocab_size:
             raise ConfigError(f"ppd: k={self.k}; use 1..{loaded.staged.vocab_size}")
         head, fingerprint = self._head(loaded, exit_after)
@@ -79,9 +86,23 @@ class PredictivePipelined:
             patience_s=self.patience,
         )
         form = FORMS[self.form](config)
-        form.used = {"head": self.head or "the model's own"}
+        told = found.told(loaded.staged.n_layers)
+        form.used = {"head": self.head or "the model's own", "exit_after": told}
+        form.facts = {**form.facts, **found.facts()}
         form.loaded = {"head": fingerprint} if fingerprint else {}
         return form
+
+    def _exit_of(self, model: StagedModel) -> ChosenExit:
+        """The exit asked for, or the one that saves most layers by what was probed.
+
+        A trained head finds other tokens than the model's own, and none is there for every exit.
+        """
+        n, exit_after = model.n_layers, self.exit_in(model.n_layers)
+        if self.exit_after or self.head:
+            return ChosenExit(exit_after)
+        return chosen_exit(
+            model, exit_after, lambda e, match: match * (n - e), first=exit_after, k=self.k
+        )
 
     def _head(self, loaded: Loaded, exit_after: int) -> tuple[ExitHead | None, str]:
         """The head to read out with, if it is not the model's own, and its fingerprint."""
