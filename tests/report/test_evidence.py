@@ -1,0 +1,44 @@
+"""A method that loses says what would have to be accepted for it to pay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppdbench.report.evidence import why_no_gain
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {
+        "label": "layerskip",
+        "speedup": 0.5,
+        "speedup_low": 0.4,
+        "speedup_high": 0.6,
+        "noise_low": 0.95,
+        "noise_high": 1.05,
+        "proposed_per_step": 4.0,
+        "accepted_per_proposed": 0.25,
+        "committed_to_pay": 3.0,
+        **changes,
+    }
+
+
+def test_a_loss_names_the_acceptance_needed_and_that_found() -> None:
+    # A step of 3 greedy steps pays once 2 of 4 drafted tokens are kept beside its own.
+    assert why_no_gain(summary()) == (
+        "layerskip: a step takes as long as 3.00 of greedy's, so it pays from 50% of 4.0 drafted "
+        "tokens accepted; 25% are."
+    )
+
+
+def test_a_step_longer_than_all_it_drafts_cannot_pay() -> None:
+    said = why_no_gain(summary(committed_to_pay=5.5))
+    assert said is not None
+    assert "cannot pay even if all 4.0 tokens" in said
+
+
+def test_nothing_is_said_of_a_gain_of_noise_and_of_what_drafts_nothing() -> None:
+    assert why_no_gain(summary(speedup=1.2, speedup_low=1.1, speedup_high=1.3)) is None
+    assert why_no_gain(summary(speedup=0.99, speedup_low=0.97, speedup_high=1.01)) is None
+    assert why_no_gain(summary(speedup=None)) is None
+    assert why_no_gain(summary(proposed_per_step=0.0)) is None
+    assert why_no_gain(summary(committed_to_pay=None)) is None
