@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from ppdbench.runs.header import Header
 
 def header() -> Header:
     model: Any = SimpleNamespace(name="m", dtype="float32", synthetic=False, gguf=None)
-    return cast(Header, SimpleNamespace(model=model))
+    return cast(Header, SimpleNamespace(model=model, chat=None, config=None))
 
 
 def rates(n_layers: int) -> list[Rate]:
@@ -31,7 +32,7 @@ def test_at_most_twelve_layers_are_shown_the_first_and_the_last_among_them(n_lay
     shown = spread_layers(layers)
     assert len(shown) == len(set(shown)) == min(n_layers, MOST_ROWS)
     assert (shown[0], shown[-1]) == (1, n_layers)
-    gaps = {b - a for a, b in zip(shown, shown[1:], strict=False)}
+    gaps = {b - a for a, b in pairwise(shown)}
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
