@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.cli.common import RunCommand, check_exports, notice, what_is_decoded
+from ppdbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
@@ -26,7 +27,6 @@ def verify_distribution(
     """Draw, judge, print; 1 where a method that claims to be exact is not faithful."""
     from ppdbench.bench.drawing import LENGTH, PROMPTS, VerifyConfig, verify
     from ppdbench.bench.runner import DecodeConfig
-    from ppdbench.errors import ConfigError
     from ppdbench.report.export import emit, write
     from ppdbench.report.faithful_tables import sheet
     from ppdbench.report.progress import progress
