@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.flat.layers import NotUnderstoodError
 from ppdbench.engine.flat.library import Unavailable, library
-from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, is_there
+from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, FlatReadout, is_there
 from ppdbench.engine.flat.products import FlatProduct, plain
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.packing import Exchange, packed, weights_of
@@ -206,6 +206,14 @@ class Trial:
             _hold(found, wanted, OF_LAYERS[found.dtype] * added, f"layer {index}")
             self.hidden[number] = wanted
 
+    def compare_readout(self, flat: FlatReadout) -> None:
+        """The final norm and the head behind the last layer, against their flat copies."""
+        for hidden in self.hidden:
+            wanted, found = self.adapter.logits(hidden), flat.read(hidden)
+            assert found is not None
+            largest = wanted.float().abs().amax(-1, keepdim=True)
+            _hold(found.logits, wanted, OF_LAYERS[wanted.dtype] * largest, "the readout")
+
     def eagerly(self, adapter: Adapter, hidden: Tensor, layers: range, step: Step) -> Tensor:
         """Run layers as they are."""
         self.cache.begin(step, layers.start, layers.stop)
@@ -255,6 +263,8 @@ def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
 
     adapter.pack(lambda module: ready.get(id(module)) or _flat(module), before)
     passes = FlatPasses(adapter)
+    if is_there(adapter.head):
+        trial.compare_readout(passes.readout)
     # Norms were read from the file once more.
     Files.behind(adapter.model.parameters()).release()
     return passes

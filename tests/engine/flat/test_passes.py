@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.decoding.passes import run_pass
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.flat import choice, products
 from ppdbench.engine.flat.choice import EAGER, FASTER, FLAT
 from ppdbench.engine.masks import TrainedRows
@@ -291,6 +292,14 @@ def test_planted_bugs_are_refused_and_passes_stay_eager(
     plain = StagedModel(stock_model("qwen2").to(dtype))
     for ours, expected in zip(outputs(model), outputs(plain), strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_a_final_norm_that_is_misread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Adapter.norm
+    monkeypatch.setattr(Adapter, "norm", lambda self, hidden: 1.001 * real(self, hidden))
+    model = StagedModel(stock_model("llama"), passes=FLAT)
+    assert model.flat is None
+    assert "the readout is off by" in model.path.why
 
 
 @torch.inference_mode()
