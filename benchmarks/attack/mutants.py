@@ -47,11 +47,16 @@ SIMILARITY = (*GUESSES, "similarity")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A bug: what is changed, and whether it changes outputs or only times."""
+    """A bug: what is changed, whether it changes outputs or only times, and in which passes.
+
+    Those of flat passes are planted behind the checks at load, which would refuse them: it is the
+    stock model that has to find them.
+    """
 
     plant: Plant
     words: Sequence[str] = OUTPUTS
     changes_outputs: bool = True
+    passes: str = "eager"
 
 
 MUTANTS: list[Mutant] = []
@@ -60,6 +65,12 @@ MUTANTS: list[Mutant] = []
 def outputs(plant: Plant) -> Plant:
     """Register a bug that changes outputs."""
     MUTANTS.append(Mutant(plant))
+    return plant
+
+
+def flat(plant: Plant) -> Plant:
+    """Register a bug that changes what flat passes give."""
+    MUTANTS.append(Mutant(plant, passes="flat"))
     return plant
 
 
@@ -79,6 +90,22 @@ def times(plant: Plant) -> Plant:
     """Register a bug that changes times alone."""
     MUTANTS.append(Mutant(plant, TIMES, changes_outputs=False))
     return plant
+
+
+def _settle(passes: str) -> None:
+    """Have all passes run this way, whatever is faster here and whatever checks would say."""
+    from ppdbench.engine.flat import choice
+    from ppdbench.engine.flat.library import Unavailable
+
+    def missing() -> Any:
+        raise Unavailable("left out")
+
+    if passes == "eager":
+        vars(choice)["library"] = missing
+        return
+    vars(choice)["measure"] = lambda *_: []
+    for check in ("compare", "compare_readout"):
+        setattr(choice.Trial, check, lambda *_: None)
 
 
 def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -415,14 +442,14 @@ def no_end_token_is_known() -> None:
     """Go on behind the end on both sides."""
     import dataclasses
 
-    from ppdbench.bench import runner
+    from ppdbench.runs import running
 
-    real = vars(runner)["load"]
+    real = vars(running)["load"]
 
     def load(*given: Any, **more: Any) -> Any:
         return dataclasses.replace(real(*given, **more), eos_ids=frozenset())
 
-    runner.load = load  # type: ignore[attr-defined]
+    vars(running)["load"] = load
 
 
 def drafts_go_on_behind_the_end() -> None:
@@ -463,6 +490,74 @@ def a_method_is_compared_with_itself() -> None:
         return greedy
 
     _wrap(Interleaved, "_greedy", made)
+
+
+# Flat passes
+
+
+def _turned(change: Callable[[Any], Any]) -> None:
+    """Change the cosines and sines of flat passes."""
+    from ppdbench.engine.flat.passes import FlatLayers
+
+    def made(real: Any) -> Any:
+        def turn(*given: Any) -> Any:
+            found = real(*given)
+            return None if found is None else tuple(map(change, found))
+
+        return turn
+
+    _wrap(FlatLayers, "_turn", made)
+
+
+@flat
+def rows_of_flat_passes_change_places() -> None:
+    _turned(lambda table: table.roll(1, 0))
+
+
+@flat
+def all_rows_of_flat_passes_are_turned_too_long() -> None:
+    _turned(lambda table: 1.02 * table)
+
+
+@flat
+def flat_trees_are_run_as_chains() -> None:
+    from ppdbench.engine.flat.passes import FlatLayers
+
+    def made(real: Any) -> Any:
+        def passes(self: Any, step: Any, cache: Any) -> Any:
+            chain = step if step.sights is None else replace(step, sights=None)
+            return real(self, chain, cache)
+
+        return passes
+
+    _wrap(FlatLayers, "_made", made)
+
+
+@flat
+def the_newest_row_of_wide_flat_passes_is_not_stored() -> None:
+    from ppdbench.engine.flat import ops, passes
+
+    def pass_of(start: int, slots: Any, *more: Any, **named: Any) -> Any:
+        kept = slots.copy()
+        if len(kept) > 1:
+            kept[-1] = ops.NOT_STORED
+        return ops.Pass(start, kept, *more, **named)
+
+    vars(passes)["Pass"] = pass_of
+
+
+@flat
+def flat_passes_name_the_second_likeliest_token() -> None:
+    from ppdbench.engine.flat.passes import FlatReadout
+
+    def made(real: Any) -> Any:
+        def read(self: Any, hidden: Any) -> Any:
+            found = real(self, hidden)
+            return replace(found, likeliest=found.logits.topk(2, dim=-1).indices[..., 1])
+
+        return read
+
+    _wrap(FlatReadout, "read", made)
 
 
 # What guesses are made of
@@ -571,8 +666,9 @@ def the_prefill_is_counted_into_the_first_step() -> None:
         def decode(*given: Any, **named: Any) -> Any:
             found = real(*given, **named)
             moved = found.prefill_ms
-            steps = (found.step_ms[0] + moved, *found.step_ms[1:])
-            return replace(found, prefill_ms=0.0, step_ms=steps)
+            first, *others = found.steps
+            steps = (replace(first, ms=first.ms + moved), *others)
+            return replace(found, prefill_ms=0.0, steps=steps)
 
         return decode
 
@@ -582,14 +678,18 @@ def the_prefill_is_counted_into_the_first_step() -> None:
     _wrap(Proposer, "decode", shifted)
 
 
+def _slower(found: Any, factor: float) -> Any:
+    """Give the same output with other times of its steps."""
+    return replace(found, steps=tuple(replace(s, ms=factor * s.ms) for s in found.steps))
+
+
 @times
 def steps_of_the_method_are_halved() -> None:
     from ppdbench.decoding.decoder import Proposer
 
     def made(real: Any) -> Any:
         def decode(*given: Any, **named: Any) -> Any:
-            found = real(*given, **named)
-            return replace(found, step_ms=tuple(ms / 2 for ms in found.step_ms))
+            return _slower(real(*given, **named), 1 / 2)
 
         return decode
 
@@ -602,8 +702,7 @@ def steps_of_the_baseline_count_twice() -> None:
 
     def made(real: Any) -> Any:
         def greedy(*given: Any, **named: Any) -> Any:
-            found = real(*given, **named)
-            return replace(found, step_ms=tuple(2 * ms for ms in found.step_ms))
+            return _slower(real(*given, **named), 2)
 
         return greedy
 
@@ -618,7 +717,13 @@ def _attempts(short: bool) -> Iterator[Attempt]:
 
 
 def survived(mutant: Mutant, place: Path) -> str | None:
-    said = Forked([*mutant.words, "--out", str(place / "run")], place, before=mutant.plant).wait()
+    """Run the command with the bug; the reason if nobody finds it."""
+
+    def before() -> None:
+        mutant.plant()
+        _settle(mutant.passes)
+
+    said = Forked([*mutant.words, "--out", str(place / "run")], place, before=before).wait()
     if mutant.changes_outputs:
         return None if said.code == 1 else f"exit code {said.code}: {said.last[:200]}"
     if said.code == 1:

@@ -174,7 +174,7 @@ class Trial:
     """Passes over a short cache: a chain of tokens, and a tree behind them."""
 
     def __init__(self, adapter: Adapter, text: Sequence[int]) -> None:
-        rows = CHAIN + max(*ROWS, len(TREE))
+        rows = CHAIN + max(*ROWS, len(TREE)) + 1  # with some to spare, as in sessions
         adapter.prepare(rows)
         self.adapter, self.cache = adapter, KVCache(adapter.cache_shape(), rows)
         self._other = KVCache(adapter.cache_shape(), rows)  # of flat passes
