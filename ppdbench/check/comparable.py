@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from ppdbench.check.metrics import DECODING
 from ppdbench.check.snapshot import CHAT, Snapshot
 from ppdbench.errors import DataError
 from ppdbench.runs.prompting import as_then, in_words, prompted_alike
-from ppdbench.runs.records import Chat
+from ppdbench.runs.records import AskedTarget, Chat
 from ppdbench.runs.validation import Unsound, convert
+
+# What targets have that those of earlier versions had not, at the value that they had then.
+_GAINED: dict[str, Any] = msgspec.json.decode(
+    msgspec.json.encode(
+        {
+            field.name: field.default
+            for field in msgspec.structs.fields(AskedTarget)
+            if field.default is not msgspec.NODEFAULT
+        }
+    )
+)
 
 
 def refuse_unlike(now: Snapshot, baseline: Snapshot) -> None:
@@ -31,14 +44,24 @@ def _differences(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
         if now.model[name] != baseline.model[name]:
             yield _model(now, baseline, name)
             return
-    for name, value in baseline.settings.items():
-        if name != CHAT and now.settings.get(name) != value:
-            yield _was(name, now.settings.get(name), value)
-    ours, theirs = _prompting(now), _prompting(baseline)
-    if not prompted_alike(ours, theirs):
-        yield _was("prompts:", in_words(ours), in_words(theirs))
+    for name, stored in baseline.settings.items():
+        ours, theirs = _filled(now.settings.get(name)), _filled(stored)
+        if name != CHAT and ours != theirs:
+            yield _was(name, ours, theirs)
+    asked, was_asked = _prompting(now), _prompting(baseline)
+    if not prompted_alike(asked, was_asked):
+        yield _was("prompts:", in_words(asked), in_words(was_asked))
     yield from _other_data(now, baseline)
     yield from _other_methods(now, baseline)
+
+
+def _filled(setting: Any) -> Any:
+    """A setting with what records of targets have gained since it was stored."""
+    if isinstance(setting, list):
+        return [_filled(one) for one in setting]
+    if isinstance(setting, dict) and "temperature" in setting:
+        return {**_GAINED, **setting}
+    return setting
 
 
 def _prompting(of: Snapshot) -> Chat | None:

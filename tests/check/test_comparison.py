@@ -49,6 +49,18 @@ def slower(factor: float) -> Change:
     return drafting(lambda s: {"step_ms": [factor * ms for ms in s["step_ms"]]})
 
 
+def test_targets_of_earlier_versions_had_what_they_have_gained_at_its_default(
+    tmp_path: Path,
+) -> None:
+    gained = {"min_p": 0.05, "repetition_penalty": 1.0, "logit_bias": []}
+    full = {**CONFIG, "target": {**CONFIG["target"], **gained}}
+    assert not gained.keys() & CONFIG["target"].keys()
+    assert compared(tmp_path, config=full).exit_code == 0
+    other = {**CONFIG, "target": {**CONFIG["target"], "repetition_penalty": 1.1}}
+    with pytest.raises(DataError, match="not comparable with the baseline: target"):
+        compared(tmp_path / "other", config=other)
+
+
 def test_a_run_is_as_good_as_itself(tmp_path: Path) -> None:
     found = compared(tmp_path)
     assert found.exit_code == 0
