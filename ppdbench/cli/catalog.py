@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ppdbench.engine.families import FAMILIES
+from ppdbench.engine.families import FAMILIES, members
 from ppdbench.engine.gguf import source
+from ppdbench.engine.known import Known, known
 from ppdbench.engine.shapes import NAMED, PREFIX
 from ppdbench.files import papers
 from ppdbench.files.resources import reference_is_there
 from ppdbench.methods import METHODS
 from ppdbench.methods import method as named
 from ppdbench.tasks import load_task, task_names
+
+FAMILY_MODEL = "hub id or folder"
 
 
 def methods() -> list[dict[str, Any]]:
@@ -53,24 +56,41 @@ def models() -> list[dict[str, Any]]:
     """List what --model understands: the embedded model, synthetic shapes, families."""
     fetched = "fetched" if source.smollm2().is_file() else f"not here: {source.FETCH}"
     there = "shipped with the package" if reference_is_there() else "not in this version"
-    entries = [
-        {"model": "reference", "kind": "embedded", "what": there},
-        {"model": "reference-draft", "kind": "embedded", "what": f"its draft model, {there}"},
-        {"model": source.SMOLLM2, "kind": "GGUF file", "what": f"SmolLM2-135M-Instruct, {fetched}"},
+    ours = {"family": "llama", "runs": True, "why": ""}
+    entries: list[dict[str, Any]] = [
+        {"model": "reference", **ours, "kind": "embedded", "what": there},
+        {
+            "model": "reference-draft",
+            **ours,
+            "kind": "embedded",
+            "what": f"its draft model, {there}",
+        },
+        {
+            "model": source.SMOLLM2,
+            **ours,
+            "kind": "GGUF file",
+            "what": f"SmolLM2-135M-Instruct, {fetched}",
+        },
     ]
     entries += [
         {
             "model": f"{PREFIX}{name}",
+            **ours,
             "kind": "random weights",
             "what": f"{shape.layers} layers, {shape.hidden} wide, vocabulary {shape.vocab}",
         }
         for name, shape in NAMED.items()
     ]
     entries += [
-        {"model": "hub id or folder", "kind": name, "what": FAMILIES.get(name).members}
-        for name in FAMILIES
+        {"model": FAMILY_MODEL, **asdict(found), "what": members(found.family)}
+        for found in (*known().values(), *_added())
     ]
     return entries
+
+
+def _added() -> list[Known]:
+    """Families that have an entry and are none of transformers'."""
+    return [Known(name, "dense", True, "") for name in FAMILIES if name not in known()]
 
 
 def tables() -> list[dict[str, Any]]:

@@ -67,6 +67,11 @@ model_options = stack(
     click.option("--threads", type=int, help="CPU threads for the model (all cores)."),
     click.option("--offline", is_flag=True, help="Never ask the hub."),
     click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a hub model."),
+    click.option(
+        "--no-family-check",
+        is_flag=True,
+        help="Do not hold what was read of a model against transformers when it is loaded.",
+    ),
 )
 
 tasks_option = click.option(

@@ -27,7 +27,7 @@ HANDED_ON = (
     *("model", "gguf", "revision", "dtype", "quantize"),
     *("device", "device_map", "max_memory", "threads"),
 )
-WITHOUT_INFLUENCE = ("offline", "trust_remote_code")
+WITHOUT_INFLUENCE = ("offline", "trust_remote_code", "no_family_check")
 EMBEDDED = "reference"
 AUTO = "auto"  # what options say that leave it to the command
 AT_LEAST_1 = click.IntRange(min=1)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ppdbench.engine.anatomy import LONGEST, read, text_config
 from ppdbench.engine.cache import CacheShape, Rows
-from ppdbench.engine.families import family
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
 from ppdbench.engine.packing import Exchange, PackedLinear, exchange, packed, spans, unpack
@@ -26,7 +26,8 @@ from ppdbench.machine.pages import Files, enlarge, trim
 # leave keys of two kinds in one cache.
 LENGTH_DEPENDENT_ROPE = {"longrope", "dynamic"}
 
-Rotary = tuple[Tensor, Tensor] | None
+# cos and sin, or one table of complex numbers.
+Rotary = tuple[Tensor, ...] | None
 
 
 class Adapter:
@@ -34,29 +35,37 @@ class Adapter:
 
     def __init__(self, model: Any, stored: StoredWeights = NOTHING) -> None:
         self.model = model
-        self.config = model.config
-        self.family = family(self.config.model_type)
-        if (refusal := self.family.refusal(self.config)) is not None:
-            raise UnsupportedModel(refusal)
+        self.config = text_config(model)
+        self.family, self.anatomy = read(model)
         self.stored = stored
-        self.body = model.get_submodule(self.family.body)
-        self.layers: list[nn.Module] = list(getattr(self.body, self.family.layers))
-        self.embedding: nn.Module = getattr(self.body, self.family.embedding)
+        self.body = model.get_submodule(self._named(self.family.body))
+        self.layers: list[nn.Module] = list(getattr(self.body, self._named(self.family.layers)))
+        self.embedding: nn.Module = getattr(self.body, self._named(self.family.embedding))
         self._passes = [self._pass(i, layer) for i, layer in enumerate(self.layers)]
         for name, part in self.body.named_children():
             if name not in (self.family.layers, self.family.embedding):
                 setattr(self.body, name, at_home(part, self._path(name), stored, self.device))
-        self.final_norm: nn.Module | None = getattr(self.body, self.family.norm)
+        self.final_norm: nn.Module | None = getattr(self.body, self._named(self.family.norm))
         self.head = at_home(model.get_output_embeddings(), self.head_path(), stored, self.device)
         self._tied = self._head_is_tied()
         self.blocks = self.family.blocks_of(self.config)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self._word_scale = self.family.word_scale(self.config)
+        self._before_head = self.family.before_head(self.config)
+        self._logit_scale = self.family.logit_scale(self.config)
+        self._tells = None if self.family.told is None else self.family.told(self.body, self.config)
+        self._told: tuple[Step, dict[str, Any]] | None = None
         self.windows = self._windows()
-        self._rotary: dict[tuple[str | None, torch.device], tuple[Tensor, Tensor]] = {}
+        self._rotary: dict[tuple[str | None, torch.device], tuple[Tensor, ...]] = {}
 
     # Where the parts are
 
-    def _path(self, name: str) -> str:
+    @staticmethod
+    def _named(name: str | None) -> str:
+        assert name is not None, "reading a model fills in all names"
+        return name
+
+    def _path(self, name: str | None) -> str:
         return f"{self.family.body}.{name}"
 
     def layer_path(self, index: int) -> str:
@@ -111,7 +120,10 @@ class Adapter:
 
     def words(self, tokens: Tensor) -> Tensor:
         """Embed tokens [batch, query] without their positions."""
-        return self._projected(self.family.project_in, self.embedding(tokens))
+        words = self._projected(self.family.project_in, self.embedding(tokens))
+        if self._word_scale != 1.0:
+            words = words * self._word_scale
+        return self._projected(self.family.embedding_norm, words)
 
     def place(self, words: Tensor, positions: Tensor, first: int = 0) -> Tensor:
         """Words, or what is trained to stand for one, at their positions.
@@ -136,25 +148,45 @@ class Adapter:
         mask: Tensor | None,
         rotary: Rotary,
         cache: Rows | None,
+        step: Step | None = None,
     ) -> Tensor:
-        """One decoder layer."""
-        out: Tensor = self._passes[index](hidden, **self.arguments(mask, rotary, cache))
-        return out
+        """One decoder layer; those that place rows themselves need the `step`."""
+        arguments = self.arguments(mask, rotary, cache)
+        if self._tells is not None or self.anatomy.told_positions:
+            arguments |= self._said(step)
+        out: Any = self._passes[index](hidden, **arguments)
+        state: Tensor = out[0] if isinstance(out, tuple) else out
+        return state
+
+    def _said(self, step: Step | None) -> dict[str, Any]:
+        """What layers are told of a pass beyond the usual: made once for all of them."""
+        if self._told is None or self._told[0] is not step or step is None:
+            assert step is not None, "layers of this family are told where rows stand"
+            said = {} if self._tells is None else self._tells(step)
+            if self.anatomy.told_positions:
+                said["position_ids"] = step.positions
+            self._told = step, said
+        return self._told[1]
 
     def arguments(self, mask: Tensor | None, rotary: Rotary, cache: Rows | None) -> dict[str, Any]:
         """Return the arguments that the family's layers take beside hidden states."""
-        arguments: dict[str, Any] = {"attention_mask": mask, self.family.cache_argument: cache}
+        arguments: dict[str, Any] = {
+            "attention_mask": self.family.mask(mask),
+            self._named(self.family.cache_argument): cache,
+        }
         if rotary is not None:
-            arguments["position_embeddings"] = rotary
+            arguments["position_embeddings"] = rotary if len(rotary) > 1 else rotary[0]
         return arguments
 
     def norm(self, hidden: Tensor) -> Tensor:
         """Apply all that stands between the last layer and the head."""
         normed: Tensor = hidden if self.final_norm is None else self.final_norm(hidden)
+        if self._before_head != 1.0:
+            normed = normed / self._before_head
         return self._projected(self.family.project_out, normed)
 
     def readout(self, normed: Tensor) -> Tensor:
-        """Logits of normed hidden states, soft cap included."""
+        """Logits of normed hidden states, scale and soft cap included."""
         return self.cap(self.head(normed))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -162,7 +194,8 @@ class Adapter:
         return self.readout(self.norm(hidden))
 
     def cap(self, logits: Tensor) -> Tensor:
-        """The family's soft cap on logits, for its own head and for trained ones."""
+        """The family's scale and soft cap of logits, for its own head and for trained ones."""
+        logits = self._logit_scale(logits)
         if self.softcap is None:
             return logits
         return torch.tanh(logits / self.softcap) * self.softcap
@@ -174,12 +207,30 @@ class Adapter:
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
         """cos and sin of the step's positions: [batch or 1, query, rotary_dim]."""
-        if self.family.positions is not None:
+        if not self.anatomy.tables:
             return None
-        cos, sin = self._rotary[kind, step.positions.device]
+        tables = self._rotary[kind, step.positions.device]
         if step.contiguous:
-            return cos[None, step.start : step.end], sin[None, step.start : step.end]
-        return cos[step.positions], sin[step.positions]
+            return tuple(table[None, step.start : step.end] for table in tables)
+        return tuple(table[step.positions] for table in tables)
+
+    def why_not_repeated(self) -> str | None:
+        """Say why passes cannot be captured and repeated; None if they can."""
+        if self.anatomy.experts:
+            return "which experts a pass reads depends on its tokens"
+        if self._tells is not None or self.anatomy.told_positions or self.anatomy.own_attention:
+            return "its layers place rows or mask them in code of their own"
+        return None
+
+    def why_not_traced(self) -> str | None:
+        """Say why one layer cannot be compiled for all; None if it can."""
+        if (why := self.why_not_repeated()) is not None:
+            return why
+        if not self.anatomy.tables or len(self._rotary_table(1, self.rope_kind(0))) != 2:
+            return "its layers take no pair of rotary tables"
+        if not self.anatomy.plain or self._before_head != 1.0:
+            return "its layers or its readout have weights beside linear products and norms"
+        return None if self.anatomy.alike else "its layers differ in more than their weights"
 
     def with_layers(self, others: Mapping[int, nn.Module]) -> Adapter:
         """The same, but with other modules in the place of some layers."""
@@ -272,24 +323,24 @@ class Adapter:
         return self._rotary[self.rope_kind(0), self.device][0].shape[-1]
 
     def _fill_rotary(self, capacity: int) -> None:
-        if self.family.positions is not None:
+        if not self.anatomy.tables:
             return
         devices = {self.device, *map(self.device_of, range(len(self.layers)))}
         for kind in {self.rope_kind(i) for i in range(len(self.layers))}:
             held = self._rotary.get((kind, self.device))
             if held is None or held[0].shape[0] < capacity:
-                cos, sin = self._rotary_table(capacity, kind)
+                tables = self._rotary_table(capacity, kind)
                 for device in devices:
-                    self._rotary[kind, device] = cos.to(device), sin.to(device)
+                    self._rotary[kind, device] = tuple(table.to(device) for table in tables)
 
-    def _rotary_table(self, capacity: int, kind: str | None) -> tuple[Tensor, Tensor]:
+    def _rotary_table(self, capacity: int, kind: str | None) -> tuple[Tensor, ...]:
         # Ordinary tensors even if made while decoding, so that training can use them too.
         with torch.inference_mode(False):
             positions = torch.arange(capacity, device=self.device)[None]
             like = torch.empty(1, dtype=self.dtype, device=self.device)
             arguments = () if kind is None else (kind,)
-            cos, sin = self.body.rotary_emb(like, positions, *arguments)
-            return cos[0], sin[0]
+            made = self.body.rotary_emb(like, positions, *arguments)
+            return tuple(table[0] for table in (made if isinstance(made, tuple) else (made,)))
 
     def _windows(self) -> tuple[int | None, ...]:
         window = getattr(self.config, "sliding_window", None)
@@ -298,28 +349,37 @@ class Adapter:
         kinds = getattr(self.config, "layer_types", None)
         if kinds is None:
             return (window,) * len(self.layers)
-        unknown = set(kinds) - {"full_attention", "sliding_attention"}
-        if unknown:
-            raise UnsupportedModel(
-                f"{self.config.model_type} layers of type {', '.join(sorted(unknown))} are not "
-                "supported; supported: full_attention, sliding_attention"
-            )
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
     @property
     def narrowest_window(self) -> int | None:
         """The narrowest of the sliding windows, if there are any."""
-        return min((w for w in self.windows if w is not None), default=None)
+        # Masks are written out for every pass of several rows as if a window began at once.
+        own = [1] if self.anatomy.own_attention else []
+        return min((*own, *(w for w in self.windows if w is not None)), default=None)
 
     @property
     def max_positions(self) -> int:
         """The longest sequence this model handles correctly."""
-        limit = int(self.config.max_position_embeddings)
+        limit = self._longest()
         rope = getattr(self.config, "rope_parameters", None) or {}
         for parameters in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
             if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
                 limit = min(limit, parameters.get("original_max_position_embeddings") or limit)
         return limit
+
+    def _longest(self) -> int:
+        config = self.config
+        said = [self.family.longest(config), *(getattr(config, name, None) for name in LONGEST)]
+        limit = next((int(n) for n in said if n), None)
+        if limit is None:
+            raise UnsupportedModel(
+                f"{config.model_type} models do not say how long a sequence may be; "
+                "add max_position_embeddings to config.json"
+            )
+        # Layers that look at chunks alone see all before them only in the first one.
+        chunked = "chunked_attention" in (getattr(config, "layer_types", None) or ())
+        return min(limit, config.attention_chunk_size) if chunked else limit
 
     @property
     def dtype(self) -> torch.dtype:
@@ -343,18 +403,21 @@ class Adapter:
 
     @property
     def heads_per_kv(self) -> int:
-        """The number of query heads that share a KV head."""
+        """The number of query heads that share a KV head, as rows of one product."""
+        if self.anatomy.own_attention or self.family.rows(self.config).latent:
+            return 1
         return int(self.config.num_attention_heads) // self.cache_shape().n_heads
 
     def cache_shape(self) -> CacheShape:
         """Return the shape of a KV cache for this model."""
-        config = self.config
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        row = self.family.rows(self.config)
+        widest = max(row.key, row.value)
         return CacheShape(
             n_layers=len(self.layers),
-            n_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=head_dim,
+            n_heads=row.heads,
+            head_dim=widest,
+            key_dim=None if row.key == widest else row.key,
+            value_dim=None if row.value == widest else row.value,
             windows=self.windows,
             devices=tuple(map(self.device_of, range(len(self.layers)))),
             dtype=self.dtype,

@@ -29,6 +29,9 @@ class CacheShape:
     windows: tuple[int | None, ...]
     devices: tuple[torch.device, ...]  # one per layer
     dtype: torch.dtype
+    value_dim: int | None = None
+    """The width of values, where it is not that of keys; the wider of the two is `head_dim`."""
+    key_dim: int | None = None
 
     def bytes(self, capacity: int, batch: int = 1) -> int:
         """Memory that `capacity` rows take over all layers."""
@@ -109,6 +112,10 @@ class KVCache:
         step = self._step
         assert step is not None, "begin() was not called"
         keys, values = self._keys[layer], self._values[layer]
+        if self.shape.key_dim is not None:
+            keys = keys[..., : self.shape.key_dim]
+        if self.shape.value_dim is not None:
+            values = values[..., : self.shape.value_dim]
         for given in step.given:
             key, value = given.over(key, value, layer)
         if step.rows is not None:
@@ -127,6 +134,10 @@ class KVCache:
             own = slice(some.start, some.stop)
             block[:, 0, 0, :, rows] = keys[own]
             block[:, 1, 0, :, rows] = values[own]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """How many rows there are with those of this pass, for layers that ask."""
+        return 0 if self._step is None else self._step.key_length
 
     def _first_row(self, step: Step, layer: int) -> int:
         """Single queries without a mask honour a sliding window by not reading older rows."""

@@ -150,8 +150,10 @@ class CompiledLayers:
             return "compiled passes are for the CPU"
         if not adapter.in_one_place:
             return "its layers are on several devices or on disk"
-        if not adapter.family.compiled:
+        if adapter.family.compiled is False:
             return f"not for {adapter.family.name}, but for {', '.join(compiled_families())}"
+        if adapter.family.compiled is None and (why := adapter.why_not_traced()) is not None:
+            return why
         if not all(is_plain(p) for layer in adapter.layers for p in layer.parameters()):
             return "quantised weights are multiplied by the library that made them"
         if adapter.dtype not in DTYPES:
@@ -247,7 +249,7 @@ class CompiledPass:
         idle: int,
         step: Step,
         cache: KVCache,
-        turns: Mapping[str | None, tuple[Tensor, Tensor]],
+        turns: Mapping[str | None, tuple[Tensor, ...]],
         tables: tuple[Tensor, Tensor],
     ) -> None:
         self.left_out, self.idle, self.cache = compiled.left_out, idle, cache

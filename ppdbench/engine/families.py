@@ -8,14 +8,15 @@ torch, so that listing them stays instant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ppdbench.errors import UnsupportedModel
 from ppdbench.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from ppdbench.engine.masks import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,43 +47,114 @@ NORMS_AROUND = BlockNames(
 )
 
 
+class Told(Protocol):
+    """What layers are told of a pass beyond states, mask, tables and cache."""
+
+    def __contains__(self, name: object) -> bool:
+        """True if it tells them `name`."""
+        ...
+
+    def __call__(self, step: Step) -> dict[str, Any]:
+        """The arguments by name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A factor as a model applies it: two operations, of which one mostly does nothing."""
+
+    times: float = 1.0
+    per: float = 1.0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits, scaled."""
+        if self.times != 1.0:
+            logits = logits * self.times
+        return logits if self.per == 1.0 else logits / self.per
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """What a layer keeps of a token: `heads` keys, each `key` wide, and values `value` wide."""
+
+    heads: int
+    key: int
+    value: int
+    latent: bool = False
+    """It is what keys and values of every head are made of, anew for each pass."""
+
+
+def _usual_logit_scale(config: Any) -> Scale:
+    times, per = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+    return Scale(1.0 if times is None else times, 1.0 if per is None else per)
+
+
+def _usual_rows(config: Any) -> RowShape:
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    own = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
+    if getattr(config, "kv_lora_rank", None):  # latent attention keeps what keys are made of
+        return RowShape(1, config.kv_lora_rank, config.qk_rope_head_dim, latent=True)
+    return RowShape(own or heads, width, getattr(config, "v_head_dim", None) or width)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family of models: what it is called, what its parts are called, what it can do."""
+    """One family of models: what it is called, and how it differs from what its modules say.
+
+    Parts that an entry leaves out (None) are read from the loaded model.
+    """
 
     name: str
     """Its `model_type` in transformers."""
-    members: str
+    members: str = ""
     """The models that people know it by."""
-    compiled: bool = True
-    """Layers can be compiled ahead of time for passes of few rows."""
-    body: str = "model"
+    compiled: bool | None = None
+    """Layers can be compiled ahead of time for passes of few rows; None: if all are alike."""
+    body: str | None = None
     """Path to what holds embedding, layers and final norm."""
-    embedding: str = "embed_tokens"
-    layers: str = "layers"
-    norm: str = "norm"
-    cache_argument: str = "past_key_values"
+    embedding: str | None = None
+    layers: str | None = None
+    norm: str | None = None
+    embedding_norm: str | None = None
+    """Name of the norm that embedded words pass, in models that have it."""
+    cache_argument: str | None = None
     """The name by which a layer takes its cache."""
     positions: Callable[[Any, Tensor], Tensor] | None = None
-    """Gives what the body adds to words for their positions; without it these are rotary."""
+    """Gives what the body adds to words for their positions; without it layers place them."""
     rotary_by_type: bool = False
     """Layers of different types turn at different speeds."""
+    told: Callable[[Any, Any], Told] | None = None
+    """Makes, of body and configuration, what layers are told of a pass beyond the usual."""
+    mask: Callable[[Tensor | None], Any] = lambda mask: mask
+    """Turns the numbers that are added to scores into the mask that layers take."""
     project_in: str | None = None
     """Name of what follows the embedding in the body, in models that have it."""
     project_out: str | None = None
     """Name of what stands before the head in the body, in models that have it."""
     head_width: str = "hidden_size"
     """The setting that says how wide the head's inputs are."""
-    blocks: BlockNames = BlockNames()
+    word_scale: Callable[[Any], float] = lambda config: getattr(config, "embedding_multiplier", 1.0)
+    """What embedded words are multiplied by outside of the embedding itself."""
+    before_head: Callable[[Any], float] = lambda config: 1.0
+    """What normed states are divided by before the head."""
+    logit_scale: Callable[[Any], Scale] = _usual_logit_scale
+    """What logits are multiplied by and divided by."""
+    rows: Callable[[Any], RowShape] = _usual_rows
+    """What one layer keeps of a token."""
+    blocks: BlockNames | None = None
     normed_stream: Callable[[Any], bool] = lambda config: False
     """The norms stand in the residual stream itself, so that none serves one block alone."""
     refusal: Callable[[Any], str | None] = lambda config: None
     """Says why a configuration of this family cannot be decoded, if so."""
+    longest: Callable[[Any], int | None] = lambda config: None
+    """The longest sequence, where the usual settings do not say it."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Settings beyond the usual ones that say how large a model is, and of what."""
 
     def blocks_of(self, config: Any) -> BlockNames:
         """The parts of layers in a model of this configuration."""
+        assert self.blocks is not None, "not read from a model yet"
         if not self.normed_stream(config):
             return self.blocks
         own = self.blocks
@@ -104,7 +176,7 @@ SIZES = {
 }
 
 
-def _gpt2_positions(body: Any, positions: Tensor) -> Tensor:
+def _wpe_positions(body: Any, positions: Tensor) -> Tensor:
     places: Tensor = body.wpe(positions)
     return places
 
@@ -114,53 +186,135 @@ def _opt_positions(body: Any, positions: Tensor) -> Tensor:
     return places
 
 
+def _xglm_positions(body: Any, positions: Tensor) -> Tensor:
+    places: Tensor = body.embed_positions(positions, 0)
+    return places
+
+
 def _both_ways(config: Any) -> str | None:
     if getattr(config, "use_bidirectional_attention", False):
         return "bidirectional Gemma 3 models do not decode left to right"
     return None
 
 
+def _falcon_rows(config: Any) -> RowShape:
+    own = _usual_rows(config)
+    several = config.new_decoder_architecture or not config.multi_query
+    return RowShape(config.num_attention_heads if several else 1, own.key, own.value)
+
+
+def _no_alibi(config: Any) -> str | None:
+    if config.alibi:
+        return "ALiBi of Falcon (falcon-rw) is not supported; those with rotary tables are"
+    return None
+
+
+def _one_head(config: Any) -> RowShape:
+    own = _usual_rows(config)
+    return RowShape(1 if config.multi_query else own.heads, own.key, own.value)
+
+
+def _repeated_heads(config: Any) -> RowShape:
+    return replace(_usual_rows(config), latent=True)
+
+
+def _every_head(config: Any) -> RowShape:
+    width = config.hidden_size // config.num_attention_heads
+    return RowShape(config.num_attention_heads, width, width)
+
+
+class _Distances:
+    """ALiBi: keys count for less the further back they lie, at a slope of each head's own."""
+
+    def __init__(self, name: str, slopes: Tensor, *, from_the_end: bool) -> None:
+        self.name, self.slopes, self.from_the_end = name, slopes, from_the_end
+
+    def __contains__(self, name: object) -> bool:
+        return name == self.name
+
+    def __call__(self, step: Step) -> dict[str, Any]:
+        keys = step.key_places()  # [batch or 1, key]
+        if self.from_the_end:
+            keys = keys - (step.key_length - 1)
+        slopes = self.slopes.to(keys.device)
+        bias = (slopes[None, :, None] * keys[:, None]).flatten(0, 1)[:, None]
+        return {self.name: bias}  # [batch * head, 1, key]
+
+
+def _bloom_distances(body: Any, config: Any) -> Told:
+    import torch
+
+    two = torch.ones(1, 2, device=body.word_embeddings.weight.device)
+    slopes = body.build_alibi_tensor(two, config.num_attention_heads, torch.float32)
+    return _Distances("alibi", slopes[:, 0, 1], from_the_end=False)
+
+
+def _mpt_distances(body: Any, config: Any) -> Told:
+    heads = config.num_attention_heads
+    bias = body.build_mpt_alibi_tensor(heads, 2, device=body.wte.weight.device)
+    slopes = (bias[:, 0, 1] - bias[:, 0, 0]).float()
+    return _Distances("position_bias", slopes, from_the_end=True)
+
+
+class _Nothing:
+    """An argument that layers insist on and this configuration has no use for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __contains__(self, name: object) -> bool:
+        return name == self.name
+
+    def __call__(self, step: Step) -> dict[str, Any]:
+        return {self.name: None}
+
+
+def _no_distances(body: Any, config: Any) -> Told:
+    return _Nothing("alibi")
+
+
+def _hidden(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask < 0
+
+
+SANDWICHED = BlockNames(
+    attention_norms=("input_layernorm", "post_self_attn_layernorm"),
+    mlp_norms=("post_attention_layernorm", "post_mlp_layernorm"),
+)
+NORMS_AFTER = BlockNames(
+    attention_norms=("post_attention_layernorm",), mlp_norms=("post_feedforward_layernorm",)
+)
+FC = BlockNames(
+    mlp=("fc1", "fc2"),
+    attention_norms=("self_attn_layer_norm",),
+    mlp_norms=("final_layer_norm",),
+)
+
 for _family in (
-    Family(name="llama", members="Llama 1/2/3, Vicuna, TinyLlama, MobileLLaMA, CodeLlama, SmolLM"),
-    Family(name="mistral", members="Mistral"),
-    Family(name="qwen2", members="Qwen 2 and 2.5"),
-    Family(name="qwen3", members="Qwen 3"),
-    Family(name="phi3", members="Phi-3"),
     Family(
-        name="olmo2",
-        members="OLMo 2",
-        blocks=BlockNames(
-            attention_norms=("post_attention_layernorm",),
-            mlp_norms=("post_feedforward_layernorm",),
-        ),
+        name="llama",
+        members="Llama 1/2/3, Vicuna, TinyLlama, MobileLLaMA, CodeLlama, SmolLM",
+        compiled=True,
     ),
-    Family(name="gemma2", members="Gemma 2", blocks=NORMS_AROUND),
+    Family(name="mistral", members="Mistral", compiled=True),
+    Family(name="qwen2", members="Qwen 2 and 2.5", compiled=True),
+    Family(name="qwen3", members="Qwen 3", compiled=True),
+    Family(name="phi3", members="Phi-3", compiled=True),
+    Family(name="olmo2", members="OLMo 2", compiled=True, blocks=NORMS_AFTER),
+    Family(name="gemma2", members="Gemma 2", compiled=True, blocks=NORMS_AROUND),
     Family(
         name="gemma3_text",
         members="Gemma 3 text",
+        compiled=True,
         blocks=NORMS_AROUND,
-        rotary_by_type=True,
         refusal=_both_ways,
     ),
-    Family(
-        name="gpt_neox",
-        members="GPT-NeoX, Pythia",
-        body="gpt_neox",
-        embedding="embed_in",
-        norm="final_layer_norm",
-        cache_argument="layer_past",
-        blocks=BlockNames(attention="attention"),
-    ),
+    Family(name="gpt_neox", members="GPT-NeoX, Pythia", compiled=True),
     Family(
         name="gpt2",
         members="GPT-2",
         compiled=False,
-        body="transformer",
-        embedding="wte",
-        layers="h",
-        norm="ln_f",
-        positions=_gpt2_positions,
-        blocks=BlockNames(attention="attn", attention_norms=("ln_1",), mlp_norms=("ln_2",)),
+        positions=_wpe_positions,
         sizes={
             "n_layer": "layers",
             "n_embd": "hidden",
@@ -174,32 +328,134 @@ for _family in (
         name="opt",
         members="OPT",
         compiled=False,
-        body="model.decoder",
         norm="final_layer_norm",
         positions=_opt_positions,
         project_in="project_in",
         project_out="project_out",
         head_width="word_embed_proj_dim",
-        blocks=BlockNames(
-            mlp=("fc1", "fc2"),
-            attention_norms=("self_attn_layer_norm",),
-            mlp_norms=("final_layer_norm",),
-        ),
+        blocks=FC,
         normed_stream=lambda config: not config.do_layer_norm_before,
         sizes={"word_embed_proj_dim": "hidden", "ffn_dim": "ffn"},
+    ),
+    Family(name="gpt_bigcode", members="StarCoder", positions=_wpe_positions, rows=_one_head),
+    Family(name="biogpt", members="BioGPT", positions=_opt_positions, blocks=FC, rows=_every_head),
+    Family(name="xglm", members="XGLM", positions=_xglm_positions, blocks=FC, rows=_every_head),
+    Family(
+        name="bloom",
+        members="BLOOM",
+        told=_bloom_distances,
+        # Distances fade without an end; it was trained on so many tokens.
+        longest=lambda config: getattr(config, "seq_length", 2048),
+    ),
+    Family(name="mpt", members="MPT", told=_mpt_distances, mask=_hidden),
+    Family(
+        name="falcon",
+        members="Falcon",
+        rows=_falcon_rows,
+        refusal=_no_alibi,
+        told=_no_distances,
+        mask=lambda mask: 0.0 if mask is None else mask,  # it adds whatever it is given
+    ),
+    Family(name="jetmoe", members="JetMoE", rows=_repeated_heads),
+    Family(name="gptj", members="GPT-J", rows=_every_head),
+    Family(name="codegen", members="CodeGen", rows=_every_head),
+    Family(
+        name="gpt_neo",
+        members="GPT-Neo",
+        refusal=lambda config: "GPT-Neo measures its windows by rows, which branches would share",
+    ),
+    Family(
+        name="doge",
+        members="Doge",
+        refusal=lambda config: "Doge makes a mask of its own for every head out of the values",
+    ),
+    Family(
+        name="moshi",
+        members="Moshi",
+        refusal=lambda config: "Moshi speaks: its layers place audio frames, not words of a text",
+    ),
+    Family(
+        name="ctrl",
+        members="CTRL",
+        refusal=lambda config: "CTRL masks by counting rows from the beginning of a pass",
+    ),
+    Family(
+        name="minimax_m3_vl_text",
+        members="MiniMax M3",
+        refusal=lambda config: "MiniMax M3 looks at chosen blocks of rows, and chooses by a pass",
+    ),
+    Family(name="nanochat", members="nanochat", embedding_norm="norm"),
+    Family(name="olmo3", members="OLMo 3", blocks=NORMS_AFTER),
+    Family(name="exaone4", members="EXAONE 4", blocks=NORMS_AFTER),
+    Family(name="glm4", members="GLM-4 0414", blocks=SANDWICHED),
+    Family(
+        name="afmoe",
+        members="Arcee Trinity",
+        word_scale=lambda config: config.hidden_size**0.5 if config.mup_enabled else 1.0,
+    ),
+    Family(
+        name="minicpm3",
+        members="MiniCPM 3",
+        before_head=lambda config: config.logits_scaling,
+        logit_scale=lambda config: Scale(),
+    ),
+    Family(
+        name="hyperclovax",
+        members="HyperCLOVA X",
+        logit_scale=lambda config: Scale(times=config.logits_scaling),
     ),
 ):
     FAMILIES.add(_family.name, _family)
 
+# Others that people know by another name than `model_type`. Nothing else need be said of them.
+MEMBERS = {
+    "apertus": "Apertus",
+    "arcee": "Arcee AFM",
+    "bitnet": "BitNet",
+    "cohere": "Command R",
+    "cohere2": "Command R7B, Aya",
+    "deepseek_v2": "DeepSeek V2",
+    "deepseek_v3": "DeepSeek V3 and R1",
+    "dots1": "dots.llm1",
+    "ernie4_5": "ERNIE 4.5",
+    "ernie4_5_moe": "ERNIE 4.5 with experts",
+    "gemma": "Gemma 1",
+    "glm": "GLM-4",
+    "glm4_moe": "GLM-4.5 and 4.6",
+    "gpt_oss": "gpt-oss",
+    "granite": "Granite 3",
+    "granitemoe": "Granite 3 with experts",
+    "helium": "Helium",
+    "hunyuan_v1_dense": "HunYuan",
+    "hunyuan_v1_moe": "HunYuan with experts",
+    "llama4_text": "Llama 4 text",
+    "minimax_m2": "MiniMax M2",
+    "ministral": "Ministral",
+    "ministral3": "Ministral 3",
+    "mixtral": "Mixtral",
+    "nemotron": "Nemotron 3 and 4, Minitron",
+    "olmo": "OLMo 1",
+    "olmoe": "OLMoE",
+    "persimmon": "Persimmon",
+    "phi": "Phi-1 and Phi-2",
+    "phimoe": "Phi-3.5 MoE",
+    "qwen2_moe": "Qwen 1.5 and 2 with experts",
+    "qwen3_moe": "Qwen 3 with experts",
+    "seed_oss": "Seed-OSS",
+    "smollm3": "SmolLM 3",
+    "stablelm": "StableLM",
+    "starcoder2": "StarCoder 2",
+}
 
-def family(model_type: str) -> Family:
-    """The entry of a family, or an error that names those there are."""
-    if model_type not in FAMILIES:
-        raise UnsupportedModel(
-            f"model family {model_type[:60]!r} has no adapter; "
-            f"supported: {', '.join(FAMILIES.names())}"
-        )
-    return FAMILIES.get(model_type)
+
+def members(name: str) -> str:
+    """The models that people know a family by; empty if `model_type` says it."""
+    return FAMILIES.get(name).members if name in FAMILIES else MEMBERS.get(name, "")
+
+
+def entry(model_type: str) -> Family:
+    """What is said of a family; nothing, of most."""
+    return FAMILIES.get(model_type) if model_type in FAMILIES else Family(name=model_type)
 
 
 def compiled_families() -> list[str]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ppdbench.engine.families import family, sizes
+from ppdbench.engine.families import FAMILIES, sizes
+from ppdbench.engine.known import known
 from ppdbench.engine.shapes import MOST
 from ppdbench.errors import ConfigError, UnsupportedModel
 
@@ -53,11 +54,18 @@ def check_config(folder: Path) -> None:
 
 
 def check_family(model_type: str, name: str) -> None:
-    """Refuse a family that no adapter knows."""
-    try:
-        family(model_type)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"model {name} does not load: {error}") from None
+    """Refuse a family that does not run, or that nobody has tried."""
+    found = known().get(model_type)
+    if found is not None and not found.runs:
+        raise UnsupportedModel(
+            f"model {name} does not load: family {model_type} does not run, because {found.why}; "
+            "`ppdbench list models` names those that do"
+        )
+    if found is None and model_type not in FAMILIES:
+        raise UnsupportedModel(
+            f"model {name} does not load: family {model_type[:60]!r} is not known; "
+            "`ppdbench list models` names those that run"
+        )
 
 
 def check_sizes(config: Mapping[str, Any], where: str) -> None:

@@ -114,7 +114,7 @@ class Graphs:
             return "its layers are on several devices or on disk"
         if not all(is_plain(p) for layer in self.adapter.layers for p in layer.parameters()):
             return "quantised weights are multiplied by the library that made them"
-        return None
+        return self.adapter.why_not_repeated()
 
     def of(self, adapter: Adapter) -> Graphs:
         """The same, now and later, for a model in which some layers are others."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppdbench.engine import synthetic
+from ppdbench.engine import held_family, synthetic
 from ppdbench.engine.flat.choice import FASTER
 from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
@@ -57,6 +57,7 @@ class ModelSpec:
     device_map: str | None = None
     max_memory: str | None = None
     gguf: str | None = None
+    family_check: bool = True
 
     def __post_init__(self) -> None:
         if self.quantize is not None:
@@ -165,8 +166,13 @@ def take_over(
     file = getattr(model, FILE, None)
     model = laid_out(spec, model)
     eos, pad = token_ids(model)
+    # Of a model in pieces no process has all; what lies on disk would be read twice more.
+    complete = keep is None and spec.device_map is None
+    stock = held_family.stock_pass(model) if spec.family_check and complete else None
     text = () if tokenizer is None else tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text, passes=passes)
+    if stock is not None:
+        held_family.hold(staged, stock, spec.name)
     return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file)
 
 

@@ -124,6 +124,12 @@ class Step:
         """The first cache row after those this pass writes."""
         return self.start + self.n_query - self.idle
 
+    def key_places(self) -> Tensor:
+        """The positions of the keys that are looked at, [batch or 1, key]."""
+        if self.places is not None:
+            return self.places()[1]
+        return torch.arange(self.key_length, device=self.positions.device)[None]
+
     def on(self, device: torch.device) -> Step:
         """The same pass for layers on another device: what they read is moved there once."""
         if self.positions.device == device:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ppdbench.engine.anatomy import adds_itself
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.families import BlockNames
 from ppdbench.engine.masks import Step
@@ -35,9 +36,27 @@ class NoAttention(nn.Module):
 class NoMLP(nn.Module):
     """An MLP block, or the last part of one, that adds nothing."""
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, *_: object) -> Tensor:
         """Zeros."""
         return torch.zeros_like(hidden)
+
+
+class NoAddingAttention(nn.Module):
+    """In place of an attention block that adds its output to the stream itself."""
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, None]:
+        """The stream as it was, and no attention weights."""
+        return residual, None
+
+
+class NoAddingMLP(nn.Module):
+    """In place of an MLP block that adds its output to the stream itself."""
+
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        """The stream as it was."""
+        return residual
 
 
 def _check_parts(blocks: BlockNames, layers: Iterable[nn.Module]) -> None:
@@ -65,10 +84,12 @@ def without(blocks: BlockNames, layer: nn.Module, *, attention: bool, mlp: bool)
     replaced: dict[str, nn.Module] = {}
     if attention:
         replaced |= dict.fromkeys(blocks.attention_norms, nn.Identity())
-        replaced[blocks.attention] = NoAttention()
+        adds = adds_itself(layer.get_submodule(blocks.attention))
+        replaced[blocks.attention] = NoAddingAttention() if adds else NoAttention()
     if mlp:
         replaced |= dict.fromkeys((*blocks.mlp_norms, *blocks.mlp), nn.Identity())
-        replaced[blocks.mlp[-1]] = NoMLP()
+        adds = adds_itself(layer.get_submodule(blocks.mlp[-1]))
+        replaced[blocks.mlp[-1]] = NoAddingMLP() if adds else NoMLP()
     vars(twin)["_modules"] = {**layer._modules, **replaced}
     # Hooks that were put on the layer as a `forward` of its own would call the original.
     vars(twin).pop("forward", None)
@@ -156,7 +177,8 @@ class SkippedModel(StagedModel):
         for i in layers:
             if i not in self._nothing_left:
                 hidden = hidden.to(self.cache_shape.devices[i])
-                hidden = self.adapter.call_layer(i, hidden, None, None, None)
+                there = step.on(hidden.device)
+                hidden = self.adapter.call_layer(i, hidden, None, None, None, there)
             if tap is not None:
                 tap(i + 1, hidden.to(self.device))
         return hidden.to(self.device)

@@ -172,7 +172,8 @@ class StagedModel:
                 hidden = quick(i, hidden)
             else:
                 mask = step.added(self.windows[i], self._groups, hidden.dtype)
-                hidden = self.adapter.call_layer(i, hidden, mask, rotary[self._kinds[i]], cache)
+                turn = rotary[self._kinds[i]]
+                hidden = self.adapter.call_layer(i, hidden, mask, turn, cache, step)
             if tap is not None:
                 tap(i + 1, hidden if quick is None else quick.cut(hidden))
         return hidden if quick is None else quick.cut(hidden)

@@ -73,10 +73,10 @@ class TrainedLayers:
         rotary = self.adapter.rotary(step, self._kinds[index])
         if kept is None:
             rows = None if cache is None else cache.at(index)
-            return self.adapter.call_layer(index, hidden, mask, rotary, rows)
+            return self.adapter.call_layer(index, hidden, mask, rotary, rows, step)
         if not kept.numel():
             return hidden
-        passed = self.adapter.call_layer(index, hidden[kept], mask, rotary, None)
+        passed = self.adapter.call_layer(index, hidden[kept], mask, rotary, None, step)
         return hidden.index_copy(0, kept, passed.to(hidden.dtype))
 
     def last(self, tokens: Tensor, cache: ByLayer | None = None, tap: Tap | None = None) -> Tensor:

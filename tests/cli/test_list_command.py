@@ -97,15 +97,21 @@ def test_models_name_the_embedded_one_the_synthetic_shapes_and_every_family(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     entries = parsed(capsys, "models")
-    assert {tuple(entry) for entry in entries} == {("model", "kind", "what")}
+    columns = {"model", "family", "kind", "runs", "why", "what"}
+    assert all(set(entry) == columns for entry in entries)
     assert entries[0]["model"] == "reference"
     assert {"synthetic:llama-7b", "synthetic:demo"} <= {entry["model"] for entry in entries}
-    assert {entry["kind"] for entry in entries} >= set(FAMILIES)
+    assert {entry["family"] for entry in entries} >= set(FAMILIES)
 
 
-def test_the_listed_families_are_those_with_an_adapter() -> None:
-    listed = {e["kind"] for e in catalog.models() if e["model"] == "hub id or folder"}
-    assert listed == set(FAMILIES.names())
+def test_families_that_do_not_run_say_why() -> None:
+    families = [e for e in catalog.models() if e["model"] == catalog.FAMILY_MODEL]
+    assert sum(e["runs"] for e in families) >= 60
+    assert all(e["runs"] != bool(e["why"]) for e in families)
+    kinds = {e["family"]: (e["kind"], e["runs"]) for e in families}
+    assert kinds["llama"] == ("dense", True)
+    assert kinds["mixtral"] == ("experts", True)
+    assert kinds["mamba"] == ("recurrent", False)
 
 
 def test_tables_are_named_paper_and_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A family that this package does not have, added by one entry and nothing else."""
+"""A family that this package does not know, added by one entry and nothing else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ppdbench.cli import catalog
 from ppdbench.cli.main import run
-from ppdbench.engine import artefacts, synthetic
+from ppdbench.engine import artefacts, folders, synthetic
 from ppdbench.engine.families import FAMILIES, BlockNames, Family
+from ppdbench.engine.known import known
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
@@ -43,6 +45,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "phi"
 
 
+@pytest.fixture(autouse=True)
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The family as if nobody had tried it."""
+    others = {name: row for name, row in known().items() if name != "phi"}
+    for module in (folders, catalog):
+        monkeypatch.setattr(module, "known", lambda: others)
+
+
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(FAMILIES, "_items", dict(FAMILIES._items))
@@ -56,7 +66,7 @@ def spec(folder: Path) -> ModelSpec:
 
 def test_without_its_entry_it_is_refused_before_anything_is_read(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UnsupportedModel, match="'phi' has no adapter; supported: llama, mistral"):
+    with pytest.raises(UnsupportedModel, match="family 'phi' is not known; `ppdbench list models`"):
         load(spec(folder))
 
 
@@ -115,10 +125,10 @@ def test_with_it_the_family_is_listed_and_named_to_those_who_come_with_another(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["list", "models", "--format", "json"]) == 0
-    kinds = {entry["kind"]: entry["what"] for entry in json.loads(capsys.readouterr().out)}
-    assert kinds["phi"] == PHI.members
+    rows = {entry["family"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert (rows["phi"]["what"], rows["phi"]["runs"]) == (PHI.members, True)
     other = Path(shutil.copytree(folder, folder.parent / "other"))
     settings = json.loads((other / "config.json").read_text("utf-8"))
     (other / "config.json").write_text(json.dumps({**settings, "model_type": "wibble"}), "utf-8")
-    with pytest.raises(UnsupportedModel, match=r"'wibble' has no adapter; supported: .*opt, phi$"):
+    with pytest.raises(UnsupportedModel, match=r"family 'wibble' is not known; `ppdbench list"):
         load(spec(other))

@@ -1,0 +1,358 @@
+"""Every family of decoders in transformers, tried: `make families`.
+
+A tiny model with random weights is built from each family's own configuration. What our engine
+makes of it is held against transformers: hidden states after every layer, logits, a pass over a
+tree, and 64 tokens of `generate()`. What came of it goes to the table that the package carries,
+and to docs/families.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ppdbench.engine.families import members
+from ppdbench.engine.known import TABLE, Known
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from ppdbench.errors import UnsupportedModel
+from ppdbench.files.whole import write_whole
+
+PAGE = Path("docs/families.md")
+VOCABULARY, WINDOW, TOKENS = 96, 7, 64
+PROMPT = [5, 17, 33, 8, 61, 90, 12, 44, 70, 23, 9] * 2  # longer than the window
+CLOSE = 1e-4
+# A model with more numbers than this is no tiny one: its configuration was not understood.
+MOST = 3_000_000
+
+SMALL: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 4),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), 48),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 160),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 4),
+    **dict.fromkeys(("head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    "num_key_value_heads": 2,
+    "moe_num_experts": 4,
+    "sliding_window": WINDOW,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LATENT = {"num_key_value_heads": 4, "head_dim": None}
+TURNED = {"rope_type": "default", "rope_theta": 10000.0}
+# Where the small settings alone make no model, or not one that says enough.
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "falcon": {"head_dim": None},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+    "axk1": LATENT,
+    "glm4_moe_lite": LATENT,
+    "minicpm3": LATENT,
+    "youtu": LATENT,
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+}
+# Families whose models are other things than left-to-right decoders of text, and what they are.
+ENCODERS = [
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "megatron-bert",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "roformer",
+    "xlm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xlnet",
+    "xmod",
+]
+HALVES = [
+    "bart",
+    "bigbird_pegasus",
+    "blenderbot",
+    "blenderbot-small",
+    "marian",
+    "mbart",
+    "mvp",
+    "pegasus",
+    "plbart",
+    "prophetnet",
+    "trocr",
+    "whisper",
+]
+MIXED = [
+    "cohere_compass_text",
+    "emu3",
+    "fuyu",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_unified",
+    "git",
+    "got_ocr2",
+    "llama4",
+    "mllama",
+    "moss_transcribe_diarize",
+    "musicgen",
+    "musicgen_melody",
+    "phi4_multimodal",
+]
+STATES = [
+    "bailing_hybrid",
+    "bamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "inkling_text",
+    "inkling2_text",
+    "jamba",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "lfm3",
+    "mamba",
+    "mamba2",
+    "minimax",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+    "qwen4_exp",
+    "qwen4_exp_text",
+    "recurrent_gemma",
+    "rwkv",
+    "xlstm",
+    "zamba",
+    "zamba2",
+    "zaya",
+]
+KINDS = {
+    **dict.fromkeys(ENCODERS, "encoder"),
+    **dict.fromkeys(HALVES, "half of a pair"),
+    **dict.fromkeys(MIXED, "text and more"),
+    **dict.fromkeys(STATES, "recurrent"),
+}
+WHY = {
+    "encoder": "it was made to read a text from both ends, and writes one only by a detour",
+    "half of a pair": "its layers look at what an encoder has read",
+    "text and more": "pictures or sounds stand beside its text, and only text models are loaded; "
+    "give the text part alone, where it is published",
+    "recurrent": "layers keep a state that cannot forget the rows of rejected drafts",
+}
+# Of those that remain, why they were not tried.
+UNTRIED = {
+    "blt": "it reads bytes in patches of its own making",
+    "dbrx": "this release of transformers does not build it from its own configuration",
+    "cpmant": "it places tokens by segments and prompts that it is handed with them",
+    "reformer": "it looks at buckets of tokens that hash alike, not at rows",
+    "gemma3n_text": "each layer reads words of its own beside the states, and layers share rows",
+    "gemma4_text": "each layer reads words of its own beside the states, and layers share rows",
+    "gemma4_unified_text": "layers keep rows of different widths, and some share them",
+    "gemma4_assistant": "it drafts for another model, whose rows it reads",
+    "gemma4_unified_assistant": "it drafts for another model, whose rows it reads",
+    "mimo_v2_flash": "its layers keep rows of different numbers of heads",
+    "dots3_note": "layers look at chosen rows, and choose by a pass",
+    "dots3_note_text": "layers look at chosen rows, and choose by a pass",
+    "axk2": "layers look at chosen rows, and choose by a pass",
+    "deepseek_v32": "layers look at chosen rows, and choose by a pass",
+    "deepseek_v4": "layers keep rows squeezed together, of which none can be forgotten",
+    "glm_moe_dsa": "layers look at chosen rows, and choose by a pass",
+    "hy_v4": "layers look at chosen rows, and choose by a pass",
+    "hrm_text": "it runs its layers in circles, not one after another",
+    "longcat_flash": "each of its layers attends twice",
+    "openai-gpt": "its layers take no cache of keys and values",
+    "modernbert-decoder": "its embedding lies in a module of its own with norm and scale",
+    "beam": "its rotary tables are told apart by layers in a way that is not known here",
+}
+
+
+def model_types() -> list[str]:
+    """All families of causal language models in the installed transformers."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def tiny(model_type: str, **settings: Any) -> Any:
+    """A tiny random model of a family, its weights large enough to have opinions."""
+    base = CONFIG_MAPPING[model_type]().get_text_config(decoder=True)
+    known = base.to_dict()
+    asked = {**SMALL, **OWN.get(model_type, {}), **settings}
+    chosen = {k: v for k, v in asked.items() if v is not None and (k in known or hasattr(base, k))}
+    config = type(base)(**chosen)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    if size > MOST:
+        raise ValueError(f"{size} numbers, which is not tiny")
+    # Not every release's fast attention knows soft caps and sinks; the plain one always does.
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.25)
+            elif "bias" in name or "sink" in name:
+                parameter.normal_(0.0, 0.1)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def _states(model: Any, ours: StagedModel, ids: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
+    """The stock model's hidden states after each layer, and its logits."""
+    family, states = ours.adapter.family, []
+    layers = model.get_submodule(f"{family.body}.{family.layers}")
+
+    def see(_: Any, __: Any, out: Any) -> None:
+        states.append(out[0] if isinstance(out, tuple) else out)
+
+    hooks = [layer.register_forward_hook(see) for layer in layers]
+    logits = model(ids).logits
+    for hook in hooks:
+        hook.remove()
+    return states, logits
+
+
+@torch.inference_mode()
+def differs(model: Any, tokens: int = TOKENS) -> str | None:
+    """Say where our passes leave those of a stock model; None if nowhere."""
+    ours = StagedModel(copy.deepcopy(model))
+    ids = torch.tensor([PROMPT])
+    truth, logits = _states(model, ours, ids)
+    session, seen = Session(ours, len(PROMPT) + tokens + 8), []
+    session.reset(PROMPT)
+    last = session.prefill(tap=lambda _layer, hidden: seen.append(hidden))
+    for layer, (mine, true) in enumerate(zip(seen, truth, strict=True), start=1):
+        if _gap(mine, true) > CLOSE:
+            return f"after layer {layer} states are {_gap(mine, true):.0%} off"
+    if _gap(last[:, -1:], logits[:, -1:]) > CLOSE:
+        return f"logits are {_gap(last[:, -1:], logits[:, -1:]):.0%} off"
+    return _tree_differs(session, model) or _tokens_differ(session, last, model, tokens)
+
+
+def _gap(mine: torch.Tensor, true: torch.Tensor) -> float:
+    return float((mine - true).norm() / true.norm())
+
+
+def _tree_differs(session: Session, model: Any) -> str | None:
+    """Hold two branches, of two tokens each, against a pass of the stock model over each."""
+    branches, parents = [31, 77, 40, 3], [-1, -1, 0, 1]
+    step = session.tree(parents)
+    mine = session.logits(session.forward(session.ids(branches), step))
+    session.cache.truncate(len(PROMPT))
+    for first in (0, 1):
+        path = [branches[first], branches[first + 2]]
+        true = model(torch.tensor([[*PROMPT, *path]])).logits[:, -2:]
+        if (gap := _gap(mine[:, [first, first + 2]], true)) > CLOSE:
+            return f"a tree's logits are {gap:.0%} off"
+    return None
+
+
+def _tokens_differ(session: Session, last: torch.Tensor, model: Any, n: int) -> str | None:
+    ids = torch.tensor([PROMPT])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=n,
+        min_new_tokens=n,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    token = last[:, -1:].argmax(-1)
+    for place, expected in enumerate(out[0, len(PROMPT) :].tolist()):
+        if int(token) != expected:
+            return f"token {place} is another than that of generate()"
+        token = session.advance(token)[:, -1:].argmax(-1)
+    return None
+
+
+def tried(model_type: str, tokens: int = TOKENS) -> Known:
+    """What becomes of a family."""
+    kind = KINDS.get(model_type)
+    if kind is not None:
+        return Known(model_type, kind, False, WHY[kind])
+    if model_type in UNTRIED:
+        return Known(model_type, "other", False, UNTRIED[model_type])
+    model = tiny(model_type)
+    try:
+        why = differs(model, tokens)
+    except UnsupportedModel as refusal:
+        said = str(refusal).removeprefix(f"family {model_type} does not run, because ")
+        return Known(model_type, "other", False, said.partition("; `ppdbench")[0])
+    chooses = StagedModel(model).adapter.anatomy.experts
+    return Known(model_type, "experts" if chooses else "dense", why is None, why or "")
+
+
+def page(rows: Iterable[Known]) -> str:
+    """The table as a page."""
+    rows = list(rows)
+    running = [row for row in rows if row.runs]
+    lines = [
+        "# Families",
+        "",
+        "Which models run, by the `model_type` in their `config.json`. Most families need nothing",
+        "that names them: a model is read from its modules, and what was read is held against",
+        "`transformers` whenever one is loaded. This page is written by `make families`, which",
+        "builds a tiny random model of every family that `transformers` has and compares hidden",
+        "states after every layer, logits, a tree of drafts, and 64 tokens with `generate()`.",
+        "",
+        f"{len(running)} of {len(rows)} families run.",
+        "",
+        "## Those that run",
+        "",
+        "| family | kind | known as |",
+        "|---|---|---|",
+        *(f"| `{row.family}` | {row.kind} | {members(row.family)} |" for row in running),
+        "",
+        "## Those that do not, and why",
+        "",
+        "| family | kind | why |",
+        "|---|---|---|",
+        *(f"| `{row.family}` | {row.kind} | {row.why} |" for row in rows if not row.runs),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Try all families and write both files; name a few to see only what becomes of them."""
+    if sys.argv[1:]:
+        for name in sys.argv[1:]:
+            print(tried(name))
+        return
+    rows = [tried(name) for name in model_types()]
+    wrong = [row.family for row in rows if not row.why and not row.runs]
+    assert not wrong, wrong
+    table = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+    write_whole(TABLE, table)
+    write_whole(PAGE, page(rows))
+
+
+if __name__ == "__main__":
+    main()

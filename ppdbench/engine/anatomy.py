@@ -1,0 +1,253 @@
+"""A loaded decoder read from its modules: where its parts are, and what its layers take.
+
+An entry in `families.py` says what a family does otherwise; all else is looked up here, in the
+modules themselves and in the signature of the layers' forward. Reading may go wrong in silence
+(something may stand between two parts), so what was read is held against the stock model when
+it is loaded: `held_family.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from ppdbench.engine.families import BlockNames, Family, entry
+from ppdbench.errors import UnsupportedModel
+
+CACHES = ("past_key_values", "layer_past")
+TABLES = "position_embeddings"
+POSITIONS = "position_ids"
+# What layers may ask for and get; of the rest only what may be left out is left out.
+GIVEN = {"attention_mask", *CACHES, TABLES, POSITIONS, "use_cache"}
+LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+# Kinds of layers that a mask alone tells apart.
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "global", "attention"}
+# The two blocks of a layer, by their usual names.
+ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
+MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
+# Norms before each block, by their usual names, in layers that have both.
+NORM_PAIRS = (
+    ("input_layernorm", "post_attention_layernorm"),
+    ("ln_1", "ln_2"),
+    ("norm_1", "norm_2"),
+    ("attention_layernorm", "feedforward_layernorm"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """What was read of one model beyond the names of its parts."""
+
+    tables: bool
+    """Layers are handed rotary tables."""
+    told_positions: bool
+    """Attention asks for the positions themselves."""
+    own_attention: bool
+    """Layers compute attention in code of their own: it needs every mask written out."""
+    alike: bool
+    """All layers compute the same but for their weights."""
+    plain: bool
+    """Layers consist of linear products and what has one number for each of a state's."""
+    experts: bool
+    """Layers choose between experts, token by token."""
+
+
+def text_config(model: Any) -> Any:
+    """The settings of the part of a model that writes text."""
+    return model.config.get_text_config(decoder=True)
+
+
+def read(model: Any) -> tuple[Family, Anatomy]:
+    """The family of a model with all names filled in, and what its layers take."""
+    config = text_config(model)
+    found = entry(config.model_type)
+    if (refusal := found.refusal(config)) is not None:
+        raise _unread(config, refusal)
+    _check_memory(model, config)
+    if model.config.is_encoder_decoder or getattr(config, "is_encoder_decoder", False):
+        raise _unread(config, "its layers look at what an encoder has read")
+    path, name = _layers(model, config, found)
+    body = model.get_submodule(path)
+    layers = list(getattr(body, name))
+    if any("encoder_attn" in dict(layer.named_children()) for layer in layers):
+        raise _unread(config, "its layers look at what an encoder has read")
+    taken = _parameters(layers[0])
+    cache = found.cache_argument or next((c for c in CACHES if c in taken), None)
+    if cache is None:
+        raise _unread(config, "its layers take no cache of keys and values")
+    arguments = () if found.told is None else found.told(body, config)
+    unknown = [
+        p.name
+        for p in list(taken.values())[1:]
+        if p.default is p.empty and p.name not in GIVEN and p.name not in arguments
+    ]
+    if unknown:
+        raise _unread(config, f"its layers take {', '.join(unknown)}, which is not known here")
+    family = replace(
+        found,
+        body=path,
+        layers=name,
+        embedding=found.embedding or _name_of(body, model.get_input_embeddings()),
+        norm=found.norm or _final_norm(body, config),
+        embedding_norm=found.embedding_norm or _embedding_norm(body),
+        cache_argument=cache,
+        rotary_by_type=found.rotary_by_type or _turns_by_type(body),
+        blocks=found.blocks or blocks_of(layers),
+    )
+    attentions = [_attention(layer) for layer in layers]
+    return family, Anatomy(
+        tables=TABLES in taken and hasattr(body, "rotary_emb"),
+        told_positions=any(POSITIONS in _parameters(a) for a in attentions if a is not None),
+        own_attention=not all(map(_asks_for_attention, layers)),
+        alike=_alike(layers) and not _differ_by_number(config),
+        plain=all(map(_is_plain_part, (p for layer in layers for p in layer.modules()))),
+        experts=any(map(_chooses, (p for layer in layers for p in layer.modules()))),
+    )
+
+
+def _unread(config: Any, why: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"family {config.model_type[:60]} does not run, because {why}; "
+        "`ppdbench list models` names those that do"
+    )
+
+
+def _check_memory(model: Any, config: Any) -> None:
+    """Refuse layers whose memory is not rows of keys and values."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if getattr(model, "_is_stateful", False) or kinds - ATTENDING:
+        others = ", ".join(sorted(map(str, kinds - ATTENDING)))
+        which = f" ({others})" if others else ""
+        raise _unread(
+            config,
+            f"layers with a memory of their own{which} cannot forget the rows of rejected drafts",
+        )
+
+
+def _layers(model: nn.Module, config: Any, family: Family) -> tuple[str, str]:
+    """The path to what holds embedding and layers, and the name of the list of layers."""
+    if family.body is not None and family.layers is not None:
+        return family.body, family.layers
+    words = model.get_input_embeddings()  # type: ignore[operator]
+    for path, part in model.named_modules():
+        if words in part.children():
+            for name, child in part.named_children():
+                if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
+                    return path, name
+    raise _unread(config, "no module holds both its embedding and the list of its layers")
+
+
+def _name_of(body: nn.Module, part: nn.Module) -> str:
+    return next(name for name, child in body.named_children() if child is part)
+
+
+def _norms(body: nn.Module) -> Iterator[str]:
+    for name, child in body.named_children():
+        if "norm" in type(child).__name__.lower():
+            yield name
+
+
+def _is_of_words(name: str) -> bool:
+    return "embedding" in name and name != "embedding_norm"
+
+
+def _final_norm(body: nn.Module, config: Any) -> str:
+    found = [name for name in _norms(body) if not _is_of_words(name)]
+    if len(found) != 1:
+        raise _unread(config, f"{len(found)} norms stand beside its layers, one was expected")
+    return found[0]
+
+
+def _embedding_norm(body: nn.Module) -> str | None:
+    return next((name for name in _norms(body) if _is_of_words(name)), None)
+
+
+def _turns_by_type(body: nn.Module) -> bool:
+    rotary = getattr(body, "rotary_emb", None)
+    return rotary is not None and "layer_type" in _parameters(rotary)
+
+
+def _parameters(module: nn.Module) -> dict[str, inspect.Parameter]:
+    """What a module's forward takes by name; what merely passes through is not among it."""
+    signature = inspect.signature(inspect.unwrap(type(module).forward))
+    named = (p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD)
+    return {p.name: p for p in named if p.name != "self"}
+
+
+def _attention(layer: nn.Module) -> nn.Module | None:
+    """The module in a layer that attends."""
+    return next(
+        (m for m in layer.modules() if m is not layer and _is_attention(m)),
+        None,
+    )
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return "attention" in type(module).__name__.lower() and hasattr(module, "forward")
+
+
+def _asks_for_attention(layer: nn.Module) -> bool:
+    """True if somewhere in the layer the attention function of the configuration is called."""
+    return any("ALL_ATTENTION_FUNCTIONS" in _names_in(type(m).forward) for m in layer.modules())
+
+
+def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return () if code is None else code.co_names
+
+
+def blocks_of(layers: Sequence[nn.Module]) -> BlockNames:
+    """The two blocks of the layers, as far as their names are the usual ones."""
+    names = set(dict(layers[0].named_children()))
+    attention = next((name for name in ATTENTIONS if name in names), ATTENTIONS[0])
+    mlp = tuple(name for name in MLPS if name in names) or MLPS[:1]
+    norms = {name for name in names if "norm" in name or name.startswith("ln")}
+    pair = next((pair for pair in NORM_PAIRS if norms == set(pair)), None)
+    if pair is None:
+        return BlockNames(attention=attention, mlp=mlp, attention_norms=(), mlp_norms=())
+    return BlockNames(attention=attention, mlp=mlp, attention_norms=pair[:1], mlp_norms=pair[1:])
+
+
+def adds_itself(block: nn.Module) -> bool:
+    """True if a block is handed the residual stream and adds its output to it."""
+    return "residual" in _parameters(block)
+
+
+def _alike(layers: Sequence[nn.Module]) -> bool:
+    """True if nothing but weights and their number in the list tells the layers apart."""
+    first = _settings(layers[0])
+    return all(_settings(layer) == first for layer in layers[1:])
+
+
+def _is_plain_part(part: nn.Module) -> bool:
+    """True for products, norms, and what holds other parts and no weights of its own."""
+    own = list(part.parameters(recurse=False))
+    if any(True for _ in part.children()):
+        return not own
+    return isinstance(part, nn.Linear) or all(p.dim() < 2 for p in own)
+
+
+def _chooses(part: nn.Module) -> bool:
+    name = type(part).__name__.lower()
+    return "expert" in name or "moe" in name or "router" in name
+
+
+def _differ_by_number(config: Any) -> bool:
+    """True if a setting says for each layer on its own what it is."""
+    lists = [v for v in config.to_dict().values() if isinstance(v, list)]
+    return any(len(v) == config.num_hidden_layers and v != v[:1] * len(v) for v in lists)
+
+
+def _settings(layer: nn.Module) -> list[tuple[object, ...]]:
+    return [
+        (path, type(part), *sorted((k, v) for k, v in vars(part).items() if _tells(k, v)))
+        for path, part in layer.named_modules()
+    ]
+
+
+def _tells(name: str, value: object) -> bool:
+    return not name.startswith("layer_i") and isinstance(value, bool | int | float | str)

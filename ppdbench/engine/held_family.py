@@ -1,0 +1,122 @@
+"""What was read of a model, held against transformers' own forward pass when it is loaded.
+
+Modules do not say all that a model computes: a norm may be called twice, a table may be wanted
+for some layers only. So the stock model runs over a few tokens before anything of it is
+exchanged, and our passes over the same tokens must give its hidden states after every layer and
+its logits. Where layers differ in nothing but weights, two of them stand for all. Methods are
+held against the stock model later and apart, in the shapes that they use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.engine.anatomy import read, text_config
+from ppdbench.engine.nearness import gap
+from ppdbench.engine.staged import StagedModel
+from ppdbench.errors import UnsupportedModel
+
+# Tokens that are compared; where windows are narrow, as many as reach beyond them.
+FEWEST, MOST = 6, 64
+# Of layers that are alike.
+ENOUGH = 2
+# Of the length of a state. Rounding of half precision adds up from layer to layer, and may send
+# a token to other experts: there the middle one of all tokens counts, not the worst.
+CLOSE = {torch.float32: 1e-4, torch.float16: 2**-5, torch.bfloat16: 2**-4}
+
+
+@dataclass(frozen=True, slots=True)
+class StockPass:
+    """A short pass of the stock model: its tokens, states after each layer, and logits."""
+
+    ids: Tensor
+    states: list[Tensor]
+    logits: Tensor  # after the last of these layers, of the last token
+
+
+@torch.inference_mode()
+def stock_pass(model: Any) -> StockPass:
+    """A pass of a model as transformers runs it, before it is taken over."""
+    family, anatomy = read(model)
+    body, name = model.get_submodule(str(family.body)), str(family.layers)
+    layers = getattr(body, name)
+    ids = _tokens(model).to(model.get_input_embeddings().weight.device)
+    setattr(body, name, layers[:ENOUGH] if anatomy.alike else layers)
+    try:
+        with _states(getattr(body, name)) as states:
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1:]
+    finally:
+        setattr(body, name, layers)
+    return StockPass(ids, states, logits)
+
+
+def _tokens(model: Any) -> Tensor:
+    """A few different tokens, more than the narrowest window holds if it is that narrow."""
+    config = text_config(model)
+    window = getattr(config, "sliding_window", None) or 0
+    n = max(FEWEST, window + 2 if window < MOST else 0)
+    vocabulary = int(config.vocab_size)
+    return torch.arange(1, n + 1)[None] * 7919 % vocabulary
+
+
+@contextmanager
+def _states(layers: nn.ModuleList) -> Iterator[list[Tensor]]:
+    """What the layers give while a pass runs."""
+    states: list[Tensor] = []
+
+    def see(_: nn.Module, __: Any, out: Any) -> None:
+        states.append(out[0] if isinstance(out, tuple) else out)
+
+    hooks = [layer.register_forward_hook(see) for layer in layers]
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.inference_mode()
+def hold(staged: StagedModel, stock: StockPass, name: str) -> None:
+    """Refuse a model whose layers or logits come out otherwise than in the stock model."""
+    n = stock.ids.shape[1]
+    cache, steps = staged.new_cache(n)
+    ours: list[Tensor] = []
+    try:
+        step = steps.prefill(n)
+        embedded, depth = staged.embed(stock.ids, step), len(stock.states)
+        hidden = staged.run(
+            embedded, 0, depth, step, cache, tap=lambda _layer, state: ours.append(state)
+        )
+        logits = staged.logits(hidden[:, -1:])
+    except (RuntimeError, TypeError, AttributeError, KeyError, IndexError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise _refusal(staged, name, f"its layers cannot be called one by one ({why})") from error
+    for layer, (mine, true) in enumerate(zip(ours, stock.states, strict=True), start=1):
+        _hold(staged, name, f"after layer {layer} hidden states", mine, true)
+    _hold(staged, name, "logits", logits, stock.logits)
+
+
+def _hold(staged: StagedModel, name: str, what: str, mine: Tensor, true: Tensor) -> None:
+    rows = gap(mine[0].float(), true[0].float().to(mine.device))
+    off = float(rows.max() if staged.dtype == torch.float32 else rows.median())
+    close = CLOSE[staged.dtype]
+    if not off <= close:
+        raise _refusal(
+            staged,
+            name,
+            f"{what} lie {off:.2g} of their length from what transformers computes "
+            f"({close:.2g} may be rounding)",
+        )
+
+
+def _refusal(staged: StagedModel, name: str, why: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"model {name} does not run: read as family {staged.adapter.family.name}, {why}; use "
+        "another model, or --no-family-check to go on all the same"
+    )

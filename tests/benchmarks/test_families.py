@@ -1,0 +1,48 @@
+"""The table of families is that of the installed transformers, and what it says holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.families import PAGE, model_types, page, tiny, tried
+from ppdbench.engine.known import TABLE, known
+from ppdbench.engine.session import Session
+from ppdbench.engine.skipping import SkippedModel
+from ppdbench.engine.staged import StagedModel
+
+ROOT = Path(__file__).parents[2]
+RUNNING = sorted(row.family for row in known().values() if row.runs)
+# Here over fewer tokens than `make families` decodes, yet past every window.
+TOKENS = 6
+
+
+def test_every_family_of_transformers_is_in_the_table_with_a_reason_if_it_does_not_run() -> None:
+    assert sorted(known()) == model_types()
+    assert all(row.runs or row.why for row in known().values())
+    assert len(RUNNING) >= 60
+
+
+def test_the_page_is_made_of_the_table() -> None:
+    assert (ROOT / PAGE).read_text("utf-8") == page(known().values())
+    assert [row["family"] for row in json.loads(TABLE.read_text("utf-8"))] == model_types()
+
+
+@pytest.mark.parametrize("family", RUNNING)
+def test_families_that_run_give_the_states_logits_and_tokens_of_transformers(family: str) -> None:
+    assert tried(family, TOKENS) == known()[family]
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "gptj", "falcon", "cohere", "deepseek_v3"])
+def test_single_blocks_can_be_left_out_of_layers_that_add_them_in_their_own_way(
+    family: str,
+) -> None:
+    model = StagedModel(tiny(family))
+    whole, some = Session(model, 32), Session(SkippedModel(model, {1, 2}, {1, 3}), 32)
+    for session in (whole, some):
+        session.reset([5, 17, 33])
+    full, less = whole.prefill(), some.prefill()
+    assert less.isfinite().all()
+    assert (full - less).abs().max() > 1e-3
