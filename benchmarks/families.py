@@ -293,7 +293,7 @@ def _tokens_differ(session: Session, last: torch.Tensor, model: Any, n: int) -> 
 
 
 def tried(model_type: str, tokens: int = TOKENS) -> Known:
-    """What becomes of a family."""
+    """Try a family, and tell what became of it."""
     kind = KINDS.get(model_type)
     if kind is not None:
         return Known(model_type, kind, False, WHY[kind])

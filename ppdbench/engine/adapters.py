@@ -159,7 +159,7 @@ class Adapter:
         return state
 
     def _said(self, step: Step | None) -> dict[str, Any]:
-        """What layers are told of a pass beyond the usual: made once for all of them."""
+        """Tell layers of a pass beyond the usual: made once for all of them."""
         if self._told is None or self._told[0] is not step or step is None:
             assert step is not None, "layers of this family are told where rows stand"
             said = {} if self._tells is None else self._tells(step)

@@ -40,7 +40,7 @@ NORM_PAIRS = (
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """What was read of one model beyond the names of its parts."""
+    """Facts read of one model, beyond the names of its parts."""
 
     tables: bool
     """Layers are handed rotary tables."""
@@ -172,7 +172,7 @@ def _turns_by_type(body: nn.Module) -> bool:
 
 
 def _parameters(module: nn.Module) -> dict[str, inspect.Parameter]:
-    """What a module's forward takes by name; what merely passes through is not among it."""
+    """List what a module's forward takes by name; what merely passes through is not among it."""
     signature = inspect.signature(inspect.unwrap(type(module).forward))
     named = (p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD)
     return {p.name: p for p in named if p.name != "self"}

@@ -136,7 +136,7 @@ class KVCache:
             block[:, 1, 0, :, rows] = values[own]
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """How many rows there are with those of this pass, for layers that ask."""
+        """Count the rows with those of this pass, for layers that ask."""
         return 0 if self._step is None else self._step.key_length
 
     def _first_row(self, step: Step, layer: int) -> int:

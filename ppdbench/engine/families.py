@@ -48,7 +48,7 @@ NORMS_AROUND = BlockNames(
 
 
 class Told(Protocol):
-    """What layers are told of a pass beyond states, mask, tables and cache."""
+    """Tells layers of a pass beyond states, mask, tables and cache."""
 
     def __contains__(self, name: object) -> bool:
         """True if it tells them `name`."""
@@ -75,7 +75,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """What a layer keeps of a token: `heads` keys, each `key` wide, and values `value` wide."""
+    """Sizes of what a layer keeps of a token: `heads` keys, each `key` wide, and values `value` wide."""
 
     heads: int
     key: int
@@ -135,13 +135,13 @@ class Family:
     head_width: str = "hidden_size"
     """The setting that says how wide the head's inputs are."""
     word_scale: Callable[[Any], float] = lambda config: getattr(config, "embedding_multiplier", 1.0)
-    """What embedded words are multiplied by outside of the embedding itself."""
+    """Gives the factor of embedded words that is not in the embedding itself."""
     before_head: Callable[[Any], float] = lambda config: 1.0
-    """What normed states are divided by before the head."""
+    """Gives the divisor of normed states before the head."""
     logit_scale: Callable[[Any], Scale] = _usual_logit_scale
-    """What logits are multiplied by and divided by."""
+    """Gives the scale of logits."""
     rows: Callable[[Any], RowShape] = _usual_rows
-    """What one layer keeps of a token."""
+    """Gives the sizes of what one layer keeps of a token."""
     blocks: BlockNames | None = None
     normed_stream: Callable[[Any], bool] = lambda config: False
     """The norms stand in the residual stream itself, so that none serves one block alone."""
@@ -454,7 +454,7 @@ def members(name: str) -> str:
 
 
 def entry(model_type: str) -> Family:
-    """What is said of a family; nothing, of most."""
+    """The entry of a family; of most it says nothing."""
     return FAMILIES.get(model_type) if model_type in FAMILIES else Family(name=model_type)
 
 

@@ -1,4 +1,4 @@
-"""What was read of a model, held against transformers' own forward pass when it is loaded.
+"""A model's reading, held against transformers' own forward pass when it is loaded.
 
 Modules do not say all that a model computes: a norm may be called twice, a table may be wanted
 for some layers only. So the stock model runs over a few tokens before anything of it is
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from ppdbench.engine.anatomy import read, text_config
 from ppdbench.engine.nearness import gap
 from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
+from ppdbench.machine.pages import Files
 
 # Tokens that are compared; where windows are narrow, as many as reach beyond them.
 FEWEST, MOST = 6, 64
@@ -67,7 +69,7 @@ def _tokens(model: Any) -> Tensor:
 
 @contextmanager
 def _states(layers: nn.ModuleList) -> Iterator[list[Tensor]]:
-    """What the layers give while a pass runs."""
+    """Collect what the layers give while a pass runs."""
     states: list[Tensor] = []
 
     def see(_: nn.Module, __: Any, out: Any) -> None:
@@ -100,6 +102,8 @@ def hold(staged: StagedModel, stock: StockPass, name: str) -> None:
     for layer, (mine, true) in enumerate(zip(ours, stock.states, strict=True), start=1):
         _hold(staged, name, f"after layer {layer} hidden states", mine, true)
     _hold(staged, name, "logits", logits, stock.logits)
+    # Embedding the tokens has read parts of the weights' files again.
+    Files.behind(t for p in staged.model.parameters() for t in parts(p)).release()
 
 
 def _hold(staged: StagedModel, name: str, what: str, mine: Tensor, true: Tensor) -> None:
