@@ -56,29 +56,17 @@ def models() -> list[dict[str, Any]]:
     """List what --model understands: the embedded model, synthetic shapes, families."""
     fetched = "fetched" if source.smollm2().is_file() else f"not here: {source.FETCH}"
     there = "shipped with the package" if reference_is_there() else "not in this version"
-    ours = {"family": "llama", "runs": True, "why": ""}
-    entries: list[dict[str, Any]] = [
-        {"model": "reference", **ours, "kind": "embedded", "what": there},
-        {
-            "model": "reference-draft",
-            **ours,
-            "kind": "embedded",
-            "what": f"its draft model, {there}",
-        },
-        {
-            "model": source.SMOLLM2,
-            **ours,
-            "kind": "GGUF file",
-            "what": f"SmolLM2-135M-Instruct, {fetched}",
-        },
+    entries = [
+        _llama("reference", "embedded", there),
+        _llama("reference-draft", "embedded", f"its draft model, {there}"),
+        _llama(source.SMOLLM2, "GGUF file", f"SmolLM2-135M-Instruct, {fetched}"),
     ]
     entries += [
-        {
-            "model": f"{PREFIX}{name}",
-            **ours,
-            "kind": "random weights",
-            "what": f"{shape.layers} layers, {shape.hidden} wide, vocabulary {shape.vocab}",
-        }
+        _llama(
+            f"{PREFIX}{name}",
+            "random weights",
+            f"{shape.layers} layers, {shape.hidden} wide, vocabulary {shape.vocab}",
+        )
         for name, shape in NAMED.items()
     ]
     entries += [
@@ -86,6 +74,11 @@ def models() -> list[dict[str, Any]]:
         for found in (*known().values(), *_added())
     ]
     return entries
+
+
+def _llama(model: str, kind: str, what: str) -> dict[str, Any]:
+    """A model of the family that all have which are not the user's own."""
+    return {"model": model, **asdict(Known("llama", kind, True, "")), "what": what}
 
 
 def _added() -> list[Known]:

@@ -60,7 +60,7 @@ class Told(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class LogitScale:
     """A factor as a model applies it: two operations, of which one mostly does nothing."""
 
     times: float = 1.0
@@ -75,7 +75,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """Sizes of what a layer keeps of a token: `heads` keys, each `key` wide, and values `value` wide."""
+    """Sizes of what a layer keeps of a token: `heads` keys and values, and how wide each is."""
 
     heads: int
     key: int
@@ -84,9 +84,9 @@ class RowShape:
     """It is what keys and values of every head are made of, anew for each pass."""
 
 
-def _usual_logit_scale(config: Any) -> Scale:
+def _usual_logit_scale(config: Any) -> LogitScale:
     times, per = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
-    return Scale(1.0 if times is None else times, 1.0 if per is None else per)
+    return LogitScale(1.0 if times is None else times, 1.0 if per is None else per)
 
 
 def _usual_rows(config: Any) -> RowShape:
@@ -138,7 +138,7 @@ class Family:
     """Gives the factor of embedded words that is not in the embedding itself."""
     before_head: Callable[[Any], float] = lambda config: 1.0
     """Gives the divisor of normed states before the head."""
-    logit_scale: Callable[[Any], Scale] = _usual_logit_scale
+    logit_scale: Callable[[Any], LogitScale] = _usual_logit_scale
     """Gives the scale of logits."""
     rows: Callable[[Any], RowShape] = _usual_rows
     """Gives the sizes of what one layer keeps of a token."""
@@ -397,12 +397,12 @@ for _family in (
         name="minicpm3",
         members="MiniCPM 3",
         before_head=lambda config: config.logits_scaling,
-        logit_scale=lambda config: Scale(),
+        logit_scale=lambda config: LogitScale(),
     ),
     Family(
         name="hyperclovax",
         members="HyperCLOVA X",
-        logit_scale=lambda config: Scale(times=config.logits_scaling),
+        logit_scale=lambda config: LogitScale(times=config.logits_scaling),
     ),
 ):
     FAMILIES.add(_family.name, _family)
