@@ -118,14 +118,15 @@ def _unread(config: Any, why: str) -> UnsupportedModel:
 
 def _check_memory(model: Any, config: Any) -> None:
     """Refuse layers whose memory is not rows of keys and values."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if getattr(model, "_is_stateful", False) or kinds - ATTENDING:
-        others = ", ".join(sorted(map(str, kinds - ATTENDING)))
-        which = f" ({others})" if others else ""
+    kinds = set(getattr(config, "layer_types", None) or ()) - ATTENDING
+    which = f" ({', '.join(sorted(map(str, kinds)))})" if kinds else ""
+    if getattr(model, "_is_stateful", False):
         raise _unread(
             config,
             f"layers with a memory of their own{which} cannot forget the rows of rejected drafts",
         )
+    if kinds:
+        raise _unread(config, f"its layers are of a kind that is not known here{which}")
 
 
 def _layers(model: nn.Module, config: Any, family: Family) -> tuple[str, str]:
@@ -192,10 +193,16 @@ def _is_attention(module: nn.Module) -> bool:
 
 def _asks_for_attention(layer: nn.Module) -> bool:
     """True if somewhere in the layer the attention function of the configuration is called."""
-    return any("ALL_ATTENTION_FUNCTIONS" in _names_in(type(m).forward) for m in layer.modules())
+    return any(reads(m, "ALL_ATTENTION_FUNCTIONS") for m in layer.modules())
 
 
-def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:
+def reads(module: nn.Module, name: str) -> bool:
+    """True if a module's forward mentions a name."""
+    return name in names_in(type(module).forward)
+
+
+def names_in(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The attributes and globals that a function's code mentions."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return () if code is None else code.co_names
 

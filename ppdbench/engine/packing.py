@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ppdbench.engine.anatomy import reads
 from ppdbench.engine.families import transposed
 from ppdbench.engine.weights import is_plain, parts
 from ppdbench.machine.pages import Files, Span, span
@@ -120,11 +121,17 @@ def packed(module: nn.Module) -> nn.Module:
 def exchange(module: nn.Module, make: Exchange) -> nn.Module:
     """Put what `make` returns in the place of the modules in `module`, or of itself."""
     made = make(module)
-    if made is module:
+    if made is module and not _reads_weights(module):
         for name, child in module.named_children():
             if (found := exchange(child, make)) is not child:
                 setattr(module, name, found)
     return made
+
+
+def _reads_weights(module: nn.Module) -> bool:
+    """True for what holds one product and looks at its weights itself, as some routers do."""
+    inner = list(module.children())
+    return len(inner) == 1 and weights_of(inner[0]) is not None and reads(module, "weight")
 
 
 def pack(module: nn.Module) -> nn.Module:

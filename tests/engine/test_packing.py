@@ -191,6 +191,25 @@ def test_subclasses_of_linear_are_left_alone() -> None:
     assert pack(layer) is layer
 
 
+def test_products_whose_weights_are_looked_at_from_outside_are_left_alone() -> None:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear(64, 64, torch.float32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.inner(x.to(self.inner.weight.dtype))
+            return scores
+
+    router = nn.Sequential(Router(), linear(64, 64, torch.float32))
+    before, x = router[0].inner, torch.randn(3, 64)
+    expected = router(x)
+    pack(router)
+    assert router[0].inner is before
+    assert isinstance(router[1], PackedLinear)
+    assert_near(router(x), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_small_matrices_stay_as_they_are(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
