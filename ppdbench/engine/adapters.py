@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import LONGEST, read, text_config
 from ppdbench.engine.cache import CacheShape, Rows
+from ppdbench.engine.families import LogitScale
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
 from ppdbench.engine.packing import Exchange, PackedLinear, exchange, packed, spans, unpack
@@ -152,7 +153,7 @@ class Adapter:
     ) -> Tensor:
         """One decoder layer; those that place rows themselves need the `step`."""
         arguments = self.arguments(mask, rotary, cache)
-        if self._tells is not None or self.anatomy.told_positions:
+        if self.told:
             arguments |= self._said(step)
         out: Any = self._passes[index](hidden, **arguments)
         state: Tensor = out[0] if isinstance(out, tuple) else out
@@ -214,11 +215,29 @@ class Adapter:
             return tuple(table[None, step.start : step.end] for table in tables)
         return tuple(table[step.positions] for table in tables)
 
+    @property
+    def told(self) -> bool:
+        """True if layers are told more of a pass than states, mask, tables and cache."""
+        return self._tells is not None or self.anatomy.told_positions
+
+    @property
+    def scaled_readout(self) -> bool:
+        """True if factors stand before the head, or behind it."""
+        return self._before_head != 1.0 or self._logit_scale != LogitScale()
+
+    @property
+    def rotary_tables(self) -> int:
+        """The number of tables that `rotary` gives for each kind of layer."""
+        if not self.anatomy.tables:
+            return 0
+        self._fill_rotary(1)
+        return len(self._rotary[self.rope_kind(0), self.device])
+
     def why_not_repeated(self) -> str | None:
         """Say why passes cannot be captured and repeated; None if they can."""
         if self.anatomy.experts:
             return "which experts a pass reads depends on its tokens"
-        if self._tells is not None or self.anatomy.told_positions or self.anatomy.own_attention:
+        if self.told or self.anatomy.own_attention:
             return "its layers place rows or mask them in code of their own"
         return None
 
@@ -226,7 +245,7 @@ class Adapter:
         """Say why one layer cannot be compiled for all; None if it can."""
         if (why := self.why_not_repeated()) is not None:
             return why
-        if not self.anatomy.tables or len(self._rotary_table(1, self.rope_kind(0))) != 2:
+        if self.rotary_tables != 2:
             return "its layers take no pair of rotary tables"
         if not self.anatomy.plain or self._before_head != 1.0:
             return "its layers or its readout have weights beside linear products and norms"

@@ -58,7 +58,7 @@ def check_family(model_type: str, name: str) -> None:
     found = known().get(model_type)
     if found is not None and not found.runs:
         raise UnsupportedModel(
-            f"model {name} does not load: family {model_type} does not run, because {found.why}; "
+            f"model {name} does not load: family {model_type} does not run: {found.why}; "
             "`ppdbench list models` names those that do"
         )
     if found is None and model_type not in FAMILIES:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.cache import KVCache
-from ppdbench.engine.flat.layers import NotUnderstoodError
 from ppdbench.engine.flat.library import Unavailable, library
 from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, FlatReadout, is_there
 from ppdbench.engine.flat.products import FlatProduct, plain
+from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.packing import Exchange, packed, weights_of
 from ppdbench.engine.weights import is_plain
@@ -220,7 +220,7 @@ class Trial:
         for i in layers:
             mask = step.added(adapter.windows[i], adapter.heads_per_kv, hidden.dtype)
             rotary = adapter.rotary(step, adapter.rope_kind(i))
-            hidden = adapter.call_layer(i, hidden, mask, rotary, self.cache)
+            hidden = adapter.call_layer(i, hidden, mask, rotary, self.cache, step)
         return hidden
 
 

@@ -1,8 +1,8 @@
 """Decoder layers as operations of one program, whichever family they are of.
 
-A layer is read from its modules: their names say what they are, and what a norm or an activation
-computes is found out by asking it. Whatever is not known here is refused with its name, and what
-was read wrongly differs from the layer itself, which is looked for before anything is used.
+A layer is read from its modules: their names say what they are, and what a norm, an activation or
+a rotation computes is found out by asking it. Whatever is not known is refused with its name, and
+what was read wrongly differs from the layer itself, which is looked for before anything is used.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as fn
 
 from ppdbench.engine.flat.products import FlatProduct
+from ppdbench.engine.flat.understood import (
+    NotUnderstoodError,
+    check_layer,
+    check_model,
+    check_rotation,
+)
 
 if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
@@ -31,13 +37,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: fn.relu(x).square(),
 }
 PROBES = 4  # rows that a norm is asked for
+# Parts of blocks by their usual names.
+QUERIES = ("q_proj", "k_proj", "v_proj", "query_key_value", "qkv_proj", "c_attn")
+OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj")
+HEAD_NORMS = ("q_norm", "k_norm")
+GATES = ("gate_proj", "gate_up_proj")
+FIRSTS = ("up_proj", "dense_h_to_4h", "c_fc", "fc1")
+LASTS = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
 
 # Writes a block whose numbers go to the first buffer, with those of the second added.
 Block = Callable[["Buffer", "Buffer | None"], None]
-
-
-class NotUnderstoodError(Exception):
-    """A layer is made of something that no operation stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class LayerWriter:
     """Writes decoder layers, and what reads out after them, as operations of a program."""
 
     def __init__(self, adapter: Adapter, program: Program) -> None:
+        check_model(adapter)
         self.adapter, self.program = adapter, program
         shape = adapter.cache_shape()
         self.heads = shape.n_heads * adapter.heads_per_kv
@@ -86,6 +96,7 @@ class LayerWriter:
     def layer(self, index: int, *, attention: bool = True, mlp: bool = True) -> None:
         """Write one layer, or what is left of it without one of its blocks."""
         layer, blocks = self.adapter.layers[index], self.adapter.blocks
+        check_layer(layer)
         norms = _norms_of(layer)
         _check_parts(layer, {*norms.names, blocks.attention, *blocks.mlp})
         if self.adapter.family.normed_stream(self.adapter.config):
@@ -144,14 +155,14 @@ class LayerWriter:
     def _attention(self, index: int, source: Buffer, target: Buffer, add: Buffer | None) -> None:
         program, heads = self.program, self.heads
         block = self.adapter.layers[index].get_submodule(self.adapter.blocks.attention)
-        if any(True for _ in block.parameters(recurse=False)):
-            raise NotUnderstoodError("attention has weights of its own beside its products")
+        _check_parts(block, {*QUERIES, *OUTPUTS, *HEAD_NORMS})
         queries, keys, values = self._queries(block, source)
-        for name, states in (("q_norm", queries), ("k_norm", keys)):
+        for name, states in zip(HEAD_NORMS, (queries, keys), strict=True):
             if (norm := getattr(block, name, None)) is not None:
                 self._norm(norm, states, states)
         if self.adapter.family.positions is None:
             width = self.adapter.rotary_width()
+            check_rotation(block, self.head_dim, width)
             kind = self.kinds.index(self.adapter.rope_kind(index))
             program.rotate(queries, heads, self.head_dim, width, kind)
             program.rotate(keys, self.kv_heads, self.head_dim, width, kind)
@@ -163,7 +174,7 @@ class LayerWriter:
             softcap=getattr(block, "attn_logit_softcapping", None),
             window=self.adapter.windows[index],
         )
-        product = _product(block, "o_proj", "out_proj", "dense", "c_proj")
+        product = _product(block, *OUTPUTS)
         program.linear(seen, (target, product), add=add)
 
     def _queries(self, block: nn.Module, source: Buffer) -> tuple[Buffer, Buffer, Buffer]:
@@ -186,7 +197,9 @@ class LayerWriter:
     def _mlp(self, layer: nn.Module, source: Buffer, target: Buffer, add: Buffer | None) -> None:
         names = self.adapter.blocks.mlp
         block = layer if len(names) > 1 else layer.get_submodule(names[0])
-        last = _product(block, "down_proj", "dense_4h_to_h", "c_proj", "fc2")
+        if block is not layer:
+            _check_parts(block, {*GATES, *FIRSTS, *LASTS})
+        last = _product(block, *LASTS)
         inner = self._buffer("inner", last.in_features)
         act = _activation(_part(block, "act_fn", "activation_fn", "act"))
         if hasattr(block, "gate_proj"):
@@ -198,15 +211,17 @@ class LayerWriter:
             gates, ups = both.part(0, inner.width), both.part(inner.width, inner.width)
             self.program.act(gates, inner, act, times=ups)
         else:
-            first = _product(block, "up_proj", "dense_h_to_4h", "c_fc", "fc1")
+            first = _product(block, *FIRSTS)
             self.program.linear(source, (inner, first))
             self.program.act(inner, inner, act)
         self.program.linear(inner, (target, last), add=add)
 
     def _norm(self, norm: nn.Module, source: Buffer, target: Buffer) -> None:
         """Norm the rows of a buffer, or every head of them where the norm is as wide as one."""
-        weight = norm.get_parameter("weight").data
-        if isinstance(norm, nn.LayerNorm):
+        if not isinstance(weight := getattr(norm, "weight", None), nn.Parameter):
+            raise NotUnderstoodError(f"the norm {type(norm).__name__} has no weights")
+        weight = weight.data
+        if type(norm) is nn.LayerNorm:  # others of that kind may add one to their weights
             bias = None if norm.bias is None else norm.bias.data
             self.program.layer_norm(source, target, weight, bias, norm.eps)
             return
@@ -226,6 +241,8 @@ class LayerWriter:
     def readout(self) -> Buffer:
         """Write the final norm and the head; the buffer of logits."""
         adapter, program = self.adapter, self.program
+        if adapter.scaled_readout:
+            raise NotUnderstoodError("factors stand before its head or behind it")
         states = program.hidden
         if adapter.final_norm is not None:
             normed = self._buffer("normed", states.width)
@@ -270,13 +287,13 @@ def _is_norm(part: nn.Module) -> bool:
     return weights.keys() in ({"weight"}, {"weight", "bias"}) and weights["weight"].dim() == 1
 
 
-def _check_parts(layer: nn.Module, known: set[str]) -> None:
-    """Refuse a layer with weights in parts that nobody would run."""
-    for name, part in layer.named_children():
+def _check_parts(whole: nn.Module, known: set[str]) -> None:
+    """Refuse a layer or a block with weights in parts that nobody would run."""
+    for name, part in whole.named_children():
         if name not in known and any(True for _ in part.parameters()):
             raise NotUnderstoodError(f"its part {name} is not known")
-    if any(True for _ in layer.parameters(recurse=False)):
-        raise NotUnderstoodError("it has weights of its own beside its parts")
+    if any(True for _ in whole.parameters(recurse=False)):
+        raise NotUnderstoodError(f"{type(whole).__name__} has weights beside its parts")
 
 
 def _name(name: str | None) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.flat.layers import LayerWriter, NotUnderstoodError, kinds_of
+from ppdbench.engine.flat.layers import LayerWriter, kinds_of
 from ppdbench.engine.flat.ops import NOT_STORED, CacheBlocks, Pass, Program
+from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.reading import Reading
 
 if TYPE_CHECKING:
