@@ -234,7 +234,7 @@ def test_a_family_without_an_adapter_is_refused_before_weights_are_read(folder: 
     (folder / "model.safetensors").write_bytes(b"not read")
     refused(
         ModelSpec(name=str(folder)),
-        r"family mamba does not run, because layers keep",
+        r"family mamba does not run: layers with a memory",
         UnsupportedModel,
     )
 
