@@ -37,11 +37,12 @@ def test_the_workflow_calls_make_targets_and_all_that_must_pass() -> None:
     for command in called:
         assert re.search(rf"^{command.split()[1]}:", MAKEFILE, flags=re.MULTILINE), command
     own = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
-    assert {line for line in own if line.startswith("make ")} <= set(called)
+    must = {line.partition(" || ")[0] for line in own if line.startswith("make ")}
+    assert must <= set(called)
 
 
 def test_what_make_help_names_are_targets() -> None:
-    named = re.findall(r'@echo "make ([a-z-]+)', MAKEFILE)
+    named = re.findall(r'@echo "make ([a-z0-9-]+)', MAKEFILE)
     phony = set(re.search(r"\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE)[1].replace("\\", " ").split())
     assert len(named) > 10
     for target in named:
