@@ -36,6 +36,7 @@ from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.decoding.shared_prompt import SharedPrompt
 from ppdbench.decoding.verify import Outcome, accept_sampled
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.whole import write_whole
 from ppdbench.machine.clock import Clock
 from ppdbench.methods import method
 from ppdbench.runs.running import Destination, Ready
@@ -124,10 +125,9 @@ class Draws:
         """Begin the file, or read what it holds; a torn last line is drawn again."""
         path = folder / FILE
         if not resume or not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 raise ConfigError(f"{path} exists; use --resume, or another --out")
-            path.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+            write_whole(path, json.dumps(settings) + "\n", make_folder=True)
             return cls(path)
         whole = path.read_text(encoding="utf-8")
         first, *lines = whole[: whole.rfind("\n") + 1].splitlines()
@@ -139,7 +139,7 @@ class Draws:
                 draws.held[line["method"], line["example"], line["lot"]] = line["outputs"]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged ({error}); use another --out") from error
-        path.write_text("\n".join([first, *lines, ""]), encoding="utf-8")
+        write_whole(path, "\n".join([first, *lines, ""]))
         return draws
 
     def add(self, method: str, example: str, lot: int, outputs: list[list[int]]) -> None:

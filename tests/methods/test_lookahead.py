@@ -274,10 +274,11 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: 
         Lookahead(**options)
 
 
-def test_sampled_targets_are_refused_with_a_way_out() -> None:
+def test_drawing_from_the_likeliest_token_alone_is_greedy_decoding() -> None:
     model = staged("llama")
     decoder = prepared(model)
     session = Session(model, CAPACITY, spare=decoder.rows)
-    chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
-    with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
+    chooser = Chooser(Target(kind="top-p", top_p=1e-6), torch.Generator().manual_seed(3))
+    drawn = decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
+    greedy = decoder.decode(session, Request(tokens(9), Limits(24), CLOCK))
+    assert drawn.output_ids == greedy.output_ids

@@ -192,6 +192,7 @@ def test_heads_equal_to_the_models_own_give_its_ranks() -> None:
 )
 def test_bad_logits_are_refused_with_example_and_layer(layer: int, poison: float) -> None:
     model = loaded(stock_model("llama"))
+    model.staged.flat = None  # what is poisoned is what eager passes call
     adapter = model.staged.adapter
     plain = adapter.call_layer
 

@@ -432,13 +432,16 @@ def test_trees_that_the_heads_cannot_fill_are_refused(what: str, tmp_path: Path)
         random_heads(staged("llama"), tmp_path, tree=str(tree))
 
 
-def test_sampled_targets_are_refused_with_a_way_out(trained: tuple[Loaded, Path]) -> None:
+def test_drawing_from_the_likeliest_token_alone_is_greedy_decoding(
+    trained: tuple[Loaded, Path],
+) -> None:
     decoder, model = ready(trained), trained[0].staged
     assert decoder.trees
-    chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
     session = Session(model, CAPACITY, spare=decoder.rows)
-    with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
+    chooser = Chooser(Target(kind="top-p", top_p=1e-6), torch.Generator().manual_seed(3))
+    drawn = decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
+    greedy = decoder.decode(session, Request(tokens(9), Limits(24), CLOCK))
+    assert drawn.output_ids == greedy.output_ids
 
 
 def chain(folder: Path) -> str:

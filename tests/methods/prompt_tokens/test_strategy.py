@@ -548,13 +548,14 @@ def test_bad_adapters_are_refused_in_one_line(
 # The command line
 
 
-def test_sampled_targets_are_refused_with_a_way_out() -> None:
+def test_drawing_from_the_likeliest_token_alone_is_greedy_decoding() -> None:
     model = staged("llama")
     decoder = knowing(model)
     session = Session(model, CAPACITY, spare=decoder.rows)
-    chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
-    with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
+    chooser = Chooser(Target(kind="top-p", top_p=1e-6), torch.Generator().manual_seed(3))
+    drawn = decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
+    greedy = decoder.decode(session, Request(tokens(9), Limits(24), CLOCK))
+    assert drawn.output_ids == greedy.output_ids
 
 
 def test_the_run_says_what_was_loaded(

@@ -219,11 +219,12 @@ def test_a_folder_without_a_datastore_is_refused(tmp_path: Path) -> None:
         prepared(staged("llama"), tmp_path)
 
 
-def test_sampled_targets_are_refused_with_a_way_out(tmp_path: Path) -> None:
+def test_drawing_from_the_likeliest_token_alone_is_greedy_decoding(tmp_path: Path) -> None:
     model = staged("llama")
     built(tmp_path, own_outputs(model))
     decoder = prepared(model, tmp_path)
     session = Session(model, CAPACITY, spare=decoder.rows)
-    chooser = Chooser(Target(kind="top-p"), torch.Generator().manual_seed(3))
-    with pytest.raises(ConfigError, match="--target greedy"):
-        decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
+    chooser = Chooser(Target(kind="top-p", top_p=1e-6), torch.Generator().manual_seed(3))
+    drawn = decoder.decode(session, Request(tokens(9), Limits(24), CLOCK, chooser))
+    greedy = decoder.decode(session, Request(tokens(9), Limits(24), CLOCK))
+    assert drawn.output_ids == greedy.output_ids
