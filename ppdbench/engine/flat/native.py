@@ -17,6 +17,7 @@ import torch
 from filelock import FileLock
 
 from ppdbench.engine.artefacts import home, processor
+from ppdbench.files.whole import write_whole
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
@@ -185,10 +186,9 @@ def _compile(sources: Path, compiler: str, path: Path) -> None:
             lines = done.stderr.decode(errors="replace").splitlines()
             said = next((line for line in lines if "error" in line), "no word")
             raise Unavailable(f"{compiler} cannot build the kernels: {said.strip()[:300]}")
-        digest = Path(folder) / "digest"
-        digest.write_text(_digest(made), encoding="ascii")
+        digest = _digest(made)
         made.replace(path)
-        digest.replace(path.with_suffix(".sha256"))
+    write_whole(path.with_suffix(".sha256"), digest)
 
 
 def _is_whole(path: Path) -> bool:
