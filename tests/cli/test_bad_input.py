@@ -88,16 +88,16 @@ def llama() -> Any:
     return stock_model("llama", vocab_size=300, max_position_embeddings=512)
 
 
-def bloom() -> Any:
+def mamba() -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"vocab_size": 300, "hidden_size": 16, "n_layer": 1, "n_head": 2}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model("bloom", **sizes))
+    sizes = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **sizes))
 
 
 def write_models(folder: Path) -> None:
     whole = save_model(folder / "whole", llama())
-    save_model(folder / "bloom", bloom())
+    save_model(folder / "mamba", mamba())
     save_model(folder / "other-words", llama(), vocab=400)
 
     broken = llama()
@@ -281,7 +281,7 @@ CASES = {
     "unknown key": probe("--task FILES/tasks/typo.yaml", "bukket", "did you mean bucket"),
     "no YAML": probe("--task FILES/tasks/broken.yaml", "broken.yaml, line", "not valid YAML"),
     # models
-    "unsupported family": probe("--model FILES/models/bloom", "'bloom'", "llama", "gpt2", "opt"),
+    "unsupported family": probe("--model FILES/models/mamba", "family mamba does not run", "list models"),
     "folder without config": probe("--model FILES/models/no-config", "no-config", "config.json"),
     "folder without weights": decode("--model FILES/models/no-weights", "weights", "safetensors"),
     "folder without tokenizer": decode(

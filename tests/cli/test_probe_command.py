@@ -497,7 +497,8 @@ def test_ranks_that_the_stock_model_rules_out_end_the_run_before_anything_is_sto
         return logits
 
     monkeypatch.setattr(Adapter, "cap", one_too_high)
-    assert run(["probe", *SMALL, "--batch-size", batch, "--out", "run"]) == 1
+    alone = ["--no-family-check"]  # which would refuse the model at once
+    assert run(["probe", *SMALL, *alone, "--batch-size", batch, "--out", "run"]) == 1
     said = capsys.readouterr().err
     assert "the probe is not the model's" in said
     assert not Path("run/samples.jsonl").read_bytes()
