@@ -281,7 +281,9 @@ CASES = {
     "unknown key": probe("--task FILES/tasks/typo.yaml", "bukket", "did you mean bucket"),
     "no YAML": probe("--task FILES/tasks/broken.yaml", "broken.yaml, line", "not valid YAML"),
     # models
-    "unsupported family": probe("--model FILES/models/mamba", "family mamba does not run", "list models"),
+    "unsupported family": probe(
+        "--model FILES/models/mamba", "family mamba does not run", "list models"
+    ),
     "folder without config": probe("--model FILES/models/no-config", "no-config", "config.json"),
     "folder without weights": decode("--model FILES/models/no-weights", "weights", "safetensors"),
     "folder without tokenizer": decode(
