@@ -440,6 +440,7 @@ def forked_by_two(*words: str) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
+    meet["OMP_NUM_THREADS"] = "1"  # as torchrun sets it
     with pytest.MonkeyPatch.context() as patched:
         for name, value in meet.items():
             patched.setenv(name, value)
