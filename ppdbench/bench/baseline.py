@@ -21,6 +21,7 @@ from ppdbench.decoding.identity import first_difference
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.stock import StockModel
+from ppdbench.engine.flat.choice import PassPath
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -59,7 +60,7 @@ class BaselineReport:
 
     The `*_tokens_per_s` of greedy and generate are over the whole call, prefill included;
     `decode_tokens_per_s` is greedy after its prefill, None if one token was asked for.
-    `compilation` says whether our passes ran compiled.
+    `compilation` says whether our passes ran compiled, `path` which kernels ran if not.
     """
 
     model: str
@@ -78,6 +79,7 @@ class BaselineReport:
     bytes_per_token: int
     bandwidth_bytes_per_s: float
     compilation: Mapping[str, Any]
+    path: PassPath
 
     @property
     def rounds_run(self) -> int:
@@ -163,6 +165,8 @@ class BaselineReport:
             "greedy_s": [r.greedy_s for r in self.rounds],
             "generate_s": [r.generate_s for r in self.rounds],
             "compilation": dict(self.compilation),
+            "path": self.path.kernels,
+            "why": self.path.why,
             "identical": self.identical,
             "first_differences": list(self.first_differences),
             "bytes_per_token": self.bytes_per_token,
@@ -260,6 +264,7 @@ def compare(
         bytes_per_token=bytes_per_token(staged, [len(p) for p in prompts], new_tokens),
         bandwidth_bytes_per_s=median(speeds),
         compilation=compilation,
+        path=staged.path,
     )
 
 

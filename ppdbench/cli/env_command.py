@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppdbench.cli import completion
-from ppdbench.cli.common import model_spec, notice, stand_in_note
+from ppdbench.cli.common import check_pictures, model_spec, notice, numbers, stand_in_note
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import compile_option, format_option, model_options
 from ppdbench.engine.quiet import quiet
@@ -17,6 +17,7 @@ from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
     from ppdbench.bench.baseline import BaselineReport
+    from ppdbench.bench.pass_curve import PassCurve
     from ppdbench.bench.runner import Choice
     from ppdbench.engine.loading import ModelSpec
     from ppdbench.report.sheet import Sheet
@@ -28,20 +29,23 @@ PROMPTS = 2
 # Ratios of rounds spread by less than this factor on a machine left alone.
 STEADY = 1.3
 
-# What the options below say is used with a model, or with --baseline alone.
+# What the options below say is used with a model, or with one of the measurements alone.
 OF_MODELS = (
     *("gguf", "revision", "dtype", "quantize", "device_map", "max_memory", "offline"),
-    *("trust_remote_code", "no_family_check", "methods", "prompt_tokens", "new_tokens"),
+    *("trust_remote_code", "no_family_check"),
 )
-BASELINE_ONLY = ("rounds", "compile")
+OF_MEMORY = ("methods", "prompt_tokens", "new_tokens")
+BASELINE_ONLY = ("compile",)
+CURVE_ONLY = ("rows", "context", "plot")
 
 
 @click.command(
     "env",
     cls=Command,
-    first=("baseline", "model", "methods", "dtype", "threads", "form"),
+    first=("baseline", "curve", "model", "methods", "dtype", "threads", "form"),
 )
 @click.option("--baseline", is_flag=True, help="Time our greedy against transformers' generate().")
+@click.option("--curve", is_flag=True, help="Time passes by their rows, ours and transformers'.")
 @click.option(
     "--method",
     "methods",
@@ -54,10 +58,24 @@ BASELINE_ONLY = ("rounds", "compile")
 @click.option("--prompt-tokens", type=int, default=64, show_default=True, help="Prompt length.")
 @click.option("--new-tokens", type=int, default=128, show_default=True, help="Tokens to generate.")
 @click.option("--rounds", type=int, default=5, show_default=True, help="Passes of both, in turns.")
+@click.option(
+    "--rows",
+    default="1,2,3,5,9,16,32",
+    show_default=True,
+    help="With --curve: rows of passes; 1 is always among them.",
+)
+@click.option(
+    "--context",
+    type=int,
+    default=128,
+    show_default=True,
+    help="With --curve: tokens before a pass.",
+)
+@click.option("--plot", metavar="FILE", help="Draw the curve as .png, .svg or .pdf.")
 @compile_option
 @format_option
 @click.pass_context
-def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) -> None:
+def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **options: Any) -> None:
     """Versions, devices, settings and memory bandwidth; warnings on stderr.
 
     With --model how much memory it needs, for sequences of --prompt-tokens and --new-tokens,
@@ -66,15 +84,23 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     With --baseline also how fast greedy decoding runs here: ours, which every speedup is
     measured against, and generate() of transformers on the same weights and prompts.
 
+    With --curve how long passes take by their rows: ours, those of transformers, and reading the
+    weights once. Speculation pays where many rows cost little more than one.
+
     \b
     ppdbench env
     ppdbench env --format json
     ppdbench env --model synthetic:llama-13b --dtype bfloat16 --prompt-tokens 4000
     ppdbench env --baseline --model synthetic:llama-20m --dtype bfloat16
+    ppdbench env --curve --model synthetic:llama-20m --rows 1,9,16 --plot curve.png
     """
-    for name in ("prompt_tokens", "new_tokens", "rounds"):
+    if baseline and curve:
+        raise click.UsageError("--baseline and --curve are measured one at a time; give one")
+    for name in ("prompt_tokens", "new_tokens", "rounds", "context"):
         if options[name] < 1:
             raise click.UsageError(f"--{name.replace('_', '-')} {options[name]}: use 1 or more")
+    options["rows"] = _rows_of_passes(options["rows"])
+    check_pictures(options["plot"])
     import_for_good("torch")
     from ppdbench.bench.compiling import check_mode
     from ppdbench.bench.runner import Choice, built_for
@@ -87,7 +113,7 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     environment.set_threads(options.pop("threads"))
     check_mode(options["compile"])
     choices = [Choice.parse(text) for text in options.pop("methods")]
-    spec = model_spec(options) if baseline or asked is not None else None
+    spec = model_spec(options) if baseline or curve or asked is not None else None
     if spec is not None:
         built_for(spec, choices)
     description = environment.describe()
@@ -96,7 +122,22 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
         notice(f"warning: {warning}")
     result: dict[str, Any] = {"environment": description, "warnings": warned}
     sheets = [_environment_sheet(description)]
-    if baseline:
+    _say_what_is_unused(ctx, asked)
+    if curve:
+        from ppdbench.report.curve_tables import curve_sheet
+
+        assert spec is not None
+        found = _measure_curve(spec, options)
+        stand_in_note(asked)
+        if (point := found.unsteady) is not None:
+            warned.append(
+                f"passes of {point.rows} rows took times that differ widely; end other programs "
+                "or raise --rounds"
+            )
+            notice(f"warning: {warned[-1]}")
+        result |= found.to_dict()
+        sheets.append(curve_sheet(found))
+    elif baseline:
         assert spec is not None
         report = _compare(spec, options)
         stand_in_note(asked)
@@ -112,7 +153,6 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     else:
         from ppdbench.machine.bandwidth import measure_bandwidth
 
-        _say_what_is_unused(ctx, asked)
         speed = measure_bandwidth(device, BANDWIDTH_SECONDS)
         result |= {"device": str(device), "bandwidth_bytes_per_s": speed}
         sheets.append(_bandwidth_sheet(str(device), speed))
@@ -122,16 +162,54 @@ def command(ctx: click.Context, /, baseline: bool, form: str, **options: Any) ->
     emit(sheets, result, form)
 
 
+def _rows_of_passes(text: str) -> tuple[int, ...]:
+    rows = numbers("--rows", text)
+    if rows[0] < 1:
+        raise click.UsageError(f"--rows {text}: use 1 or more")
+    return rows
+
+
 def _say_what_is_unused(ctx: click.Context, model: str | None) -> None:
     """Tell the user what was asked for and is not used, so that nothing is ignored in silence."""
     given = click.core.ParameterSource.COMMANDLINE
-    without = dict.fromkeys(BASELINE_ONLY, "--baseline")
-    if model is None:
-        without |= dict.fromkeys(OF_MODELS, "--model or --baseline")
+    baseline, curve = ctx.params["baseline"], ctx.params["curve"]
+    without: dict[str, str] = {}
+    if not baseline:
+        without |= dict.fromkeys(BASELINE_ONLY, "without --baseline")
+    if not curve:
+        without |= dict.fromkeys(CURVE_ONLY, "without --curve")
+    if not (baseline or curve):
+        without["rounds"] = "without --baseline or --curve"
+        if model is None:
+            without |= dict.fromkeys(OF_MODELS, "without --model or --baseline or --curve")
+            without |= dict.fromkeys(OF_MEMORY, "without --model or --baseline")
+    if curve:
+        without |= dict.fromkeys(OF_MEMORY, "with --curve")
     for parameter in ctx.command.params:
         name = str(parameter.name)
         if name in without and ctx.get_parameter_source(name) == given:
-            notice(f"note: {parameter.opts[0]} means nothing without {without[name]}")
+            notice(f"note: {parameter.opts[0]} means nothing {without[name]}")
+
+
+def _measure_curve(spec: ModelSpec, options: dict[str, Any]) -> PassCurve:
+    from ppdbench.bench.pass_curve import measure_curve
+
+    quiet()
+    with progress() as report:
+        found = measure_curve(
+            spec,
+            rows=options["rows"],
+            context=options["context"],
+            rounds=options["rounds"],
+            progress=report,
+        )
+    if (plot := options["plot"]) is not None:
+        from ppdbench.report.pictures.files import save
+        from ppdbench.report.pictures.passes import curve_picture
+
+        save(curve_picture([found]), plot)
+        notice(f"picture: {plot}")
+    return found
 
 
 def _needs(spec: ModelSpec, choices: list[Choice], options: dict[str, Any]) -> dict[str, Any]:
@@ -227,8 +305,8 @@ def _same_tokens(report: BaselineReport) -> str:
 
 
 def _what_was_read(report: BaselineReport) -> str:
-    passes = "compiled" if report.compilation["rows"] else "eager"
+    passes = "compiled" if report.compilation["rows"] else report.path.words
     return (
-        f"our passes are {passes}; a step reads {report.bytes_per_token / 1e6:.1f} MB, and memory "
+        f"our passes: {passes}; a step reads {report.bytes_per_token / 1e6:.1f} MB, and memory "
         f"delivers {report.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
     )

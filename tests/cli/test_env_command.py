@@ -23,6 +23,7 @@ Captured = pytest.CaptureFixture[str]
 def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppdbench.machine.bandwidth.measure_bandwidth", lambda *_: 1e10)
     monkeypatch.setattr("ppdbench.bench.baseline.measure_bandwidth", lambda *_: 1e10)
+    monkeypatch.setattr("ppdbench.bench.pass_curve.measure_bandwidth", lambda *_: 1e10)
 
 
 def test_description_bandwidth_and_warnings(
@@ -55,7 +56,46 @@ def test_baseline_json_has_the_fixed_keys(capsys: Captured) -> None:
     }
     assert keys <= value.keys()
     assert (value["model"], value["rounds"], value["identical"]) == (TINY, 1, value["prompts"])
+    assert value["path"].startswith(("flat", "eager"))
+    assert value["why"]
     assert value["synthetic"] is True
+
+
+CURVE = ["env", "--curve", "--model", TINY, "--context", "20", "--rounds", "1", "--device", "cpu"]
+
+
+def test_curve_json_has_the_fixed_keys(capsys: Captured) -> None:
+    assert run([*CURVE, "--rows", "9,1,4", "--format", "json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert [point["rows"] for point in value["curve"]] == [1, 4, 9]
+    assert all(set(point) == {"rows", "ms", "generate_ms"} for point in value["curve"])
+    assert min(p[side] for p in value["curve"] for side in ("ms", "generate_ms")) > 0
+    assert value["reading_ms"] > 0
+    assert value["path"].startswith(("flat", "eager"))
+    assert value["prepared_s"] >= 0
+    assert (value["context"], value["synthetic"]) == (20, True)
+
+
+def test_curve_is_a_table_and_a_picture(capsys: Captured, tmp_path: Path) -> None:
+    picture = tmp_path / "curve.svg"
+    arguments = [*CURVE, "--rows", "3", "--format", "csv", "--plot", str(picture)]
+    assert run([*arguments, "--new-tokens", "9"]) == 0
+    out, err = capsys.readouterr()
+    table = list(csv.reader(io.StringIO(out.split("\n\n")[1])))
+    assert table[0][:3] == ["rows", "ours ms", "transformers ms"]
+    assert [row[0] for row in table[1:3]] == ["1", "3"]
+    assert [float(cell) for cell in table[1][3:]] == [1.0, 1.0]
+    for line in ("ours", "transformers", "reading the weights once"):
+        assert line in picture.read_text()
+    assert "--new-tokens means nothing with --curve" in err
+
+
+def test_curve_says_the_limit_and_the_path(capsys: Captured) -> None:
+    assert run([*CURVE, "--rows", "2"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "reading the weights once, 0.2 MB at 10.0 GB/s" in out
+    assert "our passes: " in out
+    assert "the same likeliest token for 2 of 2 rows" in out
 
 
 def test_rounds_that_differ_widely_are_told(
@@ -96,6 +136,7 @@ def test_options_without_effect_are_named(capsys: Captured) -> None:
     err = capsys.readouterr().err
     assert "--dtype means nothing without --model or --baseline" in err
     assert "--rounds means nothing without --baseline" in err
+    assert "--rows" not in err
     assert "--revision" not in err
 
 
@@ -155,6 +196,12 @@ def test_the_memory_table_adds_up_and_says_whether_it_fits(capsys: Captured) -> 
         (["--baseline", "--model", TINY, "--dtype", "int3"], "dtype 'int3' is not known"),
         (["--baseline", "--model", TINY, "--prompt-tokens", "61"], "64 at most"),
         (["--format", "yaml"], "'yaml' is not one of"),
+        (["--curve", "--baseline"], "one at a time; give one"),
+        (["--curve", "--rows", "0,4"], "--rows 0,4: use 1 or more"),
+        (["--curve", "--rows", "many"], "--rows 'many': use numbers"),
+        (["--curve", "--rows", "60", "--model", TINY], "64 tokens at most"),
+        (["--curve", "--context", "0"], "--context 0: use 1 or more"),
+        (["--curve", "--plot", "curve.bmp"], "curve.bmp"),
         (["--rounds", "many"], "'many' is not a valid integer"),
     ],
 )

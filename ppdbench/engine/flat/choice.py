@@ -62,6 +62,11 @@ class PassPath:
     why: str
     prepared_s: float = 0.0
 
+    @property
+    def words(self) -> str:
+        """The path, and why it was taken."""
+        return f"{self.kernels} ({self.why})"
+
 
 class RefusedError(Exception):
     """Flat passes differ from eager ones by more than rounding."""

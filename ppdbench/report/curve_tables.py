@@ -1,0 +1,61 @@
+"""The cost of a pass by its rows, as a table."""
+
+from __future__ import annotations
+
+from ppdbench.bench.pass_curve import PassCurve
+from ppdbench.report.sheet import Sheet
+
+TIMES = ("ours ms", "transformers ms", "ours / one row", "transformers / one row")
+DIGITS = dict(zip(TIMES, (2, 2, 2, 2), strict=True))
+
+
+def curve_sheet(found: PassCurve) -> Sheet:
+    """Both sides' times by rows, beside one row's, and below them the limit and the path."""
+    one = found.points[0]
+    rows = tuple(
+        (
+            *(p.rows, p.ours.median, p.stock.median),
+            *(p.ours.median / one.ours.median, p.stock.median / one.stock.median),
+        )
+        for p in found.points
+    )
+    return Sheet(
+        f"Passes by their rows: {curve_label(found)}",
+        ("rows", *TIMES),
+        rows,
+        notes=(limit_words(found), path_words(found), _measured(found)),
+        digits=DIGITS,
+    )
+
+
+def curve_label(found: PassCurve) -> str:
+    """Name what was measured and on how much of the machine."""
+    random = " (synthetic weights)" if found.is_synthetic else ""
+    threads = f"{found.threads} thread{'s' * (found.threads > 1)}"
+    return f"{found.model}{random}, {found.dtype} on {found.device}, {threads}"
+
+
+def limit_words(found: PassCurve) -> str:
+    """Say how long reading the weights takes, and how much of one row's pass that is."""
+    share = found.reading_ms / found.points[0].ours.median
+    return (
+        f"reading the weights once, {found.weight_bytes / 1e6:.1f} MB at "
+        f"{found.bandwidth_bytes_per_s / 1e9:.1f} GB/s, takes {found.reading_ms:.2f} ms: "
+        f"{share:.2f} of our pass of one row"
+    )
+
+
+def path_words(found: PassCurve) -> str:
+    """Say which kernels ran, why, and how long it took to prepare them."""
+    path = found.path
+    ready = f"; ready after {path.prepared_s:.1f} s" if path.prepared_s else ""
+    return f"our passes: {path.words}{ready}"
+
+
+def _measured(found: PassCurve) -> str:
+    most = found.points[-1]
+    return (
+        f"medians of {len(most.ours.ms)} passes in {found.rounds} rounds, in turns, behind "
+        f"{found.context} cached tokens; the same likeliest token for {found.same_tokens} of "
+        f"{most.rows} rows"
+    )
