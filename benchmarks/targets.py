@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ppdbench.bench.baseline import bytes_per_token, compare_with_generate
-from ppdbench.bench.peers import with_peers
+from ppdbench.bench.choices import with_peers
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up

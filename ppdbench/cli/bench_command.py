@@ -99,7 +99,7 @@ def command(
 
 
 def _chosen(text: str, model: str | None) -> list[Choice]:
-    from ppdbench.bench.everything import every_method
+    from ppdbench.bench.choices import every_method
     from ppdbench.bench.runner import Choice
 
     if text != ALL:
@@ -111,7 +111,7 @@ def _chosen(text: str, model: str | None) -> list[Choice]:
 
 
 def _beside_peers(choices: list[Choice], model: str | None, peer: str) -> list[Choice]:
-    from ppdbench.bench.peers import with_peers
+    from ppdbench.bench.choices import with_peers
 
     choices, note = with_peers(choices, chosen_model(model), peer)
     if note is not None:
