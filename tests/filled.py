@@ -13,7 +13,7 @@ import msgspec
 
 from ppdbench import scoring
 from ppdbench.bench import conditions, counterparts, summary, sums, sweep_summary
-from ppdbench.probe import closeness, ranks
+from ppdbench.probe import ranks, similarity
 from ppdbench.report import answers as fastchat
 from ppdbench.report import example_texts, grid, result
 from ppdbench.runs import samples as lines
@@ -106,8 +106,8 @@ def _probed(sample: Told | Sample) -> Any:
     return made
 
 
-def similarities(samples: Iterable[Told | Sample]) -> list[closeness.Similarity]:
-    return closeness.similarities([typed("similarity", sample) for sample in samples])
+def similarities(samples: Iterable[Told | Sample]) -> list[similarity.Similarity]:
+    return similarity.similarities([typed("similarity", sample) for sample in samples])
 
 
 def grid_of(sample: Told | Sample, *parts: Any) -> grid.TokenGrid:

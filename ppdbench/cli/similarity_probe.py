@@ -21,8 +21,8 @@ def probe_similarity(
     **options: Any,
 ) -> int:
     """Measure how close pseudo states are to true ones, as a table and a picture."""
+    from ppdbench.probe.cosines import Cosines
     from ppdbench.probe.drafts import run_drafts
-    from ppdbench.probe.similarity import Cosines
     from ppdbench.report import outputs
 
     check_pictures(plot)
@@ -34,7 +34,7 @@ def probe_similarity(
         return 0
     outputs.of_similarity(run.header, run.samples, str(run.path)).emit(form)
     if plot is not None:
-        from ppdbench.probe.closeness import similarities as measured
+        from ppdbench.probe.similarity import similarities as measured
         from ppdbench.report.pictures.drawing import joined
         from ppdbench.report.pictures.files import save
         from ppdbench.report.pictures.probes import similarities

@@ -14,7 +14,7 @@ from ppdbench.runs.records import Header
 from ppdbench.stats import FEW, FEW_EXAMPLES
 
 if TYPE_CHECKING:
-    from ppdbench.probe.closeness import Similarity
+    from ppdbench.probe.similarity import Similarity
 
 SHOWN = (1, 3, 5, 10)
 

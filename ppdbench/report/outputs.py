@@ -14,7 +14,7 @@ from ppdbench.bench.counterparts import beside
 from ppdbench.bench.summary import overall, summarize
 from ppdbench.bench.sums import SampleSums
 from ppdbench.bench.sweep_summary import swept
-from ppdbench.probe import accuracy, closeness, summary
+from ppdbench.probe import accuracy, similarity, summary
 from ppdbench.probe.ranks import StoredRanks
 from ppdbench.report import decode_tables, draft_tables, probe_tables, sweep_tables
 from ppdbench.report.export import emit
@@ -108,8 +108,8 @@ def of_drafts(header: Header, samples: Samples, run: str) -> PrintedOutput:
 
 def of_similarity(header: Header, samples: Samples, run: str) -> PrintedOutput:
     """Build the output of `probe --what similarity`."""
-    rows = closeness.similarities(samples)
-    content = closeness.to_json(rows, header, run)
+    rows = similarity.similarities(samples)
+    content = similarity.to_json(rows, header, run)
     return PrintedOutput(
         draft_tables.similarity_sheets(header, rows), draft_tables.long(rows), content
     )

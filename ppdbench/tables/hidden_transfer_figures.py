@@ -15,7 +15,7 @@ from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
 from ppdbench.files.papers import Paper
 from ppdbench.probe.accuracy import accuracies
-from ppdbench.probe.closeness import similarities
+from ppdbench.probe.similarity import similarities
 from ppdbench.report.pictures.transfer import transfer_figures
 from ppdbench.report.probe_tables import label
 from ppdbench.report.sheet import Cell, Sheet

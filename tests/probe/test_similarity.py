@@ -26,7 +26,7 @@ from ppdbench.errors import ConfigError, DataError
 from ppdbench.methods.hidden_transfer import network as hidden_transfer
 from ppdbench.methods.hidden_transfer.network import TransferMatrices
 from ppdbench.methods.hidden_transfer.strategy import HiddenTransferProposer
-from ppdbench.probe.similarity import Cosines
+from ppdbench.probe.cosines import Cosines
 from ppdbench.runs.store import read_run
 from ppdbench.runs.workload import Item
 from ppdbench.trees.tree import Tree

@@ -14,8 +14,8 @@ from ppdbench.bench.sums import SampleSums, add_up
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.probe.accuracy import Accuracy, accuracies
 from ppdbench.probe.buckets import stored_buckets
-from ppdbench.probe.closeness import Similarity, similarities
 from ppdbench.probe.ranks import StoredRanks
+from ppdbench.probe.similarity import Similarity, similarities
 from ppdbench.probe.summary import Rate, match_rates
 from ppdbench.runs.records import FailedSample, Header, Sample, probing
 from ppdbench.runs.samples import fewest_examples

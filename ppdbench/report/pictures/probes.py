@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ppdbench.errors import DataError
 from ppdbench.probe.accuracy import Accuracy
-from ppdbench.probe.closeness import Similarity
+from ppdbench.probe.similarity import Similarity
 from ppdbench.probe.summary import TOTAL, Rate
 from ppdbench.report.pictures.curves import Curve, Value, around, curves
 from ppdbench.report.pictures.drawing import Drawing, slug
