@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-from ppdbench.errors import UnknownName
+from ppdbench.errors import ConfigError, UnknownName
 
 T = TypeVar("T")
 
@@ -105,4 +105,17 @@ def option_types(made: type[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in filter(dataclasses.is_dataclass, made.__mro__):
         found = {**inspect.get_annotations(base, eval_str=True), **found}
+    return found
+
+
+def key_values(words: Iterable[str], whose: str, how: str) -> dict[str, str]:
+    """`key=value` words as a mapping; errors say `whose` they are, its {} filled, and `how` to."""
+    found: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{whose.format(word)}: {how}")
+        if key in found:
+            raise ConfigError(f"{whose.format(key)} is given twice")
+        found[key] = value
     return found

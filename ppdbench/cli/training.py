@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +15,7 @@ from ppdbench.cli.common import notice
 from ppdbench.cli.options import stack
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.paths import check_folder
 from ppdbench.files.whole import write_whole
 from ppdbench.report.progress import progress
 
@@ -107,7 +107,7 @@ def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
         "max_documents": take("max_documents"),
         "offline": options["offline"],
     }
-    out = Path(options["out"])
+    out = check_folder("--out", take("out"))
     if options["resume"] and not out.is_dir():
         raise ConfigError(f"{out} holds no training run, so nothing to resume; drop --resume")
     held_out = take("held_out")
@@ -121,7 +121,7 @@ def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
         held_out=TextSpec(sources=held_out, **text) if held_out else None,
         config=config,
         epochs=None if steps is not None else epochs or 3,
-        out=_folder(take("out")),
+        out=out,
         held_out_tokens=take("held_out_tokens"),
     )
     for source in filter(None, (job.text, job.held_out)):
@@ -132,15 +132,6 @@ def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
             "nothing of other text; give --held-out text of its own"
         )
     return job, take("resume"), take("dry_run")
-
-
-def _folder(out: str) -> Path:
-    path = Path(out)
-    if not out.strip():
-        raise ConfigError("--out is empty; give a folder")
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"--out {out} is a file; give a folder")
-    return path
 
 
 def print_forecast(training: Training) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ppdbench.errors import ConfigError, PpdbenchError, UnknownName
 from ppdbench.files.publications import Publication
-from ppdbench.registry import Registry, option_types
+from ppdbench.registry import Registry, key_values, option_types
 from ppdbench.registry import option as option
 
 C = TypeVar("C", bound=type[Any])
@@ -162,15 +162,7 @@ def split_name(text: str) -> tuple[str, str]:
 
 def settings(pairs: tuple[str, ...]) -> dict[str, str]:
     """`key=value` words to a mapping."""
-    result: dict[str, str] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"option {pair!r} of a method: use key=value")
-        if key in result:
-            raise ConfigError(f"option {key} of a method is given twice")
-        result[key] = value
-    return result
+    return key_values(pairs, "option {} of a method", "use key=value")
 
 
 def _read(method: str, name: str, text: str, kind: Any) -> Any:

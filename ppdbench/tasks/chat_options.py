@@ -13,6 +13,7 @@ import yaml
 
 from ppdbench.errors import ConfigError
 from ppdbench.files.keys import kind
+from ppdbench.registry import key_values
 from ppdbench.tasks.chat import names_read, render_chat
 
 AUTO, ON, OFF = MODES = ("auto", "on", "off")
@@ -129,15 +130,8 @@ def _text_of(tokenizer: Any) -> str:
 
 def read_settings(pairs: Sequence[str]) -> dict[str, Setting]:
     """`enable_thinking=false` and the like, with values read as YAML reads them."""
-    found: dict[str, Setting] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--chat-set {pair}: write KEY=VALUE, as enable_thinking=false")
-        if name in found:
-            raise ConfigError(f"--chat-set {name} is given twice")
-        found[name] = _scalar(pair, text)
-    return found
+    typed = key_values(pairs, "--chat-set {}", "write KEY=VALUE, as enable_thinking=false")
+    return {name: _scalar(f"{name}={text}", text) for name, text in typed.items()}
 
 
 def _scalar(pair: str, text: str) -> Setting:
