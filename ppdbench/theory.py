@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ppdbench.errors import ConfigError, DataError
+from ppdbench.errors import ConfigError
 from ppdbench.files import papers
 
 MOST_PLAYED = 10**8  # layers of all tokens of all runs: about half a minute
@@ -156,19 +156,12 @@ def tradeoff(n_layers: int, exit_after: int, k: int, p: float, tokens: int) -> T
     )
 
 
-def run_lengths(matches: Sequence[bool]) -> list[int]:
-    """Tokens in each run, a run ending with a miss.
-
-    `matches[i]` says whether token `i` was among the candidates launched for it. The last
-    run is cut off by the end of the output: a miss on the last token starts no new run.
-    """
-    if not matches:
-        raise DataError("no matches recorded: a run needs at least one token")
-    return [len(hits) + 1 for hits in bytes(matches[:-1]).split(b"\0")]
-
-
 def ended_runs(outputs: Iterable[Sequence[bool] | bytes]) -> dict[int, int]:
-    """Count runs by length; the last of each output is cut off and left out."""
+    """Count runs by length, a run ending with a miss; the last of each output is left out.
+
+    `matches[i]` says whether token `i` was among the candidates launched for it. The last run is
+    cut off by the end of the output: a miss on the last token starts no new run.
+    """
     import numpy as np  # which formulas do without
 
     hits = [bytes(matches[:-1]) for matches in outputs]  # a miss is a zero, and ends a run

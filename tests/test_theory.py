@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ppdbench import theory
-from ppdbench.errors import ConfigError, DataError
+from ppdbench.errors import ConfigError
 from ppdbench.files.resources import folder
 
 
@@ -121,6 +121,17 @@ def test_long_outputs_approach_the_limits() -> None:
     assert busy == pytest.approx(found.compute_per_time_unit)
 
 
+def run_lengths(matches: list[bool]) -> list[int]:
+    """Tokens of each run, the last one cut off by the end of the output."""
+    lengths = [1]
+    for match in matches[:-1]:
+        if match:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    return lengths
+
+
 @pytest.mark.parametrize(
     ("matches", "lengths"),
     [
@@ -135,7 +146,8 @@ def test_long_outputs_approach_the_limits() -> None:
 def test_a_miss_ends_a_run_unless_it_is_the_last_token(
     matches: list[bool], lengths: list[int]
 ) -> None:
-    assert theory.run_lengths(matches) == lengths
+    assert run_lengths(matches) == lengths
+    assert theory.ended_runs([matches]) == Counter(lengths[:-1])
     d, exit_after, k = 10, 6, 3
     latency = sum(d + (x - 1) * exit_after for x in lengths)
     compute = sum((exit_after + k * (d - exit_after)) * x + d - exit_after for x in lengths)
@@ -150,7 +162,7 @@ def test_ended_runs_are_those_of_every_output_without_its_last() -> None:
         for length in range(1, 8)
         for number in range(1 << length)
     ]
-    lengths = [n for matches in outputs for n in theory.run_lengths(matches)[:-1]]
+    lengths = [n for matches in outputs for n in run_lengths(matches)[:-1]]
     assert theory.ended_runs(outputs) == Counter(lengths)
     assert theory.ended_runs([[True, True], [True]]) == {}
 
@@ -158,7 +170,7 @@ def test_ended_runs_are_those_of_every_output_without_its_last() -> None:
 def test_recorded_matches_average_to_the_theorem() -> None:
     # All 8 sequences of 3 tokens, equally likely: p = 1/2.
     sequences = [[bool(n & bit) for bit in (1, 2, 4)] for n in range(8)]
-    runs = [len(theory.run_lengths(s)) for s in sequences]
+    runs = [len(run_lengths(s)) for s in sequences]
     latencies = [theory.latency_of_runs(3, n, 10, 7) for n in runs]
     assert sum(latencies) / 8 == theory.expected_latency(10, 7, 0.5, 3)
     computes = [theory.compute_of_runs(3, n, 10, 7, 5) for n in runs]
@@ -257,11 +269,6 @@ def test_impossible_settings_are_refused(bad: dict[str, Any], message: str) -> N
 def test_one_simulated_run_has_no_error_bar() -> None:
     with pytest.raises(ConfigError, match="runs=1"):
         theory.simulate(8, 4, 1, 0.5, 8, runs=1, seed=0)
-
-
-def test_an_empty_record_is_refused() -> None:
-    with pytest.raises(DataError, match="no matches recorded"):
-        theory.run_lengths([])
 
 
 def test_a_layer_that_the_paper_did_not_probe_is_refused() -> None:

@@ -22,13 +22,8 @@ FORMAT = "ppdbench-baseline"
 VERSION = 1
 
 
-def read_baseline(path: Path) -> Snapshot:
-    """The baseline in a file, or what another run's folder amounts to."""
-    return open_baseline(path)[0]
-
-
 def open_baseline(path: Path) -> tuple[Snapshot, bool]:
-    """The same, and whether checksums say that nothing in it was changed."""
+    """The baseline in a file or run folder, and whether checksums say that nothing was changed."""
     if path.is_dir():
         run = read_whole(path)
         refuse_unsound(path, run.samples, run.header)

@@ -14,8 +14,8 @@ from ppdbench.runs.prompting import as_then, in_words, prompted_alike
 from ppdbench.runs.records import AskedTarget, Chat
 from ppdbench.runs.validation import Unsound, convert
 
-# What targets have that those of earlier versions had not, at the value that they had then.
-_GAINED: dict[str, Any] = msgspec.json.decode(
+# Fields of targets that earlier versions did not store, at the value that was meant then.
+_LATER_FIELDS: dict[str, Any] = msgspec.json.decode(
     msgspec.json.encode(
         {
             field.name: field.default
@@ -45,7 +45,7 @@ def _differences(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
             yield _model(now, baseline, name)
             return
     for name, stored in baseline.settings.items():
-        ours, theirs = _filled(now.settings.get(name)), _filled(stored)
+        ours, theirs = _with_later_fields(now.settings.get(name)), _with_later_fields(stored)
         if name != CHAT and ours != theirs:
             yield _was(name, ours, theirs)
     asked, was_asked = _prompting(now), _prompting(baseline)
@@ -55,12 +55,12 @@ def _differences(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
     yield from _other_methods(now, baseline)
 
 
-def _filled(setting: Any) -> Any:
-    """A setting with what records of targets have gained since it was stored."""
+def _with_later_fields(setting: Any) -> Any:
+    """A setting whose targets have the fields that later versions added."""
     if isinstance(setting, list):
-        return [_filled(one) for one in setting]
+        return [_with_later_fields(one) for one in setting]
     if isinstance(setting, dict) and "temperature" in setting:
-        return {**_GAINED, **setting}
+        return {**_LATER_FIELDS, **setting}
     return setting
 
 

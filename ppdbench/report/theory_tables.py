@@ -35,7 +35,6 @@ TOO_FEW = (
     "nothing for others."
 )
 
-Sample = Mapping[str, Any]
 Series = Mapping[str, Sequence[theory.FigurePoint]]
 Marks = npt.NDArray[np.bool_]  # [example, position]
 

@@ -83,8 +83,3 @@ def unclaimed(summaries: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
         if why is not None and summary["method"] != "greedy":
             whose.setdefault(why, {})[f"{summary['method']} on {summary['task']}"] = None
     return tuple(f"No speedup, {why}: {', '.join(names)}." for why, names in whose.items())
-
-
-def failures(runs: Sequence[StoredRun]) -> int:
-    """Examples without an output."""
-    return sum(sample.verdict == "failed" for run in runs for sample in run.samples)

@@ -33,8 +33,6 @@ BESIDE = (
 )
 INTERVALS = f"low, high: {INTERVAL}."
 
-Key = tuple[Any, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class ComparedRate:

@@ -23,8 +23,8 @@ from ppdbench.trees.latency import Latency
 from ppdbench.trees.tree import Tree
 
 KINDS = ("dynamic", "static", "random")
-DYNAMIC = "prompt-tokens"  # the method whose nodes need not all be followed by the same
-INSERTING = (DYNAMIC, "hidden-transfer")
+PROMPT_TOKENS = "prompt-tokens"  # the method whose nodes need not all be followed by the same
+WITH_ROWS = (PROMPT_TOKENS, "hidden-transfer")  # methods that insert rows to guess with
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TreePlan:
                 f"ahead; use 1..{reach}"
             )
         if inserted is None:
-            inserted = 1 if _method(accuracies) in INSERTING else 0
+            inserted = 1 if _method(accuracies) in WITH_ROWS else 0
         elif not 0 <= inserted < math.inf:
             raise ConfigError(f"--rows-per-guess {inserted}: use 0 or more")
         return cls(accuracies, depth or reach, inserted, seed)
@@ -63,7 +63,7 @@ class TreePlan:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of trees that the method can decode with, the best first."""
-        return KINDS if _method(self.accuracies) == DYNAMIC else KINDS[1:]
+        return KINDS if _method(self.accuracies) == PROMPT_TOKENS else KINDS[1:]
 
     def check(self, kind: str) -> None:
         """Refuse a kind of tree that there is not, or not for this method."""
@@ -71,7 +71,7 @@ class TreePlan:
             raise UnknownName("kind of tree", kind, KINDS)
         if kind not in self.kinds:
             raise ConfigError(
-                f"dynamic trees are for {DYNAMIC}, and these are the accuracies of "
+                f"dynamic trees are for {PROMPT_TOKENS}, and these are the accuracies of "
                 f"{self.accuracies.method}; use --method {' or '.join(self.kinds)}"
             )
         if kind == "dynamic" and (self.inserted < 1 or self.inserted % 1):

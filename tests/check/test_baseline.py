@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ppdbench.check.baseline import read_baseline, write_baseline
+from ppdbench.check.baseline import open_baseline, write_baseline
 from ppdbench.check.comparison import compare_paths
 from ppdbench.check.thresholds import Thresholds, read_thresholds
 from ppdbench.cli.main import run as command
@@ -23,7 +23,7 @@ COMMITTED = ROOT / "results" / "baselines"
 def test_a_file_says_what_the_folder_says(tmp_path: Path, make: Any) -> None:
     run = make(tmp_path / "run")
     write_baseline(tmp_path / "baseline.json", run)
-    from_file, from_folder = read_baseline(tmp_path / "baseline.json"), read_baseline(run)
+    from_file, from_folder = open_baseline(tmp_path / "baseline.json")[0], open_baseline(run)[0]
     assert from_file.outputs == from_folder.outputs
     assert from_file.data == from_folder.data
     assert from_file.machine == from_folder.machine
@@ -116,7 +116,7 @@ def test_files_that_cannot_be_used_are_told_in_a_line(
     write_baseline(path, bench_run(tmp_path / "run"))
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **change}), "utf-8")
     with pytest.raises((ConfigError, DataError)) as caught:
-        read_baseline(path)
+        open_baseline(path)
     assert "baseline.json" in str(caught.value)
     assert words in str(caught.value)
 
@@ -129,12 +129,12 @@ def test_counts_that_are_no_pair_of_numbers_are_refused(tmp_path: Path, part: An
     content["figures"][0]["parts"][2] = part
     path.write_text(json.dumps(content), "utf-8")
     with pytest.raises(ConfigError, match="figure 1: a part must be two numbers"):
-        read_baseline(path)
+        open_baseline(path)
 
 
 def test_a_missing_file_says_how_to_write_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"does not exist; `ppdbench check RUN .* --update`"):
-        read_baseline(tmp_path / "baseline.json")
+        open_baseline(tmp_path / "baseline.json")
 
 
 # Those that this project checks itself against
@@ -144,14 +144,14 @@ def test_a_missing_file_says_how_to_write_it(tmp_path: Path) -> None:
 def test_the_committed_baselines_are_small_and_their_thresholds_fit(name: str) -> None:
     path = COMMITTED / f"{name}.json"
     assert path.stat().st_size < 200_000
-    baseline = read_baseline(path)
+    baseline = open_baseline(path)[0]
     assert baseline.kind == name
     assert baseline.model["name"] == "reference"
     read_thresholds(COMMITTED / f"{name}.yaml").refuse_misfits(name, baseline.subjects)
 
 
 def test_the_committed_baselines_cover_what_they_are_for() -> None:
-    probe, bench = (read_baseline(COMMITTED / f"{name}.json") for name in ("probe", "bench"))
+    probe, bench = (open_baseline(COMMITTED / f"{name}.json")[0] for name in ("probe", "bench"))
     layers = {figure.subject.split(",")[0] for figure in probe.figures}
     assert layers == {f"layer {n}" for n in range(1, 9)}
     assert len(probe.data) == 3
@@ -164,7 +164,7 @@ def test_the_committed_baselines_cover_what_they_are_for() -> None:
 def test_the_committed_baselines_were_made_as_the_makefile_makes_their_runs() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for name in ("probe", "bench"):
-        words = read_baseline(COMMITTED / f"{name}.json").command
+        words = open_baseline(COMMITTED / f"{name}.json")[0].command
         options = [word for word in words[2:] if not word.startswith("results/")]
         assert words[:2] == ("ppdbench", name)
         assert all(option in makefile for option in options)
