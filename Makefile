@@ -12,7 +12,7 @@ DEMO ?= results/demo
 WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
-	update-baselines tables measured readme reference reference-twin addons gpu-check wheel \
+	update-baselines tables measured curve readme reference reference-twin addons gpu-check wheel \
 	benchmark attack smollm2 families clean
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make update-baselines  write results/baselines/ anew, where a change is meant"
 	@echo "make tables     the papers' tables with our numbers, into results/tables/"
 	@echo "make measured   all runs that the README and docs/ show, and their tables anew"
+	@echo "make curve      passes of SmolLM2 by their rows, for docs/cpu.md (a quiet machine)"
 	@echo "make readme     the tables of the README and docs/ from these runs"
 	@echo "make benchmark  greedy and probing against generate()"
 	@echo "make reference  train the embedded model again (hours; TEXT, HELD_OUT: your text)"
@@ -174,6 +175,12 @@ measured: $(READY)
 	    --out $(MEASURED)/ppd > /dev/null
 	$(BIN)/ppdbench decode $(ON_XSUM) --method ppd --set form=split --set k=3 --limit 2 \
 	    --compile on --timeline docs/timeline.png --out $(MEASURED)/timeline > /dev/null
+	$(MAKE) curve
+
+# What passes of SmolLM2 cost by their rows, for docs/cpu.md.
+curve: $(READY) smollm2
+	$(BIN)/python -m benchmarks.curve smollm2 --threads 1,2 --save $(MEASURED)/curve.json \
+	    --plot docs/pass-curve.png > /dev/null
 	$(MAKE) readme
 
 readme: $(READY)

@@ -1,4 +1,4 @@
-"""Tables of the README and of `docs/`, made of the runs in `results/readme` and of nothing else.
+"""Tables of the README and of `docs/`, made of what is in `results/readme` and of nothing else.
 
     python -m benchmarks.readme
 
@@ -8,8 +8,9 @@ of its tables begins, and whether it is to be Markdown instead of what a termina
     <!-- results/readme/bench: all tasks -->
     <!-- end -->
 
-`make measured` makes the runs, and the pictures with them. Tests compare every table with its run,
-and look for measured numbers that stand elsewhere.
+In place of a run there may be a file of `benchmarks.curve`; until it is there, its tables say how
+to measure it. `make measured` makes all of it, the pictures, too. Tests compare every table with
+what it is of, and look for measured numbers that stand elsewhere.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import curve
 from ppdbench.report.export import to_markdown
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
@@ -29,6 +31,7 @@ from ppdbench.report.terminal import print_sheets
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+AWAITED = "Not measured yet: `make curve`, on a machine that does nothing else."
 COLUMNS = 90  # as much as pages show beside their margins
 BLOCK = re.compile(r"<!-- (results/\S+): (.+?)( as markdown)? -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -41,14 +44,27 @@ def rendered(text: str) -> str:
 
 def _block(found: re.Match[str], said: set[str]) -> str:
     run, title, markdown = found[1], found[2], found[3] or ""
-    (stored,) = read_runs([ROOT / run])
-    sheets = [s for s in of_run(stored).sheets if s.title.startswith(title)]
+    if _is_awaited(ROOT / run):
+        return f"<!-- {run}: {title}{markdown} -->\n{AWAITED}\n<!-- end -->"
+    sheets = [s for s in _sheets(ROOT / run) if s.title.startswith(title)]
     if len(sheets) != 1:
         raise SystemExit(f"{run} has {len(sheets)} tables whose title begins with {title!r}")
     sheet = replace(sheets[0], notes=tuple(note for note in sheets[0].notes if note not in said))
     said.update(sheet.notes)
     shown = _as_markdown(sheet) if markdown else f"```\n{_drawn(sheet)}```\n"
     return f"<!-- {run}: {title}{markdown} -->\n{shown}<!-- end -->"
+
+
+def _is_awaited(path: Path) -> bool:
+    return path.suffix == curve.STORED and not path.exists()
+
+
+def _sheets(path: Path) -> list[Sheet]:
+    """All tables of a run, or of measured curves."""
+    if path.suffix == curve.STORED:
+        return curve.sheets(curve.stored(path))
+    (stored,) = read_runs([path])
+    return of_run(stored).sheets
 
 
 def _as_markdown(sheet: Sheet) -> str:

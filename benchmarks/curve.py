@@ -1,0 +1,121 @@
+"""Passes of a model by their rows, for each type and number of threads: tables, and a picture.
+
+    python -m benchmarks.curve MODEL [--dtype float32,bfloat16] [--threads 1,2] [--rows 1,9,16]
+        [--save FILE.json] [--markdown FILE.md] [--plot FILE.png]
+
+What `ppdbench env --curve` measures, several times in one process. `--save` keeps what was
+measured; FILE.json in place of MODEL shows it again. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ppdbench.bench.pass_curve import CONTEXT, ROUNDS, ROWS, PassCurve, measure_curve
+from ppdbench.cli.common import numbers
+from ppdbench.engine.loading import ModelSpec
+from ppdbench.engine.quiet import quiet
+from ppdbench.errors import PpdbenchError
+from ppdbench.files.whole import write_whole
+from ppdbench.machine import environment
+from ppdbench.report.curve_tables import curve_sheet
+from ppdbench.report.export import emit, to_markdown
+from ppdbench.report.pictures.files import save
+from ppdbench.report.pictures.passes import curve_picture
+from ppdbench.report.sheet import Sheet, marked
+from ppdbench.runs.records import Environment
+
+STORED = ".json"
+
+
+class MeasuredCurves(msgspec.Struct, frozen=True, kw_only=True):
+    """The curves of a model, and the machine that they are from."""
+
+    machine: str
+    curves: list[PassCurve]
+
+
+def this_machine() -> str:
+    """Name the processor, its cores and what it was busy with, and the software."""
+    about = msgspec.convert(environment.describe(), Environment)
+    cpu, load = about.cpu, (about.cpu.load_average or 0.0)
+    features = ", ".join(cpu.features or ())
+    return (
+        f"{cpu.model}, {cpu.usable_cores} cores ({features}), load {load:.1f} before; "
+        f"torch {about.packages['torch']}, transformers {about.packages['transformers']}"
+    )
+
+
+def measured(asked: argparse.Namespace) -> MeasuredCurves:
+    """Measure each type with each number of threads."""
+    machine = this_machine()
+    return MeasuredCurves(machine=machine, curves=list(_each(asked)))
+
+
+def _each(asked: argparse.Namespace) -> Iterator[PassCurve]:
+    for dtype in asked.dtype.split(","):
+        for threads in numbers("--threads", asked.threads):
+            environment.set_threads(threads)
+            print(f"{asked.model}, {dtype}, {threads} threads", file=sys.stderr, flush=True)
+            yield measure_curve(
+                ModelSpec(name=asked.model, dtype=dtype, device="cpu", offline=True),
+                rows=numbers("--rows", asked.rows),
+                context=asked.context,
+                rounds=asked.rounds,
+            )
+            gc.collect()
+
+
+def stored(path: Path) -> MeasuredCurves:
+    """Read what `--save` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=MeasuredCurves)
+
+
+def sheets(found: MeasuredCurves) -> list[Sheet]:
+    """The tables of all curves, with the machine below each."""
+    return marked([curve_sheet(curve) for curve in found.curves], found.machine)
+
+
+def main() -> int:
+    """Measure or read, show, and write what was asked for; an exit code."""
+    quiet()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", help="as --model of ppdbench, or a file that --save wrote")
+    parser.add_argument("--dtype", default="float32,bfloat16")
+    parser.add_argument("--threads", default=str(torch.get_num_threads()))
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--context", type=int, default=CONTEXT)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--save", type=Path, help="keep what was measured, as .json")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file, too")
+    parser.add_argument("--plot", help="draw all curves as .png, .svg or .pdf")
+    try:
+        return _carry_out(parser.parse_args())
+    except PpdbenchError as error:
+        print(f"curve: {error}", file=sys.stderr)
+        return 2
+
+
+def _carry_out(asked: argparse.Namespace) -> int:
+    kept = Path(asked.model)
+    found = stored(kept) if kept.suffix == STORED else measured(asked)
+    tables: Sequence[Sheet] = sheets(found)
+    emit(tables, None, "markdown")
+    if asked.save is not None:
+        write_whole(asked.save, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    if asked.markdown is not None:
+        write_whole(asked.markdown, to_markdown(tables) + "\n")
+    if asked.plot is not None:
+        save(curve_picture(found.curves), asked.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Greedy decoding by other engines beside ours: `python -m benchmarks.engines`."""

@@ -1,0 +1,96 @@
+"""`python -m benchmarks.curve`: what was measured is kept, and shown again the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import curve, readme
+from ppdbench.bench.pass_curve import PassCurve, PassPoint, SideTimes
+from ppdbench.engine.flat.choice import PassPath
+
+TINY = "synthetic:layers=2,hidden=32,heads=2,vocab=300,context=64"
+
+
+def kept(threads: int) -> PassCurve:
+    points = tuple(
+        PassPoint(n, SideTimes((10.0 + n, 11.0 + n, 30.0)), SideTimes((20.0 * n,) * 3))
+        for n in (1, 9)
+    )
+    return PassCurve(
+        model="tiny",
+        is_synthetic=False,
+        dtype="bfloat16",
+        device="cpu",
+        threads=threads,
+        context=128,
+        rounds=1,
+        points=points,
+        same_tokens=9,
+        weight_bytes=60_000_000,
+        bandwidth_bytes_per_s=1e10,
+        path=PassPath("flat, of a kind", "2 times as fast", 0.2),
+    )
+
+
+FOUND = curve.MeasuredCurves(machine="a machine, load 0.0", curves=[kept(1), kept(2)])
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["curve", *words])
+    return curve.main()
+
+
+def test_the_table_holds_times_ratios_the_limit_and_the_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, picture = tmp_path / "curve.json", tmp_path / "curve.svg"
+    monkeypatch.setattr(curve, "measured", lambda _: FOUND)
+    assert called(monkeypatch, "tiny", "--save", str(file), "--plot", str(picture)) == 0
+    said = capsys.readouterr().out
+    assert "tiny, bfloat16 on cpu, 2 threads" in said
+    assert "| 9 | 20.00 | 180.00 | 1.67 | 9.00 |" in said
+    assert "60.0 MB at 10.0 GB/s, takes 6.00 ms: 0.50 of our pass of one row" in said
+    assert "our passes: flat, of a kind (2 times as fast); ready after 0.2 s" in said
+    assert said.count("a machine, load 0.0") == 2
+    assert picture.read_text().count("reading the weights once") >= 2
+    again = tmp_path / "again.md"
+    assert called(monkeypatch, str(file), "--markdown", str(again)) == 0
+    assert capsys.readouterr().out.strip() == again.read_text().strip() == said.strip()
+
+
+def test_each_type_and_number_of_threads_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ppdbench.bench.pass_curve.measure_bandwidth", lambda *_: 1e10)
+    asked = ("--rows", "1,2", "--rounds", "1", "--context", "8", "--threads", "1")
+    assert called(monkeypatch, TINY, *asked) == 0
+    said = capsys.readouterr().out
+    assert [dtype in said for dtype in ("float32 on cpu", "bfloat16 on cpu")] == [True, True]
+
+
+def test_what_cannot_be_measured_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, TINY, "--rows", "0") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "curve: --rows 0: use 1 or more"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_pages_show_a_stored_curve_or_say_how_to_measure_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_there: bool
+) -> None:
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    if is_there:
+        path = tmp_path / "results/readme/curve.json"
+        path.parent.mkdir(parents=True)
+        monkeypatch.setattr(curve, "measured", lambda _: FOUND)
+        called(monkeypatch, "tiny", "--save", str(path))
+    title = "Passes by their rows: tiny, bfloat16 on cpu, 2 threads"
+    page = f"<!-- results/readme/curve.json: {title} as markdown -->\n<!-- end -->"
+    shown = readme.rendered(page)
+    assert ("| 9 | 20.00 |" in shown) == is_there
+    assert (readme.AWAITED in shown) != is_there
+    assert readme.rendered(shown) == shown
