@@ -75,6 +75,7 @@ def load(
     offline: bool = False,
     trust_remote_code: bool = False,
     gguf: str | None = None,
+    adapter: str | None = None,
     family_check: bool = True,
 ) -> Model:
     """Load a model by its hub id, its folder, its GGUF file, `reference` or `synthetic:SPEC`."""
@@ -89,6 +90,7 @@ def load(
         offline=offline,
         trust_remote_code=trust_remote_code,
         gguf=gguf,
+        adapter=adapter,
         family_check=family_check,
     )
     quiet()

@@ -14,6 +14,7 @@ from benchmarks.readme import BLOCK, rendered
 from ppdbench.cli.main import run
 from ppdbench.files.publications import TABLED
 from ppdbench.methods import METHODS
+from tests.adapters import adapter, factors, for_module
 from tests.conftest import ROOT
 from tests.families import stock_model
 from tests.pages import DOCS, PAGES, README, blocks, commands, name, scripts
@@ -59,6 +60,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = tokenizer(300, 600)
     words.chat_template = CHAT
     words.save_pretrained(tmp_path / "my-model")
+    adapter(tmp_path / "my-lora", for_module("model.layers.0.mlp.up_proj", *factors(32, 48)))
     rows = (ROOT / "ppdbench/builtin/squad/validation.jsonl").read_text("utf-8")
     (tmp_path / "my-data.jsonl").write_text(rows, "utf-8")
     (tmp_path / "corpus.txt").write_text((DOCS / "records.md").read_text("utf-8"), "utf-8")

@@ -71,6 +71,7 @@ def _summary(
         "model": model.name,
         "dtype": model.dtype,
         "gguf": model.gguf,
+        "adapter": model.adapter,
         "synthetic": model.synthetic,
         "prompts": in_words(prompting(header)),
         "strict": header.config.strict,

@@ -31,7 +31,7 @@ STEADY = 1.3
 
 # What the options below say is used with a model, or with one of the measurements alone.
 OF_MODELS = (
-    *("gguf", "revision", "dtype", "quantize", "device_map", "max_memory", "offline"),
+    *("gguf", "revision", "adapter", "dtype", "quantize", "device_map", "max_memory", "offline"),
     *("trust_remote_code", "no_family_check"),
 )
 OF_MEMORY = ("methods", "prompt_tokens", "new_tokens")

@@ -46,6 +46,9 @@ model_options = stack(
     click.option("--gguf", metavar="FILE", help="The GGUF file of a hub model or a folder."),
     click.option("--revision", help="Revision of a hub model."),
     click.option(
+        "--adapter", metavar="DIR", help="LoRA adapter of PEFT to merge into the model's weights."
+    ),
+    click.option(
         "--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16."
     ),
     click.option(

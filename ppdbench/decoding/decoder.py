@@ -61,7 +61,7 @@ class Setup:
             if name is None:
                 self.stocks[name] = StockModel.beside(self.target)
             else:
-                spec = dataclasses.replace(self.target.spec, name=name, revision=None)
+                spec = dataclasses.replace(self.target.spec, name=name, revision=None, adapter=None)
                 self.stocks[name] = StockModel.load(spec)
         return self.stocks[name]
 

@@ -24,11 +24,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_conf
 def check_folder(folder: Path) -> None:
     """Refuse a folder that lacks something, has too much, or holds what cannot be read."""
     if (folder / ADAPTER).is_file():
-        raise ConfigError(
-            f"{folder} holds an adapter such as LoRA ({ADAPTER}), which would not be applied; "
-            "merge it into the weights (peft: merge_and_unload, then save_pretrained), or move it "
-            "away to measure the weights without it"
-        )
+        raise _adapter_found(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is no model folder: it has no config.json")
     if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
@@ -37,7 +33,20 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} holds no tokenizer; expected one of {', '.join(TOKENIZERS)}")
     check_config(folder)
     for file in sorted(folder.glob("*.safetensors")):
-        _check_tensors(folder, file)
+        check_tensors(f"model {folder}", file)
+
+
+def _adapter_found(folder: Path) -> ConfigError:
+    """Tell how an adapter is used; beside weights, transformers may apply it or pass it over."""
+    if (folder / "config.json").is_file():
+        return ConfigError(
+            f"{folder} holds an adapter such as LoRA ({ADAPTER}), and weights beside it: move it "
+            "to a folder of its own, and --adapter with that folder will merge it into them"
+        )
+    return ConfigError(
+        f"{folder} is an adapter such as LoRA ({ADAPTER}) and no model; give --model what it was "
+        f"trained for, and --adapter {folder}"
+    )
 
 
 def check_config(folder: Path) -> None:
@@ -77,8 +86,8 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: {name} is {shown}; use a whole number from 1 to {most}")
 
 
-def _check_tensors(folder: Path, file: Path) -> None:
-    """A safetensors file says itself how long it is."""
+def check_tensors(what: str, file: Path) -> None:
+    """Refuse a safetensors file that is not as long as it says; `what` is told to have it."""
     size = file.stat().st_size
     try:
         with file.open("rb") as stream:
@@ -90,12 +99,10 @@ def _check_tensors(folder: Path, file: Path) -> None:
             if name != "__metadata__"
         ]
     except (OSError, ValueError, struct.error, AttributeError, KeyError, TypeError, IndexError):
-        raise _damaged(folder, file) from None
+        raise _damaged(what, file) from None
     if 8 + length + max(ends, default=0) != size:
-        raise _damaged(folder, file)
+        raise _damaged(what, file)
 
 
-def _damaged(folder: Path, file: Path) -> ConfigError:
-    return ConfigError(
-        f"model {folder} does not load: {file.name} is cut off or damaged; fetch it again"
-    )
+def _damaged(what: str, file: Path) -> ConfigError:
+    return ConfigError(f"{what} does not load: {file.name} is cut off or damaged; fetch it again")

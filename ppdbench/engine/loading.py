@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppdbench.engine import held_family, synthetic
+from ppdbench.engine import held_family, lora, synthetic
 from ppdbench.engine.flat.choice import FASTER
 from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
@@ -41,6 +41,8 @@ EMBEDDED = {REFERENCE: "", "reference-draft": "draft"}
 STAND_IN = "synthetic:demo"
 # Where a stock model keeps the file that all of its weights came from.
 FILE = "_gguf_file"
+# The same for the hash of an adapter that was merged into its weights.
+MERGED = "_adapter_hash"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class ModelSpec:
     device_map: str | None = None
     max_memory: str | None = None
     gguf: str | None = None
+    adapter: str | None = None
     family_check: bool = True
 
     def __post_init__(self) -> None:
@@ -68,6 +71,13 @@ class ModelSpec:
                 raise ConfigError("--quantize is for models on one device; leave --device-map out")
         elif self.max_memory is not None:
             raise ConfigError("--max-memory limits what --device-map distributes; give both")
+        if self.adapter is not None and self.is_synthetic:
+            raise ConfigError(f"--adapter {self.adapter}: none was trained for random weights")
+        if self.adapter is not None and self.is_gguf:
+            raise ConfigError(
+                f"--adapter {self.adapter}: it was trained beside weights that a GGUF file holds "
+                "rounded; give --model the folder or hub id of the plain model"
+            )
 
     @property
     def is_synthetic(self) -> bool:
@@ -91,6 +101,7 @@ class Loaded:
     pad_id: int
     fingerprint: str
     gguf: GgufFile | None = None
+    adapter_hash: str | None = None
 
     @property
     def max_positions(self) -> int:
@@ -163,7 +174,7 @@ def take_over(
     """Turn a stock transformers model into one the engine runs."""
     stored = NOTHING if spec.device_map is None else StoredWeights.of(model)
     fingerprint = weight_fingerprint(model, stored)  # of what was stored, whatever is made of it
-    file = getattr(model, FILE, None)
+    file, merged = getattr(model, FILE, None), getattr(model, MERGED, None)
     model = laid_out(spec, model)
     eos, pad = token_ids(model)
     # Of a model in pieces no process has all; what lies on disk would be read twice more.
@@ -173,7 +184,7 @@ def take_over(
     staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text, passes=passes)
     if stock is not None:
         held_family.hold(staged, stock, spec.name)
-    return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file)
+    return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file, merged)
 
 
 def laid_out(spec: ModelSpec, model: Any) -> Any:
@@ -198,6 +209,8 @@ def check_there(spec: ModelSpec, *, words_alone: bool = False) -> None:
     if spec.is_gguf:
         _check_gguf(spec)
         return
+    if spec.adapter is not None:
+        _adapter(spec.adapter)
     path = _source(spec)
     if not Path(path).is_dir():
         if _hub_is_off(spec) and not _is_cached(path, spec):
@@ -258,8 +271,17 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
     path = _source(spec)
     if Path(path).is_dir():
         check_folder(Path(path))
+    found = None if spec.adapter is None else _adapter(spec.adapter)
     with _one_line_errors(spec):
-        return _from_pretrained(path, spec, device, context)
+        model, tokenizer = _from_pretrained(path, spec, device, context)
+    if found is not None:
+        lora.merge(model, found)
+        setattr(model, MERGED, found.fingerprint())
+    return model, tokenizer
+
+
+def _adapter(folder: str) -> lora.Lora:
+    return lora.read(Path(folder).expanduser())
 
 
 def _allow_exact_kernels(device: torch.device) -> None:

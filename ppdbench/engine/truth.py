@@ -217,7 +217,7 @@ def _layers(model: nn.Module, n_layers: int) -> tuple[nn.Module, str]:
 
 def can_be_spread(spec: ModelSpec) -> bool:
     """True if a part of the model may stay in its files."""
-    in_files = not (spec.is_synthetic or spec.is_gguf)
+    in_files = not (spec.is_synthetic or spec.is_gguf or spec.adapter)
     return spec.device_map is None and spec.quantize is None and in_files
 
 

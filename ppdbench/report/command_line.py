@@ -39,6 +39,7 @@ def _settings(config: DecodeSettings) -> Iterator[tuple[str, Any, Any]]:
     yield "--model", model.name, "reference"
     yield "--gguf", model.gguf, None
     yield "--revision", model.revision, None
+    yield "--adapter", model.adapter, None
     yield "--dtype", model.dtype, "auto"
     yield "--quantize", model.quantize, None
     yield "--device", model.device, "auto"

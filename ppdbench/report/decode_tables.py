@@ -125,6 +125,7 @@ def where(summary: Summary) -> str:
     """The model, and what a reader must know to compare with another run."""
     marks = [summary["dtype"]]
     marks += [f"GGUF {summary['gguf']}"] if summary.get("gguf") else []
+    marks += ["with an adapter"] if summary.get("adapter") else []
     marks += ["random weights"] if summary["synthetic"] else []
     marks += ["chat"] if is_chat(summary["prompts"]) else []
     marks += ["strict"] if summary["strict"] else []

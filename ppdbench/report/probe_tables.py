@@ -52,6 +52,7 @@ def label(header: Header) -> str:
     model = header.model
     warning = ", random weights" if model.synthetic else ""
     source = f", GGUF {model.gguf}" if model.gguf else ""
+    source += ", with an adapter" if model.adapter else ""
     chat = ", chat" if prompting(header) is not None else ""
     return f"{model.name} ({model.dtype}{source}{warning}{chat})"
 

@@ -49,6 +49,8 @@ def run_header(
             synthetic=loaded.spec.is_synthetic,
             gguf=file.quantization if file else None,
             gguf_weights=file.weights_by_type if file else None,
+            adapter=loaded.spec.adapter,
+            adapter_hash=loaded.adapter_hash,
         ),
         layers=staged.layers_by_place(),
         chat=None

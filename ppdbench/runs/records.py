@@ -359,6 +359,8 @@ class AskedModel(Record, frozen=True, kw_only=True):
     """The most that each device may hold."""
     gguf: str | None = None
     """The GGUF file of a hub model or a folder."""
+    adapter: str | None = None
+    """The folder of an adapter that was to be merged into the weights."""
 
 
 class AskedTarget(Record, frozen=True, kw_only=True):
@@ -517,6 +519,10 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     """The quantisation that the layers' weights went through, if they come from a GGUF file."""
     gguf_weights: dict[str, Count] | None = None
     """The number of weights of each of the file's types."""
+    adapter: Name | None = None
+    """The folder of the adapter that was merged into the weights, which `weight_hash` is of."""
+    adapter_hash: str | None = None
+    """Hash of the adapter."""
 
 
 class Chat(Record, frozen=True, kw_only=True):

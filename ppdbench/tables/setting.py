@@ -62,7 +62,8 @@ def _text(value: Any) -> str:
 def _ours(runs: Sequence[StoredRun]) -> str:
     """Describe our setting for one model, since tables refuse several; the rest may differ."""
     model = runs[0].header.model
-    random = ", random weights" if model.synthetic else ""
+    marks = ", random weights" if model.synthetic else ""
+    marks += f", with adapter {model.adapter}" if model.adapter else ""
     said = {
         "hardware": " and ".join(dict.fromkeys(map(_hardware, runs))),
         "precision": f"{model.dtype}, GGUF {model.gguf}" if model.gguf else model.dtype,
@@ -71,7 +72,7 @@ def _ours(runs: Sequence[StoredRun]) -> str:
     }
     if (found := prompting(runs[0].header)) is not None:  # tables refuse several of these too
         said["prompts"] = in_words(found)
-    return _line("Here", f"{model.name}, {model.n_layers} layers{random}", said)
+    return _line("Here", f"{model.name}, {model.n_layers} layers{marks}", said)
 
 
 def _hardware(run: StoredRun) -> str:

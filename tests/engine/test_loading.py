@@ -79,7 +79,7 @@ def test_a_file_is_said_to_be_one(
 def test_an_adapter_beside_the_weights_is_not_passed_over(folder: Path) -> None:
     edit = {"peft_type": "LORA", "base_model_name_or_path": "base"}
     (folder / "adapter_config.json").write_text(json.dumps(edit), "utf-8")
-    refused(ModelSpec(name=str(folder)), r"LoRA \(adapter_config.json\), .* merge it into")
+    refused(ModelSpec(name=str(folder)), r"LoRA \(adapter_config.json\), .* will merge it")
 
 
 def test_the_folder_that_the_tests_below_spoil_loads(folder: Path) -> None:

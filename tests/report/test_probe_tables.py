@@ -14,7 +14,9 @@ from ppdbench.runs.header import Header
 
 
 def header() -> Header:
-    model: Any = SimpleNamespace(name="m", dtype="float32", synthetic=False, gguf=None)
+    model: Any = SimpleNamespace(
+        name="m", dtype="float32", synthetic=False, gguf=None, adapter=None
+    )
     return cast(Header, SimpleNamespace(model=model, chat=None, config=None))
 
 

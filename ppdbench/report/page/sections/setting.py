@@ -67,6 +67,7 @@ def _model(header: Header) -> str:
     model = header.model
     words = [model.name]
     words += [f"revision {model.revision}"] if model.revision else []
+    words += [f"adapter {model.adapter} ({model.adapter_hash})"] if model.adapter else []
     words += [model.family, f"{model.n_layers} layers"]
     words += ["random weights"] if model.synthetic else []
     return ", ".join(words)
