@@ -287,6 +287,11 @@ def g_test(counts: npt.NDArray[Any], probabilities: npt.NDArray[Any]) -> npt.NDA
     return np.array([chi_square_tail(float(value), cells - 1) for value in statistics])
 
 
+def two_sided(deviations: float) -> float:
+    """The probability of a normal variable at least so many standard deviations off."""
+    return math.erfc(abs(deviations) / math.sqrt(2))
+
+
 def smallest_of_holm(p_values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The smallest of p-values [draw, test] after Holm's (1979) correction for their number."""
     smallest: npt.NDArray[np.float64] = np.minimum(1.0, p_values.min(-1) * p_values.shape[-1])

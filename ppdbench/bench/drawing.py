@@ -111,6 +111,7 @@ def _plain(
 
 
 CONTROLS = {"accepts with probability 1": keeps_all, "forgets the residual": forgets_residual}
+LENDER = "layerskip"  # needs no part of its own and drafts well enough to be rejected often
 
 
 @dataclass
@@ -158,6 +159,7 @@ class TestedMethod:
     exact: bool
     found: Faithfulness
     controls: dict[str, Faithfulness]
+    lent: frozenset[str]  # controls whose drafts are those of LENDER
     token: str | None  # that deviates most, spelled
 
     def to_json(self) -> dict[str, Any]:
@@ -166,6 +168,8 @@ class TestedMethod:
         content |= to_json(self.found, self.controls)
         if content["largest_deviation"] is not None:
             content["largest_deviation"]["text"] = self.token
+        for control in content["controls"]:
+            control["drafts"] = LENDER if control["name"] in self.lent else self.label
         return content
 
 
@@ -205,27 +209,38 @@ class Drawer:
         self.decoder, self.label, self.ready = decoder, label, ready
         self.config, self.draws = config, draws
         loaded, setup = ready.loaded, ready.setup
-        # Wrong rules go wrong with drafts alone.
-        self.drafting = decoder if isinstance(decoder, Proposer) else _guessing(setup)
-        spare = max(decoder.rows, self.drafting.rows)
+        self.lender = method(LENDER).build({}).prepare(setup)
+        spare = max(decoder.rows, self.lender.rows)
         self.session = SharedPrompt(loaded.staged, setup.capacity, spare=spare)
         self.clock = Clock(loaded.staged.device)
         self.oracle = Oracle(setup, config.decode.target)
 
     def tested(self, *, exact: bool) -> TestedMethod:
-        """Judge the method, and each control with as many draws as it takes to refuse it."""
+        """Judge the method, and each control with as many draws as it takes to refuse it.
+
+        Wrong rules go wrong with drafts alone. Where those of the method are too few or too poor
+        for it to be seen, others show that the test would see it.
+        """
         found = self._judged(self.label, self.decoder, None, self.config.draws)
-        controls = {}
+        controls, lent = {}, set()
         for name, rule in CONTROLS.items():
-            for part in (10, 3, 1):
-                label, n = f"{self.label} that {name}", -(-self.config.draws // part)
-                controls[name] = self._judged(label, self.drafting, rule, n)
-                if controls[name].p_value < ALARM:
-                    break
+            if isinstance(self.decoder, Proposer):
+                controls[name] = self._control(f"{self.label} that {name}", self.decoder, rule)
+            if name not in controls or controls[name].p_value >= ALARM:
+                controls[name] = self._control(f"drafts that {name}", self.lender, rule)
+                lent.add(name)
         token = None
         if found.largest is not None:
             token = self.ready.loaded.tokenizer.decode([found.largest.token])
-        return TestedMethod(self.label, exact, found, controls, token)
+        return TestedMethod(self.label, exact, found, controls, frozenset(lent), token)
+
+    def _control(self, label: str, drafting: Decoder, rule: Any) -> Faithfulness:
+        """Judge a wrong rule, by few draws if these are enough to refuse it."""
+        for part in (10, 3, 1):
+            found = self._judged(label, drafting, rule, -(-self.config.draws // part))
+            if found.p_value < ALARM:
+                break
+        return found
 
     def _judged(self, label: str, decoder: Decoder, rule: Any, n: int) -> Faithfulness:
         comparison, items = DrawnOutputs(), self.ready.items
@@ -265,11 +280,6 @@ class Drawer:
         limits = limits_of(item, self.ready.loaded)
         request = Request(list(item.ids), limits, self.clock, chooser)
         return list(decoder.decode(self.session, request).output_ids)
-
-
-def _guessing(setup: Setup) -> Decoder:
-    """A drafter that needs nothing, for the controls of methods that draft nothing."""
-    return method("jacobi").build({"window": "3"}).prepare(setup)
 
 
 class Oracle:

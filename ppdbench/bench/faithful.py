@@ -3,12 +3,13 @@
 At each prefix that many outputs share, how often each token followed is compared with the
 model's own distribution there by a G-test; tokens that are too rare to count are taken
 together. Draws after rarer prefixes are compared by the rank of the token, summed over all
-prefixes of that length. These p-values are corrected by Holm's method. One more test is over
-all draws at once, by rank: no single place sees a small deviation that is everywhere. It and
-the others each get half of the level.
+prefixes of that length. These p-values are corrected by Holm's method. Two more tests are over
+all draws at once, as no single place sees a small deviation that is everywhere: one by rank, and
+one that only counts how often the likeliest token was drawn, which is what drafts change first.
+They and the others each get a third of the level.
 
 What the test could have seen is simulated: the same numbers of draws from distributions of
-which a part was moved from the likeliest cell to the others.
+which a part was moved from the likeliest token to the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ppdbench.stats import g_test, smallest_of_holm
+from ppdbench.stats import g_test, smallest_of_holm, two_sided
 
 Floats = npt.NDArray[np.float64]
 Prefix = tuple[int, ...]
@@ -203,16 +204,38 @@ def _p_values(groups: Sequence[Group], counts: Sequence[Floats]) -> Floats:
     each = np.stack(
         [g_test(c, g.probabilities) for g, c in zip(groups, counts, strict=True)], axis=-1
     )
-    seen = np.zeros((len(each), TOGETHER + 1))
+    tests = [smallest_of_holm(each), _by_rank_together(groups, counts), _likeliest(groups, counts)]
+    p_values: Floats = np.minimum(1.0, len(tests) * np.min(tests, axis=0))
+    return p_values
+
+
+def _by_rank_together(groups: Sequence[Group], counts: Sequence[Floats]) -> Floats:
+    """A test of how often tokens of each class of ranks were drawn, all groups together."""
+    seen = np.zeros((len(counts[0]), TOGETHER + 1))
     expected = np.zeros(TOGETHER + 1)
     for group, drawn in zip(groups, counts, strict=True):
         np.add.at(seen.T, group.classes, drawn.T)
         np.add.at(expected, group.classes, group.n * group.probabilities)
     often = np.flatnonzero(expected >= LEAST)
-    together = g_test(seen[:, often], expected[often] / expected[often].sum())
-    halves = np.minimum(smallest_of_holm(each), together)
-    p_values: Floats = np.minimum(1.0, 2 * halves)
-    return p_values
+    return g_test(seen[:, often], expected[often] / expected[often].sum())
+
+
+def _likeliest(groups: Sequence[Group], counts: Sequence[Floats]) -> Floats:
+    """A test of how often the likeliest tokens were drawn, all groups together.
+
+    What each group adds to the count varies by that group's own probability; so it sees much
+    smaller deviations in one direction than a test of many cells.
+    """
+    seen = np.zeros(len(counts[0]))
+    expected = variance = 0.0
+    for group, drawn in zip(groups, counts, strict=True):
+        first = group.classes == 0
+        p = float(group.probabilities[first].sum())
+        seen += drawn[:, first].sum(-1)
+        expected, variance = expected + group.n * p, variance + group.n * p * (1 - p)
+    if variance < LEAST:
+        return np.ones(len(seen))
+    return np.array([two_sided(float(far)) for far in (seen - expected) / np.sqrt(variance)])
 
 
 def _variation(groups: Sequence[Group], counts: Sequence[Floats]) -> Floats:
@@ -225,9 +248,9 @@ def _variation(groups: Sequence[Group], counts: Sequence[Floats]) -> Floats:
 
 
 def _simulated(group: Group, moved: float, generator: np.random.Generator) -> Floats:
-    """Draws [draw, cell] from a distribution of which a part left the likeliest cell."""
+    """Draws [draw, cell] from a distribution of which a part left the likeliest token."""
     p = group.probabilities.copy()
-    first = int(p.argmax())
+    first = int(p.argmax() if group.classes[0] else 0)
     part = min(moved, float(p[first]))
     others = 1 - p[first]
     p *= 1 + part / others

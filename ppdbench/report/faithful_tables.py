@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 NOTE = (
     "p: of all tests together, by Holm's correction; below 0.01 a method is unfaithful. Total "
     "variation with its 95% interval. Power: to find a total variation of 0.02. Controls: p of the "
-    "same method with a rule that accepts with probability 1, and one that forgets the residual."
+    "same method with a rule that accepts with probability 1, and one that forgets the residual; "
+    "* with the drafts of layerskip."
 )
 
 
@@ -33,7 +34,10 @@ def sheet(tests: Sequence[TestedMethod]) -> Sheet:
                 f"{found.p_value:.3g}",
                 f"{found.total_variation:.3f} ({found.low:.3f} to {found.high:.3f})",
                 f"{found.power:.0%}",
-                ", ".join(f"{control.p_value:.1g}" for control in test.controls.values()),
+                ", ".join(
+                    f"{control.p_value:.1g}{'*' if name in test.lent else ''}"
+                    for name, control in test.controls.items()
+                ),
                 told,
             )
         )

@@ -17,7 +17,7 @@ from ppdbench.bench.faithful import (
     to_json,
     verdict,
 )
-from ppdbench.stats import chi_square_tail, g_test, smallest_of_holm
+from ppdbench.stats import chi_square_tail, g_test, smallest_of_holm, two_sided
 
 VOCAB = 300
 
@@ -40,6 +40,13 @@ def test_a_g_test_worked_out_by_hand() -> None:
     found = g_test(np.array([[60, 40], [50, 50]]), np.array([0.5, 0.5]))
     assert found.tolist() == pytest.approx([chi_square_tail(corrected, 1), 1.0])
     assert smallest_of_holm(np.array([[0.01, 0.5, 0.02]])).tolist() == pytest.approx([0.03])
+
+
+def test_two_sided_tails_of_the_normal_distribution() -> None:
+    for deviations in (0.0, 0.5, -1.959964, 3.0, 6.0):
+        square = torch.tensor(deviations**2 / 2, dtype=torch.float64)
+        exact = float(torch.special.gammaincc(torch.tensor(0.5, dtype=torch.float64), square))
+        assert two_sided(deviations) == pytest.approx(exact, rel=1e-9)
 
 
 def conditional(prefix: tuple[int, ...], temperature: float = 1.0) -> np.ndarray:
@@ -101,6 +108,21 @@ def test_more_draws_have_more_power() -> None:
     few, many = judged(drawn(150, 2)), judged(drawn(4000, 2))
     assert few.power < many.power
     assert many.power > 0.5
+
+
+def test_a_little_less_of_the_likeliest_token_everywhere_is_refused() -> None:
+    """No place of its own sees it: 3000 outputs are enough to find a total variation of 0.03."""
+
+    def moved(prefix: tuple[int, ...]) -> np.ndarray:
+        p = conditional(prefix)
+        first = p.argmax()
+        part = min(0.03, p[first])
+        p = p * (1 + part / (1 - p[first]))
+        p[first] = conditional(prefix)[first] - part
+        return p
+
+    assert judged(drawn(3000, 6, moved)).p_value < ALARM
+    assert judged(drawn(3000, 6)).power > 0.9
 
 
 def test_draws_that_are_impossible_are_refused() -> None:
