@@ -32,11 +32,11 @@ TARGET = Target(kind="top-p", top_p=0.95, temperature=0.7)
 
 Rule = Callable[..., Outcome]
 
-KEPT = "_uniform(generator) * float(source[token]) < float(p[token])"
+KEPT = "_uniform(generator) * likely < float(p[here].sum())"
 RESIDUAL = "p = _scaled((p - source).clamp(min=0), or_else=p)"
 # What was written, and what is in its place.
 SLIPS = {
-    "the test is reversed": (KEPT, "_uniform(generator) * float(p[token]) < float(source[token])"),
+    "the test is reversed": (KEPT, "_uniform(generator) * float(p[here].sum()) < likely"),
     "everything is kept": (KEPT, "True"),
     "the residual is forgotten": (RESIDUAL, "pass"),
     "the residual is not scaled": (
@@ -44,11 +44,11 @@ SLIPS = {
         "r = (p - source).clamp(min=0); p = r if float(r.sum()) else p",
     ),
     "a sibling's q stays as it was": (
-        "q = _scaled(q.index_fill(0, torch.tensor([token]), 0))",
+        "q = q.index_fill(0, torch.tensor([token]), 0)",
         "pass",
     ),
     "q of the wrong row": ("families.index(row - 1)", "-1 - families.index(row - 1)"),
-    "p of the wrong row": ("logits[row : row + 1]", "logits[:1]"),
+    "p of the wrong row": ("logits[row]", "logits[0]"),
 }
 
 

@@ -117,12 +117,17 @@ class Target:
             likely = torch.softmax(scaled, -1)
             least = self.min_p * likely.amax(-1, keepdim=True)
             return torch.softmax(scaled.masked_fill(likely < least, float("-inf")), -1)
-        ordered, order = torch.softmax(scaled, -1).sort(-1, descending=True)
-        # Keep a token if those before it do not reach p yet; so the first always stays.
-        # Nothing is cut at p=1, where rounding lets the sum reach p early.
-        kept = ordered * ((ordered.cumsum(-1) - ordered < self.top_p) | (self.top_p == 1))
-        probabilities = torch.zeros_like(kept).scatter(-1, order, kept)
-        return probabilities / probabilities.sum(-1, keepdim=True)
+        return torch.stack([_nucleus(row, self.top_p) for row in torch.softmax(scaled, -1)])
+
+    def possible(self, logits: Tensor, text: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The tokens that `logits` [vocab] can lead to after a text, and their probabilities.
+
+        In float64 on the CPU, for the arithmetic of rejected drafts.
+        """
+        probabilities = self.distribution(logits[None], [text])[0].cpu()
+        tokens = probabilities.nonzero()[:, 0]
+        likely = probabilities[tokens].double()
+        return tokens, likely / likely.sum()
 
     def _steered(self, logits: Tensor, texts: Texts | None) -> Tensor:
         """Logits [batch, vocab] with the bias and the penalty."""
@@ -142,6 +147,30 @@ class Target:
                 row.index_copy(0, seen, torch.where(scores < 0, scores * factor, scores / factor))
             )
         return torch.stack(rows)
+
+
+# Of the tokens below these probabilities none is sorted where those above make up the nucleus.
+RARE = (1e-3, 1e-5)
+
+
+def _nucleus(likely: Tensor, top_p: float) -> Tensor:
+    """Probabilities [vocab] without the tail behind the likeliest tokens that reach `top_p`.
+
+    A token is kept if those before it do not reach p yet; so the first always stays. Of tokens
+    that are equally likely the lower id comes first.
+    """
+    # Nothing is cut at p=1, where rounding lets the sum reach p early.
+    if top_p == 1:
+        return likely / likely.sum()
+    for least in (*RARE, 0.0):
+        tokens = (likely >= least).nonzero()[:, 0]
+        ordered, order = likely[tokens].sort(descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered
+        if least == 0 or float(before[-1]) >= top_p:
+            break
+    kept = ordered * (before < top_p)
+    cut = torch.zeros_like(likely).scatter(-1, tokens[order], kept)
+    return cut / kept.sum()
 
 
 class Chooser:

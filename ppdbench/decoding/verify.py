@@ -88,39 +88,35 @@ def accept_sampled(
     row = 0
     while True:
         so_far = [*text, *(draft.tokens[node] for node in path)]
-        p = _scaled(target.distribution(logits[row : row + 1], [so_far])[0].double().cpu())
-        q = torch.zeros_like(p)
+        # Only the tokens that p can give matter: of 49,152 mostly a few dozen.
+        tokens, p = target.possible(logits[row], so_far)
+        q = None
         if draft.probabilities is not None and children[row]:
-            q = _scaled(draft.probabilities[families.index(row - 1)].double().cpu())
+            q = draft.probabilities[families.index(row - 1)].double().cpu()
         for node in children[row]:
             if node >= draft.proposed:
                 continue
             token = draft.tokens[node]
-            source = q if float(q[token]) > 0 else _certainly(token, p)
-            if _uniform(generator) * float(source[token]) < float(p[token]):
+            here = tokens == token
+            source, likely = here.double(), 1.0  # of a token that was chosen
+            if q is not None and float(q[token]) > 0:
+                source, likely = q[tokens] / q.sum(), float(q[token] / q.sum())
+            if _uniform(generator) * likely < float(p[here].sum()):
                 path.append(node)
                 row = 1 + node
                 break
             # Rounding alone may leave nothing where both are the same.
             p = _scaled((p - source).clamp(min=0), or_else=p)
-            q = _scaled(q.index_fill(0, torch.tensor([token]), 0))
+            if q is not None:
+                q = q.index_fill(0, torch.tensor([token]), 0)
         else:
-            return Outcome(tuple(path), _drawn(p, generator))
+            return Outcome(tuple(path), int(tokens[_drawn(p, generator)]))
 
 
-def _scaled(weights: Tensor, or_else: Tensor | None = None) -> Tensor:
-    """Weights that add up to 1; where there are none, what else is given, or they themselves."""
+def _scaled(weights: Tensor, or_else: Tensor) -> Tensor:
+    """Weights that add up to 1, or what else is given where there are none."""
     total = float(weights.sum())
-    if total > 0:
-        return weights / total
-    return weights if or_else is None else or_else
-
-
-def _certainly(token: int, like: Tensor) -> Tensor:
-    """The distribution of a token that was chosen, not drawn."""
-    certain = torch.zeros_like(like)
-    certain[token] = 1
-    return certain
+    return weights / total if total > 0 else or_else
 
 
 def _uniform(generator: torch.Generator) -> float:
@@ -129,5 +125,5 @@ def _uniform(generator: torch.Generator) -> float:
 
 
 def _drawn(p: Tensor, generator: torch.Generator) -> int:
-    """A token that p gives."""
+    """A place in p, drawn as p says."""
     return int(torch.multinomial(p, 1, generator=generator))

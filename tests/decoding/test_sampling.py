@@ -241,3 +241,18 @@ def test_a_bias_of_a_token_that_a_model_lacks_is_refused() -> None:
     target.check(41)
     with pytest.raises(ConfigError, match=r"logit bias 40=1\.5: the model has tokens 0\.\.39"):
         target.check(40)
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999, 1.0])
+def test_a_nucleus_is_what_sorting_the_whole_vocabulary_keeps(top_p: float) -> None:
+    """Whatever was left unsorted: peaked and flat rows, and logits of which many are the same."""
+    numbers = torch.Generator().manual_seed(3)
+    rows = torch.randn(6, 5000, generator=numbers)
+    rows = torch.cat([rows * 6, rows, (rows * 4).round()])
+    found = Target(kind="top-p", top_p=top_p).distribution(rows)
+    for row, kept in zip(torch.softmax(rows, -1), found, strict=True):
+        order = sorted(range(len(row)), key=lambda token: (-float(row[token]), token))
+        sums = row[order].cumsum(-1)
+        n = len(row) if top_p == 1 else int((sums - row[order] < top_p).sum())
+        assert sorted(order[:n]) == kept.nonzero()[:, 0].tolist()
+        assert torch.allclose(kept[order[:n]], row[order[:n]] / row[order[:n]].sum())
