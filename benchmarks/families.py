@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from accelerate import init_empty_weights
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ppdbench.engine import text_part
 from ppdbench.engine.families import members
-from ppdbench.engine.known import TABLE, Known
+from ppdbench.engine.known import TABLE, Known, of_text_and_more
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import UnsupportedModel
@@ -163,8 +166,61 @@ KINDS = {
 WHY = {
     "encoder": "a model that reads a text from both ends, and is no writer by trade",
     "half of a pair": "the decoder of a pair, which looks at what an encoder has read",
-    "text and more": "pictures or sounds stand beside its text, and only text models are loaded; "
-    "give the text part alone, where it is published",
+}
+# Models for text and more that are tried: those whose text part is of a family that runs, less
+# those whose pictures cannot be left out of a tiny model.
+PARTS = [
+    "aria",
+    "cohere2_vision",
+    "cosmos3_omni",
+    "deepseek_vl",
+    "deepseek_vl_hybrid",
+    "exaone4_5",
+    "fuyu",
+    "gemma3",
+    "glmasr",
+    "got_ocr2",
+    "granite_speech",
+    "granite_speech_plus",
+    "hyperclovax_vision_v2",
+    "idefics2",
+    "internvl",
+    "janus",
+    "kimi_k25",
+    "lighton_ocr",
+    "llama4",
+    "llava",
+    "llava_next",
+    "llava_next_video",
+    "llava_onevision",
+    "mistral3",
+    "moss_transcribe_diarize",
+    "ovis2",
+    "paligemma",
+    "pp_chart2table",
+    "qianfan_ocr",
+    "qwen2_5_vl",
+    "qwen2_audio",
+    "qwen2_vl",
+    "qwen3_asr",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "shieldgemma2",
+    "smolvlm",
+    "vibevoice_asr",
+    "video_llama_3",
+    "video_llava",
+    "vipllava",
+    "voxtral",
+]
+# The others, and what stands between them and text alone.
+NO_PARTS = {
+    **dict.fromkeys(["cohere_compass_text", "emu3"], "its text part is no model of its own"),
+    **dict.fromkeys(["gemma3n", "gemma4", "gemma4_unified"], "its text part does not run"),
+    "git": "words stand behind a picture, and its layers look at that",
+    "mllama": "some of its layers look at nothing but pictures",
+    **dict.fromkeys(["musicgen", "musicgen_melody"], "it writes sounds and no text"),
+    "phi4_multimodal": "weights for pictures and sounds are part of its text's layers",
 }
 # Of the others, those of which the small settings make no model.
 UNBUILT = [
@@ -193,12 +249,13 @@ NOT_HELD = {
     **dict.fromkeys(UNBUILT, "not tried: the settings that all are tried with make no model of it"),
     **dict.fromkeys(UNCALLED, "its layers could not be called as they were read"),
     **{name: f"not tried: {WHY[kind]}" for name, kind in KINDS.items() if kind in WHY},
+    **NO_PARTS,
 }
 
 
 def model_types() -> list[str]:
-    """All families of causal language models in the installed transformers."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    """All families in the installed transformers that write text left to right."""
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *PARTS})
 
 
 def tiny(model_type: str, **settings: Any) -> Any:
@@ -293,8 +350,65 @@ def _tokens_differ(session: Session, last: torch.Tensor, model: Any, n: int) -> 
     return None
 
 
+def mixed(model_type: str) -> Any:
+    """A model for text and more, whose text part is tiny and random and the rest without memory."""
+    base = CONFIG_MAPPING[model_type]()
+    text = base.get_text_config(decoder=True)
+    family = text_part.TWINS.get(text.model_type, text.model_type)
+    asked = {**SMALL, **OWN.get(family, {})}
+    if family != text.model_type:
+        asked["rope_parameters"] = {**TURNED, "mrope_section": [2, 1, 1]}
+    known = text.to_dict()
+    small = type(text)(**{k: v for k, v in asked.items() if v is not None and k in known})
+    name = next(name for name in base.sub_configs if getattr(base, name, None) is text)
+    config = CONFIG_MAPPING[model_type](**{name: small})
+    with init_empty_weights():
+        whole_class = getattr(transformers, of_text_and_more()[model_type])
+        model = whole_class._from_config(config, attn_implementation="eager").eval()
+    torch.manual_seed(0)
+    for part in (model.get_decoder(), model.get_output_embeddings()):
+        for module in part.modules():
+            for leaf, weight in module.named_parameters(recurse=False):
+                scale, mean = (0.25, 0.0) if weight.dim() > 1 else (0.1, float("bias" not in leaf))
+                drawn = torch.empty(weight.shape).normal_(mean, scale)
+                module.register_parameter(leaf, torch.nn.Parameter(drawn, requires_grad=False))
+    model.tie_weights()
+    return model
+
+
+@torch.inference_mode()
+def _part_differs(model_type: str, tokens: int) -> str | None:
+    """Say where our passes over a text part leave those of the whole model; None if nowhere."""
+    model = mixed(model_type)
+    part = text_part.part_of(model)
+    text_part.hold(model, part)
+    if (why := differs(part, 1)) is not None:
+        return why
+    session = Session(StagedModel(copy.deepcopy(part)), len(PROMPT) + tokens + 1)
+    session.reset(PROMPT)
+    ids, token = list(PROMPT), session.prefill()[:, -1:].argmax(-1)
+    for place in range(tokens):
+        true = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        if int(token) != int(true.argmax()):
+            return f"token {place} is another than the whole model's"
+        ids.append(int(token))
+        token = session.advance(token)[:, -1:].argmax(-1)
+    return None
+
+
+def _tried_part(model_type: str, tokens: int) -> Known:
+    try:
+        why = _part_differs(model_type, tokens)
+    except UnsupportedModel as refusal:
+        said = str(refusal).partition(" on its own: ")[2]
+        return Known(model_type, "text and more", False, said.partition("; `ppdbench")[0])
+    return Known(model_type, "text and more", why is None, why or "")
+
+
 def tried(model_type: str, tokens: int = TOKENS) -> Known:
     """Try a family, and tell what became of it."""
+    if model_type in PARTS:
+        return _tried_part(model_type, tokens)
     kind = KINDS.get(model_type, "other")
     if model_type in NOT_HELD:
         return Known(model_type, kind, False, NOT_HELD[model_type])
@@ -320,6 +434,7 @@ def page(rows: Iterable[Known]) -> str:
         "`transformers` whenever one is loaded. This page is written by `make families`, which",
         "builds a tiny random model of every family that `transformers` has and compares hidden",
         "states after every layer, logits, a tree of drafts, and 64 tokens with `generate()`.",
+        "Of models for text and more the part that writes text runs, held against the whole.",
         "",
         f"{len(running)} of {len(rows)} families run.",
         "",

@@ -339,6 +339,8 @@ def closing_notes(run: FinishedRun, asked: str | None) -> None:
             f"note: {len(run.cut)} of {len(examples)} prompts were too long and lost "
             f"{sum(run.cut.values())} tokens of their context"
         )
+    if (whole := run.header.model.part_of) is not None:
+        notice(f"note: of the {whole} model, which is of text and more, only the text part ran")
     _placement_note(run.header.layers)
     notice(f"run: {run.path}")
 

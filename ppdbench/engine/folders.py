@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.engine.families import FAMILIES, sizes
-from ppdbench.engine.known import known
+from ppdbench.engine.known import known, of_text_and_more
 from ppdbench.engine.shapes import MOST
 from ppdbench.errors import ConfigError, UnsupportedModel
 
@@ -70,7 +70,7 @@ def check_family(model_type: str, name: str) -> None:
             f"model {name} does not load: family {model_type} does not run: {found.why}; "
             "`ppdbench list models` names those that do"
         )
-    if found is None and model_type not in FAMILIES:
+    if found is None and model_type not in {*FAMILIES, *of_text_and_more()}:
         raise UnsupportedModel(
             f"model {name} does not load: family {model_type[:60]!r} is not known; "
             "`ppdbench list models` names those that run"

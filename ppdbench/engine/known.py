@@ -26,6 +26,17 @@ class Known:
 
 
 @cache
+def of_text_and_more() -> dict[str, str]:
+    """The classes of transformers that read pictures or sounds and write, by `model_type`."""
+    from transformers.models.auto import modeling_auto as auto
+
+    return {
+        **auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        **auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
+
+
+@cache
 def known() -> dict[str, Known]:
     """All families by their `model_type`."""
     rows = json.loads(TABLE.read_text("utf-8"))

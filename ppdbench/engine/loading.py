@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppdbench.engine import held_family, lora, synthetic
+from ppdbench.engine import held_family, lora, synthetic, text_part
 from ppdbench.engine.flat.choice import FASTER
 from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
@@ -43,6 +43,8 @@ STAND_IN = "synthetic:demo"
 FILE = "_gguf_file"
 # The same for the hash of an adapter that was merged into its weights.
 MERGED = "_adapter_hash"
+# And for the `model_type` of the model for text and more that it was a part of.
+PART_OF = "_part_of"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ class Loaded:
     fingerprint: str
     gguf: GgufFile | None = None
     adapter_hash: str | None = None
+    part_of: str | None = None
 
     @property
     def max_positions(self) -> int:
@@ -174,7 +177,7 @@ def take_over(
     """Turn a stock transformers model into one the engine runs."""
     stored = NOTHING if spec.device_map is None else StoredWeights.of(model)
     fingerprint = weight_fingerprint(model, stored)  # of what was stored, whatever is made of it
-    file, merged = getattr(model, FILE, None), getattr(model, MERGED, None)
+    file, merged, part_of = (getattr(model, name, None) for name in (FILE, MERGED, PART_OF))
     model = laid_out(spec, model)
     eos, pad = token_ids(model)
     # Of a model in pieces no process has all; what lies on disk would be read twice more.
@@ -184,7 +187,7 @@ def take_over(
     staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text, passes=passes)
     if stock is not None:
         held_family.hold(staged, stock, spec.name)
-    return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file, merged)
+    return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file, merged, part_of)
 
 
 def laid_out(spec: ModelSpec, model: Any) -> Any:
@@ -315,7 +318,7 @@ def outline(spec: ModelSpec) -> Any:
     with _one_line_errors(spec):
         from transformers import AutoConfig
 
-        config = AutoConfig.from_pretrained(path, **_how(spec))
+        config = text_part.configuration(AutoConfig.from_pretrained(path, **_how(spec)))
         _check_config(config, spec.name)
         dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
         return on_meta(config, dtype, trust_remote_code=spec.trust_remote_code)
@@ -339,7 +342,7 @@ def load_words(spec: ModelSpec) -> tuple[Any, int]:
     with _one_line_errors(spec):
         from transformers import AutoConfig, AutoTokenizer
 
-        config = AutoConfig.from_pretrained(path, **shared)
+        config = text_part.configuration(AutoConfig.from_pretrained(path, **shared))
         check_sizes(config.to_dict(), f"{spec.name}: config.json")
         return AutoTokenizer.from_pretrained(path, **shared), int(config.vocab_size)
 
@@ -396,7 +399,8 @@ def _from_pretrained(
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     shared = _how(spec)
-    config = AutoConfig.from_pretrained(path, **shared)
+    stored = AutoConfig.from_pretrained(path, **shared)
+    config, mixed = text_part.configuration(stored), text_part.is_mixed(stored)
     _check_config(config, spec.name)
     is_quantised = check_stored(config, spec.name, spec.quantize)
     dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
@@ -408,14 +412,29 @@ def _from_pretrained(
     elif placement.places is not None:
         _check_disk(path, spec, placement)
         shared["device_map"] = placement.places
-    model, report = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, output_loading_info=True, **shared
-    )
+    if mixed:
+        _check_whole(spec, is_quantised)
+        model, report = text_part.load(path, stored, dtype, check=spec.family_check, **shared)
+        setattr(model, PART_OF, stored.model_type)
+    else:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, **shared
+        )
     _check_complete(report["missing_keys"], spec.name)
     _check_vocabulary(tokenizer, int(config.vocab_size), spec.name)
     if "device_map" not in shared:
         model = model.to(_first_place(spec, device))
     return model.eval(), tokenizer
+
+
+def _check_whole(spec: ModelSpec, is_quantised: bool) -> None:
+    """Refuse what a part of a model for text and more cannot be taken out of."""
+    if is_quantised or spec.device_map is not None:
+        what = "quantised weights" if is_quantised else f"--device-map {spec.device_map}"
+        raise ConfigError(
+            f"{spec.name} is a model for text and more, of which the text part is loaded, and "
+            f"{what} cannot be taken apart; use plain weights on one device"
+        )
 
 
 def gguf_file(spec: ModelSpec) -> GgufFile:

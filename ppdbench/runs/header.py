@@ -51,6 +51,7 @@ def run_header(
             gguf_weights=file.weights_by_type if file else None,
             adapter=loaded.spec.adapter,
             adapter_hash=loaded.adapter_hash,
+            part_of=loaded.part_of,
         ),
         layers=staged.layers_by_place(),
         chat=None

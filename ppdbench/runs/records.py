@@ -523,6 +523,8 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     """The folder of the adapter that was merged into the weights, which `weight_hash` is of."""
     adapter_hash: str | None = None
     """Hash of the adapter."""
+    part_of: Name | None = None
+    """The `model_type` of the model for text and more whose text part ran."""
 
 
 class Chat(Record, frozen=True, kw_only=True):

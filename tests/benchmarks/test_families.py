@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.families import PAGE, model_types, page, tiny, tried
+from benchmarks.families import PAGE, PARTS, model_types, page, tiny, tried
 from ppdbench.engine.known import TABLE, known
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
@@ -15,6 +15,8 @@ from ppdbench.engine.staged import StagedModel
 
 ROOT = Path(__file__).parents[2]
 RUNNING = sorted(row.family for row in known().values() if row.runs)
+# Text parts are of families that are tried anyway, and a few of them in tests of their own.
+TRIED = [pytest.param(f, marks=[pytest.mark.slow] if f in PARTS else []) for f in RUNNING]
 # Here over fewer tokens than `make families` decodes, yet past every window.
 TOKENS = 6
 
@@ -30,7 +32,7 @@ def test_the_page_is_made_of_the_table() -> None:
     assert [row["family"] for row in json.loads(TABLE.read_text("utf-8"))] == model_types()
 
 
-@pytest.mark.parametrize("family", RUNNING)
+@pytest.mark.parametrize("family", TRIED)
 def test_families_that_run_give_the_states_logits_and_tokens_of_transformers(family: str) -> None:
     assert tried(family, TOKENS) == known()[family]
 

@@ -68,6 +68,7 @@ def _model(header: Header) -> str:
     words = [model.name]
     words += [f"revision {model.revision}"] if model.revision else []
     words += [f"adapter {model.adapter} ({model.adapter_hash})"] if model.adapter else []
+    words += [f"the text part of {model.part_of}"] if model.part_of else []
     words += [model.family, f"{model.n_layers} layers"]
     words += ["random weights"] if model.synthetic else []
     return ", ".join(words)

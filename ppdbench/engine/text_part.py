@@ -1,0 +1,125 @@
+"""The part of a checkpoint for pictures or sounds that writes text, as a model of its own.
+
+transformers loads such a checkpoint whole, by its own names; the weights of the part that writes
+then go into the text family's own class, and the rest is dropped. Both run over a few tokens of
+text once, so that a part that is more than its class says is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ppdbench.engine.known import of_text_and_more
+from ppdbench.engine.nearness import gap
+from ppdbench.errors import UnsupportedModel
+
+# Text parts without a class of their own, and the family that computes the same where there is
+# nothing but text: all three coordinates of a place are then its number.
+TWINS = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+# What twins have a setting for and the text parts do without asking.
+ALWAYS = {"qwen3_moe": {"norm_topk_prob": True}}
+OF_PLACES = ("mrope_section", "mrope_interleaved")
+TOKENS = 6
+# Of the length of logits, in each type of numbers.
+CLOSE = {torch.float32: 1e-4, torch.float16: 2**-5, torch.bfloat16: 2**-4}
+
+
+def is_mixed(config: Any) -> bool:
+    """True if a configuration is of text and more."""
+    own = config.get_text_config(decoder=True)
+    return own is not config and config.model_type in of_text_and_more()
+
+
+def configuration(config: Any) -> Any:
+    """The settings of the model that runs: of a part of it where there is more than text."""
+    if not is_mixed(config):
+        return config
+    text = config.get_text_config(decoder=True)
+    made = _as_twin(text) if text.model_type in TWINS else text
+    for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        if getattr(made, name, None) is None:
+            setattr(made, name, getattr(config, name, None))
+    if getattr(config, "tie_word_embeddings", False):
+        made.tie_word_embeddings = True
+    if made.dtype is None:
+        made.dtype = config.dtype
+    stored = getattr(config, "quantization_config", None)
+    if stored is not None:
+        made.quantization_config = stored
+    return made
+
+
+def _as_twin(text: Any) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    settings = text.to_dict()
+    turned = {k: v for k, v in settings.pop("rope_parameters", {}).items() if k not in OF_PLACES}
+    if turned.get("rope_type") == "mrope":
+        turned["rope_type"] = "default"
+    for name in ("model_type", "architectures", "transformers_version"):
+        settings.pop(name, None)
+    twin = TWINS[text.model_type]
+    return CONFIG_MAPPING[twin](**settings, rope_parameters=turned, **ALWAYS.get(twin, {}))
+
+
+def load(
+    path: str, config: Any, dtype: torch.dtype, *, check: bool, **how: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The text part of a checkpoint, and what transformers said of loading the whole."""
+    import transformers
+
+    whole_class = getattr(transformers, of_text_and_more()[config.model_type])
+    whole, report = whole_class.from_pretrained(path, dtype=dtype, output_loading_info=True, **how)
+    part = part_of(whole.eval())
+    if check:
+        hold(whole, part)
+    return part, report
+
+
+def part_of(whole: Any) -> Any:
+    """The text part of a loaded model for text and more, which must compute what the whole does."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    config = configuration(whole.config)
+    decoder, head = whole.get_decoder(), whole.get_output_embeddings()
+    with init_empty_weights():  # what is computed, not stored, gets its values all the same
+        part = AutoModelForCausalLM.from_config(config, dtype=whole.dtype)
+    owner = part.get_output_embeddings()
+    if head is None or decoder is None:
+        raise _unlike(whole, "its text part has no head of its own")
+    try:
+        part.base_model.load_state_dict(decoder.state_dict(), assign=True)
+        owner.load_state_dict(head.state_dict(), assign=True)
+    except RuntimeError as error:
+        raise _unlike(whole, "its text part has other weights than its family") from error
+    if head.weight is whole.get_input_embeddings().weight:
+        owner.weight = part.get_input_embeddings().weight
+    part.generation_config = whole.generation_config
+    part.config.name_or_path = whole.config.name_or_path
+    return part.eval()
+
+
+@torch.inference_mode()
+def hold(whole: Any, part: Any) -> None:
+    """Refuse a text part that computes something else over text than the whole model does."""
+    ids = torch.arange(1, TOKENS + 1)[None] * 7919 % int(part.config.vocab_size)
+    ids = ids.to(part.get_input_embeddings().weight.device)
+    mine, true = (model(input_ids=ids, use_cache=False).logits[0] for model in (part, whole))
+    off = float(gap(mine.float(), true.float()).median())
+    if not off <= CLOSE[part.dtype]:
+        raise _unlike(whole, f"its logits over text lie {off:.2g} of their length from the whole's")
+
+
+def _unlike(whole: Any, why: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the text part of {whole.config.model_type} does not run on its own: {why}; "
+        "`ppdbench list models` names families that run"
+    )
