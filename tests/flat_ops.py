@@ -35,6 +35,10 @@ class PlainLinear:
     def unpacked(self) -> Tensor:
         return self.blob.clone()
 
+    def holds(self, weight: Tensor, bias: Tensor | None) -> bool:
+        same = (self.bias is None) == (bias is None) and torch.equal(self.blob, weight)
+        return same and (bias is None or torch.equal(self.bias, bias.float()))
+
     def __call__(self, x: Tensor) -> Tensor:
         wide = self.blob.float()
         rows = [(wide * row.float()).sum(-1) for row in x.reshape(-1, self.in_features)]

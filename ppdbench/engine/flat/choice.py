@@ -1,9 +1,9 @@
 """The choice between flat and eager passes, made at load by measuring a few of the layers.
 
 Layers are laid out both ways, timed in turns, and whatever was slower is dropped: nothing is known
-of processors by their names. Then the weights of all layers are laid out one after another, and
-each layer is held against itself as it was: its products number by number, and the whole of it
-over the hidden states of real tokens.
+of processors by their names. Then the weights of all layers are laid out one after another and
+compared bit by bit with what they were made of. One product of each shape, and one layer where all
+are alike, is held against itself as it was: number by number, and over states of real tokens.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
 
 DTYPES = (torch.float32, torch.bfloat16)
-SAMPLE_BYTES = 32 << 20  # of layers that are timed, at least one of them
+SAMPLE_BYTES = 16 << 20  # of layers that are timed, at least one of them
 ROWS = (1, 9)
-ROUNDS = 5
+TURNS = 2
+IN_A_TURN = 3
 
 # A check over these rows: a chain, and a tree behind it.
 CHAIN, TREE = 7, (-1, 0, 0, 1, 2, 2)
@@ -143,18 +144,26 @@ def measure(adapter: Adapter, text: Sequence[int], clock: Clock) -> list[PairedT
     eager = adapter.with_layers({i: _twin(layers[i], packed)[0] for i in sample})
     program = FlatLayers(flat, sample)
     trial = Trial(adapter, text)
-    found = []
-    for rows in ROWS:
-        step, hidden = trial.steps.chain(CHAIN, rows), trial.drawn(rows)
-        runs: list[Callable[[], object]] = [
-            partial(program.run, hidden, sample, step, trial.cache),
-            partial(trial.eagerly, eager, hidden, sample, step),
-        ]
-        trial.cache.begin(trial.steps.chain(0, CHAIN), sample.start, sample.stop)
-        seconds = [[_timed(run, clock) for run in runs] for _ in range(1 + ROUNDS)][1:]
-        flat_s, eager_s = (median(list(column)) for column in zip(*seconds, strict=True))
-        found.append(PairedTime(rows, flat_s, eager_s))
-    return found
+    trial.cache.begin(trial.steps.chain(0, CHAIN), sample.start, sample.stop)
+    steps = [trial.steps.chain(CHAIN, rows) for rows in ROWS]
+    given = [(trial.drawn(rows), step) for rows, step in zip(ROWS, steps, strict=True)]
+    ours = [partial(program.run, hidden, sample, step, trial.cache) for hidden, step in given]
+    others = [partial(trial.eagerly, eager, hidden, sample, step) for hidden, step in given]
+    seconds = [(*_turn(ours, clock), *_turn(others, clock)) for _ in range(TURNS)]
+    flat_1, flat_9, eager_1, eager_9 = (
+        median([s for turn in turns for s in turn]) for turns in zip(*seconds, strict=True)
+    )
+    return [PairedTime(ROWS[0], flat_1, eager_1), PairedTime(ROWS[1], flat_9, eager_9)]
+
+
+def _turn(runs: Sequence[Callable[[], object]], clock: Clock) -> list[list[float]]:
+    """Seconds of some runs of each; before them each runs once.
+
+    Threads of the other side, which wait awake for more to do, have gone to sleep by then.
+    """
+    for run in runs:
+        run()
+    return [[_timed(run, clock) for _ in range(IN_A_TURN)] for run in runs]
 
 
 def _timed(run: Callable[[], object], clock: Clock) -> float:
@@ -184,6 +193,7 @@ class Trial:
         self.adapter, self.cache = adapter, KVCache(adapter.cache_shape(), rows)
         self._other = KVCache(adapter.cache_shape(), rows)  # of flat passes
         self.steps = StepMaker(rows, adapter.device, adapter.narrowest_window)
+        self._heads_per_kv = adapter.heads_per_kv
         self._text, self._seed = itertools.cycle(text), torch.Generator().manual_seed(SEED)
         self.hidden = [self.drawn(CHAIN), self.drawn(len(TREE))]
 
@@ -222,10 +232,11 @@ class Trial:
     def eagerly(self, adapter: Adapter, hidden: Tensor, layers: range, step: Step) -> Tensor:
         """Run layers as they are."""
         self.cache.begin(step, layers.start, layers.stop)
-        for i in layers:
-            mask = step.added(adapter.windows[i], adapter.heads_per_kv, hidden.dtype)
-            rotary = adapter.rotary(step, adapter.rope_kind(i))
-            hidden = adapter.call_layer(i, hidden, mask, rotary, self.cache, step)
+        kinds = [adapter.rope_kind(i) for i in layers]
+        rotary = {kind: adapter.rotary(step, kind) for kind in set(kinds)}
+        for i, kind in zip(layers, kinds, strict=True):
+            mask = step.added(adapter.windows[i], self._heads_per_kv, hidden.dtype)
+            hidden = adapter.call_layer(i, hidden, mask, rotary[kind], self.cache, step)
         return hidden
 
 
@@ -244,29 +255,24 @@ def _unchecked(product: nn.Module) -> nn.Module:
     return product if held is None else FlatProduct(*held)
 
 
-def _flat(product: nn.Module) -> nn.Module:
-    """A product laid out flat and held against itself as it was; others, and freed ones, stay."""
-    held = weights_of(product)
-    if held is None or not held[0].numel():
-        return product
-    made = FlatProduct(*held)
-    _compare_product(made, *held)
-    return made
-
-
 @torch.inference_mode()
 def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
-    """Lay all products out flat, no two layers at once, and check each layer."""
-    trial, ready = Trial(adapter, text), dict[int, nn.Module]()
+    """Lay all products out flat, no two layers at once, and check what tells them apart.
+
+    Of layers that differ in nothing but weights one stands for all.
+    """
+    trial, checks, ready = Trial(adapter, text), ProductChecks(), dict[int, nn.Module]()
+    there = [i for i, layer in enumerate(adapter.layers) if is_there(layer)]
+    compared = set(there[:1] if adapter.anatomy.alike else there)
 
     def before(index: int) -> None:
         ready.clear()
-        if is_there(adapter.layers[index]):
-            twin, made = _twin(adapter.layers[index], _flat)
+        if index in compared:
+            twin, made = _twin(adapter.layers[index], checks.flat)
             ready.update(made)
             trial.compare(index, twin)
 
-    adapter.pack(lambda module: ready.get(id(module)) or _flat(module), before)
+    adapter.pack(lambda module: ready.get(id(module)) or checks.flat(module), before)
     passes = FlatPasses(adapter)
     if is_there(adapter.head):
         trial.compare_readout(passes.readout)
@@ -276,6 +282,30 @@ def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
 
 
 # Checks
+
+
+class ProductChecks:
+    """Products laid out flat: the weights of each are held against what they were made of.
+
+    The first of each shape is multiplied by, too, and held against plain rows.
+    """
+
+    def __init__(self) -> None:
+        self._multiplied = set[object]()
+
+    def flat(self, product: nn.Module) -> nn.Module:
+        """Lay a product out and check it; others, and freed ones, stay."""
+        held = weights_of(product)
+        if held is None or not held[0].numel():
+            return product
+        made, (weight, bias) = FlatProduct(*held), held
+        kind = weight.shape, weight.stride(), weight.dtype, bias is None
+        if kind not in self._multiplied:
+            _compare_product(made, *held)
+            self._multiplied.add(kind)
+        if not made.flat.holds(weight, bias):
+            raise RefusedError(f"a product of {made.out_features} columns holds other weights")
+        return made
 
 
 def _compare_product(made: FlatProduct, weight: Tensor, bias: Tensor | None) -> None:

@@ -478,12 +478,15 @@ struct Layout {
     }
 };
 
-// Moves a weight [out, in] into its blob or back, some blocks of outputs by each thread.
-template <class T>
+enum Meeting { TO_BLOB, TO_ROWS, COMPARE, MEETINGS };
+
+// Brings a weight [out, in] into its blob or back, or compares both bit by bit; some blocks of
+// outputs by each thread.
+template <class T, int HOW>
 class Packing : public flat::Work {
    public:
-    Packing(T* blob, T* rows, int64_t out, int64_t in, int64_t row_step, int64_t step, bool back)
-        : blob_(blob), rows_(rows), out_(out), row_step_(row_step), step_(step), back_(back),
+    Packing(T* blob, T* rows, int64_t out, int64_t in, int64_t row_step, int64_t step)
+        : blob_(blob), rows_(rows), out_(out), row_step_(row_step), step_(step),
           layout_(in, sizeof(T) == 2) {}
     int64_t next() override {
         const bool first = !begun_;
@@ -492,27 +495,60 @@ class Packing : public flat::Work {
     }
     void unit(int64_t unit, int) override {
         const int64_t first = unit * flat::BLOCK;
-        for (int64_t k = 0; k < layout_.in; k++)
-            for (int64_t out = first; out < first + flat::BLOCK && out < out_; out++) {
-                T &there = blob_[layout_.at(out, k)], &here = rows_[out * row_step_ + k * step_];
-                if (back_) here = there;
-                else there = here;
-            }
+        const int64_t end = first + flat::BLOCK < out_ ? first + flat::BLOCK : out_;
+        uint32_t differ = 0;
+        for (int64_t k = step_ == 1 ? words(first, end, differ) : 0; k < layout_.in; k++)
+            for (int64_t out = first; out < end; out++)
+                differ |= meet<sizeof(T)>(blob_ + layout_.at(out, k), row(out) + k * step_);
+        if (differ) same_.store(false);
     }
+    bool same() const { return same_.load(); }
 
    private:
+    static constexpr int64_t WORD = 4, AT_ONCE = 16;
+
+    // Numbers of 4 bytes lie side by side in rows and in the blob, where the next ones of their
+    // row are a block further on: a line of a row at once. The inputs that were met.
+    int64_t words(int64_t first, int64_t end, uint32_t& differ) {
+        constexpr int64_t each = WORD / sizeof(T) * AT_ONCE;
+        int64_t k = 0;
+        for (; k + each <= layout_.in; k += each)
+            for (int64_t out = first; out < end; out++) {
+                char *there = (char*)(blob_ + layout_.at(out, k)), *here = (char*)(row(out) + k);
+                for (int64_t i = 0; i < AT_ONCE; i++)
+                    differ |= meet<WORD>(there + i * WORD * flat::BLOCK, here + i * WORD);
+            }
+        return k;
+    }
+    // The bits that differ, of those that are compared.
+    template <int64_t BYTES>
+    static uint32_t meet(void* there, void* here) {
+        if (HOW == TO_BLOB) memcpy(there, here, BYTES);
+        if (HOW == TO_ROWS) memcpy(here, there, BYTES);
+        uint32_t one = 0, other = 0;
+        if (HOW == COMPARE) memcpy(&one, there, BYTES), memcpy(&other, here, BYTES);
+        return one ^ other;
+    }
+    T* row(int64_t out) const { return rows_ + out * row_step_; }
+
     T *blob_, *rows_;
     int64_t out_, row_step_, step_;
-    bool back_, begun_ = false;
+    bool begun_ = false;
+    std::atomic<bool> same_{true};
     Layout layout_;
 };
 
-template <class T>
-void pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int64_t step, int back,
+template <class T, int HOW>
+bool pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int64_t step,
           int threads) {
-    Packing<T> packing((T*)blob, (T*)rows, out, in, row_step, step, back);
+    Packing<T, HOW> packing((T*)blob, (T*)rows, out, in, row_step, step);
     shared->threads(threads).run(packing);
+    return packing.same();
 }
+
+template <class T>
+constexpr bool (*PACKS[MEETINGS])(void*, void*, int64_t, int64_t, int64_t, int64_t, int) = {
+    pack<T, TO_BLOB>, pack<T, TO_ROWS>, pack<T, COMPARE>};
 
 }  // namespace
 
@@ -546,11 +582,12 @@ int64_t flat_blob_numbers(int64_t out, int64_t in, int narrow) {
     return flat::blocks(out) * flat::BLOCK * Layout(in, narrow).deep;
 }
 
-void flat_pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int64_t step,
-               int narrow, int back, int threads) {
+// `how` is one of Meeting. False if a comparison finds a difference.
+int flat_pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int64_t step,
+              int narrow, int how, int threads) {
     std::lock_guard<std::mutex> guard(shared->one_at_a_time);
-    auto move = narrow ? pack<Bfloat16> : pack<float>;
-    move(blob, rows, out, in, row_step, step, back, threads);
+    auto meet = narrow ? PACKS<Bfloat16>[how] : PACKS<float>[how];
+    return meet(blob, rows, out, in, row_step, step, threads);
 }
 
 void* flat_buffers(const int64_t* widths, int count) {

@@ -87,6 +87,8 @@ KINDS = (
 )
 # As linear.h numbers the ways to multiply bfloat16 numbers.
 VECTORS, DOT_PRODUCTS, TILES, EMULATED_TILES = range(4)
+# As kernels.cpp numbers what may be done with a weight and its blob.
+TO_BLOB, TO_ROWS, COMPARE = range(3)
 
 
 class Library:
@@ -100,7 +102,7 @@ class Library:
         if list(sizes) != [*ours, len(KINDS)]:
             raise Unavailable(f"the compiler lays structures out otherwise: {list(sizes)}")
         self._blob_numbers = self._function("flat_blob_numbers", c_int64, "llw")
-        self._pack = self._function("flat_pack", None, "ppllllwww")
+        self._pack = self._function("flat_pack", ctypes.c_int, "ppllllwww")
         self.buffers = self._function("flat_buffers", c_void_p, "pw")
         self.free = self._function("flat_free", None, "p")
         self.run = self._function("flat_run", ctypes.c_int, "pppwwpw")
@@ -130,9 +132,17 @@ class Library:
 
     def move(self, blob: torch.Tensor, weight: torch.Tensor, *, back: bool = False) -> None:
         """Bring a weight [out, in] into its blob, or back."""
+        self._meet(blob, weight, TO_ROWS if back else TO_BLOB)
+
+    def holds(self, blob: torch.Tensor, weight: torch.Tensor) -> bool:
+        """True if a blob is made of this weight, bit by bit; what fills it up is not looked at."""
+        return self._meet(blob, weight, COMPARE)
+
+    def _meet(self, blob: torch.Tensor, weight: torch.Tensor, how: int) -> bool:
         narrow = weight.dtype == torch.bfloat16
         places = blob.data_ptr(), weight.data_ptr()
-        self._pack(*places, *weight.shape, *weight.stride(), narrow, back, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        return bool(self._pack(*places, *weight.shape, *weight.stride(), narrow, how, threads))
 
 
 @cache

@@ -49,6 +49,15 @@ class FlatLinear:
         loaded().move(self.blob, rows, back=True)
         return rows
 
+    def holds(self, weight: Tensor, bias: Tensor | None) -> bool:
+        """True if this is W and b, bit by bit."""
+        ours, given = self.bias, bias
+        if (ours is None) != (given is None):
+            return False
+        if ours is not None and given is not None and not torch.equal(ours, given.float()):
+            return False
+        return loaded().holds(self.blob, weight.detach())
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out], for any number of rows."""
         rows = x.reshape(-1, self.in_features).contiguous()

@@ -5,6 +5,7 @@ Operations are run by the torch that says what they mean; kernels are held again
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -195,13 +196,15 @@ class Turns(Clock):
 
     def __init__(self, flat_s: float, eager_s: float) -> None:
         super().__init__(torch.device("cpu"))
-        self._at, self._both = 0.0, [flat_s, eager_s]
+        # Exact: a sum of many times rounds otherwise than a sum of few.
+        self._at, self._both = Fraction(0), [Fraction(flat_s), Fraction(eager_s)]
         self._reads = -1  # the first is when laying out begins
 
-    def now(self) -> float:
+    def now(self) -> Fraction:  # type: ignore[override]
         self._reads += 1
         if self._reads and self._reads % 2 == 0:
-            self._at += self._both[(self._reads // 2 - 1) % 2]
+            turn = (self._reads // 2 - 1) // (len(choice.ROWS) * choice.IN_A_TURN)
+            self._at += self._both[turn % 2]
         return self._at
 
 
@@ -292,6 +295,44 @@ def test_planted_bugs_are_refused_and_passes_stay_eager(
     plain = StagedModel(stock_model("qwen2").to(dtype))
     for ours, expected in zip(outputs(model), outputs(plain), strict=True):
         assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("where", ["model.layers.2.mlp.up_proj", "lm_head"])
+def test_one_number_of_one_weight_that_is_laid_out_wrongly_is_found(
+    where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = stock_model("llama").to(dtype)
+    meant = stock.get_submodule(where).weight.data_ptr()
+
+    def damaged(weight: Tensor, bias: Tensor | None = None) -> flat_ops.PlainLinear:
+        made = flat_ops.PlainLinear(weight, bias)
+        if weight.data_ptr() == meant:
+            made.blob[3, 5] += 2**-6
+        return made
+
+    monkeypatch.setattr(products, "pack", damaged)
+    model = StagedModel(stock, passes=FLAT)
+    assert model.flat is None
+    # The head is the first of its shape, and multiplied by.
+    first = where == "lm_head"
+    assert ("times what is allowed" if first else "holds other weights") in model.path.why
+
+
+@pytest.mark.parametrize(("name", "times"), [("llama", 1), ("gemma2", 4)])
+def test_of_layers_that_are_alike_one_is_held_against_itself(
+    name: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = list[int]()
+    real = choice.Trial.compare
+
+    def compare(self: choice.Trial, index: int, flat: nn.Module) -> None:
+        compared.append(index)
+        real(self, index, flat)
+
+    monkeypatch.setattr(choice.Trial, "compare", compare)
+    assert made(name).flat is not None
+    assert len(compared) == times
 
 
 def test_a_final_norm_that_is_misread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,3 +101,23 @@ def test_other_types_are_refused() -> None:
         pack(drawn(4, 4, dtype=torch.float16))
     with pytest.raises(TypeError, match="bfloat16"):
         packed((4, 4), torch.float32)(drawn(1, 4, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_blob_holds_its_weights_and_no_others(
+    shape: tuple[int, int], dtype: torch.dtype, threads: int
+) -> None:
+    weight, bias = drawn(*shape, dtype=dtype), drawn(shape[0], dtype=dtype, seed=1)
+    across = weight.t().contiguous().t()  # the same numbers in another order of memory
+    for linear in (pack(weight, bias), pack(across, bias)):
+        assert torch.equal(linear.unpacked(), weight)
+        assert linear.holds(weight, bias)
+        assert linear.holds(across, bias)
+        assert not linear.holds(weight, None)
+        assert not linear.holds(weight, bias + 1)
+    places = {(0, 0), (shape[0] - 1, shape[1] - 1), (shape[0] // 2, shape[1] // 2)}
+    for place in places:
+        other = weight.clone()
+        other[place] += 2**-5
+        assert not pack(other, bias).holds(weight, bias)
+    assert not packed(shape, dtype, biased=False).holds(weight, bias)
