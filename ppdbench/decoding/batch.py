@@ -49,7 +49,7 @@ class Finished(Generic[K]):
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class BatchRound:
     """The time in which sequences that wait for one another commit tokens once more.
 
     `live` slots were taken, `prompts` of them by sequences without a token as yet; `tokens` were
@@ -64,11 +64,11 @@ class Round:
 
     @property
     def ms(self) -> float:
-        """How long it took."""
+        """The time that it took."""
         return self.ended_ms - self.began_ms
 
 
-def full_window(rounds: Sequence[Round], size: int) -> Sequence[Round]:
+def full_window(rounds: Sequence[BatchRound], size: int) -> Sequence[BatchRound]:
     """The rounds from when all of `size` slots decode until one of them stays empty.
 
     Prompts of those that take the place of others are a part of it.
@@ -131,7 +131,7 @@ class Batch:
             raise ConfigError(f"prompts in pieces of {prefill} tokens; use 1 or more")
         self.place = MeetingPlace(prefill)
         self.setup = setup.at_meeting(self.place)
-        self.rounds: list[Round] = []
+        self.rounds: list[BatchRound] = []
         self.sessions: list[Session] = []
         self._spare = 0
 
@@ -217,7 +217,7 @@ class _Run(Generic[K]):
                     each.first = now
             committed = self.ended_tokens + sum(each.committed for each in self.live.values())
             if committed > counted:
-                rounds.append(Round(since, now, live, prompts, committed - counted))
+                rounds.append(BatchRound(since, now, live, prompts, committed - counted))
                 place.end_round()
                 since, counted, live = now, committed, len(self.live)
                 prompts = sum(each.first is None for each in self.live.values())

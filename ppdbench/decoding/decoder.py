@@ -56,7 +56,7 @@ class Setup:
     stocks: dict[str | None, StockModel] = dataclasses.field(default_factory=dict, repr=False)
     """Models as transformers runs them by name, the target without one."""
     parts: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
-    """What strategies read or built, so that the decoders of a batch share it."""
+    """Parts that strategies read or built, so that the decoders of a batch share them."""
     meeting: Meeting | None = dataclasses.field(default=None, repr=False)
     """The place where sequences that are decoded together ask for passes of any model."""
 
@@ -77,7 +77,7 @@ class Setup:
         return dataclasses.replace(self, target=target, parts={}, meeting=meeting)
 
     def part(self, key: object, make: Callable[[], P]) -> P:
-        """What all sequences of a batch need the same of: made once, changed by nobody."""
+        """A part that all sequences of a batch share: made once, changed by nobody."""
         if key not in self.parts:
             self.parts[key] = make()
         found: P = self.parts[key]

@@ -44,7 +44,7 @@ class JoinedStep(Step):
         return JoinedStep.of([part.on(device) for part in self.parts], self.cache)
 
     def added(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """What each part sees, in the place of one mask for all."""
+        """Make the masks of all parts, in the place of one."""
         return JoinedMask.of(self, [part.added(window, groups, dtype) for part in self.parts])
 
 

@@ -177,9 +177,11 @@ class MeetingPlace:
             if isinstance(asked, LayersPass) and asked.is_prompt:
                 asked.overdue, asked.moved = not asked.moved, False
 
+    @torch.inference_mode()  # as when they were last let run, so that what they leave is that
     def dismiss(self) -> None:
         """End all members where they stand."""
         for member in self._members:
+            member.parent = getcurrent()
             member.throw()
         self._members.clear()
         self._waiting.clear()
@@ -205,7 +207,9 @@ class MeetingPlace:
         prompts = {m: asked for m, asked in self._waiting.items() if asked.is_prompt}
         others = {m: asked for m, asked in self._waiting.items() if not asked.is_prompt}
         if self.prompt_rows is None:
-            return list(prompts)[:1] or self._cheapest(others)
+            # What a prompt ends with comes before the next prompt: somebody waits for it.
+            ready = {m: asked for m, asked in others.items() if isinstance(asked, Readout)}
+            return self._cheapest(ready) or list(prompts)[:1] or self._cheapest(others)
         overdue = {m: asked for m, asked in prompts.items() if asked.overdue}
         if overdue or not others:
             return self._cheapest(overdue or prompts)
@@ -233,7 +237,7 @@ class MeetingPlace:
     # The passes
 
     def _answers(self, chosen: Sequence[greenlet]) -> list[Answer | None]:
-        """What each of those chosen asked for; None for prompts of which pieces are left."""
+        """Compute what each of them asked for; None for prompts of which pieces are left."""
         asked = [self._waiting[member] for member in chosen]
         readouts = [each for each in asked if isinstance(each, Readout)]
         if readouts:
