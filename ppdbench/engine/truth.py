@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ppdbench.engine.loading import ModelSpec, laid_out, load_stock, token_ids
 from ppdbench.engine.nearness import distance, gap
 from ppdbench.engine.weights import is_plain
-from ppdbench.engine.wider import WIDER
+from ppdbench.engine.wider import WIDER, one_by_one
 from ppdbench.errors import ConfigError
 
 # The positions before the one in question over which the stock model's own rounding is measured.
@@ -251,9 +251,12 @@ def widened(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             module.register_forward_hook(restore, always_call=True),
         )
     ]
+    grouped = one_by_one(model, dtype)
     try:
         yield
     finally:
+        for module, config in grouped.items():
+            module.config = config
         for hook in hooks:
             hook.remove()
         for module in list(narrow):

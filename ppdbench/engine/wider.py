@@ -71,7 +71,23 @@ def wide_copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     memo: dict[int, Any] = {id(product): WideProduct(product, dtype) for product in products}
     memo |= {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
     twin: nn.Module = copy.deepcopy(module, memo)
+    one_by_one(twin, dtype)
     return twin.to(dtype)
+
+
+def one_by_one(module: nn.Module, dtype: torch.dtype) -> dict[nn.Module, Any]:
+    """Multiply by experts one after another where products of groups do not know the type.
+
+    The configurations that such modules had before, by module.
+    """
+    before: dict[nn.Module, Any] = {}
+    for part in module.modules() if dtype == torch.float64 else ():
+        config = vars(part).get("config")
+        if "experts" in type(part).__name__.lower() and config is not None:
+            before[part], own = config, copy.copy(config)
+            own._experts_implementation = "eager"
+            part.config = own
+    return before
 
 
 def wide_adapter(adapter: Adapter, dtype: torch.dtype) -> Adapter:
