@@ -21,6 +21,7 @@ from ppdbench.decoding.identity import first_difference
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.stock import StockModel
+from ppdbench.engine.experts import unread_by_one_token
 from ppdbench.engine.flat.choice import PassPath
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
@@ -355,7 +356,9 @@ def bytes_per_token(model: StagedModel, prompt_tokens: Sequence[int], new_tokens
 
 
 def weight_bytes_read(model: StagedModel) -> int:
-    """Weights that a step over one token reads: all of them, of looked-up tables one row.
+    """Weights that a step over one token reads: all, but of looked-up tables one row.
+
+    Of experts it reads those that the token chooses.
 
     A table that the head multiplies by, too, is read whole.
     """
@@ -365,4 +368,4 @@ def weight_bytes_read(model: StagedModel) -> int:
         if isinstance(module, nn.Embedding) and module.weight is not head:
             row = module.weight[0]
             held -= (module.weight.numel() - row.numel()) * row.element_size()
-    return held
+    return held - unread_by_one_token(model)

@@ -38,6 +38,7 @@ from ppdbench.decoding.stock_check import (
     check_greedy,
     hold,
 )
+from ppdbench.engine.experts import Routed, by_rows, watched
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.session import Session
@@ -96,8 +97,9 @@ class ExampleResult:
 class WallTime:
     """The time of one output, seen from outside: its parts must add up to it."""
 
-    def __init__(self, clock: Clock, session: Session) -> None:
-        self._clock, self._session = clock, session
+    def __init__(self, clock: Clock, session: Session, most_rows: int) -> None:
+        self._clock, self._session, self._most_rows = clock, session, most_rows
+        self.routed: Sequence[Routed] = ()
         session.prompt_ms = 0.0  # of an engine that is not ours nothing is seen
         clock.synchronize()
         self._began = perf_counter()
@@ -111,7 +113,12 @@ class WallTime:
     def over(self, decoded: Decoded) -> Decoded:
         """The output with what was seen from outside."""
         wall_ms = self.ms - decoded.aside_ms
-        return replace(decoded, wall_ms=wall_ms, prompt_ms=self._session.prompt_ms)
+        return replace(
+            decoded,
+            wall_ms=wall_ms,
+            prompt_ms=self._session.prompt_ms,
+            experts=by_rows(self.routed, self._most_rows),
+        )
 
 
 class Interleaved:
@@ -134,7 +141,7 @@ class Interleaved:
         self.loaded, self.methods, self.setup = loaded, methods, setup
         self.target, self.strict = target, strict
         self._threads = torch.get_num_threads()
-        rows = max([c.decoder.rows for c in methods], default=1)
+        rows = self._most_rows = max([c.decoder.rows for c in methods], default=1)
         self.session = Session(loaded.staged, setup.capacity, spare=rows)
         self._fixed: dict[int, Session] = {}
         self.meter = Meter(loaded.staged, self._clock()) if profile else None
@@ -326,12 +333,14 @@ class Interleaved:
         """Time one output from outside, and let who wants to know see its logits."""
         if self._watches is not None:
             session.watch = self._watches[label] = LogitWatch(range(FIRST))
-        wall = WallTime(self._clock(), session)
-        try:
-            yield wall
-        finally:
-            wall.end()
-            session.watch = None
+        with watched(session.model) as routed:
+            wall = WallTime(self._clock(), session, self._most_rows)
+            try:
+                yield wall
+            finally:
+                wall.end()
+                session.watch = None
+                wall.routed = routed
 
     def _session(self, method: PreparedMethod) -> Session:
         return self._fixed[method.decoder.rows] if self.strict else self.session

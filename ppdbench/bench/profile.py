@@ -5,12 +5,12 @@ model's `embed`, `run`, `logits` and `read`, which finds the likeliest tokens to
 four parts: passes that draft, the rest of drafting, the pass that verifies, and bookkeeping,
 which is all that is left. Rows that join the pass that verifies are there to draft what follows,
 so that making them is drafting. Bytes are the weights of the layers that ran and the cache rows
-that they looked at, read once per pass.
+that they looked at, read once per pass; of experts those that a row of the pass chose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -23,6 +23,7 @@ from ppdbench.decoding import passes
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Proposer
 from ppdbench.engine.cache import KVCache
+from ppdbench.engine.experts import Routed, bytes_touched, expert_bytes, watched
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -36,8 +37,14 @@ class PieceCall(NamedTuple):
 
     start: float
     end: float
-    bytes: int
+    held: int
     drafts: bool
+    routed: Sequence[Routed] = ()
+
+    @property
+    def bytes(self) -> int:
+        """All that it read."""
+        return self.held + bytes_touched(self.routed)
 
 
 @dataclass(slots=True)
@@ -69,24 +76,27 @@ class Meter:
     def _watched(self, model: StagedModel) -> Iterator[None]:
         costs = Costs(model)
         with (
-            replaced(model, "run", lambda run: self._timed(run, costs.run)),
+            watched(model) as routed,
+            replaced(model, "run", lambda run: self._timed(run, costs.run, routed)),
             replaced(model, "logits", lambda logits: self._timed(logits, costs.logits)),
             replaced(model, "read", lambda read: self._timed(read, costs.logits)),
             replaced(model, "embed", lambda embed: self._timed(embed, costs.embed)),
         ):
             yield
 
-    def _timed(self, call: Callable[..., T], cost: Callable[..., int]) -> Callable[..., T]:
+    def _timed(
+        self, call: Callable[..., T], cost: Callable[..., int], routed: Sequence[Routed] = ()
+    ) -> Callable[..., T]:
         # What the meter itself does counts as bookkeeping; so it does little.
         now, wait, note = self.clock.now, self.clock.synchronize, self.calls.append
 
         @wraps(call)
         def timed(*args: Any, **kwargs: Any) -> T:
             wait()
-            start = now()
+            before, start = len(routed), now()
             out = call(*args, **kwargs)
             wait()
-            note(PieceCall(start, now(), cost(*args), self._drafts))
+            note(PieceCall(start, now(), cost(*args), self._drafts, routed[before:]))
             return out
 
         return timed
@@ -135,11 +145,11 @@ class Meter:
 
 
 class Costs:
-    """Bytes that the pieces of a pass over one model read."""
+    """Bytes that the pieces of a pass over one model read, whichever experts it chooses."""
 
     def __init__(self, model: StagedModel) -> None:
         shape = model.cache_shape
-        layers = [model.layer_bytes(i) for i in range(model.n_layers)]
+        layers = [model.layer_bytes(i) - expert_bytes(model, i) for i in range(model.n_layers)]
         self._below = [0, *accumulate(layers)]  # bytes of the layers before each
         self._row = shape.bytes(1) // shape.n_layers
         self._windows = shape.windows if any(shape.windows) else None
@@ -148,7 +158,7 @@ class Costs:
     def run(
         self, hidden: Tensor, start: int, stop: int, step: Step, cache: KVCache, **_: object
     ) -> int:
-        """The weights of these layers, and the cache rows in sight."""
+        """The weights of these layers, less experts, and the cache rows in sight."""
         length, windows = step.key_length, self._windows
         if windows is None:
             keys = length * (stop - start)

@@ -378,6 +378,7 @@ def sample_of(
         if ours.profile is None
         else Profile(**{name: _rounded(value) for name, value in ours.profile.items()}),
         exits=list(ours.exits) or None,
+        experts={str(rows): pair for rows, pair in ours.experts.items()} or None,
         **_pipelined(outcome),
         **_difference(outcome),
     )

@@ -98,10 +98,23 @@ def _summary(
         **pipelined(header.facts.get(label), done),
         "peak_memory_bytes": max((one.sample.peak_memory_bytes for one in done), default=None),
         "memory": _memory(header, label),
+        "experts": _experts(model.experts, done),
         "processes": _processes(done),
         "quality": _quality(header, task, done) if scores and done else None,
         **_unscored(done),
     }
+
+
+def _experts(held: int | None, group: Sequence[SampleSums]) -> dict[str, Any] | None:
+    """By a pass's rows the mean number of experts that it touches in a layer that holds `held`."""
+    calls, touched = Counter[int](), Counter[int]()
+    for one in group:
+        for rows, (n, experts) in (one.sample.experts or {}).items():
+            calls[int(rows)] += n
+            touched[int(rows)] += experts
+    if held is None or not calls:
+        return None
+    return {"of": held, "by_rows": {str(n): touched[n] / calls[n] for n in sorted(calls)}}
 
 
 def _memory(header: DecodingHeader, label: str) -> dict[str, int] | None:

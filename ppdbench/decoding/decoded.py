@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ppdbench.decoding.limits import Finish
 
@@ -50,6 +50,8 @@ class Decoded:
     `prompt_ms` the prompt at least, seen from outside; `aside_ms` is what came before the prompt
     and after the last token where several units work: making them ready, and collecting what
     they noted. `profile` says where the steps spent their time, where that was asked for.
+    `experts` are, by rows, how many calls layers of experts had and how many experts those
+    touched.
     """
 
     output_ids: tuple[int, ...]
@@ -64,6 +66,7 @@ class Decoded:
     prompt_ms: float = 0.0
     aside_ms: float = 0.0
     profile: Mapping[str, float] | None = None
+    experts: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def step_ms(self) -> tuple[float, ...]:

@@ -105,6 +105,21 @@ def why_no_gain(summary: Summary) -> str | None:
     )
 
 
+def _experts_note(summaries: Sequence[Summary]) -> str | None:
+    """Say how many experts passes read: the narrowest and the widest of each method."""
+    told = []
+    for summary in summaries:
+        if found := summary.get("experts"):
+            by_rows = {int(rows): mean for rows, mean in found["by_rows"].items()}
+            ends = dict.fromkeys((min(by_rows), max(by_rows)))
+            each = (f"{by_rows[n]:.1f} by {n} row{'s' * (n > 1)}" for n in ends)
+            told.append(f"{summary['label']} {', '.join(each)}")
+    if not told:
+        return None
+    held = max(s["experts"]["of"] for s in summaries if s.get("experts"))
+    return f"Experts that a layer reads in a pass, of {held}: {'; '.join(told)}."
+
+
 def notes_on(summaries: Sequence[Summary]) -> list[str]:
     """Explain how speedups came about, and what they can be told from."""
     notes = [PAIRED]
@@ -117,6 +132,8 @@ def notes_on(summaries: Sequence[Summary]) -> list[str]:
         notes.append(f"Under load: {load}. Measure again on a quiet machine.")
     if (degenerate := degenerate_note(summaries)) is not None:
         notes.append(degenerate)
+    if (experts := _experts_note(summaries)) is not None:
+        notes.append(experts)
     notes += chat_notes(summaries[0]["prompts"])
     if any(s["speedup_withheld"] == TOO_FEW for s in summaries):
         notes.append(WHY_TOO_FEW)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ppdbench import __version__
+from ppdbench.engine.experts import experts_of_a_layer
 from ppdbench.engine.loading import Loaded
 from ppdbench.machine.environment import describe
 from ppdbench.runs.records import (
@@ -51,6 +52,7 @@ def run_header(
             gguf_weights=file.weights_by_type if file else None,
             adapter=loaded.spec.adapter,
             adapter_hash=loaded.adapter_hash,
+            experts=experts_of_a_layer(staged),
             part_of=loaded.part_of,
         ),
         layers=staged.layers_by_place(),

@@ -254,6 +254,8 @@ class DecodedSample(Turn, frozen=True, kw_only=True):
     """The time by parts, with `--profile`."""
     exits: Sequence[Count] | None = None
     """Layers that ran for each token, where that differs."""
+    experts: dict[str, tuple[Count, Count]] | None = None
+    """By a pass's rows: layers of experts that such passes ran, and experts touched in all."""
     matches: Sequence[Annotated[int, Meta(ge=0, le=1)]] | None = None
     """1 for each token that was guessed right below, 0 for others, where units share the work."""
     communication_ms: Milliseconds | None = None
@@ -523,6 +525,8 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     """The folder of the adapter that was merged into the weights, which `weight_hash` is of."""
     adapter_hash: str | None = None
     """Hash of the adapter."""
+    experts: Count | None = None
+    """Experts of a layer, in models that have them and choose some of them for each token."""
     part_of: Name | None = None
     """The `model_type` of the model for text and more whose text part ran."""
 

@@ -79,10 +79,7 @@ class DraftVerify:
             skips = pick(sets, target.spec.name, target.fingerprint, self._path)
             where = f"draft-verify: {self.skip}"
         skips.check(target.staged.n_layers, where)
-        skipped = setup.part(
-            ("skipped", skips), lambda: SkippedModel(target.staged, skips.attention, skips.mlp)
-        )
-        drafter = SelfDrafter(self, skipped)
+        drafter = SelfDrafter(self, SkippedModel(target.staged, skips.attention, skips.mlp))
         drafter.used = {"skip": self.skip or "a set in the middle"}
         return drafter
 
