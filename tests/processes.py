@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from ppdbench.cli.main import run
@@ -69,6 +71,19 @@ def ranks(words: Sequence[str], place: Path, count: int = 1) -> Iterator[list[St
     finally:
         for one in started:
             one.kill()
+
+
+@contextmanager
+def meeting(count: int) -> Iterator[None]:
+    """What torchrun tells so many ranks on one machine, for those that are forked here."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(count)}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {**told, "OMP_NUM_THREADS": "1"}.items():
+            patched.setenv(name, value)
+        yield
 
 
 def slowed(seconds: Callable[[], float]) -> Any:

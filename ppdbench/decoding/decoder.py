@@ -6,10 +6,10 @@ Nothing here loads torch, so that listing methods and their options stays instan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +23,19 @@ if TYPE_CHECKING:
     from ppdbench.decoding.verify import Acceptance
     from ppdbench.engine.loading import Loaded, ModelSpec
     from ppdbench.engine.session import Session
+    from ppdbench.engine.staged import Meeting
     from ppdbench.engine.truth import TokenLine
     from ppdbench.machine.clock import Clock
+
+
+P = TypeVar("P")
+
+
+def _at_meeting(loaded: Loaded, meeting: Meeting) -> Loaded:
+    """A model whose passes wait for those of other sequences."""
+    from ppdbench.engine.staged import at_meeting
+
+    return dataclasses.replace(loaded, staged=at_meeting(loaded.staged, meeting))
 
 
 def _greedily() -> Chooser:
@@ -44,6 +55,10 @@ class Setup:
     """Further models that strategies asked for, so that several share one."""
     stocks: dict[str | None, StockModel] = dataclasses.field(default_factory=dict, repr=False)
     """Models as transformers runs them by name, the target without one."""
+    parts: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """Parts that strategies read or built, so that the decoders of a batch share them."""
+    meeting: Meeting | None = dataclasses.field(default=None, repr=False)
+    """The place where sequences that are decoded together ask for passes of any model."""
 
     def load(self, spec: ModelSpec) -> Loaded:
         """Another model than the target, loaded once per run."""
@@ -51,7 +66,22 @@ class Setup:
 
         if spec not in self.others:
             self.others[spec] = load(spec, context=self.capacity)
-        return self.others[spec]
+        found, meeting = self.others[spec], self.meeting
+        if meeting is None:
+            return found
+        return self.part(("model", spec), lambda: _at_meeting(found, meeting))
+
+    def at_meeting(self, meeting: Meeting) -> Setup:
+        """The same for sequences that are decoded together: what is loaded already is shared."""
+        target = _at_meeting(self.target, meeting)
+        return dataclasses.replace(self, target=target, parts={}, meeting=meeting)
+
+    def part(self, key: object, make: Callable[[], P]) -> P:
+        """A part that all sequences of a batch share: made once, changed by nobody."""
+        if key not in self.parts:
+            self.parts[key] = make()
+        found: P = self.parts[key]
+        return found
 
     def stock(self, name: str | None = None) -> StockModel:
         """The target, or another model, as transformers runs it; loaded once per run."""
@@ -99,7 +129,8 @@ class Decoder:
     One that does not say that it `knows_text` cannot make tokens less likely for standing in it.
     `acceptance`, where there is one, keeps tokens that greedy decoding would not give. A
     `foreign` decoder is greedy decoding by an engine that is not ours: it draws no tokens, and
-    `--strict` cannot fix the shapes of its passes.
+    `--strict` cannot fix the shapes of its passes. `alone` says why it cannot decode a sequence
+    beside others, where it cannot.
     """
 
     rows: int = 1
@@ -113,6 +144,7 @@ class Decoder:
     acceptance: Acceptance | None = None
     foreign: bool = False
     knows_text: bool = True
+    alone: str | None = None
 
     def begin(self) -> None:
         """The models are as they will run, compiled or not: start what decodes beside this."""

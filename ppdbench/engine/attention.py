@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ppdbench.engine.joined import JoinedMask
+
 NAME = "ppdbench"
 
 BFLOAT16_PRODUCTS = (
@@ -35,6 +37,12 @@ def attend(
 
     `s_aux` are sinks: of a head's attention a part that goes to no key.
     """
+    if isinstance(attention_mask, JoinedMask):
+        parts = [
+            attend(module, query[:, :, rows], keys, values, mask, scaling, softcap, s_aux)[0]
+            for rows, keys, values, mask in attention_mask.parts()
+        ]
+        return torch.cat(parts, dim=1), None
     batch, heads, n_query, head_dim = query.shape
     groups = heads // key.shape[1]
     causal = attention_mask is None and n_query > 1

@@ -31,9 +31,11 @@ class Reading:
 
     def first(self, n: int) -> Reading:
         """Return the reading of the first `n` rows alone."""
-        if n == self.likeliest.shape[1]:
-            return self
-        return Reading(self.logits[:, :n], self.likeliest[:, :n], self.peaks[:, :n])
+        return self if n == self.likeliest.shape[1] else self.part(slice(n))
+
+    def part(self, rows: slice) -> Reading:
+        """Return the reading of some rows alone."""
+        return Reading(self.logits[:, rows], self.likeliest[:, rows], self.peaks[:, rows])
 
 
 def most_likely(logits: Tensor) -> Tensor:

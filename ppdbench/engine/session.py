@@ -143,7 +143,7 @@ class Session:
         self.cache.truncate(length)
 
 
-class Batch:
+class PaddedBatch:
     """Several sequences decoded in step, the shorter prompts padded on the left.
 
     Prompts of one length run exactly as a single one does, without any mask.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ppdbench.engine.anatomy import adds_itself
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.families import BlockNames
+from ppdbench.engine.joined import JoinedCache
 from ppdbench.engine.masks import Step
 from ppdbench.engine.packing import packed_bytes
 from ppdbench.engine.session import Session
@@ -138,20 +139,19 @@ class SkippedModel(StagedModel):
         view.model = self
         return view
 
-    def run(
+    def pass_over(
         self,
         hidden: Tensor,
         start: int,
         stop: int,
         step: Step,
-        cache: KVCache,
-        *,
+        cache: KVCache | JoinedCache,
         tap: Tap | None = None,
     ) -> Tensor:
         """Run what is left of the layers [start, stop) over `hidden` [batch, query, hidden]."""
         for layers, attends in self._stretches(start, stop):
             if attends:
-                hidden = super().run(hidden, layers[0], layers[-1] + 1, step, cache, tap=tap)
+                hidden = super().pass_over(hidden, layers[0], layers[-1] + 1, step, cache, tap)
             else:
                 hidden = self._run_without_attention(hidden, layers, step, cache, tap)
         return hidden
@@ -166,7 +166,7 @@ class SkippedModel(StagedModel):
         hidden: Tensor,
         layers: list[int],
         step: Step,
-        cache: KVCache,
+        cache: KVCache | JoinedCache,
         tap: Tap | None,
     ) -> Tensor:
         if self.flat is not None:

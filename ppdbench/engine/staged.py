@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from ppdbench.engine.cache import KVCache
 from ppdbench.engine.compiled import CompiledLayers
 from ppdbench.engine.flat.choice import EAGER, PassPath, lay_out
 from ppdbench.engine.graphs import Graphs
+from ppdbench.engine.joined import JoinedCache
 from ppdbench.engine.masks import FixedShape, Step, StepMaker
 from ppdbench.engine.offload import NOTHING, StoredWeights
 from ppdbench.engine.packing import copied_bytes, packed_bytes
@@ -29,6 +30,31 @@ from ppdbench.engine.weights import count, kind_of, parts
 from ppdbench.engine.wider import WIDER, wide_adapter
 
 Tap = Callable[[int, Tensor], None]
+
+
+class Meeting(Protocol):
+    """The place where sequences that are decoded together wait for one another's passes."""
+
+    def takes_part(self) -> bool:
+        """True if who asks is one of them."""
+        ...
+
+    def run(
+        self,
+        model: StagedModel,
+        hidden: Tensor,
+        layers: range,
+        step: Step,
+        cache: KVCache,
+        tap: Tap | None,
+    ) -> Tensor:
+        """Run layers over the rows of one sequence, beside those of others."""
+        ...
+
+    def read(self, model: StagedModel, hidden: Tensor) -> Reading:
+        """Read out rows of one sequence, beside those of others."""
+        ...
+
 
 WORDS = 256  # drawn from the vocabulary for checks of a model without a tokenizer
 
@@ -40,8 +66,11 @@ class StagedModel:
     followed by `run(b, c)` equals `run(a, c)`, wherever the two halves are computed.
 
     Layers may stand on several devices. Everything that goes into a model or comes out of it,
-    what taps are handed included, is on `device`, where its tokens are embedded.
+    what taps are handed included, is on `device`, where its tokens are embedded. At a `meeting`
+    passes that several sequences ask for run as one.
     """
+
+    meeting: Meeting | None = None
 
     def __init__(
         self,
@@ -133,6 +162,20 @@ class StagedModel:
 
         `tap` is handed the output of every layer, with the number of layers run by then.
         """
+        if self.meeting is not None and self.meeting.takes_part():
+            return self.meeting.run(self, hidden, range(start, stop), step, cache, tap)
+        return self.pass_over(hidden, start, stop, step, cache, tap)
+
+    def pass_over(
+        self,
+        hidden: Tensor,
+        start: int,
+        stop: int,
+        step: Step,
+        cache: KVCache | JoinedCache,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """The same at once, for one sequence or several that are joined."""
         while start < stop:
             end, device = min(stop, self._ends[start]), self.cache_shape.devices[start]
             there = self._homeward(tap, device)
@@ -152,7 +195,7 @@ class StagedModel:
         start: int,
         stop: int,
         step: Step,
-        cache: KVCache,
+        cache: KVCache | JoinedCache,
         tap: Tap | None,
     ) -> Tensor:
         """Layers [start, stop), which share a device with all that is handed over."""
@@ -162,10 +205,12 @@ class StagedModel:
             if found is not None:
                 return found
         rotary = {kind: self.adapter.rotary(step, kind) for kind in set(self._kinds[start:stop])}
-        done = self.graphs.run(hidden, range(start, stop), step, cache, rotary, tap)
-        if done is not None:
-            return done
-        quick = self.compiled.over(step, cache, rotary)
+        quick = None
+        if isinstance(cache, KVCache):
+            done = self.graphs.run(hidden, range(start, stop), step, cache, rotary, tap)
+            if done is not None:
+                return done
+            quick = self.compiled.over(step, cache, rotary)
         hidden = hidden if quick is None else quick.filled(hidden)
         for i in range(start, stop):
             if quick is not None and i not in quick.left_out:
@@ -180,11 +225,19 @@ class StagedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head, after whichever layer `hidden` comes from."""
+        if self.meeting is not None and self.meeting.takes_part():
+            return self.meeting.read(self, hidden).logits
         found = self._narrow(hidden)
         return self.adapter.logits(hidden) if found is None else found.logits
 
     def read(self, hidden: Tensor) -> Reading:
         """Logits after whichever layer, and the likeliest token of each row."""
+        if self.meeting is not None and self.meeting.takes_part():
+            return self.meeting.read(self, hidden)
+        return self.read_out(hidden)
+
+    def read_out(self, hidden: Tensor) -> Reading:
+        """The same at once, for one sequence or several that are joined."""
         found = self._narrow(hidden)
         return Reading.of(self.adapter.logits(hidden)) if found is None else found
 
@@ -264,6 +317,13 @@ class StagedModel:
     def part_bytes(self, layers: range) -> int:
         """Memory of what runs these layers and reads out after them."""
         return _bytes(self.adapter.parts(layers))
+
+
+def at_meeting(model: StagedModel, meeting: Meeting) -> StagedModel:
+    """The same model, whose passes wait for those of other sequences."""
+    twin = copy.copy(model)
+    twin.meeting = meeting
+    return twin
 
 
 @contextmanager

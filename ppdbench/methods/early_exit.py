@@ -93,7 +93,11 @@ class EarlyExit:
         model = setup.target.staged
         found = ChosenExit(self.exit_in(model.n_layers))
         if not self.exit_layer and not self.confidence:
-            found = chosen_exit(model, found.layers, lambda _, match: min(match, ENOUGH))
+            by_depth = found.layers
+            found = setup.part(
+                ("exit", self),
+                lambda: chosen_exit(model, by_depth, lambda _, match: min(match, ENOUGH)),
+            )
         decoder = EarlyExitDecoder(self, found.layers)
         decoder.used, decoder.facts = {"exit_layer": found.told(model.n_layers)}, found.facts()
         return decoder

@@ -227,7 +227,8 @@ class PromptedDrafter(ModelDrafter):
     def __init__(self, options: Speculative, drafter: Loaded, setup: Setup) -> None:
         prompted = PromptTokens(addon=options.draft_addon, tree=options.draft_tree)
         try:
-            self.inner = prompted.prepare(Setup(drafter, setup.capacity))
+            its = setup.part(("drafting", drafter.spec), lambda: Setup(drafter, setup.capacity))
+            self.inner = prompted.prepare(its)
         except ConfigError as error:
             raise ConfigError(f"speculative: draft_addon: {error}") from error
         super().__init__(options, drafter, setup, spare=self.inner.rows)

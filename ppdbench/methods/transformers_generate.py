@@ -134,6 +134,7 @@ class GenerateDecoder(Decoder):
     """One way to call `generate()`; the session of the run stays unused."""
 
     foreign = True
+    alone = "generate() decodes one prompt after another here"
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from torch import Tensor
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded
-from ppdbench.engine.session import Batch
+from ppdbench.engine.session import PaddedBatch
 from ppdbench.engine.vocabulary import ranks_of
 from ppdbench.errors import NumericalError
 
@@ -67,12 +67,12 @@ class Prober:
         self.heads = {n: head for n, head in (heads or {}).items() if n in self.layers}
         self.predictions = predictions
         self.capacity = capacity
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, PaddedBatch] = {}
 
-    def _batch(self, size: int) -> Batch:
+    def _batch(self, size: int) -> PaddedBatch:
         if size not in self._batches:
             self._batches.clear()  # one cache at a time
-            self._batches[size] = Batch(self.model, self.capacity, size)
+            self._batches[size] = PaddedBatch(self.model, self.capacity, size)
         return self._batches[size]
 
     @torch.inference_mode()

@@ -24,6 +24,7 @@ from benchmarks.gpu_check import (
     steps,
 )
 from ppdbench.cli.main import run
+from tests.processes import meeting, ranks
 
 TINY = CheckScale(
     model="synthetic:layers=4,hidden=32,heads=4,vocab=300,context=1024,agree=0.9",
@@ -37,10 +38,17 @@ TINY = CheckScale(
 
 
 def here(step: CheckStep, words: Words, out: Path) -> int:
-    """A step without the time that a process of its own takes to begin."""
-    if step.ranks > 1:
+    """A step without the time that processes of their own take to begin, but for one of two."""
+    if step.name == "probe-ranks":
         return in_a_process(step, words, out)
     result, talk = papers(step, out)
+    if step.ranks > 1:
+        torch.set_num_threads(1)
+        with meeting(step.ranks), ranks(words, out / f"{step.name}-said", step.ranks) as started:
+            codes = [rank.wait() for rank in started]
+        result.write_text(started[0].out.read_text())
+        talk.write_text("".join(rank.said() for rank in started))
+        return max(codes)
     with (
         result.open("w") as said,
         talk.open("w") as log,

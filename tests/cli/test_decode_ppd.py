@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from ppdbench.cli.main import run
+from tests.processes import meeting, ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "synthetic:layers=4,hidden=32,heads=4,vocab=300,context=512,agree=0.9"
@@ -70,21 +71,28 @@ def test_split_measures_against_one_unit_and_all(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["split", "replicated"])
-def test_torchrun_starts_the_units(form: str) -> None:
+def test_torchrun_starts_the_units() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["-m", "ppdbench", "decode", "--method", "ppd", "--set", f"form={form}"]
+    command += ["-m", "ppdbench", *by_two("split")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "--set", "k=1", *COMMON],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=environment,
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert (found["identical"], found["units"]) == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["split", "replicated"])
+def test_ranks_are_the_units(form: str) -> None:
+    with meeting(2), ranks(by_two(form), Path("said"), 2) as started:
+        assert [rank.wait() for rank in started] == [0, 0], started[0].said()
+    found = json.loads(started[0].out.read_text())
+    assert (found["identical"], found["units"]) == (2, 2)
+
+
+def by_two(form: str) -> list[str]:
+    """What two ranks run as units."""
+    return ["decode", "--method", "ppd", "--set", f"form={form}", "--set", "k=1", *COMMON]
 
 
 @pytest.mark.slow
@@ -100,17 +108,19 @@ def test_a_rank_that_hangs_ends_the_run() -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    ranks: list[psutil.Process] = []
+    both: list[psutil.Process] = []
     try:
         until = time.monotonic() + 200
         while not list(Path("run").glob("samples*.jsonl")) and time.monotonic() < until:
             time.sleep(0.1)
-        ranks = psutil.Process(started.pid).children()
-        (second,) = (p for p in ranks if p.environ().get("RANK") == "1")
+        both = psutil.Process(started.pid).children()
+        (second,) = (p for p in both if p.environ().get("RANK") == "1")
         second.send_signal(signal.SIGSTOP)
+        psutil.wait_procs([rank for rank in both if rank != second], 120)
+        second.kill()  # torchrun would wait half a minute for it to heed SIGTERM
         _, said = started.communicate(timeout=120)
     finally:
-        for left in (*ranks, started):
+        for left in (*both, started):
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
     assert started.returncode != 0

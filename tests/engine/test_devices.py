@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import StepMaker
-from ppdbench.engine.session import Batch, Session
+from ppdbench.engine.session import PaddedBatch, Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel
 from tests.devices import CPU, FIRST, ORDER, devices, split
@@ -71,7 +71,7 @@ def test_keys_and_values_lie_where_their_layer_does(name: str) -> None:
 def test_padded_batches_run_over_several_devices(name: str) -> None:
     prompts = [tokens(9), tokens(5, 1)]
     for model in (split(name), whole(name)):
-        batch = Batch(model, CAPACITY, 2)
+        batch = PaddedBatch(model, CAPACITY, 2)
         first = batch.prefill(prompts, 0)
         out = (first, batch.advance(torch.tensor([[4], [5]])))
         if model is split(name):

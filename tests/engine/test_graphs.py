@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.graphs import CapturedFunction, Graphs, TensorCall
-from ppdbench.engine.session import Batch, Session
+from ppdbench.engine.session import PaddedBatch, Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
 from tests.decoding.matrix import Oracle, assert_exact, cases
@@ -156,7 +156,7 @@ def test_padded_batches_are_captured_too(name: str) -> None:
     model, capture = captured(name, 1)
 
     def answers() -> list[Tensor]:
-        batch = Batch(model, CAPACITY, 2)
+        batch = PaddedBatch(model, CAPACITY, 2)
         first = batch.prefill([tokens(7), tokens(4, 1)], 0)
         return [first, batch.advance(torch.tensor([[5], [6]])), batch.advance(first.argmax(-1))]
 

@@ -10,6 +10,9 @@ from ppdbench.engine.synthetic import tokenizer
 from tests.conftest import ROOT
 from tests.families import stock_model
 
+# A part of the text tells as much as the whole.
+HELD_OUT = ["--held-out", "text.txt", "--held-out-tokens", "4096"]
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
+import resource
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from ppdbench.engine.synthetic import tokenizer
 from ppdbench.methods.layerskip import train as layerskip
 from ppdbench.training.text import TextSpec, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
-from tests.conftest import ROOT
 from tests.families import stock_model
+from tests.processes import ranks
 from tests.training.test_training import LAYERSKIP, log
 
 Capture = pytest.CaptureFixture[str]
@@ -158,23 +158,17 @@ def test_a_killed_run_loses_at_most_one_interval(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [*LAYERSKIP, "--steps", "14", "--out", "killed"]
-    program = (
-        "import os, sys\n"
-        "from ppdbench.training.trainer import Trainer\n"
-        "step = Trainer._step\n"
-        "def killed(self, number):\n"
-        "    if number == 11:\n"
-        "        os.kill(os.getpid(), 9)\n"
-        "    return step(self, number)\n"
-        "Trainer._step = killed\n"
-        "from ppdbench.cli.main import run\n"
-        "run(sys.argv[1:])\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *command], env=environment, capture_output=True, check=False
-    )
-    assert done.returncode == -9
+    real = Trainer._step
+
+    def killed(self: Trainer, number: int) -> Any:
+        if number == 11:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_step", killed)
+        with ranks(command, Path("said")) as (alone,):
+            assert alone.wait() == -signal.SIGKILL
     taken = steps_run(monkeypatch)
     assert run([*command, "--resume"]) == 0
     assert taken == list(range(8, 14))
@@ -182,34 +176,29 @@ def test_a_killed_run_loses_at_most_one_interval(
 
 @pytest.mark.parametrize(("limit", "kept"), [(60_000, 0), (None, 8)])
 def test_a_full_disk_is_told_as_that_and_leaves_nothing_half_written(
-    home: Path, limit: int | None, kept: int
+    home: Path, limit: int | None, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first checkpoint does not fit, or what is written after the last one."""
     text = home / "text.txt"
     text.write_text(text.read_text("utf-8")[:10_000], "utf-8")
-    program = (
-        "import resource, sys\n"
-        "from ppdbench.methods.layerskip.train import LayerSkipObjective as Trained\n"
-        f"limit = {limit}\n"
-        "def full(*_):\n"
-        "    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
-        "save = Trained.save\n"
-        "Trained.save = lambda *a: (full(), save(*a))\n"
-        "if limit: full()\n"
-        "from ppdbench.cli.main import run\n"
-        "sys.exit(run(sys.argv[1:]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *LAYERSKIP, "--steps", "8", "--out", "full"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
+    save, step = layerskip.LayerSkipObjective.save, Trainer._step
+
+    def full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    def first(self: Trainer, number: int) -> Any:
+        full()
+        return step(self, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(layerskip.LayerSkipObjective, "save", lambda *a: (full(), save(*a)))
+        if limit:
+            patched.setattr(Trainer, "_step", first)
+        with ranks([*LAYERSKIP, "--steps", "8", "--out", "full"], Path("said")) as (alone,):
+            assert alone.wait() == 2, alone.said()
     what = "a checkpoint" if limit else "what was trained"
-    assert f"cannot write {what} to full" in done.stderr
-    assert "unexpected" not in done.stderr
+    assert f"cannot write {what} to full" in alone.said()
+    assert "unexpected" not in alone.said()
     there = sorted(path.name for path in (home / "full" / "checkpoints").glob("*"))
     assert there == [f"step-{n:08d}" for n in (4, 8) if n <= kept]
     # With room again the same command goes on, from the last checkpoint or the beginning.

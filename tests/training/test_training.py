@@ -6,8 +6,6 @@ import copy
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,9 +22,10 @@ from ppdbench.methods.layerskip.recipe import Recipe
 from ppdbench.methods.layerskip.train import LayerSkipObjective
 from ppdbench.training import layers as training_layers
 from ppdbench.training.heads import HeadsObjective
-from ppdbench.training.trainer import TrainConfig
+from ppdbench.training.trainer import TrainConfig, Trainer
 from tests.families import FAMILIES, stock_model
-from tests.processes import ranks
+from tests.processes import meeting, ranks, wait_for
+from tests.training.conftest import HELD_OUT
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,7 +165,7 @@ def test_trained_heads_are_read_by_probe_and_raise_match_rates_on_their_text(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--model", "./model", "--text", "text.txt", "--out", "heads", "--steps", "60", *SMALL]
-    assert run(["train", "heads", *words, "--loss", "kl", "--held-out", "text.txt"]) == 0
+    assert run(["train", "heads", *words, "--loss", "kl", *HELD_OUT]) == 0
     told = capsys.readouterr()
     assert "perplexity" in told.out
     assert "text.txt is trained on and measured on" in told.err
@@ -204,7 +203,7 @@ def test_a_trained_model_is_an_ordinary_folder_and_early_layers_read_better(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    common = ["--steps", "80", "--held-out", "text.txt", "--clip", "1", "--learning-rate", "3e-3"]
+    common = ["--steps", "80", *HELD_OUT, "--clip", "1", "--learning-rate", "3e-3"]
     recipe = ["--p-max", "0.1", "--e-scale", "1"]
     assert run([*LAYERSKIP, *common, *recipe, "--out", "skipping"]) == 0
     plain = [*LAYERSKIP, *common, "--p-max", "0", "--no-early-exit-loss", "--out", "plain"]
@@ -222,48 +221,30 @@ def test_a_trained_model_is_an_ordinary_folder_and_early_layers_read_better(
     assert (home / "skipping" / "loss.png").is_file()
 
 
-def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(home: Path) -> None:
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run([*LAYERSKIP, "--steps", "14", "--out", "whole"]) == 0
     command = [*LAYERSKIP, "--steps", "14", "--out", "killed"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    worker = subprocess.Popen(
-        [sys.executable, "-c", SLOW, *command],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for = home / "killed" / "checkpoints" / "step-00000004"
-    deadline = time.monotonic() + 60
-    while not wait_for.exists() and worker.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert wait_for.exists()
-    worker.send_signal(signal.SIGKILL)
-    worker.wait()
+    real = Trainer._step
+
+    def slow(self: Trainer, number: int) -> Any:
+        time.sleep(0.15)
+        return real(self, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_step", slow)
+        with ranks(command, Path("said")) as (alone,):
+            wait_for((home / "killed" / "checkpoints" / "step-00000004").exists)
+            alone.kill()
     assert len(log(home / "killed")) < 14
     assert run([*command, "--resume"]) == 0
     assert log(home / "killed") == log(home / "whole")
 
 
-SLOW = """
-import sys, time
-from ppdbench.training import trainer
-step = trainer.Trainer._step
-def slow(self, number):
-    time.sleep(0.15)
-    return step(self, number)
-trainer.Trainer._step = slow
-import torch
-torch.set_num_threads(1)
-from ppdbench.cli.main import run
-sys.exit(run(sys.argv[1:]))
-"""
-
-
 def test_ctrl_c_in_the_middle_of_a_step_leaves_a_checkpoint_of_whole_steps(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ppdbench.training.trainer import Trainer
-
     assert run([*LAYERSKIP, "--steps", "10", "--out", "whole"]) == 0
     command = [*LAYERSKIP, "--steps", "10", "--out", "stopped"]
     plain = Trainer._step
@@ -436,17 +417,9 @@ def by_two(*words: str) -> None:
 def forked_by_two(*words: str) -> None:
     """The same without the time that processes of their own take to begin."""
     AcceleratorState._reset_state(reset_partial_state=True)  # a run before was alone
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
-    meet["OMP_NUM_THREADS"] = "1"  # as torchrun sets it
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in meet.items():
-            patched.setenv(name, value)
-        with ranks(words, Path("said"), 2) as started:
-            codes = [rank.wait() for rank in started]
-            assert codes == [0, 0], [rank.said() for rank in started]
+    with meeting(2), ranks(words, Path("said"), 2) as started:
+        codes = [rank.wait() for rank in started]
+        assert codes == [0, 0], [rank.said() for rank in started]
 
 
 @pytest.mark.slow

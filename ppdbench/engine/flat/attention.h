@@ -1,8 +1,8 @@
-// Attention of a row over a list of keys: slots of the cache in the order of positions.
+// Attention of a row over a list of keys: slots of its cache in the order of positions.
 //
 // A list is cut into parts of 128 keys: each is scored, weighed and gathered key after key, then
 // the parts are joined in turn. Where a key stands in the list is all
-// that matters: not its slot, not the rows of the pass, not the threads. So a branch of a tree
+// that matters: not its slot, not the rows of the pass, not whose they are, not the threads. So a branch of a tree
 // gives what a chain of the same tokens does.
 #pragma once
 
@@ -18,6 +18,7 @@ constexpr int64_t ROWS_AT_ONCE = 24;  // that share keys, each head of a row cou
 
 // The list of one row.
 struct Sight {
+    int64_t cache;       // that its slots are of, and the layer
     int64_t before;      // slots from the first on
     const int32_t* own;  // slots behind those
     int64_t first, end;  // what a window leaves of the list
@@ -26,19 +27,25 @@ struct Sight {
 };
 
 // How many of a row's own keys are out of its window; these are few.
-inline int64_t out_of_window(const Pass& pass, const int32_t* own, int64_t count, int64_t oldest) {
+inline int64_t out_of_window(const Pass& pass, int64_t asking, const int32_t* own, int64_t count,
+                             int64_t oldest) {
+    const auto is = [&](int64_t row, int32_t slot) {
+        return pass.slots[row] == slot && pass.held(row, 0) == pass.held(asking, 0);
+    };
     int64_t dropped = 0;
     for (; dropped < count; dropped++) {
-        int64_t row = own[dropped] - pass.start;
-        if (row < 0 || row >= pass.rows || pass.slots[row] != own[dropped])
-            for (row = 0; row < pass.rows && pass.slots[row] != own[dropped];) row++;
+        // Rows of a sequence lie side by side, most often slot by slot.
+        int64_t row = asking - (pass.slots[asking] - own[dropped]);
+        if (row < 0 || row >= pass.rows || !is(row, own[dropped]))
+            for (row = 0; row < pass.rows && !is(row, own[dropped]);) row++;
         if (row == pass.rows || pass.positions[row] >= oldest) break;
     }
     return dropped;
 }
 
-inline Sight sight(const Pass& pass, int64_t row, int64_t window) {
+inline Sight sight(const Pass& pass, int64_t row, int32_t layer, int64_t window) {
     Sight found{};
+    found.cache = pass.held(row, layer);
     int64_t count = 0;
     if (pass.causal) {
         found.before = pass.start + row + 1;
@@ -52,7 +59,7 @@ inline Sight sight(const Pass& pass, int64_t row, int64_t window) {
         const int64_t position = pass.causal ? pass.start + row : pass.positions[row];
         const int64_t oldest = position - window + 1;
         if (oldest > 0) found.first = oldest < found.before ? oldest : found.before;
-        if (oldest > found.before) found.first += out_of_window(pass, found.own, count, oldest);
+        if (oldest > found.before) found.first += out_of_window(pass, row, found.own, count, oldest);
     }
     return found;
 }
@@ -61,7 +68,9 @@ inline Sight sight(const Pass& pass, int64_t row, int64_t window) {
 template <class T>
 class KeyTile {
    public:
-    KeyTile(float* keys, const T* rows, int64_t dim) : keys_(keys), rows_(rows), dim_(dim) {}
+    // `caches` hold the rows of each cache, `first` is the first number of this head's.
+    KeyTile(float* keys, void* const* caches, int64_t first, int64_t dim)
+        : keys_(keys), caches_(caches), first_(first), dim_(dim) {}
     static int64_t floats(int64_t dim) { return (dim + LANES - 1) / LANES * LANES * TILE; }
     const float* keys() const { return keys_; }
 
@@ -71,12 +80,14 @@ class KeyTile {
     }
     // True if the places [low, high) of what begins at `at` of a list hold its keys.
     bool holds(const Sight& seen, int64_t at, int low, int high) const {
+        if (cache_ != seen.cache) return false;
         if (in_order_ && at + high <= seen.before) return true;
         for (int j = low; j < high; j++)
             if (held_[j] != seen.slot(at + j)) return false;
         return true;
     }
     void fill(const Sight& seen, int64_t at, int low, int high) {
+        const T* rows = (const T*)caches_[cache_ = seen.cache] + first_;
         int64_t any = seen.slot(at + low);
         for (int j = low; j < high; j++) held_[j] = seen.slot(at + j);
         in_order_ = low == 0 && high == TILE && at + TILE <= seen.before;
@@ -85,7 +96,7 @@ class KeyTile {
                 Vec square[LANES];
                 for (int j = 0; j < LANES; j++) {
                     const int64_t slot = held_[first + j] == NONE ? any : held_[first + j];
-                    square[j] = load_some(rows_ + slot * dim_ + d, dim_ - d);
+                    square[j] = load_some(rows + slot * dim_ + d, dim_ - d);
                 }
                 transpose(square);
                 for (int i = 0; i < LANES; i++) store(keys_ + (d + i) * TILE + first, square[i]);
@@ -95,8 +106,9 @@ class KeyTile {
    private:
     static constexpr int64_t NONE = -1;
     float* keys_;
-    const T* rows_;
-    int64_t dim_;
+    void* const* caches_;
+    int64_t first_, dim_;
+    int64_t cache_ = NONE;
     int64_t held_[TILE] = {};
     bool in_order_ = false;  // all slots, one after another
 };
@@ -216,11 +228,10 @@ class Unit {
          const float* queries, int64_t stride, float* room)
         : op_(op), dim_(op.head_dim), groups_(op.heads / op.kv_heads), first_row_(first_row),
           end_row_(end_row), queries_(queries + kv_head * groups_ * dim_), stride_(stride),
-          values_((const T*)pass.values[op.layer] + kv_head * pass.capacity * dim_),
-          tile_(room, (const T*)pass.keys[op.layer] + kv_head * pass.capacity * dim_, dim_),
-          scores_(room + KeyTile<T>::floats(dim_)) {
+          values_(pass.values), first_number_(kv_head * pass.capacity * dim_),
+          tile_(room, pass.keys, first_number_, dim_), scores_(room + KeyTile<T>::floats(dim_)) {
         for (int64_t r = first_row; r < end_row; r++)
-            sights_[r - first_row] = sight(pass, r, op.window);
+            sights_[r - first_row] = sight(pass, r, op.layer, op.window);
     }
     static int64_t room_floats(int64_t dim, int64_t heads) {
         return KeyTile<T>::floats(dim) + heads * PART;
@@ -287,8 +298,9 @@ class Unit {
                 weigh(scores(row, g + i), low, high, op_.value, op_.cap, gathered);
                 out[i] = gathered.values;
             }
-            some[n - 1](sights_[row - first_row_], begin, low, high, values_, dim_, scores(row, g),
-                        out);
+            const Sight& seen = sights_[row - first_row_];
+            const T* values = (const T*)values_[seen.cache] + first_number_;
+            some[n - 1](seen, begin, low, high, values, dim_, scores(row, g), out);
         }
     }
 
@@ -297,7 +309,8 @@ class Unit {
     const int64_t dim_, groups_, first_row_, end_row_;
     const float* queries_;
     const int64_t stride_;
-    const T* values_;
+    void* const* values_;  // of each cache and layer; this head's from here on:
+    const int64_t first_number_;
     KeyTile<T> tile_;
     float* scores_;
     Sight sights_[ROWS_AT_ONCE];

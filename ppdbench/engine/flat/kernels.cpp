@@ -305,10 +305,9 @@ class Runner : public Work {
         const int64_t dim = op_->head_dim;
         for (int64_t i = 0; i < op_->heads; i++) {
             const int64_t at = (i * pass_->capacity + pass_->slots[row]) * dim;
-            copy_out(buffers_->row(op_->source, row) + i * dim, (T*)pass_->keys[op_->layer] + at,
-                     dim);
-            copy_out(buffers_->row(op_->other, row) + i * dim, (T*)pass_->values[op_->layer] + at,
-                     dim);
+            const int64_t cache = pass_->held(row, op_->layer);
+            copy_out(buffers_->row(op_->source, row) + i * dim, (T*)pass_->keys[cache] + at, dim);
+            copy_out(buffers_->row(op_->other, row) + i * dim, (T*)pass_->values[cache] + at, dim);
         }
     }
     void simple(int64_t row, int) {
@@ -352,7 +351,7 @@ class Runner : public Work {
     int64_t parts() const {
         int64_t longest = 0;
         for (int64_t i = 0; i < pass_->rows; i++) {
-            const int64_t end = sight(*pass_, i, 0).end;
+            const int64_t end = sight(*pass_, i, 0, 0).end;
             longest = end > longest ? end : longest;
         }
         return (longest + PART - 1) / PART;
@@ -395,9 +394,9 @@ class Runner : public Work {
                         join(gathered(0, r, kv_head * groups + g), place(r, g), op.head_dim);
         }
     }
-    int64_t first_part(int64_t row) const { return sight(*pass_, row, op_->window).first / PART; }
+    int64_t first_part(int64_t row) const { return sight(*pass_, row, 0, op_->window).first / PART; }
     int64_t end_part(int64_t row) const {
-        return (sight(*pass_, row, op_->window).end + PART - 1) / PART;
+        return (sight(*pass_, row, 0, op_->window).end + PART - 1) / PART;
     }
     void merge(int64_t row, int) {
         const int64_t dim = op_->head_dim;

@@ -55,13 +55,15 @@ struct Operation {
 // One pass over `rows` rows.
 struct Pass {
     int64_t rows, start, capacity;
+    int64_t layers;            // of each cache; all caches have the same capacity
     int64_t causal;            // row i sees what is before slot start + i and itself; no lists
     const int32_t* slots;      // where each row is stored
     const int32_t* positions;  // where each row stands
     const int32_t* reach;      // how many slots each row sees from the first on; null: `start`
     const int32_t* seen;       // slots that rows see behind those, in the order of positions
     const int32_t* offsets;    // of row i: [offsets[i], offsets[i + 1])
-    void* const* keys;         // by layer: [kv_heads, capacity, head_dim]
+    const int32_t* owners;     // the cache of each row, where they are several sequences'; or null
+    void* const* keys;         // by cache and layer: [kv_heads, capacity, head_dim]
     void* const* values;
     const float* const* cos;   // by kind of turn: [rows, rotary_dim]
     const float* const* sin;
@@ -69,6 +71,11 @@ struct Pass {
     void* target;              // [rows, width of LEAVE]
     int64_t* likeliest;        // [rows] or null
     float* peaks;
+
+    // Where the keys and values that a row may see are, among those of all caches and layers.
+    int64_t held(int64_t row, int32_t layer) const {
+        return (owners ? owners[row] * layers : 0) + layer;
+    }
 };
 
 }  // namespace flat

@@ -6,6 +6,7 @@ hold bfloat16.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import weakref
 from collections.abc import Sequence
@@ -57,21 +58,34 @@ class Buffer:
 class CacheBlocks:
     """The keys and values of each layer: [1, kv_heads, capacity, head_dim] each."""
 
+    caches = 1
+    _kept: tuple[CacheBlocks, ...] = ()
+
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         for pair in layers:
             for rows in pair:
                 if rows.dim() != 4 or rows.shape[0] != 1 or not rows.is_contiguous():
                     raise ValueError(f"cache rows of shape {tuple(rows.shape)}")
         self.layers = tuple(layers)
-        self.capacity = layers[0][0].shape[2]
-        self.dtype = layers[0][0].dtype
-        self._keys = _addresses([keys for keys, _ in layers])
-        self._values = _addresses([values for _, values in layers])
+        self.capacity: int = layers[0][0].shape[2]
+        self._places = np.array([[rows.data_ptr() for rows in pair] for pair in layers]).T.copy()
 
     @property
     def addresses(self) -> tuple[int, int]:
         """The places of the addresses of keys and of values, by layer."""
-        return ctypes.addressof(self._keys), ctypes.addressof(self._values)
+        keys, values = self._places
+        return keys.ctypes.data, values.ctypes.data
+
+    @classmethod
+    def joined(cls, several: Sequence[CacheBlocks]) -> CacheBlocks:
+        """Those of several caches, one behind another; the capacity of all must be the same."""
+        first = several[0]
+        if any((b.capacity, len(b.layers)) != (first.capacity, len(first.layers)) for b in several):
+            raise ValueError(f"caches of {sorted({b.capacity for b in several})} rows in one pass")
+        made = copy.copy(first)
+        made.caches, made._kept = len(several), tuple(several)
+        made._places = np.concatenate([b._places for b in several], axis=1)
+        return made
 
 
 class Pass:
@@ -81,7 +95,8 @@ class Pass:
     numbers, then `seen[offsets[i]:offsets[i + 1]]` in the order of positions, itself the last.
     Rows whose slot is `NOT_STORED` have their keys and values in the cache already.
     In a `causal` pass it sees all slots up to `start + i`, without lists. `turns` are cosines
-    and sines [row, rotary_dim], float32, by kind.
+    and sines [row, rotary_dim], float32, by kind. Where `blocks` are of several caches, `owners`
+    says of each row which one it is of: all other numbers of slots are of that one.
     """
 
     def __init__(
@@ -96,8 +111,9 @@ class Pass:
         *,
         causal: bool = False,
         reach: Any = None,
+        owners: Any = None,
     ) -> None:
-        given = (slots, positions, reach, seen, offsets)
+        given = (slots, positions, reach, seen, offsets, owners)
         lists = [None if some is None else _numbers(some) for some in given]
         self.rows = len(lists[0]) if lists[0] is not None else 0
         _check_lists(self.rows, start, lists, turns, blocks, causal)
@@ -109,6 +125,7 @@ class Pass:
             self.rows,
             start,
             blocks.capacity,
+            len(blocks.layers),
             causal,
             *places,
             *blocks.addresses,
@@ -454,7 +471,7 @@ def _check_lists(
     causal: bool,
 ) -> None:
     """Refuse what would have the kernels read or write beyond a cache or a list."""
-    slots, positions, reach, seen, offsets = lists
+    slots, positions, reach, seen, offsets, owners = lists
     if slots is None or positions is None or len(positions) != rows:
         raise ValueError("a pass needs the slot and the position of each row")
     for some, least in ((slots, NOT_STORED), (seen, 0), (reach, 1)):
@@ -468,6 +485,12 @@ def _check_lists(
         raise ValueError(f"{rows} rows from slot {start} of {blocks.capacity}")
     if reach is not None and len(reach) != rows:
         raise ValueError(f"{len(reach)} reaches for {rows} rows")
+    if (owners is not None) != (blocks.caches > 1) or (causal and owners is not None):
+        raise ValueError(f"rows of {blocks.caches} caches, and it is not said whose they are")
+    if owners is not None and (
+        len(owners) != rows or not 0 <= int(owners.min()) <= int(owners.max()) < blocks.caches
+    ):
+        raise ValueError(f"owners {owners.min()}..{owners.max()} of {blocks.caches} caches")
     if not causal:
         if seen is None or offsets is None or len(offsets) != rows + 1:
             raise ValueError("a pass that is not causal needs what each row sees")

@@ -2,13 +2,15 @@
 
 A pass over several rows computes each of them as a pass over that row alone would, so that what
 a method verifies is bit for bit what greedy decoding gives. Chains and trees of any size, any
-range of layers, taps behind each; batches and masks of other kinds are left to eager passes.
+range of layers, taps behind each, of one sequence or several side by side; padded batches and
+masks of other kinds are left to eager passes.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -19,12 +21,13 @@ from torch import Tensor, nn
 from ppdbench.engine.flat.layers import LayerWriter, kinds_of
 from ppdbench.engine.flat.ops import NOT_STORED, CacheBlocks, Pass, Program
 from ppdbench.engine.flat.understood import NotUnderstoodError
+from ppdbench.engine.joined import JoinedCache, JoinedStep
 from ppdbench.engine.reading import Reading
 
 if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
     from ppdbench.engine.cache import KVCache
-    from ppdbench.engine.masks import Step
+    from ppdbench.engine.masks import Sights, Step
 
 Tap = Callable[[int, Tensor], None]
 
@@ -61,7 +64,12 @@ class FlatLayers:
             self._marks.append(self._program.mark())
 
     def run(
-        self, hidden: Tensor, layers: range, step: Step, cache: KVCache, tap: Tap | None = None
+        self,
+        hidden: Tensor,
+        layers: range,
+        step: Step,
+        cache: KVCache | JoinedCache,
+        tap: Tap | None = None,
     ) -> Tensor | None:
         """Run these layers over [1, row, hidden], if the pass is one that can run flat."""
         given = self._given(step, cache) if len(hidden) == 1 else None
@@ -87,25 +95,43 @@ class FlatLayers:
 
     # What a pass takes beside hidden states
 
-    def _given(self, step: Step, cache: KVCache) -> Sequence[Pass] | None:
+    def _given(self, step: Step, cache: KVCache | JoinedCache) -> Sequence[Pass] | None:
         """Make them once per step; None if the rows see others than a chain's or a tree's do."""
         if step.flat is None or step.flat[0] is not cache or step.flat[1] is not step.given:
-            if cache.batch != 1 or not (step.contiguous or step.sights):
+            made: Sequence[Pass]
+            if isinstance(cache, JoinedCache):
+                assert isinstance(step, JoinedStep)
+                if not all(map(_is_joinable, step.parts, cache.parts)):
+                    return None
+                made = self._made_joined(step, cache)
+            elif _is_plain(step, cache):
+                made = self._made(step, cache)
+            else:
                 return None
-            step.flat = cache, step.given, self._made(step, cache)
+            step.flat = cache, step.given, made
         given: Sequence[Pass] = step.flat[2]
         return given
+
+    def _made_joined(self, step: JoinedStep, cache: JoinedCache) -> Sequence[Pass]:
+        """Passes over the rows of several sequences, each row over the cache of its own."""
+        for part, own in zip(step.parts, cache.parts, strict=True):
+            _put_trained(part, own)
+        blocks = CacheBlocks.joined([self._blocks_of(own) for own in cache.parts])
+        turns = [turn for kind in self._kinds if (turn := self._turn(step, kind)) is not None]
+        passes, at = [], 0
+        for rows in _portions(step.parts):
+            some = slice(at, at := at + len(rows.slots))
+            part_turns = [(cos[some], sin[some]) for cos, sin in turns]
+            passes.append(rows.as_pass(part_turns, blocks))
+        return passes
 
     def _made(self, step: Step, cache: KVCache) -> Sequence[Pass]:
         start, n, blocks = step.start, step.n_query, self._blocks_of(cache)
         slots = np.arange(start, start + n, dtype=np.int32)
         turns = [turn for kind in self._kinds if (turn := self._turn(step, kind)) is not None]
         if step.given:
-            own = slots.copy()
-            for trained in step.given:
-                cache.put(start + trained.first, trained.keys, trained.values)
-                own[trained.first : trained.first + trained.n_rows] = NOT_STORED
-            slots = own
+            _put_trained(step, cache)
+            slots[_trained(step)] = NOT_STORED
         if step.sights is not None:
             positions = step.positions[0].numpy().astype(np.int32)
             seen, offsets = step.sights.rows + np.int32(start), step.sights.offsets
@@ -133,6 +159,86 @@ class FlatLayers:
             held = [cache.blocks(i) if i in cache.layers else anywhere for i in layers]
             self._blocks[cache] = CacheBlocks(held)
         return self._blocks[cache]
+
+
+def _is_plain(step: Step, cache: KVCache) -> bool:
+    """True for a chain or a tree of one sequence."""
+    return cache.batch == 1 and (step.contiguous or step.sights is not None)
+
+
+def _is_joinable(step: Step, cache: KVCache) -> bool:
+    """True for one that can run beside others: of a tree alone some rows may be trained."""
+    return _is_plain(step, cache) and (step.sights is not None or not step.given)
+
+
+def _put_trained(step: Step, cache: KVCache) -> None:
+    for each in step.given:
+        cache.put(step.start + each.first, each.keys, each.values)
+
+
+def _trained(step: Step) -> list[int]:
+    """The rows of a pass whose keys and values are trained."""
+    return [i for each in step.given for i in range(each.first, each.first + each.n_rows)]
+
+
+@dataclass(slots=True)
+class _JoinedRows:
+    """Rows of several sequences as `Pass` takes them; `counts` are how many each sees of `seen`."""
+
+    slots: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    reach: list[int] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+
+    def add_chain(self, owner: int, rows: range) -> None:
+        """Rows that see all before them and themselves."""
+        self.slots += rows
+        self.positions += rows
+        self.reach += range(rows.start + 1, rows.stop + 1)
+        self.counts += [0] * len(rows)
+        self.owners += [owner] * len(rows)
+
+    def add_tree(self, owner: int, step: Step, sights: Sights) -> None:
+        """Rows that see all before the first of them, and some of one another."""
+        slots = list(range(step.start, step.start + step.n_query))
+        for row in _trained(step):
+            slots[row] = NOT_STORED
+        self.slots += slots
+        self.positions += step.positions[0].tolist()
+        self.reach += [step.start] * step.n_query
+        self.seen += (sights.rows + step.start).tolist()
+        self.counts += np.diff(sights.offsets).tolist()
+        self.owners += [owner] * step.n_query
+
+    def as_pass(self, turns: Sequence[tuple[Tensor, Tensor]], blocks: CacheBlocks) -> Pass:
+        """One pass over them all."""
+        lists = self.slots, self.positions, self.seen, np.cumsum([0, *self.counts])
+        return Pass(0, *lists, turns, blocks, reach=self.reach, owners=self.owners)
+
+
+def _portions(parts: Sequence[Step]) -> list[_JoinedRows]:
+    """The rows of some passes, as many at once as there is room for; a tree's stay together."""
+    portions = [_JoinedRows()]
+
+    def room(rows: int) -> _JoinedRows:
+        if portions[-1].slots and len(portions[-1].slots) + rows > AT_ONCE:
+            portions.append(_JoinedRows())
+        return portions[-1]
+
+    for owner, step in enumerate(parts):
+        end = step.start + step.n_query
+        # What a chain's later rows see, earlier ones have stored: in the same pass or before.
+        size = step.n_query if step.sights is not None else AT_ONCE
+        for start in range(step.start, end, size):
+            some = range(start, min(start + size, end))
+            rows = room(len(some))
+            if step.sights is None:
+                rows.add_chain(owner, some)
+            else:
+                rows.add_tree(owner, step, step.sights)
+    return portions
 
 
 class FlatReadout:

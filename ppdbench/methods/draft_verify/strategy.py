@@ -79,7 +79,10 @@ class DraftVerify:
             skips = pick(sets, target.spec.name, target.fingerprint, self._path)
             where = f"draft-verify: {self.skip}"
         skips.check(target.staged.n_layers, where)
-        drafter = SelfDrafter(self, SkippedModel(target.staged, skips.attention, skips.mlp))
+        skipped = setup.part(
+            ("skipped", skips), lambda: SkippedModel(target.staged, skips.attention, skips.mlp)
+        )
+        drafter = SelfDrafter(self, skipped)
         drafter.used = {"skip": self.skip or "a set in the middle"}
         return drafter
 

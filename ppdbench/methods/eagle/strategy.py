@@ -81,7 +81,9 @@ class Eagle:
         from ppdbench.methods.eagle.files import load_network
 
         reads = tuple(map(int, self.reads.split("+"))) if self.reads else ()
-        network, fingerprint = load_network(self.addon, setup.target, reads)
+        network, fingerprint = setup.part(
+            ("eagle", self.addon, reads), lambda: load_network(self.addon, setup.target, reads)
+        )
         grower = self._grower(network, setup)
         drafter = EagleProposer(
             network, grower, setup.capacity, {"addon": fingerprint, **grower.loaded}

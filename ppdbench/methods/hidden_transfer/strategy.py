@@ -47,7 +47,9 @@ class HiddenTransfer:
         from ppdbench.methods.hidden_transfer.network import load_transfer
         from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
-        transfer, folder, hash_ = load_transfer(self.addon, setup.target)
+        transfer, folder, hash_ = setup.part(
+            ("hidden-transfer", self.addon), lambda: load_transfer(self.addon, setup.target)
+        )
         tree = choose(self.tree, folder, len(transfer), setup.capacity)
         check_top("hidden-transfer", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": hash_, "tree": fingerprint(tree)}

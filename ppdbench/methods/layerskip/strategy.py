@@ -79,7 +79,7 @@ class LayerSkip:
     def prepare(self, setup: Setup) -> SelfSpeculation:
         """Settle the exit; make the second cache if there is to be one."""
         model = setup.target.staged
-        found = self._exit_of(model)
+        found = setup.part(("exit", self), lambda: self._exit_of(model))
         own = None
         if self.reuse == "none":
             own = model.new_cache(setup.capacity, layers=range(found.layers))

@@ -61,7 +61,7 @@ class Medusa:
         from ppdbench.methods.medusa.network import load_medusa
         from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
-        medusa = load_medusa(self.addon, setup.target)
+        medusa = setup.part(("medusa", self.addon), lambda: load_medusa(self.addon, setup.target))
         tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)
         check_top("medusa", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}

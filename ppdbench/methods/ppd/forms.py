@@ -27,6 +27,7 @@ class Form(Decoder):
 
     name: str
     knows_text = False
+    alone = "its units share the cores and the work on one sequence"
     has_candidates = True
     """True if this process itself runs the first layers for candidates."""
 

@@ -49,7 +49,9 @@ class PromptTokens:
         from ppdbench.methods.prompt_tokens.network import load_prompts
         from ppdbench.trees.choice import check_top, choose_dynamic, fingerprint, used_parts
 
-        prompts = load_prompts(self.addon, setup.target)
+        prompts = setup.part(
+            ("prompt-tokens", self.addon), lambda: load_prompts(self.addon, setup.target)
+        )
         tree = choose_dynamic(self.tree, prompts.folder, prompts.chain.prompts, setup.capacity)
         check_top("prompt-tokens", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": prompts.fingerprint, "tree": fingerprint(tree)}

@@ -60,7 +60,7 @@ class Rest:
 
         own = self.datastore == REFERENCE
         folder = reference_model("datastore") if own else Path(self.datastore).expanduser()
-        store = load(folder)
+        store = setup.part(("rest", folder), lambda: load(folder))
         store.check(setup.target.tokenizer, setup.target.staged.vocab_size, folder)
         if self.longest_suffix > store.header.depth:
             raise ConfigError(

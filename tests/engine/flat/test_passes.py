@@ -19,7 +19,7 @@ from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.flat import choice, products
 from ppdbench.engine.flat.choice import EAGER, FASTER, FLAT
 from ppdbench.engine.masks import TrainedRows
-from ppdbench.engine.session import Batch, Session
+from ppdbench.engine.session import PaddedBatch, Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
 from ppdbench.machine.clock import Clock
@@ -167,7 +167,7 @@ def test_batches_run_eagerly_over_the_same_weights() -> None:
     model = made("llama-mha-tied")
     plain = StagedModel(stock_model("llama-mha-tied"), packed=False)
     prompts = [tokens(5, 1), tokens(7, 2)]
-    ours, theirs = (Batch(m, CAPACITY, 2).prefill(prompts, 0) for m in (model, plain))
+    ours, theirs = (PaddedBatch(m, CAPACITY, 2).prefill(prompts, 0) for m in (model, plain))
     assert_near(ours, theirs)
     tied = plain.model.get_input_embeddings().weight
     assert model.weight_bytes() == plain.weight_bytes() + tied.numel() * tied.element_size()

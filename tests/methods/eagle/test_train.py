@@ -26,6 +26,7 @@ from ppdbench.methods.eagle.train import EagleObjective, commonest, unrolled
 from tests.decoding.matrix import CAPACITY, free
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens
+from tests.training.conftest import HELD_OUT
 
 SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-2", "--split-by", "file"]
 TRAIN = ["train", "eagle", "--model", "./model", "--text", "text.txt", *SMALL]
@@ -234,7 +235,7 @@ RUNS = {
 def test_a_run_leaves_a_network_that_decodes_and_that_guesses_better_than_at_first(
     what: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*TRAIN, *RUNS[what], "--held-out", "text.txt"]
+    words = [*TRAIN, *RUNS[what], *HELD_OUT]
     assert run([*words, "--steps", "60", "--out", "eagle"]) == 0
     assert "tokens guessed ahead" in capsys.readouterr().out
     assert run([*words, "--steps", "1", "--learning-rate", "1e-9", "--out", "fresh"]) == 0

@@ -26,6 +26,7 @@ from ppdbench.training.trainer import TrainConfig
 from ppdbench.trees.tree import Tree
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged
+from tests.training.conftest import HELD_OUT
 
 LAYERS = (1, 2, 3)
 CHAIN = Tree(((0,), (0, 0), (0, 0, 0)))
@@ -227,7 +228,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_trains_all_steps_and_measures_them(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([*TRAIN, "--out", "ht", "--steps", "8", "--held-out", "text.txt"]) == 0
+    assert run([*TRAIN, "--out", "ht", "--steps", "8", *HELD_OUT]) == 0
     assert "tokens guessed ahead" in capsys.readouterr().out
     lines = log(home / "ht")
     assert [next(k for k in line if k.startswith("step ")) for line in lines] == [
@@ -278,7 +279,7 @@ def test_a_run_that_was_stopped_between_steps_loses_nothing(
 def test_candidates_are_measured_and_written_side_by_side(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ["--layers", "1", "--compare", "1,2,3", "--held-out", "text.txt", "--steps", "2"]
+    more = ["--layers", "1", "--compare", "1,2,3", *HELD_OUT, "--steps", "2"]
     assert run([*TRAIN, *more, "--out", "study"]) == 0
     shown = capsys.readouterr().out
     assert "layer" in shown

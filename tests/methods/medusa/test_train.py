@@ -17,6 +17,7 @@ from ppdbench.methods.medusa.plan import MedusaPlan
 from ppdbench.methods.medusa.train import MedusaObjective
 from tests.families import FAMILIES, stock_model
 from tests.helpers import tokens
+from tests.training.conftest import HELD_OUT
 
 SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-2", "--split-by", "file"]
 TRAIN = ["train", "medusa", "--model", "./model", "--text", "text.txt", *SMALL]
@@ -121,7 +122,7 @@ def quality(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_leaves_heads_that_decode_and_that_guess_better_than_at_first(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*TRAIN, "--heads", "3", "--held-out", "text.txt"]
+    words = [*TRAIN, "--heads", "3", *HELD_OUT]
     assert run([*words, "--steps", "60", "--out", "heads"]) == 0
     assert "tokens guessed ahead" in capsys.readouterr().out
     assert run([*words, "--steps", "1", "--learning-rate", "1e-9", "--out", "fresh"]) == 0

@@ -21,6 +21,7 @@ from ppdbench.methods.prompt_tokens.plan import PromptPlan
 from ppdbench.methods.prompt_tokens.train import PromptsObjective, ordinary_words
 from ppdbench.training.layers import divergence
 from tests.families import FAMILIES, stock_model
+from tests.training.conftest import HELD_OUT
 from tests.training.test_training import SMALL, blocks, log
 
 LENGTH = 24
@@ -316,7 +317,7 @@ def test_a_run_writes_an_addon_and_says_how_far_guesses_reach(
     (home / "text.txt").write_text(
         "To guess is to look ahead, and to check is to be sure. " * 20, "utf-8"
     )
-    words = [*TRAIN, "--steps", "40", "--learning-rate", "3e-2", "--held-out", "text.txt"]
+    words = [*TRAIN, "--steps", "40", "--learning-rate", "3e-2", *HELD_OUT]
     assert run([*words, "--insertions", "13", "--out", "prompts"]) == 0
     out = capsys.readouterr().out
     assert "tokens guessed ahead" in out

@@ -1,0 +1,114 @@
+"""Passes of several sequences as one: their rows side by side, each over a cache of its own.
+
+Linear layers see nothing but rows, so that a joined pass reads the weights once for all
+sequences. Attention goes by sequence: rows are written to their own cache and look at no other,
+whatever the lengths, so that nothing is padded and nothing ever moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ppdbench.engine.cache import KVCache
+from ppdbench.engine.masks import Step
+
+
+@dataclass(slots=True)
+class JoinedStep(Step):
+    """The passes `parts` of several sequences over the rows of all, one after another."""
+
+    parts: tuple[Step, ...] = ()
+    cache: JoinedCache = field(kw_only=True)
+
+    @classmethod
+    def of(cls, parts: Sequence[Step], cache: JoinedCache) -> JoinedStep:
+        """Put the rows of some passes side by side."""
+        positions = torch.cat([part.positions for part in parts], dim=1)
+        n = positions.shape[1]
+        return cls(0, n, 0, positions, contiguous=False, parts=tuple(parts), cache=cache)
+
+    @property
+    def rows_of_parts(self) -> list[slice]:
+        """The rows of each part among those of all."""
+        return slices([part.n_query for part in self.parts])
+
+    def on(self, device: torch.device) -> JoinedStep:
+        """The same passes for layers on another device."""
+        if self.positions.device == device:
+            return self
+        return JoinedStep.of([part.on(device) for part in self.parts], self.cache)
+
+    def added(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+        """Make the masks of all parts, in the place of one."""
+        return JoinedMask.of(self, [part.added(window, groups, dtype) for part in self.parts])
+
+
+class JoinedCache:
+    """The caches of some sequences, for one pass over rows of all of them."""
+
+    def __init__(self, parts: Sequence[KVCache]) -> None:
+        self.parts = tuple(parts)
+        self.newest: list[tuple[Tensor, Tensor]] = []
+        self._step: JoinedStep | None = None
+
+    def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
+        """Announce to each cache the rows that its part of the pass is about to write."""
+        assert isinstance(step, JoinedStep), "a joined cache takes joined passes"
+        for part, own in zip(self.parts, step.parts, strict=True):
+            part.begin(own, start_layer, stop_layer)
+        self._step = step
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write the new rows of `layer` to their caches; `newest` is what each part looks at.
+
+        What is returned is what came in: only `JoinedMask` knows which row sees which key.
+        """
+        assert self._step is not None, "begin() was not called"
+        self.newest = [
+            part.update(key[:, :, rows], value[:, :, rows], layer)
+            for part, rows in zip(self.parts, self._step.rows_of_parts, strict=True)
+        ]
+        return key, value
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Count the rows of the longest sequence, for layers that ask."""
+        return max(part.get_seq_length(layer) for part in self.parts)
+
+
+class JoinedMask(Tensor):
+    """The masks of a joined pass, where layers take one: `attend` asks it for each part.
+
+    It holds no numbers: a layer that reckons with masks itself fails on it, and never mixes
+    sequences up.
+    """
+
+    step: JoinedStep
+    masks: Sequence[Tensor | None]
+
+    @staticmethod
+    def of(step: JoinedStep, masks: Sequence[Tensor | None]) -> JoinedMask:
+        """The masks of the parts of a pass."""
+        made = torch.empty(0, device=step.positions.device).as_subclass(JoinedMask)
+        made.step, made.masks = step, masks
+        return made
+
+    def parts(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
+        """Yield of each sequence its rows, the keys and values they look at, and their mask."""
+        newest = self.step.cache.newest
+        for rows, (key, value), mask in zip(
+            self.step.rows_of_parts, newest, self.masks, strict=True
+        ):
+            yield rows, key, value, mask
+
+
+def slices(counts: Sequence[int]) -> list[slice]:
+    """Make ranges of these sizes, one behind another."""
+    ends = list(accumulate(counts))
+    return [slice(end - n, end) for n, end in zip(counts, ends, strict=True)]

@@ -1,0 +1,139 @@
+"""Rows of several sequences in one flat pass: bit for bit what each sequence gives alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppdbench.engine.flat import passes
+from ppdbench.engine.flat.choice import FLAT
+from ppdbench.engine.joined import JoinedCache, JoinedStep
+from ppdbench.engine.masks import Step, TrainedRows
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from tests.families import stock_model
+from tests.helpers import CAPACITY, tokens
+
+PROMPTS = (3, 11, 20, 30)
+TREE = (-1, 0, 0, 1)
+
+
+def made(name: str, dtype: torch.dtype) -> StagedModel:
+    model = StagedModel(stock_model(name).to(dtype), passes=FLAT)
+    assert model.flat is not None, model.path.why
+    return model
+
+
+def started(model: StagedModel) -> list[Session]:
+    """Sequences of different lengths, their prompts run."""
+    sessions = []
+    for n in PROMPTS:
+        session = Session(model, CAPACITY, spare=8)
+        session.reset(tokens(n, n))
+        session.prefill()
+        sessions.append(session)
+    return sessions
+
+
+def asked(sessions: list[Session]) -> list[tuple[Tensor, Step]]:
+    """A row, a tree, a chain, and a tree with a trained row: hidden states and steps."""
+    one, two, three, four = sessions
+    steps = [one.chain(1), two.tree(TREE), three.chain(5), four.tree((-1, 0, 0))]
+    shape = four.model.cache_shape
+    rows = torch.full((shape.n_layers, shape.n_heads, 1, shape.head_dim), 0.5, dtype=shape.dtype)
+    steps[3].given = (TrainedRows(rows, -rows, first=1),)
+    return [
+        (s.embed(s.ids(tokens(step.n_query, i)), step), step)
+        for i, (s, step) in enumerate(zip(sessions, steps, strict=True))
+    ]
+
+
+@torch.inference_mode()
+def alone(model: StagedModel) -> tuple[list[Tensor], list[Session]]:
+    sessions = started(model)
+    found = [
+        s.read(s.run(hidden, 0, model.n_layers, step)).logits
+        for s, (hidden, step) in zip(sessions, asked(sessions), strict=True)
+    ]
+    return found, sessions
+
+
+@torch.inference_mode()
+def together(model: StagedModel) -> tuple[list[Tensor], list[Session]]:
+    sessions = started(model)
+    parts = asked(sessions)
+    cache = JoinedCache([s.cache for s in sessions])
+    step = JoinedStep.of([step for _, step in parts], cache)
+    hidden = torch.cat([hidden for hidden, _ in parts], dim=1)
+    out = model.read_out(model.pass_over(hidden, 0, model.n_layers, step, cache)).logits
+    return [out[:, rows] for rows in step.rows_of_parts], sessions
+
+
+def same(model: StagedModel) -> bool:
+    """True if rows and caches are those of each sequence alone, bit for bit."""
+    (ours, here), (theirs, there) = together(model), alone(model)
+    caches = [
+        torch.equal(a, b)
+        for one, other in zip(here, there, strict=True)
+        for layer in range(model.n_layers)
+        for a, b in zip(one.cache.rows(layer), other.cache.rows(layer), strict=True)
+    ]
+    return all(map(torch.equal, ours, theirs)) and all(caches)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2", "gpt2"])
+def test_joined_rows_are_bit_for_bit_those_of_each_alone(name: str, dtype: torch.dtype) -> None:
+    assert same(made(name, dtype))
+
+
+def test_so_they_are_in_several_passes_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("mistral-window", torch.float32)
+    monkeypatch.setattr(passes, "AT_ONCE", 4)  # the chain of five is cut
+    assert same(model)
+
+
+def owner_of_the_neighbour(rows: passes._JoinedRows) -> None:
+    rows.owners = [(owner + 1) % len(PROMPTS) for owner in rows.owners]
+
+
+def one_key_too_few(rows: passes._JoinedRows) -> None:
+    rows.reach = [max(1, n - 1) for n in rows.reach]
+
+
+def one_key_too_many(rows: passes._JoinedRows) -> None:
+    rows.reach = [n + 1 for n in rows.reach]
+
+
+def stored_one_row_later(rows: passes._JoinedRows) -> None:
+    rows.slots = [slot + 1 if slot >= 0 else slot for slot in rows.slots]
+
+
+@pytest.mark.parametrize(
+    "bug", [owner_of_the_neighbour, one_key_too_few, one_key_too_many, stored_one_row_later]
+)
+def test_a_planted_bug_changes_bits(
+    bug: Callable[[passes._JoinedRows], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made("llama", torch.float32)
+    real = passes._JoinedRows.as_pass
+
+    def as_pass(self: passes._JoinedRows, *given: object) -> object:
+        bug(self)
+        return real(self, *given)
+
+    monkeypatch.setattr(passes._JoinedRows, "as_pass", as_pass)
+    assert not same(model)
+
+
+def test_owners_that_are_not_there_are_refused() -> None:
+    model = made("llama", torch.float32)
+    sessions = started(model)[:2]
+    blocks = passes.CacheBlocks.joined([model.flat.layers._blocks_of(s.cache) for s in sessions])
+    lists = [0], [0], [], [0, 0]
+    with pytest.raises(ValueError, match=r"owners 2\.\.2 of 2 caches"):
+        passes.Pass(0, *lists, [], blocks, reach=[1], owners=[2])
+    with pytest.raises(ValueError, match="whose they are"):
+        passes.Pass(0, *lists, [], blocks, reach=[1])
