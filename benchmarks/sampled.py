@@ -46,7 +46,7 @@ WITH_PARTS = (
 
 
 def tested(asked: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """What each setting gave, method by method."""
+    """Return the verdicts of each setting, method by method."""
     usual = ANYWHERE + (WITH_PARTS if asked.model == "reference" else ())
     methods = asked.method or usual
     found = {}
