@@ -124,8 +124,9 @@ class WallTime:
 class Interleaved:
     """Every method and the baseline over the same buffers, one example at a time.
 
-    Strict: each method and a greedy reference of its own decode in one fixed shape. The
-    baseline that times are compared with stays the fast one.
+    Strict: no difference may come from rounding. Flat passes have that by themselves; elsewhere
+    each method and a greedy reference of its own decode in one fixed shape. The baseline that
+    times are compared with stays the fast one.
     """
 
     def __init__(
@@ -150,7 +151,8 @@ class Interleaved:
         self._truth: StockTruth | None = None
         self._noise = 0.0
         self._watches: dict[str, LogitWatch] | None = None
-        if strict:
+        self._in_one_shape = strict and loaded.staged.flat is None
+        if self._in_one_shape:
             for n in {c.decoder.rows for c in methods}:
                 self._fixed[n] = Session(loaded.staged, setup.capacity, spare=n, fixed_rows=n)
 
@@ -292,7 +294,8 @@ class Interleaved:
         if not self.target.greedy:
             return ExampleResult("sampled", ours)
         decoder = method.decoder
-        fixed = self.strict and not decoder.foreign
+        strict = self.strict and not decoder.foreign
+        fixed = strict and self._in_one_shape
         session = self._session(method)
         # As many threads as its units have sum in the same order; others may round otherwise.
         with confined((), decoder.threads or self._threads):
@@ -310,7 +313,8 @@ class Interleaved:
             truth=self._stock,
             noise=self._noise,
         )
-        rounding = not fixed or ours.trees
+        # In one shape the slots of a tree still change the order of sums.
+        rounding = not strict or (fixed and ours.trees)
         judgement = judge(ours, reference, item.ids, evidence, rounding=rounding)
         return ExampleResult(judgement.verdict, ours, reference, judgement)
 
@@ -343,7 +347,7 @@ class Interleaved:
                 wall.routed = routed
 
     def _session(self, method: PreparedMethod) -> Session:
-        return self._fixed[method.decoder.rows] if self.strict else self.session
+        return self._fixed[method.decoder.rows] if self._in_one_shape else self.session
 
     def _clock(self) -> Clock:
         return Clock(self.loaded.staged.device)

@@ -181,7 +181,9 @@ decoding_options = stack(
     drawing_options,
     steering_options,
     click.option(
-        "--strict", is_flag=True, help="Every pass in one fixed shape: no ties from rounding."
+        "--strict",
+        is_flag=True,
+        help="No ties from rounding: passes in one fixed shape, where they are not flat.",
     ),
     click.option("--warmup", default=2, show_default=True, help="Untimed runs before the first."),
     export_option,

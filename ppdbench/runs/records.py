@@ -433,7 +433,7 @@ class DecodeSettings(Settings, frozen=True, kw_only=True):
     target: AskedTarget
     """The way to pick tokens."""
     strict: bool
-    """True if all passes had one shape."""
+    """True if rounding excuses no difference: all passes had one shape, or they were flat."""
     warmup: Count
     """Untimed rounds before the first."""
     compile: Name

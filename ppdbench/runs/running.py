@@ -16,14 +16,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from ppdbench.decoding.decoder import Setup
+from ppdbench.engine.flat.choice import FASTER, FLAT, kind_of_passes
 from ppdbench.engine.loading import Loaded, load, load_words
 from ppdbench.errors import ConfigError
 from ppdbench.runs.conversation import with_later_turns
 from ppdbench.runs.header import run_header
-from ppdbench.runs.records import Compilation, Header
+from ppdbench.runs.records import Compilation, Header, Passes
 from ppdbench.runs.samples import Key
 from ppdbench.runs.shards import ALONE, Shard
-from ppdbench.runs.store import RunFolder, begun_header, check_target
+from ppdbench.runs.store import HEADER, RunFolder, begun_header, check_target
 from ppdbench.runs.workload import (
     FinishedRun,
     Item,
@@ -51,6 +52,11 @@ class Destination:
     def check(self) -> None:
         """Refuse a folder that the run cannot go into, before anything is loaded for it."""
         check_target(self.out, resume=self.resume, shard=self.shard)
+
+    def path(self) -> Passes | None:
+        """The path of passes that the header names of a run that is gone on with."""
+        header = begun_header(self.out) if (self.out / HEADER).exists() else None
+        return None if header is None else header.passes
 
     def compilation(self) -> Compilation | None:
         """Read from the header of a run that was begun before what became of compiled passes."""
@@ -97,10 +103,14 @@ class Ready:
         conversations: bool = False,
     ) -> Ready:
         """Load the model that the run names, unless it is there; `conversations` have all turns."""
+        begun = to.path()
         if loaded is None:
             if work.config.chat.need_template:  # told before weights load
                 work.config.chat.template(load_words(work.config.model)[0])
-            loaded = load(work.config.model, context=work.context())
+            passes = FASTER if begun is None else kind_of_passes(begun.kernels)
+            loaded = load(work.config.model, context=work.context(), passes=passes)
+        if begun is not None:
+            _check_path(begun, loaded)
         items = work.encode(loaded)
         if conversations:
             items = with_later_turns(items, loaded)
@@ -137,4 +147,15 @@ class Ready:
             shard=to.shard,
             missing=sum(key not in folder.done for key in wanted),
             spell=self.loaded.tokenizer.decode,
+        )
+
+
+def _check_path(begun: Passes, loaded: Loaded) -> None:
+    """Refuse to go on with other kernels: times and roundings would be of two kinds."""
+    here = loaded.staged.path
+    flat = FLAT in (kind_of_passes(begun.kernels), kind_of_passes(here.kernels))
+    if flat and here.kernels != begun.kernels:
+        raise ConfigError(
+            f"this run began with passes that run {begun.kernels}; here they run {here.kernels} "
+            f"({here.why}); go on where they run as before, or begin again with another --out"
         )

@@ -14,11 +14,13 @@ from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Target
+from ppdbench.engine.flat.choice import EAGER, FLAT
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.machine.cores import confined
 from ppdbench.methods.base import METHODS
 from ppdbench.runs.workload import Item, RunConfig, Workload
+from tests import flat_ops
 
 SPEC = ModelSpec(name="synthetic:layers=2,hidden=32,heads=2,vocab=300", device="cpu")
 UNIT, WHOLE = 1, 3
@@ -41,7 +43,7 @@ class OnUnits(Decoder):
 
 @pytest.fixture(scope="module")
 def loaded() -> Loaded:
-    return load(SPEC)
+    return load(SPEC, passes=EAGER)
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +92,40 @@ def test_a_strict_reference_has_the_threads_of_the_units(
         entry = PreparedMethod("odd", METHODS.get("ppd"), OnUnits(2))
         Interleaved(loaded, [entry], setup, Target(), strict=True).run(item, turn=0)
     assert [threads for fixed, threads in seen if fixed] == [UNIT]
+
+
+class Drafting(Decoder):
+    """Greedy decoding with another token somewhere, said to come from a tree."""
+
+    rows = 7
+
+    def decode(self, session: Session, request: Request) -> Decoded:
+        decoded = autoregressive(session, request)
+        first = (decoded.output_ids[0] + 1) % 300
+        return dataclasses.replace(decoded, output_ids=(first, *decoded.output_ids[1:]), trees=True)
+
+
+def test_strict_flat_passes_need_no_shape_and_excuse_nothing(
+    item: Item, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat_ops.stand_in(monkeypatch)
+    model = load(SPEC, passes=FLAT)
+    excused, shapes = list[bool](), list[int | None]()
+    real, greedy = interleaved.judge, Interleaved._greedy
+
+    def judge(*arguments: Any, rounding: bool) -> Any:
+        excused.append(rounding)
+        return real(*arguments, rounding=rounding)
+
+    def counted(self: Interleaved, item: Item, label: str, session: Session) -> Decoded:
+        shapes.append(session.fixed_rows)
+        return greedy(self, item, label, session)
+
+    monkeypatch.setattr(interleaved, "judge", judge)
+    monkeypatch.setattr(Interleaved, "_greedy", counted)
+    setup = Setup(model, len(item.ids) + item.max_new_tokens)
+    entry = PreparedMethod("odd", METHODS.get("prompt-lookup"), Drafting())
+    for strict in (False, True):
+        Interleaved(model, [entry], setup, Target(), strict=strict).run(item, turn=0)
+    assert excused == [True, False]
+    assert shapes == 2 * [None, None]  # the baseline and its twin, in no shape of their own

@@ -69,6 +69,11 @@ class PassPath:
         return f"{self.kernels} ({self.why})"
 
 
+def kind_of_passes(kernels: str) -> str:
+    """The passes that `lay_out` is to be asked for so that they run through these kernels."""
+    return FLAT if kernels.startswith(FLAT) else EAGER
+
+
 class RefusedError(Exception):
     """Flat passes differ from eager ones by more than rounding."""
 
@@ -87,7 +92,7 @@ def lay_out(
     try:
         if (why := _unfit(adapter)) is not None:
             return None, PassPath(EAGER, why)
-        kernels = library().kernels
+        kernels = library().of(adapter.dtype)
         times = measure(adapter, text, clock) if passes == FASTER else []
         if not all(pair.flat_s < pair.eager_s for pair in times):
             return None, PassPath(EAGER, _said(times), clock.now() - began)

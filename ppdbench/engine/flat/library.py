@@ -35,11 +35,11 @@ class Kernels:
     path: int
     dropped: tuple[str, ...] = ()
 
-    @property
-    def kernels(self) -> str:
-        """Name the kernels that run."""
-        vectors = VECTOR_NAMES[self.lanes]
-        return f"float32 {vectors}, bfloat16 {NAMES[self.path]}"
+    def of(self, dtype: torch.dtype) -> str:
+        """Name the kernels that run models of a type."""
+        if dtype == torch.bfloat16:
+            return f"bfloat16 {NAMES[self.path]}"
+        return f"float32 {VECTOR_NAMES[self.lanes]}"
 
 
 @cache
