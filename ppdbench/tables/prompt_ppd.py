@@ -20,6 +20,11 @@ COMPARISON = RecipeStep(
     "prompt-ppd-comparison",
     f"bench --task {TASK} --method greedy --method medusa --method prompt-tokens",
 )
+# 0.7 is what FastChat's answers to MT-Bench are drawn with unless it is told otherwise.
+SAMPLED = RecipeStep(
+    "prompt-ppd-comparison-sampled",
+    f"{COMPARISON.command} --target top-p --top-p 1 --temperature 0.7",
+)
 QUANTITIES = (
     Quantity("throughput_tok_s", "tokens/s", 1),
     Quantity("speedup", "speedup", 2),
@@ -35,16 +40,18 @@ NOTES = (
     "same with every method, so that the score would be too.",
     "trained %: numbers trained for the method, of the model's. nodes: of the tree in each state, "
     "the newest token included; rows: of a pass, prompt tokens included.",
-    "The paper's 7B and 13B rows are sampled with MT-Bench's default temperature; ours are greedy. "
     "Speedups of the paper are ratios of its tokens/s.",
 )
+# Of the paper's rows that are sampled, with ours beside them or without.
+DRAWN = "The paper's 7B and 13B rows are sampled with MT-Bench's default temperature; ours "
 
 
-@table("prompt_ppd/1", recipe=(COMPARISON,), tasks=(TASK,))
+@table("prompt_ppd/1", recipe=(COMPARISON, SAMPLED), tasks=(TASK,))
 def comparison(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Throughput, accept length, latency of a pass, trained share and tree sizes."""
     summaries = decoded.summaries(runs, (TASK,))
-    ours = {s["method"]: _values(s) for s in summaries}
+    ours = {(s["method"], _is_drawn(s)): _values(s) for s in summaries}
+    any_drawn = any(drawn for _, drawn in ours)
     vanilla = {
         row["model"]: row["throughput_tok_s"] for row in paper["rows"] if row["method"] == "vanilla"
     }
@@ -52,7 +59,7 @@ def comparison(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
         ComparedRow(
             (row["model"], METHODS[row["method"]]),
             _printed(row, vanilla[row["model"]]),
-            ours.get(METHODS[row["method"]], {}),
+            ours.get((METHODS[row["method"]], any_drawn and row["setting"] == "non_greedy"), {}),
         )
         for row in paper["rows"]
     ]
@@ -63,8 +70,19 @@ def comparison(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
         ("model", "method"),
         QUANTITIES,
         rows,
-        (*NOTES, *missing, *decoded.unclaimed(summaries)),
+        (*NOTES, DRAWN + _how(summaries), *missing, *decoded.unclaimed(summaries)),
     )
+
+
+def _is_drawn(summary: Mapping[str, Any]) -> bool:
+    return bool(summary["target"] != "greedy")
+
+
+def _how(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """Say how the outputs beside the paper's sampled ones were made."""
+    headers = [summary["run"].header for summary in summaries if _is_drawn(summary)]
+    told = sorted({f"{header.config.target.temperature:g}" for header in headers})
+    return f"are drawn at temperature {' and '.join(told)}." if told else "are greedy."
 
 
 def _printed(row: Mapping[str, Any], vanilla: float) -> dict[str, Cell]:

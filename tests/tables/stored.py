@@ -49,12 +49,13 @@ def decoded(
     *,
     facts: Mapping[str, Any] | None = None,
     not_run: Mapping[str, str] | None = None,
+    target: Mapping[str, Any] | None = None,
     **model: Any,
 ) -> str:
     """A run of `bench`."""
     return with_header(
         write_run(folder, "bench", samples, **model),
-        config={"strict": False, "target": {"kind": "greedy"}, "tasks": []},
+        config={"strict": False, "target": target or {"kind": "greedy"}, "tasks": []},
         methods=methods,
         facts=facts or {},
         not_run=not_run or {},

@@ -48,6 +48,27 @@ def test_methods_are_compared_in_time_sizes_and_tokens(tmp_path: Path, capsys: C
     assert rows["Vicuna-13B", "medusa"]["trained %"] == pytest.approx(5)
 
 
+def test_sampled_rows_stand_beside_sampled_runs(tmp_path: Path, capsys: Capture) -> None:
+    def of(name: str, step_ms: float, **more: Any) -> str:
+        samples = [
+            sample("mt_bench", method, number, step_ms=[step_ms] * 4)
+            for method in METHODS
+            for number in range(5)
+        ]
+        return decoded(tmp_path / name, METHODS, samples, facts=FACTS, **more)
+
+    drawn = {"kind": "top-p", "top_p": 1.0, "top_k": 3, "temperature": 0.7}
+    greedy, sampled = of("a", 2.0), of("b", 4.0, target=drawn)
+    content = table(capsys, "prompt_ppd/1", greedy, sampled)
+    ours = {(r["model"], r["method"]): r["ms per pass"] for r in content["rows"]}
+    assert ours["MobileLLaMA-1.4B", "prompt-tokens"] == pytest.approx(2)
+    assert ours["Vicuna-7B", "prompt-tokens"] == ours["Vicuna-13B", "medusa"] == pytest.approx(4)
+    assert any("ours are drawn at temperature 0.7" in note for note in content["notes"])
+    content = table(capsys, "prompt_ppd/1", greedy)
+    assert all(r["ms per pass"] == pytest.approx(2) for r in content["rows"])
+    assert any("ours are greedy" in note for note in content["notes"])
+
+
 def test_a_question_of_two_turns_is_one_example(tmp_path: Path, capsys: Capture) -> None:
     asked = [("81", 1), ("81/2", 2), ("82", 1), ("82/2", 2)]
     samples = [
