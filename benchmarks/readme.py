@@ -8,9 +8,11 @@ of its tables begins, and whether it is to be Markdown instead of what a termina
     <!-- results/readme/bench: all tasks -->
     <!-- end -->
 
-In place of a run there may be a file of `benchmarks.curve`; until it is there, its tables say how
-to measure it. `make measured` makes all of it, the pictures, too. Tests compare every table with
-what it is of, and look for measured numbers that stand elsewhere.
+In place of a run there may be a file of `benchmarks.curve`, and in place of a title `picture` and
+the file that it was drawn into; until it is there, its places say how to measure it.
+
+`make measured` makes all of it, the pictures, too. Tests compare every table with what it is of,
+and look for measured numbers that stand elsewhere.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from ppdbench.report.terminal import print_sheets
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PICTURE = "picture "
 AWAITED = "Not measured yet: `make curve`, on a machine that does nothing else."
 COLUMNS = 90  # as much as pages show beside their margins
 BLOCK = re.compile(r"<!-- (results/\S+): (.+?)( as markdown)? -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -46,6 +49,9 @@ def _block(found: re.Match[str], said: set[str]) -> str:
     run, title, markdown = found[1], found[2], found[3] or ""
     if _is_awaited(ROOT / run):
         return f"<!-- {run}: {title}{markdown} -->\n{AWAITED}\n<!-- end -->"
+    if title.startswith(PICTURE):
+        drawn = f"![Time of a pass by its rows]({title.removeprefix(PICTURE)})"
+        return f"<!-- {run}: {title} -->\n{drawn}\n<!-- end -->"
     sheets = [s for s in _sheets(ROOT / run) if s.title.startswith(title)]
     if len(sheets) != 1:
         raise SystemExit(f"{run} has {len(sheets)} tables whose title begins with {title!r}")

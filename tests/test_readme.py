@@ -32,6 +32,7 @@ SHORT = {
     "bench": ["--max-new-tokens", "8", "--limit", "2"],
     "sweep": ["--max-new-tokens", "8"],
     "train": ["--steps", "2"],
+    "env --curve": ["--context", "8", "--rounds", "1"],
     "env --baseline": ["--prompt-tokens", "4", "--new-tokens", "4", "--rounds", "1"],
 }
 CHAT = (

@@ -89,8 +89,10 @@ def test_pages_show_a_stored_curve_or_say_how_to_measure_it(
         monkeypatch.setattr(curve, "measured", lambda _: FOUND)
         called(monkeypatch, "tiny", "--save", str(path))
     title = "Passes by their rows: tiny, bfloat16 on cpu, 2 threads"
-    page = f"<!-- results/readme/curve.json: {title} as markdown -->\n<!-- end -->"
+    page = f"<!-- results/readme/curve.json: {title} as markdown -->\n<!-- end -->\n"
+    page += "<!-- results/readme/curve.json: picture a.png -->\n<!-- end -->"
     shown = readme.rendered(page)
+    assert ("](a.png)" in shown) == is_there
     assert ("| 9 | 20.00 |" in shown) == is_there
     assert (readme.AWAITED in shown) != is_there
     assert readme.rendered(shown) == shown
