@@ -112,14 +112,20 @@ class Files:
     """The parts of this process's memory that are pages of files with weights."""
 
     spans: tuple[Span, ...] = ()
+    held: tuple[Tensor, ...] = ()
+    """A tensor of each: without one a file is no longer there, and its place somebody else's."""
 
     @classmethod
     def behind(cls, tensors: Iterable[Tensor]) -> Files:
         """The files that these tensors are pages of, if they have not been written to since."""
         plain = [t for t in tensors if t.layout == torch.strided and t.device.type == "cpu"]
-        places = {t.data_ptr() for t in plain if t.numel()}
-        mapped = (s for s in _mapped() if any(s[0] <= at < s[1] for at in places))
-        return cls(tuple(s for s in mapped if _is_unwritten(s)))
+        places = {t.data_ptr(): t for t in plain if t.numel()}
+        found: dict[Span, Tensor] = {}
+        for low, high in _mapped():
+            of_file = next((t for at, t in places.items() if low <= at < high), None)
+            if of_file is not None and _is_unwritten((low, high)):
+                found[low, high] = of_file.detach()
+        return cls(tuple(found), tuple(found.values()))
 
     def holds(self, tensor: Tensor) -> bool:
         """True if a tensor is part of a file."""
