@@ -32,8 +32,24 @@ def check_folder(folder: Path) -> None:
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise ConfigError(f"{folder} holds no tokenizer; expected one of {', '.join(TOKENIZERS)}")
     check_config(folder)
+    for index in sorted(folder.glob("*.index.json")):
+        _check_shards(folder, index)
     for file in sorted(folder.glob("*.safetensors")):
         check_tensors(f"model {folder}", file)
+
+
+def _check_shards(folder: Path, index: Path) -> None:
+    """Refuse an index of files that are not all there."""
+    try:
+        files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        lacking = sorted(file for file in files if not (folder / file).is_file())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(f"model {folder}", index) from error
+    if lacking:
+        raise ConfigError(
+            f"model {folder} does not load: {index.name} names {lacking[0]}, which is not there; "
+            "fetch the model again"
+        )
 
 
 def _adapter_found(folder: Path) -> ConfigError:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from ppdbench.engine.gguf.file import GgufFile, read
 from ppdbench.engine.offload import NOTHING, StoredWeights
 from ppdbench.engine.pass_check import TEXT
 from ppdbench.engine.placement import DISK, Placement, check_asked, place_parts, refuse_too_large
-from ppdbench.engine.quantized import check_scheme, check_stored, keep_types, quantize
+from ppdbench.engine.quantized import check_scheme, check_stored, keep_types, plain_again, quantize
 from ppdbench.engine.shapes import PREFIX, ModelShape, parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.weights import parts
@@ -45,6 +46,8 @@ FILE = "_gguf_file"
 MERGED = "_adapter_hash"
 # And for the `model_type` of the model for text and more that it was a part of.
 PART_OF = "_part_of"
+# And for the format of weights that became plain ones.
+STORED_AS = "_stored_as"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,7 @@ class Loaded:
     gguf: GgufFile | None = None
     adapter_hash: str | None = None
     part_of: str | None = None
+    stored_as: str | None = None
 
     @property
     def max_positions(self) -> int:
@@ -177,7 +181,7 @@ def take_over(
     """Turn a stock transformers model into one the engine runs."""
     stored = NOTHING if spec.device_map is None else StoredWeights.of(model)
     fingerprint = weight_fingerprint(model, stored)  # of what was stored, whatever is made of it
-    file, merged, part_of = (getattr(model, name, None) for name in (FILE, MERGED, PART_OF))
+    file, *facts = (getattr(model, name, None) for name in (FILE, MERGED, PART_OF, STORED_AS))
     model = laid_out(spec, model)
     eos, pad = token_ids(model)
     # Of a model in pieces no process has all; what lies on disk would be read twice more.
@@ -187,7 +191,7 @@ def take_over(
     staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text, passes=passes)
     if stock is not None:
         held_family.hold(staged, stock, spec.name)
-    return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file, merged, part_of)
+    return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file, *facts)
 
 
 def laid_out(spec: ModelSpec, model: Any) -> Any:
@@ -320,6 +324,7 @@ def outline(spec: ModelSpec) -> Any:
 
         config = text_part.configuration(AutoConfig.from_pretrained(path, **_how(spec)))
         _check_config(config, spec.name)
+        plain_again(config)
         dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
         return on_meta(config, dtype, trust_remote_code=spec.trust_remote_code)
 
@@ -403,6 +408,16 @@ def _from_pretrained(
     config, mixed = text_part.configuration(stored), text_part.is_mixed(stored)
     _check_config(config, spec.name)
     is_quantised = check_stored(config, spec.name, spec.quantize)
+    if mixed:
+        _check_whole(spec, getattr(config, "quantization_config", None) is not None)
+    format_of = None
+    if (plain := plain_again(config)) is not None:
+        format_of, shared["quantization_config"] = plain
+        if spec.device_map is not None:
+            raise ConfigError(
+                f"{spec.name} holds weights in {format_of}, which become plain ones on one device; "
+                "leave --device-map out"
+            )
     dtype = resolve_dtype(spec.dtype, config.dtype or torch.float32, device)
     tokenizer = AutoTokenizer.from_pretrained(path, **shared)
     placement = _placed(config, spec, dtype, context)
@@ -413,13 +428,13 @@ def _from_pretrained(
         _check_disk(path, spec, placement)
         shared["device_map"] = placement.places
     if mixed:
-        _check_whole(spec, is_quantised)
         model, report = text_part.load(path, stored, dtype, check=spec.family_check, **shared)
         setattr(model, PART_OF, stored.model_type)
     else:
         model, report = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, output_loading_info=True, **shared
         )
+    setattr(model, STORED_AS, format_of)
     _check_complete(report["missing_keys"], spec.name)
     _check_vocabulary(tokenizer, int(config.vocab_size), spec.name)
     if "device_map" not in shared:
@@ -521,6 +536,11 @@ def _one_line_errors(spec: ModelSpec) -> Iterator[None]:
         raise
     except Exception as error:  # these libraries' errors share no narrower root
         is_here = Path(spec.name).expanduser().exists() or spec.name in (*EMBEDDED, source.SMOLLM2)
+        if isinstance(error, UnpicklingError):
+            raise ConfigError(
+                f"model {spec.name} does not load: its weights are pickled with more than plain "
+                "tensors, which could run code when read, or damaged; use safetensors files"
+            ) from error
         if not is_here and _hub_is_off(spec):
             raise _off_limits(spec) from error
         if not is_here and isinstance(error, OSError):

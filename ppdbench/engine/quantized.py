@@ -32,6 +32,10 @@ WEIGHT_ONLY = {
 }
 
 
+# Formats that transformers turns into plain weights on any device, and its settings for that.
+PLAIN_AGAIN = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """A way to hold weights: who makes and multiplies them, and how large they are."""
@@ -99,8 +103,10 @@ def check_stored(config: Any, name: str, asked: str | None) -> bool:
         return False
     if asked is not None:
         raise ConfigError(f"{name} holds quantised weights already; leave --quantize {asked} out")
-    facts = stored if isinstance(stored, dict) else stored.to_dict()
+    facts = _facts(stored)
     method = str(facts.get("quant_method"))
+    if method in PLAIN_AGAIN:
+        return False
     if method == "bitsandbytes" and facts.get("load_in_4bit"):
         _check_library(name, "bitsandbytes")
     elif method == "torchao" and _types(facts.get("quant_type")) <= WEIGHT_ONLY:
@@ -109,10 +115,33 @@ def check_stored(config: Any, name: str, asked: str | None) -> bool:
         kind = "bitsandbytes in 8 bits" if method == "bitsandbytes" else method
         raise UnsupportedModel(
             f"{name} is quantised by {kind}, and rows of a pass must not depend on each other; "
-            "supported: bitsandbytes in 4 bits, torchao weight-only. Use the plain model, with "
+            "supported: bitsandbytes in 4 bits, torchao weight-only, fp8 and mxfp4 (which become "
+            "plain weights on loading). Use the plain model, with "
             f"--quantize {' or '.join(SCHEMES)} if need be"
         )
     return True
+
+
+def plain_again(config: Any) -> tuple[str, Any] | None:
+    """The format of stored weights that become plain ones, and how to ask transformers for it.
+
+    `config` is then that of a plain model.
+    """
+    stored = getattr(config, "quantization_config", None)
+    facts = {} if stored is None else _facts(stored)
+    method = str(facts.get("quant_method"))
+    if method not in PLAIN_AGAIN:
+        return None
+    import transformers
+
+    del config.quantization_config
+    asked = getattr(transformers, PLAIN_AGAIN[method])
+    return method, asked.from_dict({**facts, "dequantize": True})
+
+
+def _facts(stored: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
+    return facts
 
 
 def _types(node: Any) -> set[str]:

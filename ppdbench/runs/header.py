@@ -53,6 +53,7 @@ def run_header(
             adapter=loaded.spec.adapter,
             adapter_hash=loaded.adapter_hash,
             experts=experts_of_a_layer(staged),
+            stored_as=loaded.stored_as,
             part_of=loaded.part_of,
         ),
         layers=staged.layers_by_place(),
