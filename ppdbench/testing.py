@@ -11,17 +11,18 @@ of an output at every place a draft may meet it.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
-from ppdbench.engine.loading import ModelSpec, load
+from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.machine.clock import Clock
@@ -105,6 +106,23 @@ def assert_exact(
     return ours
 
 
+def assert_exact_in_batches(
+    make: Callable[[Setup], Decoder], loaded: Loaded, size: int = 3
+) -> None:
+    """Prove that each case gives the same tokens beside others, of whatever lengths."""
+    several, batch = list(cases(loaded.staged)), Batch(Setup(loaded, CAPACITY))
+    asked = [
+        (number, Request(list(case.prompt), case.limits, CLOCK))
+        for number, case in enumerate(several)
+    ]
+    for done in batch.decode(batch.prepare(make, size), asked):
+        if done.error is not None:
+            raise done.error
+        assert done.decoded is not None
+        greedy = reference(several[done.key], loaded.staged)
+        assert done.decoded.output_ids == greedy.output_ids, several[done.key].name
+
+
 def assert_order_is_nothing(
     decoder: Decoder, several: Sequence[Case], model: StagedModel
 ) -> list[tuple[int, ...]]:
@@ -135,9 +153,11 @@ def exactness_tests(method: str, **options: Any) -> type:
 
     settings = {name: str(value) for name, value in options.items()}
 
+    make = METHODS.get(method).build(settings).prepare
+
     def ready(model: str) -> tuple[Decoder, StagedModel]:
         loaded = load(ModelSpec(name=model, device="cpu"))
-        decoder = METHODS.get(method).build(settings).prepare(Setup(loaded, CAPACITY))
+        decoder = make(Setup(loaded, CAPACITY))
         decoder.begin()
         return decoder, loaded.staged
 
@@ -158,6 +178,9 @@ def exactness_tests(method: str, **options: Any) -> type:
         def test_the_order_of_examples_changes_nothing(self, model: str) -> None:
             decoder, staged = ready(model)
             assert_order_is_nothing(decoder, list(cases(staged)), staged)
+
+        def test_beside_other_sequences_too(self, model: str) -> None:
+            assert_exact_in_batches(make, load(ModelSpec(name=model, device="cpu")))
 
     Exactness.__qualname__ = Exactness.__name__ = f"Exactness[{method}]"
     return Exactness

@@ -21,8 +21,9 @@ from ppdbench.machine.clock import Clock
 
 K = TypeVar("K", bound=Hashable)
 
-# Prompts run apart: beside others' steps each piece of a prompt makes all of these longer, and a
-# CPU computes a piece no faster there than alone.
+# Prompts run apart: a piece beside the steps of others makes each of them longer and has its
+# sequence wait for several. The one reading of the weights that it saves is little beside the rows
+# of a piece.
 APART = None
 
 

@@ -388,3 +388,21 @@ def test_a_planted_bug_changes_tokens(bug: Any, monkeypatch: pytest.MonkeyPatch)
         for each in found
     ]
     assert any(wrong)
+
+
+def test_parts_are_there_once_and_state_for_each_slot() -> None:
+    def slots(name: str, method: str, **options: str) -> list[Any]:
+        return Batch(setup(name)).prepare(METHODS.get(method).build(options).prepare, 3)
+
+    for decoders, shared in (
+        (slots("reference", "medusa"), "heads"),
+        (slots("reference", "prompt-tokens"), "prompts"),
+        (slots("reference", "eagle"), "network"),
+        (slots("reference", "rest", datastore="reference"), "store"),
+        (slots(SMALL, "draft-verify"), "skipped"),
+    ):
+        assert len({id(getattr(each, shared)) for each in decoders}) == 1, shared
+        assert len({id(each) for each in decoders}) == 3
+    drafters = slots(SMALL, "speculative", draft_model=MODELS[0])
+    assert len({id(each.draft.model) for each in drafters}) == 1
+    assert len({id(each.draft.cache) for each in drafters}) == 3

@@ -85,6 +85,7 @@ def test_the_exactness_tests_run_on_a_plugin(plugins: dict[str, str]) -> None:
         proof.test_outputs_are_those_of_greedy(model)  # type: ignore[attr-defined]
         proof.test_in_one_fixed_shape_too(model)  # type: ignore[attr-defined]
         proof.test_the_order_of_examples_changes_nothing(model)  # type: ignore[attr-defined]
+        proof.test_beside_other_sequences_too(model)  # type: ignore[attr-defined]
 
 
 def test_the_exactness_tests_fail_on_a_plugin_that_is_not_exact(
@@ -99,6 +100,8 @@ def test_the_exactness_tests_fail_on_a_plugin_that_is_not_exact(
     proof = exactness_tests("repeat-last")()
     with pytest.raises(AssertionError, match="plain 0"):
         proof.test_outputs_are_those_of_greedy(MODELS[0])  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError, match="plain 0"):
+        proof.test_beside_other_sequences_too(MODELS[0])  # type: ignore[attr-defined]
 
 
 def test_packages_that_declare_no_strategy_are_not_read_further(
