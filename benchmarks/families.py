@@ -164,8 +164,8 @@ KINDS = {
 }
 # Kinds of which none is tried, and what is known of them.
 WHY = {
-    "encoder": "a model that reads a text from both ends, and is no writer by trade",
-    "half of a pair": "the decoder of a pair, which looks at what an encoder has read",
+    "encoder": "it reads a text from both ends, and does not write one from left to right",
+    "half of a pair": "it writes about what the encoder of its pair has read, which is not here",
 }
 # Models for text and more that are tried: those whose text part is of a family that runs, less
 # those whose pictures cannot be left out of a tiny model.
@@ -225,30 +225,42 @@ NO_PARTS = {
 # Of the others, those of which the small settings make no model.
 UNBUILT = [
     "bamba",
-    "blt",
-    "cpmant",
-    "dbrx",
-    "dots3_note",
-    "dots3_note_text",
-    "gemma3n_text",
-    "gemma4_assistant",
     "granitemoehybrid",
     "kimi_linear",
     "mamba2",
     "qwen4_exp",
     "qwen4_exp_text",
-    "reformer",
     "xlstm",
     "zamba",
     "zamba2",
     "zaya",
 ]
-# And those that were tried and ended in an error of their own.
-UNCALLED = ["beam", "gemma4_unified_assistant", "gemma4_unified_text", "mimo_v2_flash"]
+# And those that compute what passes here do not.
+OTHERS = {
+    "beam": "it places words in some of its layers alone, and the others are handed no tables",
+    "blt": "it reads bytes in patches, which a model of its own cuts",
+    "cpmant": "its layers weigh keys by a table that is made of all rows of a pass at once",
+    "dbrx": "its configuration makes no model in this version of transformers",
+    **dict.fromkeys(
+        ["dots3_note", "dots3_note_text"],
+        "the smallest model that its settings make has 77 million weights, too many to try it with",
+    ),
+    "gemma3n_text": "its layers hand on several streams of states side by side",
+    **dict.fromkeys(
+        ["gemma4_text", "gemma4_unified_text"],
+        "each of its layers is handed words of its own beside the states of the one before",
+    ),
+    **dict.fromkeys(
+        ["gemma4_assistant", "gemma4_unified_assistant"],
+        "it drafts for another model, whose keys and values it reads",
+    ),
+    "mimo_v2_flash": "its layers keep keys of different numbers of heads, here of one number",
+    "reformer": "its layers look at words of like hashes, so rows depend on each other",
+}
 NOT_HELD = {
     **dict.fromkeys(UNBUILT, "not tried: the settings that all are tried with make no model of it"),
-    **dict.fromkeys(UNCALLED, "its layers could not be called as they were read"),
-    **{name: f"not tried: {WHY[kind]}" for name, kind in KINDS.items() if kind in WHY},
+    **OTHERS,
+    **{name: WHY[kind] for name, kind in KINDS.items() if kind in WHY},
     **NO_PARTS,
 }
 
