@@ -12,7 +12,7 @@ from ppdbench.engine.shapes import parse
 from ppdbench.training.context import LaterContext, read
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.prepare import new_model
-from tests.training.test_training import blocks
+from tests.training.made import blocks
 
 SHAPE = "layers={},hidden=32,heads=2,vocab=300,context=64"
 

@@ -26,7 +26,7 @@ from ppdbench.training.text import TextSpec, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
 from tests.families import stock_model
 from tests.processes import ranks
-from tests.training.test_training import LAYERSKIP, log
+from tests.training.made import LAYERSKIP, log
 
 Capture = pytest.CaptureFixture[str]
 

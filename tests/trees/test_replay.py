@@ -25,7 +25,7 @@ from tests.decoding.matrix import CAPACITY, CLOCK, Case, decode
 from tests.helpers import staged, tokens
 from tests.methods.hidden_transfer.test_strategy import transferring
 from tests.methods.medusa.test_strategy import random_heads
-from tests.methods.prompt_tokens.test_strategy import prompted
+from tests.methods.prompt_tokens.made import prompted
 from tests.trees.made import drawn, outputs
 
 SMALL = Tree(((0,), (1,), (0, 0)))

@@ -14,30 +14,18 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.gguf.file import read
 from ppdbench.engine.gguf.numbers import pieces
-from ppdbench.engine.loading import ModelSpec, load, load_stock
+from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.machine.clock import Clock
+from tests.engine.gguf.made import loaded, logits
 from tests.families import greedy_truth, stock_model
 from tests.gguf_files import write
 
-IDS = torch.tensor([[1, 17, 42, 9, 80, 33, 5, 21, 60, 14, 2, 71]])
 EXACT = ("llama", "llama-mha-tied", "qwen2", "qwen3", "phi3", "phi3-window", "olmo2", "gpt2")
 NEOX = ("gpt_neox", "gpt_neox-serial")
 # transformers has tables of these; of rows in blocks of 32 and heads of usual width.
 KNOWN = ("llama", "llama-mha-tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
-
-
-def loaded(path: Path, dtype: str = "float32") -> Any:
-    """The stock model that comes from a file."""
-    return load_stock(ModelSpec(name=str(path), dtype=dtype, device="cpu"))[0]
-
-
-@torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    """What a model makes of some tokens."""
-    found: torch.Tensor = model(IDS).logits
-    return found
 
 
 @pytest.mark.parametrize("name", [*EXACT, *NEOX])
@@ -54,27 +42,6 @@ def test_a_model_is_the_one_that_its_file_was_written_from(name: str, tmp_path: 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 def test_norms_that_were_stored_one_higher_lose_nothing_but_that(name: str, tmp_path: Path) -> None:
     stock = stock_model(name)
-    again = loaded(write(tmp_path / "m.gguf", stock))
-    assert torch.allclose(logits(again), logits(stock), atol=1e-5)
-
-
-def test_rotary_factors_in_the_file_slow_the_angles_down(tmp_path: Path) -> None:
-    stock = stock_model("llama3-rope")
-    again = loaded(write(tmp_path / "m.gguf", stock))
-    assert torch.allclose(
-        again.model.rotary_emb.inv_freq, stock.model.rotary_emb.inv_freq, rtol=1e-6
-    )
-    assert torch.allclose(logits(again), logits(stock), atol=1e-4)
-    assert not torch.allclose(logits(stock_model("llama")), logits(stock), atol=1e-2)
-    assert load(ModelSpec(name=str(tmp_path / "m.gguf"))).max_positions == 96
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_linear_scaling_is_that_of_the_configuration(name: str, tmp_path: Path) -> None:
-    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-    local = {"rope_type": "default", "rope_theta": 10000.0}
-    both = {"full_attention": linear, "sliding_attention": local}
-    stock = stock_model(name, rope_parameters=both if name == "gemma3" else linear)
     again = loaded(write(tmp_path / "m.gguf", stock))
     assert torch.allclose(logits(again), logits(stock), atol=1e-5)
 

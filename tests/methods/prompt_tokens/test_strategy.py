@@ -1,95 +1,57 @@
-"""Prompt tokens: what a pass guesses, which tree that fills, the output that stays greedy's."""
+"""Prompt tokens: which tree a pass fills, the output that stays greedy's, the options."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ppdbench.cli.main import run
-from ppdbench.decoding.decoder import Guesser, Request, Setup
+from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Prefill, Verified
 from ppdbench.decoding.passes import run_pass
 from ppdbench.decoding.sampling import Chooser, Target
-from ppdbench.engine.heads import ExitHead
-from ppdbench.engine.loading import Loaded, ModelSpec, take_over
-from ppdbench.engine.masks import TrainedRows
+from ppdbench.engine.loading import Loaded
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.methods import METHODS
 from ppdbench.methods.prompt_tokens.chains import ChainPattern, first_pattern
-from ppdbench.methods.prompt_tokens.network import Chain, Prompts, load_prompts
-from ppdbench.methods.prompt_tokens.plan import PromptPlan
+from ppdbench.methods.prompt_tokens.network import Chain
 from ppdbench.methods.prompt_tokens.strategy import PromptTokens, PromptTokensProposer
-from ppdbench.methods.prompt_tokens.train import PromptsObjective
 from ppdbench.methods.speculative import ModelDrafter, PromptedDrafter, Speculative
 from ppdbench.runs.store import read_run
 from ppdbench.testing import assert_order_is_nothing
-from ppdbench.trees.choice import ROWS, general
-from ppdbench.trees.dynamic import DynamicTree, TreeState, search
+from ppdbench.trees.choice import ROWS
+from ppdbench.trees.dynamic import DynamicTree
 from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free, known
 from tests.decoding.matrix import reference as greedy
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens
+from tests.methods.prompt_tokens.made import (
+    DYNAMIC,
+    STATIC,
+    UNEVEN,
+    VARIANTS,
+    adapter,
+    as_loaded,
+    prompted,
+    prompts_of,
+    some_cases,
+)
 from tests.methods.test_speculative import near
 
-SOME = {"plain 1", "3 new tokens", "up to the capacity", "eos at 5"}
-DYNAMIC = search(general(3), ROWS)
-STATIC = DynamicTree.uniform(Tree(((0,), (1,), (0, 0), (0, 1), (0, 0, 0))), 3)
-# One prompt token behind unlikely nodes, two or three behind likely ones.
-UNEVEN = DynamicTree(
-    (
-        TreeState(Tree(((0,), (2,))), (3, 2, 1)),
-        TreeState(Tree(((0,), (0, 1))), (1, 1, 3)),
-        TreeState(Tree(((0,), (1,), (0, 0), (0, 0, 0))), (2, 1, 3, 2, 1)),
-    )
-)
 TREES = {"dynamic": DYNAMIC, "static": STATIC, "uneven": UNEVEN}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "ensemble": {"chain": Chain(3, 2)},
-    "decoder mask": {"chain": Chain(3, 2, "decoder")},
-    "encoder mask": {"chain": Chain(3, 2, "encoder")},
-    "prefix": {"chain": Chain(3, 2, "encoder", 2)},
-    "several exits": {"exits": 3},
-    "learned weights": {"chain": Chain(3, 2), "weights": torch.tensor([0.9, -0.3])},
-    "custom head": {"head": True},
-}
-
-
-def prompts_of(model: StagedModel, seed: int = 0, **parts: Any) -> Prompts:
-    """Untrained prompt tokens, large enough to have opinions."""
-    draw = torch.Generator().manual_seed(seed)
-    chain, shape = parts.pop("chain", Chain(3)), model.cache_shape
-
-    def some(*size: int) -> Tensor:
-        return 0.4 * torch.randn(*size, generator=draw)
-
-    if parts.get("head"):
-        parts["head"] = ExitHead(weight=some(model.vocab_size, model.adapter.head_width))
-    if chain.prefix:
-        size = (shape.n_layers, shape.n_heads, chain.prompts * chain.prefix, shape.head_dim)
-        parts["prefix"] = TrainedRows(some(*size), some(*size))
-    return Prompts(chain, some(chain.rows(chain.prompts), model.hidden_size), **parts)
-
-
-def prompted(model: StagedModel, tree: DynamicTree = DYNAMIC, **parts: Any) -> PromptTokensProposer:
-    return PromptTokensProposer(prompts_of(model, **parts), tree, model, {})
 
 
 class Knowing(PromptTokensProposer):
@@ -116,10 +78,6 @@ class Knowing(PromptTokensProposer):
 
 def knowing(model: StagedModel, tree: DynamicTree = DYNAMIC, **parts: Any) -> Knowing:
     return Knowing(prompts_of(model, **parts), tree, model, {})
-
-
-def some_cases(model: StagedModel) -> Iterator[Case]:
-    return (case for case in cases(model) if case.name in SOME)
 
 
 # Exactness
@@ -302,64 +260,6 @@ def test_a_draft_that_was_cut_has_the_rows_of_a_smaller_one() -> None:
     assert_near(passes[0][:, :-6], passes[1][:, :-6])
 
 
-# Guesses at any place
-
-
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_distance_1_is_the_token_after_the_models_own_next_one(name: str) -> None:
-    """Prompt tokens that are the words that follow guess what the model itself says there."""
-    model, text = staged(name), tokens(20, 4)
-    session = Session(model, CAPACITY, spare=4)
-    hidden = session.forward(session.ids(text))
-    own = model.logits(hidden)[0]
-    for place in (0, 7, 16):
-        following = torch.tensor([text[place + 1 : place + 4]])
-        words = model.adapter.words(following)[0]
-        decoder = PromptTokensProposer(Prompts(Chain(3), words), STATIC, model, {})
-        assert isinstance(decoder, Guesser)
-        guesses = decoder.guesses(session, text, [place])
-        assert_near(guesses[0], own[place + 1 : place + 4])
-
-
-def test_guesses_at_many_places_are_those_at_each() -> None:
-    model = staged("mistral-window")
-    decoder = prompted(model, UNEVEN, **VARIANTS["prefix"])
-    text = tokens(CAPACITY, 5)  # as long as the cache allows
-    session = Session(model, CAPACITY, spare=decoder.rows)
-    places = list(range(3, CAPACITY))
-    together = decoder.guesses(session, text, places)
-    assert together.shape == (CAPACITY - 3, 3, model.vocab_size)
-    for row, place in enumerate(places):
-        assert_near(together[row : row + 1], decoder.guesses(session, text, [place]))
-    earlier = decoder.guesses(session, text[:30], [20])
-    assert_near(together[17:18], earlier)
-
-
-# Trained ones
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
-    """A tiny model and prompt tokens that learnt its own outputs after some prompts."""
-    folder = tmp_path_factory.mktemp("trained") / "prompts"
-    words = tokenizer(300, 96)
-    model = staged_with(stock := stock_model("gpt2", vocab_size=300), words)
-    heads = [tokens(9, seed) for seed in range(12)]
-    texts = torch.tensor([known(model.staged, tuple(prompt))[:45] for prompt in heads])
-    objective = PromptsObjective(stock, PromptPlan(), 44, [7, 8, 9], seed=0)
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=3e-2)
-    for step in range(60):
-        objective(texts, step, 60)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    objective.save(folder, words)
-    return model, folder
-
-
-def staged_with(stock: Any, words: Any) -> Loaded:
-    return take_over(ModelSpec(name="tiny"), stock, words, packed=False)
-
-
 def accepted(decoder: PromptTokensProposer, model: StagedModel) -> int:
     several = [Case(str(seed), tokens(9, seed), Limits(30)) for seed in range(6)]
     return sum(sum(assert_exact(decoder, case, model).accepted) for case in several)
@@ -426,123 +326,6 @@ def test_trees_that_ask_for_too_much_are_refused(
     asked = PromptTokens(addon=str(folder), tree=str(tmp_path / "tree.json"))
     with pytest.raises(ConfigError, match=message):
         asked.prepare(Setup(loaded, CAPACITY))
-
-
-# Add-ons and adapters
-
-
-def test_an_addon_for_another_model_is_refused(trained: tuple[Loaded, Path]) -> None:
-    _, folder = trained
-    other = staged_with(stock_model("gpt2", seed=1, vocab_size=300), tokenizer(300, 96))
-    with pytest.raises(ConfigError, match="trained for another model"):
-        load_prompts(folder, other)
-
-
-def test_without_an_addon_the_command_that_makes_one_is_named(
-    trained: tuple[Loaded, Path],
-) -> None:
-    with pytest.raises(ConfigError, match="ppdbench train prompt-tokens"):
-        PromptTokens().prepare(Setup(trained[0], CAPACITY))
-
-
-def test_options_of_an_addon_that_cannot_be_are_told_with_its_folder(
-    trained: tuple[Loaded, Path], tmp_path: Path
-) -> None:
-    loaded, folder = trained
-    header = json.loads((folder / "addon.json").read_text("utf-8"))
-    for name, value, message in (
-        ("exits", 9, "exits=9; use 1..4"),
-        ("mask", "all", "mask='all' is not known"),
-        ("prompts", "3", "prompts must be a whole number"),
-        ("prompts", 2, r"embeddings has shape \[3, 32\], not \[2, 32\]"),
-        ("aggregation", "learned", "lacks the tensor weights"),
-        ("aggregation", "means", "unknown aggregation 'means': did you mean mean"),
-        ("prefix", 1, "lacks the tensor prefix.keys"),
-    ):
-        changed = {**header, "options": {**header["options"], name: value}}
-        (tmp_path / "addon.json").write_text(json.dumps(changed), "utf-8")
-        (tmp_path / "addon.safetensors").write_bytes((folder / "addon.safetensors").read_bytes())
-        with pytest.raises(ConfigError, match=message) as told:
-            load_prompts(tmp_path, loaded)
-        assert str(tmp_path) in str(told.value)
-
-
-CONFIG = {
-    "peft_type": "PROMPT_TUNING",
-    "task_type": "CAUSAL_LM",
-    "base_model_name_or_path": "somebody/tiny",
-    "num_virtual_tokens": 6,
-    "num_special_tokens": 3,
-    "virtual_tokens_per_special_token": 2,
-}
-
-
-def adapter(folder: Path, kind: str = "safetensors", **changes: Any) -> Path:
-    """A folder as PEFT writes it."""
-    folder.mkdir(exist_ok=True)
-    config = {name: value for name, value in {**CONFIG, **changes}.items() if value is not None}
-    (folder / "adapter_config.json").write_text(json.dumps(config), "utf-8")
-    embeddings = torch.randn(6, 32, generator=torch.Generator().manual_seed(5))
-    if kind == "safetensors":
-        save_file({"prompt_embeddings": embeddings}, folder / "adapter_model.safetensors")
-    elif kind == "bin":
-        torch.save({"prompt_embeddings": embeddings}, folder / "adapter_model.bin")
-    return folder
-
-
-def as_loaded(model: StagedModel) -> Loaded:
-    return Loaded(ModelSpec(name="tiny"), model, None, frozenset(), 0, "")
-
-
-@pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_published_adapters_decode_and_stay_as_they_are(kind: str, tmp_path: Path) -> None:
-    folder, model = adapter(tmp_path / "published", kind), staged("llama")
-    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
-    for path in (*folder.iterdir(), folder):
-        path.chmod(0o555 if path is folder else 0o444)
-    decoder = PromptTokens(addon=str(folder)).prepare(Setup(as_loaded(model), CAPACITY))
-    assert decoder.prompts.chain == Chain(3, 2)
-    expected = torch.randn(6, 32, generator=torch.Generator().manual_seed(5))
-    assert torch.equal(decoder.prompts.embeddings, expected)
-    for case in some_cases(model):
-        assert_exact(decoder, case, model)
-    folder.chmod(0o755)
-    after = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
-    assert after == before
-
-
-class Evil:
-    """Runs a command when it is unpickled."""
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("hacked",)
-
-
-def test_bad_adapters_are_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    loaded = as_loaded(staged("llama"))
-
-    def refused(folder: Path, message: str) -> None:
-        with pytest.raises(ConfigError, match=message) as told:
-            load_prompts(folder, loaded)
-        assert "\n" not in str(told.value)
-
-    refused(adapter(tmp_path / "a", peft_type="LORA"), "describes no prompt tuning")
-    refused(adapter(tmp_path / "b", num_special_tokens=None), "num_special_tokens is missing")
-    refused(adapter(tmp_path / "c", num_special_tokens=0), "prompts=0; use 1 or more")
-    refused(adapter(tmp_path / "d", num_special_tokens=4), r"shape \[6, 32\], not \[8, 32\]")
-    refused(adapter(tmp_path / "e", "none"), "holds no weights; expected adapter_model")
-    (adapter(tmp_path / "f") / "adapter_config.json").write_text("{", "utf-8")
-    refused(tmp_path / "f", "not JSON that can be used")
-    evil = adapter(tmp_path / "g", "none")
-    torch.save({"prompt_embeddings": Evil()}, evil / "adapter_model.bin")
-    refused(evil, "holds more than plain tensors")
-    assert not (tmp_path / "hacked").exists()
-    more = {"prompt_embeddings": torch.zeros(6, 32), "prompt_encoder.weight": torch.zeros(2)}
-    save_file(more, adapter(tmp_path / "h") / "adapter_model.safetensors")
-    refused(tmp_path / "h", "unexpected tensors: prompt_encoder.weight")
 
 
 # The command line

@@ -22,7 +22,7 @@ from ppdbench.methods.prompt_tokens.train import PromptsObjective, ordinary_word
 from ppdbench.training.layers import divergence
 from tests.families import FAMILIES, stock_model
 from tests.training.conftest import HELD_OUT
-from tests.training.test_training import SMALL, blocks, log
+from tests.training.made import SMALL, blocks, log
 
 LENGTH = 24
 VARIANTS: dict[str, dict[str, Any]] = {

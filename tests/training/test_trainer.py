@@ -1,8 +1,7 @@
-"""Training: what is trained, what stays, and that a killed run loses nothing."""
+"""Whole trainings: a killed run loses nothing, and processes share one batch."""
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -18,184 +17,14 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
-from ppdbench.methods.layerskip.recipe import Recipe
-from ppdbench.methods.layerskip.train import LayerSkipObjective
-from ppdbench.training import layers as training_layers
-from ppdbench.training.heads import HeadsObjective
 from ppdbench.training.trainer import TrainConfig, Trainer
-from tests.families import FAMILIES, stock_model
+from tests.families import stock_model
 from tests.processes import meeting, ranks, wait_for
 from tests.training.conftest import HELD_OUT
+from tests.training.made import LAYERSKIP, SMALL, log
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = str(ROOT / "docs" / "records.md")  # the longest text at hand
-SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-3", "--split-by", "file"]
-
-
-def blocks(batch: int = 4, length: int = 17) -> torch.Tensor:
-    return torch.randint(3, 96, (batch, length), generator=torch.Generator().manual_seed(3))
-
-
-def log(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "train.jsonl").read_text("utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_s"} for line in lines]
-
-
-# The forward pass
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_training_loss_is_the_models_own(name: str) -> None:
-    """No dropout, last exit only: what transformers computes, for every family."""
-    stock = stock_model(name)
-    rows = blocks()
-    truth = copy.deepcopy(stock)(rows, labels=rows).loss.detach()
-    plain = Recipe(p_max=0.0, e_scale=None)
-    found = LayerSkipObjective(stock, plain, 16, seed=0).eval()(rows, 0, 10)
-    assert float(found["loss"].detach()) == pytest.approx(float(truth), rel=1e-5)
-
-
-def test_gradients_reach_every_parameter_that_is_used() -> None:
-    stock = stock_model("llama").train()
-    recipe = Recipe(p_max=0.0, rotation=1)
-    LayerSkipObjective(stock, recipe, 16, seed=0)(blocks(), 0, 10)["loss"].backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in stock.parameters())
-
-
-def test_dropped_samples_really_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = stock_model("llama").train()
-    objective = LayerSkipObjective(stock, Recipe(p_max=0.9, e_scale=None), 16, seed=1)
-    sizes: list[tuple[int, int]] = []
-    plain = objective.layers.adapter.call_layer
-
-    def counted(index: int, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
-        sizes.append((index, len(hidden)))
-        return plain(index, hidden, *rest)
-
-    monkeypatch.setattr(objective.layers.adapter, "call_layer", counted)
-    for t in range(40):
-        objective(blocks(8), t, 40)
-    by_layer = {n: [size for index, size in sizes if index == n] for n in range(4)}
-    assert by_layer[0] == [8] * 40
-    share = sum(by_layer[3]) / (8 * 40)
-    assert share == pytest.approx(0.1, abs=0.06)
-
-
-def test_a_dropped_sample_passes_a_layer_unchanged() -> None:
-    layers = training_layers.TrainedLayers(stock_model("llama"), 16)
-    step = layers.step(16)
-    hidden = layers.embed(blocks()[:, :-1], step)
-    out = layers.layer(2, hidden, step, torch.tensor([0, 2]))
-    whole = layers.layer(2, hidden, step)
-    assert torch.equal(out[[1, 3]], hidden[[1, 3]])
-    torch.testing.assert_close(out[[0, 2]], whole[[0, 2]])
-    assert torch.equal(layers.layer(2, hidden, step, torch.tensor([], dtype=torch.long)), hidden)
-
-
-def test_drops_are_the_same_on_every_process_and_off_at_inference() -> None:
-    recipe = Recipe(p_max=0.5, e_scale=None)
-    draws = []
-    for number in range(2):
-        objective = LayerSkipObjective(stock_model("llama").train(), recipe, 16, seed=4)
-        torch.manual_seed(number)  # what else a process has drawn
-        draws.append([float(objective(blocks(), t, 9)["loss"].detach()) for t in range(5)])
-    assert draws[0] == draws[1]
-    assert len(set(draws[0])) > 1
-    assert objective.eval()(blocks(), 0, 9)["loss"] == objective.eval()(blocks(), 1, 9)["loss"]
-
-
-def test_every_micro_batch_has_drops_of_its_own() -> None:
-    """One sample at a time: in one step some skip a layer, and others do not."""
-    recipe = Recipe(p_max=0.6, e_scale=None)
-    objective = LayerSkipObjective(stock_model("llama").train(), recipe, 16, seed=4)
-    passed: list[int] = []
-    layer = objective.layers.layer
-
-    def noted(index: int, hidden: Any, step: Any, kept: Any = None, cache: Any = None) -> Any:
-        if index == 3:
-            passed.append(len(hidden) if kept is None else len(kept))
-        return layer(index, hidden, step, kept, cache)
-
-    objective.layers.layer = noted  # type: ignore[method-assign]
-    for row in range(16):
-        objective.first_row = row
-        objective(blocks(1), 0, 1)
-    assert set(passed) == {0, 1}
-
-
-# Heads
-
-
-@pytest.mark.parametrize("rank", [None, 3])
-def test_heads_start_as_the_models_own(rank: int | None) -> None:
-    stock = stock_model("llama")
-    objective = HeadsObjective(stock, [1, 3], 16, rank=rank)
-    own = stock.get_output_embeddings()
-    normed = torch.randn(2, 5, 32)
-    for reader in objective.readers().values():
-        torch.testing.assert_close(reader(normed), own(normed))
-
-
-@pytest.mark.parametrize("loss", ["ce", "kl"])
-def test_only_heads_are_trained(loss: str) -> None:
-    stock = stock_model("llama")
-    before = copy.deepcopy(stock.state_dict())
-    objective = HeadsObjective(stock, [1, 2], 16, loss=loss)
-    assert {name.split(".")[1] for name, _ in objective.named_parameters()} == {"1", "2"}
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
-    losses = []
-    for t in range(30):
-        found = objective(blocks(), t, 30)["loss"]
-        found.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(found.detach()))
-    assert losses[-1] < 0.8 * losses[0]
-    assert all(torch.equal(before[name], value) for name, value in stock.state_dict().items())
-
-
-def test_the_kl_loss_of_the_final_layers_own_distribution_is_zero() -> None:
-    objective = HeadsObjective(stock_model("llama"), [3], 16, loss="kl")
-    logits = torch.randn(2, 5, 96)
-    assert float(objective._one(logits, logits.clone(), torch.zeros(2, 5))) == pytest.approx(0)
-
-
-def test_trained_heads_are_read_by_probe_and_raise_match_rates_on_their_text(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--model", "./model", "--text", "text.txt", "--out", "heads", "--steps", "60", *SMALL]
-    assert run(["train", "heads", *words, "--loss", "kl", *HELD_OUT]) == 0
-    told = capsys.readouterr()
-    assert "perplexity" in told.out
-    assert "text.txt is trained on and measured on" in told.err
-    small = ["--limit", "2", "--max-new-tokens", "8", "--data", "builtin", "--task", "wmt_en_fr"]
-    probe = ["probe", "--model", "./model", "--head", "heads", *small, "--format", "json"]
-    # These prompts are longer than the tiny model's context allows.
-    data = home / "rows.jsonl"
-    data.write_text(json.dumps({"question": "what is a match?"}) + "\n", "utf-8")
-    (home / "task.yaml").write_text(
-        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
-        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
-        "reference: question\n"
-        "max_new_tokens: 8\nbucket: 8\ncontext_field: null\n",
-        "utf-8",
-    )
-    probe[probe.index("builtin")] = "rows.jsonl"
-    probe[probe.index("wmt_en_fr")] = "task.yaml"
-    assert run(probe) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["head"] for row in rows} == {"N", "Y"}
-    quality = json.loads((home / "heads" / "quality.json").read_text("utf-8"))
-    loss = {(q["head"], q["layer"]): q["loss"] for q in quality}
-    assert all(loss["Y", n] < loss["N", n] for n in (1, 2, 3))
-
-
-# Whole runs
-
-
-LAYERSKIP = ["train", "layerskip", "--model", "./model", "--text", "text.txt", *SMALL]
-LAYERSKIP += ["--rotation", "3", "--p-max", "0.3", "--checkpoint-every", "4"]
 
 
 def test_a_trained_model_is_an_ordinary_folder_and_early_layers_read_better(

@@ -1,0 +1,3 @@
+"""Methods that are made for a test."""
+
+from tests.cli.conftest import odd as odd

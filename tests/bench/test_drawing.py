@@ -1,0 +1,66 @@
+"""Draws that verify a distribution: verdicts, controls, and draws that are stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ppdbench.cli.main import run
+from ppdbench.decoding import loop
+from ppdbench.decoding.verify import Outcome
+from tests.bench.made import LAYERSKIP, WORDS
+
+
+def found(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+    code = run([*WORDS, *words])
+    content: dict[str, object] = json.loads(capsys.readouterr().out)
+    return {**content, "code": code}
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_exact_method_is_not_refused_and_its_controls_are_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    content = found(capsys, *LAYERSKIP, "--draws", "300", "--out", "run")
+    assert content["faithful"] in ("faithful", "undecided")
+    assert content["code"] == 0
+    assert content["p_value"] >= 0.01  # type: ignore[operator]
+    assert content["total_variation"] <= content["total_variation_high"]  # type: ignore[operator]
+    assert 0 <= content["power_at_0_02"] <= 1  # type: ignore[operator]
+    controls = content["controls"]
+    assert [control["name"] for control in controls] == [  # type: ignore[attr-defined]
+        "accepts with probability 1",
+        "forgets the residual",
+    ]
+
+
+def test_a_wrong_rule_is_unfaithful_with_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = loop.accept_sampled
+
+    def likeliest(draft, logits, *rest):  # type: ignore[no-untyped-def]
+        return Outcome(exact(draft, logits, *rest).path, int(logits[0].argmax()))
+
+    monkeypatch.setattr(loop, "accept_sampled", likeliest)
+    content = found(capsys, *LAYERSKIP, "--draws", "200")
+    assert (content["faithful"], content["code"]) == ("unfaithful", 1)
+
+
+def test_draws_do_not_depend_on_where_a_run_was_interrupted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = found(capsys, *LAYERSKIP, "--draws", "120", "--out", "whole")
+    lines = Path("whole/draws.jsonl").read_text("utf-8").splitlines(keepends=True)
+    Path("part").mkdir()
+    # The first lot is there, the second is torn.
+    Path("part/draws.jsonl").write_text("".join(lines[:2]) + lines[2][:40], "utf-8")
+    assert found(capsys, *LAYERSKIP, "--draws", "120", "--out", "part", "--resume") == whole
+    again = sorted(Path("part/draws.jsonl").read_text("utf-8").splitlines())
+    assert again == sorted(line.rstrip("\n") for line in lines)

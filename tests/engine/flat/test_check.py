@@ -1,0 +1,100 @@
+"""The check of kernels: what computes something else is found, and gives way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppdbench.engine.flat import library as kernels_of
+from ppdbench.engine.flat import native, ops, weights
+from ppdbench.engine.flat.check import Wrong, check
+from ppdbench.engine.flat.native import Library, Unavailable, built
+
+# Bugs that somebody could make: the file, what stands there, what would, and the types it spoils.
+BUGS = {
+    "a wrong tail column": (
+        "kernels.cpp",
+        "by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {\n"
+        "                    Vec x = finished(*product",
+        "by_vectors(left < BLOCK ? left - 1 : BLOCK, [&](int64_t j, int64_t some) {\n"
+        "                    Vec x = finished(*product",
+        (torch.float32, torch.bfloat16),
+    ),
+    "stale sums of a row": (
+        "linear.h",
+        "held[i][j] = first ? load(sums + i * BLOCK + j * LANES) : Vec{};",
+        "held[i][j] = load(sums + i * BLOCK + j * LANES);",
+        (torch.float32, torch.bfloat16),
+    ),
+    "stale numbers behind a row": (
+        "rows.h",
+        "for (int64_t i = 0; i < deep; i += LANES)\n        store(to",
+        "for (int64_t i = 0; i < width; i += LANES)\n        store(to",
+        (torch.bfloat16,),
+    ),
+    "a missing bias": (
+        "kernels.cpp",
+        "if (product.bias) sum = sum + load(product.bias + out);",
+        "",
+        (torch.float32, torch.bfloat16),
+    ),
+    "a key too few": (
+        "attention.h",
+        "found.end = found.before + count;",
+        "found.end = found.before + count - (count > 0);",
+        (torch.float32, torch.bfloat16),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_wrong_kernels_are_found_out(
+    bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, right, wrong, spoiled = BUGS[bug]
+    folder = tmp_path / "sources"
+    shutil.copytree(native.SOURCES, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    text = (folder / file).read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    (folder / file).write_text(text.replace(right, wrong), encoding="utf-8")
+    flags = [flag.replace("-O3", "-O0") for flag in native.FLAGS]  # builds in a quarter of the time
+    monkeypatch.setattr(native, "FLAGS", flags)
+    monkeypatch.setenv("PPDBENCH_CACHE", str(tmp_path / "cache"))
+    library = Library(built(folder))
+    for module in (native, ops, weights, kernels_of):
+        monkeypatch.setattr(module, "loaded", lambda: library)
+    for dtype in spoiled:
+        if dtype == torch.bfloat16:
+            library.use(library.paths[-1])
+        with pytest.raises(Wrong):
+            check(dtype)
+    if torch.float32 in spoiled:
+        with pytest.raises(Unavailable, match="fail their check"):
+            kernels_of.library.__wrapped__()
+
+
+def test_a_way_to_multiply_that_fails_its_check_gives_way_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = native.loaded()
+    refused = chosen.paths[0]
+    used: list[int] = []
+
+    def use(path: int) -> None:
+        used.append(path)
+
+    def checked(dtype: torch.dtype) -> None:
+        if dtype == torch.bfloat16 and used[-1] == refused:
+            raise Wrong("a product is off")
+
+    monkeypatch.setattr(Library, "paths", [refused, native.VECTORS])
+    monkeypatch.setattr(chosen, "use", use, raising=False)
+    monkeypatch.setattr(kernels_of, "check", checked)
+    found = kernels_of.library.__wrapped__()
+    if refused == native.VECTORS:
+        pytest.skip("this processor has one way alone")
+    assert found.path == native.VECTORS
+    assert found.dropped == (f"{kernels_of.NAMES[refused]}: a product is off",)

@@ -1,0 +1,66 @@
+"""Layers of every family, written as operations, against the same layers run eagerly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ppdbench.engine.masks import TrainedRows
+from ppdbench.engine.session import Session
+from ppdbench.engine.skipping import SkippedModel
+from ppdbench.engine.staged import eager
+from tests import flat_ops
+from tests.engine.flat.made import made, outputs
+from tests.families import FAMILIES
+from tests.helpers import CAPACITY, assert_near, tokens
+
+
+@pytest.fixture(autouse=True)
+def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat_ops.stand_in(monkeypatch)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_gives_what_it_gives_eagerly(name: str) -> None:
+    model = made(name)
+    with eager(model):
+        truth = outputs(model)
+    for ours, expected in zip(outputs(model), truth, strict=True):
+        assert_near(ours, expected)
+
+
+@torch.inference_mode()
+def test_trained_keys_and_values_stand_in_for_those_of_their_rows() -> None:
+    model = made("llama")
+    shape = model.cache_shape
+    given = TrainedRows(*torch.randn(2, shape.n_layers, shape.n_heads, 1, shape.head_dim), first=1)
+    found = []
+    for _ in range(2):
+        session = Session(model, CAPACITY)
+        session.reset(tokens(5))
+        session.prefill()
+        step = session.tree((-1, 0, 1))
+        step.given = (given,)
+        found.append(session.forward(session.ids([4, 5, 6]), step))
+        if len(found) == 1:
+            model.flat = None
+    assert_near(*found)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
+def test_models_that_lack_blocks_run_flat_too(name: str) -> None:
+    model = made(name)
+    with eager(model):
+        plainly = SkippedModel(model, {1, 2}, {2, 3})
+    skipping = SkippedModel(model, {1, 2}, {2, 3})
+    assert skipping.flat is not None
+    found = []
+    for one in (skipping, plainly):
+        session = Session(model, CAPACITY)
+        session.reset(tokens(6))
+        session.prefill()
+        if one is plainly:
+            model.flat = None
+        found.append(one.over(session).advance(session.ids([4])))
+    assert_near(*found)

@@ -1,0 +1,62 @@
+"""Settings of GGUF files: what becomes the configuration, and what no model of ours has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppdbench.engine.loading import ModelSpec, load
+from tests.engine.gguf.made import loaded, logits, refused
+from tests.families import stock_model
+from tests.gguf_files import write
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"split.count": 3}, "is one of 3 parts; join them first: llama-gguf-split --merge"),
+        ({"general.type": "adapter"}, "holds no whole model but a part of one: 'adapter'"),
+        ({"block_count": None}, "llama.block_count is missing"),
+        ({"block_count": 0}, "num_hidden_layers is 0; use a whole number from 1"),
+        ({"embedding_length": 1 << 30}, "hidden_size is 1073741824; use a whole number"),
+        ({"attention.head_count": [4, 2]}, "num_attention_heads is"),
+        ({"attention.value_length": 4}, "keys and values of different widths"),
+        ({"rope.dimension_count": 4}, "4 of 8 numbers of a head are rotated"),
+        ({"rope.scaling.type": "yarn"}, "scaled by 'yarn' and by stored factors, or by nothing"),
+        ({"logit_scale": 0.5}, "llama.logit_scale is 0.5, a setting that this version does not"),
+        ({"expert_count": 8}, "llama.expert_count is 8, a setting"),
+    ],
+)
+def test_a_model_that_would_be_another_is_refused(
+    tmp_path: Path, changed: dict[str, object], words: str
+) -> None:
+    path = write(tmp_path / "m.gguf", stock_model("llama"), **changed)
+    refused(ModelSpec(name=str(path)), words)
+
+
+def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", stock_model("llama"), **{"tokenizer.ggml.tokens": None})
+    refused(ModelSpec(name=str(path)), "holds no tokenizer; fetch one that does", late=True)
+
+
+def test_rotary_factors_in_the_file_slow_the_angles_down(tmp_path: Path) -> None:
+    stock = stock_model("llama3-rope")
+    again = loaded(write(tmp_path / "m.gguf", stock))
+    assert torch.allclose(
+        again.model.rotary_emb.inv_freq, stock.model.rotary_emb.inv_freq, rtol=1e-6
+    )
+    assert torch.allclose(logits(again), logits(stock), atol=1e-4)
+    assert not torch.allclose(logits(stock_model("llama")), logits(stock), atol=1e-2)
+    assert load(ModelSpec(name=str(tmp_path / "m.gguf"))).max_positions == 96
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_linear_scaling_is_that_of_the_configuration(name: str, tmp_path: Path) -> None:
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    local = {"rope_type": "default", "rope_theta": 10000.0}
+    both = {"full_attention": linear, "sliding_attention": local}
+    stock = stock_model(name, rope_parameters=both if name == "gemma3" else linear)
+    again = loaded(write(tmp_path / "m.gguf", stock))
+    assert torch.allclose(logits(again), logits(stock), atol=1e-5)

@@ -1,0 +1,42 @@
+"""Pictures of sweeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ppdbench.report.pictures.files import save
+from ppdbench.report.pictures.sweep import sweep_picture
+from tests.filled import add_up, swept
+from tests.report.made import found
+from tests.report.pictures.seen import boxes, texts
+from tests.sweeps import cells, header, label, sample
+
+
+def test_the_heat_map_has_a_cell_for_each_setting_and_says_which_is_best() -> None:
+    shown = texts(sweep_picture(found()))
+    assert [text for text in shown if text[0] in "▼≈▲★"][:4] == [
+        *("▼0.80x", "≈same", "▲1.30x", "★1.80x"),
+    ]
+    words = " ".join(shown)
+    for key in ("★ best", "▼ slower", "≈ same: no difference beyond noise"):
+        assert key in words
+
+
+def test_one_option_is_drawn_with_intervals_and_without_mismatches() -> None:
+    axes, (one, two) = {"exit_layer": (1, 2)}, (label(exit_layer=1), label(exit_layer=2))
+    wrong = [sample(two, n, 3.0, "mismatch") for n in range(6)]
+    picture = sweep_picture(swept(header(axes, 6), add_up(cells({one: 1.5}) + wrong)))
+    shown = texts(picture)
+    assert "1.50× [1.49, 1.51]" in shown
+    assert "6 mismatches: no speedup" in shown
+    assert [box.hint for box in boxes(picture, "accent")] == ["exit_layer=1: 1.50× [1.49, 1.51]"]
+    assert not boxes(picture, "loss")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_pictures_are_the_same_bytes_each_time(tmp_path: Path, suffix: str) -> None:
+    for name in "ab":
+        save(sweep_picture(found()), tmp_path / f"{name}{suffix}")
+    assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()

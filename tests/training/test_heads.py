@@ -1,0 +1,80 @@
+"""Heads of early layers: what is trained of them, and what probing makes of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppdbench.cli.main import run
+from ppdbench.training.heads import HeadsObjective
+from tests.families import stock_model
+from tests.training.conftest import HELD_OUT
+from tests.training.made import SMALL, blocks
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_heads_start_as_the_models_own(rank: int | None) -> None:
+    stock = stock_model("llama")
+    objective = HeadsObjective(stock, [1, 3], 16, rank=rank)
+    own = stock.get_output_embeddings()
+    normed = torch.randn(2, 5, 32)
+    for reader in objective.readers().values():
+        torch.testing.assert_close(reader(normed), own(normed))
+
+
+@pytest.mark.parametrize("loss", ["ce", "kl"])
+def test_only_heads_are_trained(loss: str) -> None:
+    stock = stock_model("llama")
+    before = copy.deepcopy(stock.state_dict())
+    objective = HeadsObjective(stock, [1, 2], 16, loss=loss)
+    assert {name.split(".")[1] for name, _ in objective.named_parameters()} == {"1", "2"}
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
+    losses = []
+    for t in range(30):
+        found = objective(blocks(), t, 30)["loss"]
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(found.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(torch.equal(before[name], value) for name, value in stock.state_dict().items())
+
+
+def test_the_kl_loss_of_the_final_layers_own_distribution_is_zero() -> None:
+    objective = HeadsObjective(stock_model("llama"), [3], 16, loss="kl")
+    logits = torch.randn(2, 5, 96)
+    assert float(objective._one(logits, logits.clone(), torch.zeros(2, 5))) == pytest.approx(0)
+
+
+def test_trained_heads_are_read_by_probe_and_raise_match_rates_on_their_text(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "./model", "--text", "text.txt", "--out", "heads", "--steps", "60", *SMALL]
+    assert run(["train", "heads", *words, "--loss", "kl", *HELD_OUT]) == 0
+    told = capsys.readouterr()
+    assert "perplexity" in told.out
+    assert "text.txt is trained on and measured on" in told.err
+    small = ["--limit", "2", "--max-new-tokens", "8", "--data", "builtin", "--task", "wmt_en_fr"]
+    probe = ["probe", "--model", "./model", "--head", "heads", *small, "--format", "json"]
+    # These prompts are longer than the tiny model's context allows.
+    data = home / "rows.jsonl"
+    data.write_text(json.dumps({"question": "what is a match?"}) + "\n", "utf-8")
+    (home / "task.yaml").write_text(
+        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
+        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
+        "reference: question\n"
+        "max_new_tokens: 8\nbucket: 8\ncontext_field: null\n",
+        "utf-8",
+    )
+    probe[probe.index("builtin")] = "rows.jsonl"
+    probe[probe.index("wmt_en_fr")] = "task.yaml"
+    assert run(probe) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["head"] for row in rows} == {"N", "Y"}
+    quality = json.loads((home / "heads" / "quality.json").read_text("utf-8"))
+    loss = {(q["head"], q["layer"]): q["loss"] for q in quality}
+    assert all(loss["Y", n] < loss["N", n] for n in (1, 2, 3))
