@@ -9,7 +9,8 @@ of its tables begins, and whether it is to be Markdown instead of what a termina
     <!-- end -->
 
 In place of a run there may be a file of `benchmarks.curve`, and in place of a title `picture` and
-the file that it was drawn into; until it is there, its places say how to measure it.
+the file that it was drawn into; until it is there, its places say how to measure it. Files in
+`results/faithful` are those of `benchmarks.sampled`.
 
 `make measured` makes all of it, the pictures, too. Tests compare every table with what it is of,
 and look for measured numbers that stand elsewhere.
@@ -18,13 +19,14 @@ and look for measured numbers that stand elsewhere.
 from __future__ import annotations
 
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import curve
+from benchmarks import curve, sampled
 from ppdbench.report.export import to_markdown
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
@@ -34,6 +36,7 @@ from ppdbench.report.terminal import print_sheets
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PICTURE = "picture "
+SAMPLED = ROOT / "results" / "faithful"
 AWAITED = "Not measured yet: `make curve`, on a machine that does nothing else."
 COLUMNS = 90  # as much as pages show beside their margins
 BLOCK = re.compile(r"<!-- (results/\S+): (.+?)( as markdown)? -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -67,6 +70,8 @@ def _is_awaited(path: Path) -> bool:
 
 def _sheets(path: Path) -> list[Sheet]:
     """All tables of a run, or of measured curves."""
+    if path.parent == SAMPLED:
+        return sampled.sheets(json.loads(path.read_text(encoding="utf-8")))
     if path.suffix == curve.STORED:
         return curve.sheets(curve.stored(path))
     (stored,) = read_runs([path])
