@@ -1,8 +1,9 @@
 """Many drawn outputs of a method, held against the model's own probabilities.
 
-Outputs are drawn in lots, each of which is stored when it is done; a run that goes on draws
-those that are missing. An output draws from a generator of its own, so that neither order nor
-interruption changes it. The probabilities come from the stock model, which has nothing of ours.
+Outputs are drawn in lots, several outputs at once, and each lot is stored when it is done; a run
+that goes on draws those that are missing. An output draws from a generator of its own, so that
+neither order nor interruption changes it. The probabilities come from the stock model, which has
+nothing of ours.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from ppdbench.bench.faithful import (
 )
 from ppdbench.bench.interleaved import PreparedMethod
 from ppdbench.bench.runner import DecodeConfig, begin, built_for, labels, prepare
+from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoder import Decoder, Proposer, Request, Setup
 from ppdbench.decoding.draft import Draft, offspring
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
@@ -39,10 +41,12 @@ from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.clock import Clock
 from ppdbench.methods import method
+from ppdbench.methods.base import Strategy
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.workload import Item, Workload, limits_of
 
 LOT = 100  # outputs that are stored at once
+SLOTS = 16  # outputs that are drawn at once
 BATCH = 32  # prefixes that the stock model runs at once
 LENGTH, PROMPTS = 4, 2  # tokens of an output and prompts, where nothing else is asked for
 FILE = "draws.jsonl"
@@ -194,8 +198,8 @@ def verify(config: VerifyConfig, to: Destination) -> list[TestedMethod]:
             entry = prepare(label, chosen, strategy, ready.setup, asked.target, alone=True)
             assert isinstance(entry, PreparedMethod)
             started.callback(entry.decoder.close)
-            begin(entry, alone=True)
-            drawer = Drawer(entry.decoder, label, ready, config, draws)
+            drawer = Drawer(entry, strategy, ready, config, draws)
+            started.callback(drawer.close)
             tests.append(drawer.tested(exact=chosen.exact and entry.decoder.acceptance is None))
     return tests
 
@@ -204,16 +208,33 @@ class Drawer:
     """Draws the outputs of one method, and of its controls."""
 
     def __init__(
-        self, decoder: Decoder, label: str, ready: Ready, config: VerifyConfig, draws: Draws
+        self,
+        entry: PreparedMethod,
+        strategy: Strategy,
+        ready: Ready,
+        config: VerifyConfig,
+        draws: Draws,
     ) -> None:
-        self.decoder, self.label, self.ready = decoder, label, ready
+        self.label, self.ready = entry.label, ready
         self.config, self.draws = config, draws
-        loaded, setup = ready.loaded, ready.setup
-        self.lender = method(LENDER).build({}).prepare(setup)
-        spare = max(decoder.rows, self.lender.rows)
-        self.session = SharedPrompt(loaded.staged, setup.capacity, spare=spare)
-        self.clock = Clock(loaded.staged.device)
+        setup = ready.setup
+        self.batch = Batch(setup, session=SharedPrompt)
+        self.lenders = self.batch.prepare(method(LENDER).build({}).prepare, SLOTS)
+        if entry.decoder.alone is None:
+            self.decoders = self.batch.prepare(strategy.prepare, SLOTS)
+        else:
+            begin(entry, alone=True)
+            self.decoders = [entry.decoder]
+        staged, spare = ready.loaded.staged, max(d[0].rows for d in (self.decoders, self.lenders))
+        self.batch.reserve(SLOTS, spare)
+        self.session = SharedPrompt(staged, setup.capacity, spare=spare)
+        self.clock = Clock(staged.device)
         self.oracle = Oracle(setup, config.decode.target)
+
+    def close(self) -> None:
+        """End what was begun for the slots."""
+        for decoder in (*self.lenders, *(self.decoders if len(self.decoders) > 1 else ())):
+            decoder.close()
 
     def tested(self, *, exact: bool) -> TestedMethod:
         """Judge the method, and each control with as many draws as it takes to refuse it.
@@ -221,20 +242,20 @@ class Drawer:
         Wrong rules go wrong with drafts alone. Where those of the method are too few or too poor
         for it to be seen, others show that the test would see it.
         """
-        found = self._judged(self.label, self.decoder, None, self.config.draws)
+        found = self._judged(self.label, self.decoders, None, self.config.draws)
         controls, lent = {}, set()
         for name, rule in CONTROLS.items():
-            if isinstance(self.decoder, Proposer):
-                controls[name] = self._control(f"{self.label} that {name}", self.decoder, rule)
+            if isinstance(self.decoders[0], Proposer):
+                controls[name] = self._control(f"{self.label} that {name}", self.decoders, rule)
             if name not in controls or controls[name].p_value >= ALARM:
-                controls[name] = self._control(f"drafts that {name}", self.lender, rule)
+                controls[name] = self._control(f"drafts that {name}", self.lenders, rule)
                 lent.add(name)
         token = None
         if found.largest is not None:
             token = self.ready.loaded.tokenizer.decode([found.largest.token])
         return TestedMethod(self.label, exact, found, controls, frozenset(lent), token)
 
-    def _control(self, label: str, drafting: Decoder, rule: Any) -> Faithfulness:
+    def _control(self, label: str, drafting: Sequence[Decoder], rule: Any) -> Faithfulness:
         """Judge a wrong rule, by few draws if these are enough to refuse it."""
         for part in (10, 3, 1):
             found = self._judged(label, drafting, rule, -(-self.config.draws // part))
@@ -242,11 +263,11 @@ class Drawer:
                 break
         return found
 
-    def _judged(self, label: str, decoder: Decoder, rule: Any, n: int) -> Faithfulness:
+    def _judged(self, label: str, decoders: Sequence[Decoder], rule: Any, n: int) -> Faithfulness:
         comparison, items = DrawnOutputs(), self.ready.items
         for number, item in enumerate(items):
             share = n // len(items) + (number < n % len(items))
-            outputs = self._outputs(item, label, decoder, rule, share)
+            outputs = self._outputs(item, label, decoders, rule, share)
             after = following(outputs)
             comparison.add(
                 f"{item.task.name} {item.example.id}", after, self.oracle.after(item.ids, [*after])
@@ -254,32 +275,45 @@ class Drawer:
         return comparison.judge(self.config.decode.seed)
 
     def _outputs(
-        self, item: Item, label: str, decoder: Decoder, rule: Any, n: int
+        self, item: Item, label: str, decoders: Sequence[Decoder], rule: Any, n: int
     ) -> list[list[int]]:
         example, found = f"{item.task.name} {item.example.id}", list[list[int]]()
         for lot in range(-(-n // LOT)):
             first, count = lot * LOT, min(LOT, n - lot * LOT)
             held = self.draws.held.get((label, example, lot), [])
             if len(held) < count:
-                held = [
-                    *held,
-                    *(
-                        self._output(item, label, decoder, rule, first + i)
-                        for i in range(len(held), count)
-                    ),
-                ]
+                missing = range(first + len(held), first + count)
+                requests = {draw: self._request(item, label, rule, draw) for draw in missing}
+                drawn = self._decoded(decoders, requests)
+                held = [*held, *(drawn[draw] for draw in missing)]
                 self.draws.add(label, example, lot, held)
             found += held[:count]
             self.ready.to.report(f"drawing {label}", len(found), n)
         return found
 
-    def _output(self, item: Item, label: str, decoder: Decoder, rule: Any, draw: int) -> list[int]:
+    def _request(self, item: Item, label: str, rule: Any, draw: int) -> Request:
         seed = self.config.decode.seed
         generator = generator_for(seed, item.task.name, item.example.id, label, f"draw {draw}")
         chooser = Chooser(self.config.decode.target, generator, rule)
-        limits = limits_of(item, self.ready.loaded)
-        request = Request(list(item.ids), limits, self.clock, chooser)
-        return list(decoder.decode(self.session, request).output_ids)
+        return Request(list(item.ids), limits_of(item, self.ready.loaded), self.clock, chooser)
+
+    def _decoded(
+        self, decoders: Sequence[Decoder], requests: Mapping[int, Request]
+    ) -> dict[int, list[int]]:
+        """The outputs of all requests, several at once where the method can."""
+        if len(decoders) == 1:
+            (alone,) = decoders
+            return {
+                draw: list(alone.decode(self.session, request).output_ids)
+                for draw, request in requests.items()
+            }
+        found = {}
+        for done in self.batch.decode(decoders[: len(requests)], requests.items()):
+            if done.decoded is None:
+                assert done.error is not None
+                raise done.error
+            found[done.key] = list(done.decoded.output_ids)
+        return found
 
 
 class Oracle:

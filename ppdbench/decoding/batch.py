@@ -123,18 +123,24 @@ class Batch:
     """Slots in which sequences decode together, one method after another.
 
     `setup` is what strategies prepare for here. `prefill` is the number of rows of a prompt that
-    run beside the others' steps, `APART` for prompts that run between them as a whole. `rounds`
-    are those of the newest `decode`.
+    run beside the others' steps, `APART` for prompts that run between them as a whole. `session`
+    makes the session of a slot. `rounds` are those of the newest `decode`.
     """
 
-    def __init__(self, setup: Setup, *, prefill: int | None = APART) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        prefill: int | None = APART,
+        session: Callable[..., Session] = Session,
+    ) -> None:
         if prefill is not None and prefill < 1:
             raise ConfigError(f"prompts in pieces of {prefill} tokens; use 1 or more")
         self.place = MeetingPlace(prefill)
         self.setup = setup.at_meeting(self.place)
         self.rounds: list[BatchRound] = []
         self.sessions: list[Session] = []
-        self._spare = 0
+        self._session, self._spare = session, 0
 
     @property
     def why_apart(self) -> str | None:
@@ -161,7 +167,7 @@ class Batch:
             self._spare = spare
         model, capacity = self.setup.target.staged, self.setup.capacity
         while len(self.sessions) < size:
-            self.sessions.append(Session(model, capacity, spare=self._spare))
+            self.sessions.append(self._session(model, capacity, spare=self._spare))
 
     def decode(
         self,
