@@ -344,12 +344,11 @@ class Adapter:
     def _fill_rotary(self, capacity: int) -> None:
         if not self.anatomy.tables:
             return
-        devices = {self.device, *map(self.device_of, range(len(self.layers)))}
         for kind in {self.rope_kind(i) for i in range(len(self.layers))}:
             held = self._rotary.get((kind, self.device))
             if held is None or held[0].shape[0] < capacity:
                 tables = self._rotary_table(capacity, kind)
-                for device in devices:
+                for device in {self.device, *map(self.device_of, range(len(self.layers)))}:
                     self._rotary[kind, device] = tuple(table.to(device) for table in tables)
 
     def _rotary_table(self, capacity: int, kind: str | None) -> tuple[Tensor, ...]:

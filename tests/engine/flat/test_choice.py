@@ -42,7 +42,9 @@ class Turns(Clock):
         return self._at
 
 
-@pytest.mark.parametrize(("flat_s", "eager_s"), [(1e-3, 2e-3), (2e-3, 1e-3), (1e-3, 1e-3)])
+@pytest.mark.parametrize(
+    ("flat_s", "eager_s"), [(1e-3, 2e-3), (2e-3, 1e-3), (1e-3, 1e-3), (1e-3, 3e-3), (3e-3, 1e-3)]
+)
 def test_the_slower_path_is_never_chosen(flat_s: float, eager_s: float) -> None:
     adapter = StagedModel(stock_model("llama"), packed=False).adapter
     found, path = choice.lay_out(adapter, tokens(9), FASTER, Turns(flat_s, eager_s))
@@ -52,6 +54,16 @@ def test_the_slower_path_is_never_chosen(flat_s: float, eager_s: float) -> None:
     assert path.prepared_s > 0
     kinds = {type(m) for layer in adapter.layers for m in layer.modules()}
     assert (nn.Linear in kinds) == (found is None)
+
+
+@pytest.mark.parametrize(("eager_s", "turns"), [(1.9e-3, choice.TURNS), (2.1e-3, 1)])
+def test_what_is_clear_at_once_is_not_measured_again(eager_s: float, turns: int) -> None:
+    adapter, clock = StagedModel(stock_model("llama"), packed=False).adapter, Turns(1e-3, eager_s)
+    clock.now()
+    choice.measure(adapter, tokens(9), clock)
+    assert clock.now() == turns * len(choice.ROWS) * choice.IN_A_TURN * (
+        Fraction(1e-3) + Fraction(eager_s)
+    )
 
 
 def test_without_kernels_passes_are_eager_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
