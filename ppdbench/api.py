@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ppdbench.bench.batch_sizes import APART, parse_prefill
 from ppdbench.bench.runner import USUAL_METHODS, Choice, DecodeConfig, run_decode
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine import loading
@@ -161,6 +162,8 @@ def decode(
     warmup: int = 2,
     compile: str = "auto",
     profile: bool = False,
+    batch: int | Sequence[int] | None = None,
+    prefill: str = APART,
     allow_code_execution: bool | str = False,
     data: str | None = None,
     split: str | None = None,
@@ -188,6 +191,8 @@ def decode(
         warmup=warmup,
         compile=compile,
         profile=profile,
+        batch=_sizes(batch),
+        prefill=parse_prefill(prefill),
         allow_code_execution=allow_code_execution,
         split=split,
         limit=limit,
@@ -213,6 +218,8 @@ def bench(
     warmup: int = 2,
     compile: str = "auto",
     profile: bool = False,
+    batch: int | Sequence[int] | None = None,
+    prefill: str = APART,
     allow_code_execution: bool | str = False,
     data: str | None = None,
     split: str | None = None,
@@ -240,6 +247,8 @@ def bench(
         warmup=warmup,
         compile=compile,
         profile=profile,
+        batch=_sizes(batch),
+        prefill=parse_prefill(prefill),
         allow_code_execution=allow_code_execution,
         split=split,
         limit=limit,
@@ -264,6 +273,12 @@ def read(folder: str | Path) -> Result:
 
 def _several(names: Several) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _sizes(batch: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if batch is None:
+        return None
+    return tuple(sorted({batch} if isinstance(batch, int) else set(batch)))
 
 
 def _target(kind: str | Target) -> Target:

@@ -296,3 +296,53 @@ def smallest_of_holm(p_values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The smallest of p-values [draw, test] after Holm's (1979) correction for their number."""
     smallest: npt.NDArray[np.float64] = np.minimum(1.0, p_values.min(-1) * p_values.shape[-1])
     return smallest
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The size at which a ratio that depends on it falls below 1, and its 95% interval.
+
+    0 stands for below 1 from the smallest on that was measured, infinity for nowhere below 1.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def crossing(
+    sizes: Sequence[int],
+    parts: Sequence[Sequence[float]],
+    wholes: Sequence[Sequence[float]],
+    seed: int = 0,
+    draws: int = 2000,
+) -> Crossing:
+    """The first crossing of sum(parts) / sum(wholes) [size, example], on the line between sizes.
+
+    The axis of sizes is logarithmic. Its interval is the percentile bootstrap that draws
+    examples, the same ones for every size.
+    """
+    totals = np.asarray([*parts, *wholes], dtype=np.float64)  # [2 * size, example]
+    value = float(_crossings(sizes, totals.sum(1, keepdims=True))[0])
+    low, high = _ends(_crossings(sizes, _resampled(totals, seed, draws)))
+    return Crossing(value, low, high)
+
+
+def _ends(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The bounds of 95% of values, some of them infinite, which nothing can be between."""
+    low, high = np.quantile(values, (0.025, 0.975), method="closest_observation")
+    return float(low), float(high)
+
+
+def _crossings(sizes: Sequence[int], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The first crossing of each draw of totals [2 * size, draw], as `Crossing` has it."""
+    heights = totals[: len(sizes)] / totals[len(sizes) :] - 1  # [size, draw]
+    places = np.log(np.asarray(sizes, dtype=np.float64))
+    found = np.full(heights.shape[1], math.inf)
+    for at in reversed(range(1, len(sizes))):
+        before, after = heights[at - 1], heights[at]
+        falls = (before >= 0) & (after < 0)
+        share = np.divide(before, before - after, out=np.zeros_like(before), where=falls)
+        crossed = np.exp(places[at - 1] + share * (places[at] - places[at - 1]))
+        found = np.where(falls, crossed, found)
+    return np.where(heights[0] < 0, 0.0, found)

@@ -34,7 +34,7 @@ def _gap(one: SampleSums, side: str) -> float:
     wall, prefill, prompt = (getattr(one.sample, f"{side}{name}") or 0.0 for name in names)
     if not wall:
         return 0.0
-    steps = one.baseline_step_ms if side else one.step_ms
+    steps = one.baseline_every_ms if side else one.every_ms
     return max(_share(abs(wall - prefill - steps), wall), _share(prompt - prefill, prompt))
 
 

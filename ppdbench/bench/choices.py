@@ -57,14 +57,19 @@ def _shipped(name: str, model: str) -> dict[str, str]:
 
 
 def with_peers(
-    choices: Sequence[Choice], model: str, peer: str = "transformers"
+    choices: Sequence[Choice], model: str, peer: str = "transformers", *, together: bool = False
 ) -> tuple[list[Choice], str | None]:
-    """The methods of a run and their peers, and a note on what had to stay away."""
+    """The methods of a run and their peers, and a note on what had to stay away.
+
+    Of sequences that are decoded `together` no peer assists more than one at a time.
+    """
     if peer != "transformers":
         raise ConfigError(f"--against {peer}: use transformers")
     wanted = [Choice(name=name) for name in GREEDY]
     note = None
-    for ours, theirs, shared in COUNTERPARTS:
+    if together:
+        note = "beside batches stand plain modes of generate(): it assists one sequence at a time"
+    for ours, theirs, shared in () if together else COUNTERPARTS:
         same = [
             Choice(name=theirs, options={n: v for n, v in c.options.items() if n in shared})
             for c in choices

@@ -53,7 +53,9 @@ def _pairs(methods: Mapping[str, DecodingMethod]) -> Iterator[tuple[str, str]]:
         for label, about in methods.items():
             for other, peer in methods.items():
                 same = all(about.options.get(n) == peer.options.get(n) for n in shared)
-                if (about.name, peer.name) == (ours, theirs) and same:
+                if (about.name, about.batch) != (ours, peer.batch):
+                    continue
+                if peer.name == theirs and same:
                     yield label, other
 
 

@@ -15,10 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ppdbench.bench.full_batches import Place
 from ppdbench.bench.profile import Meter
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.identity import (
+    Again,
     Evidence,
     Judgement,
     as_run,
@@ -68,6 +70,13 @@ class PreparedMethod:
     decoder: Decoder
     exits: Mapping[str, str] = field(default_factory=dict)
     """The layers that it exits after, where its options leave the choice to it."""
+    slots: Sequence[Decoder] = ()
+    """A decoder for each sequence that is decoded together; `decoder` is the first."""
+
+    @property
+    def size(self) -> int:
+        """The number of sequences that it decodes together."""
+        return max(1, len(self.slots))
 
     @property
     def used(self) -> dict[str, str]:
@@ -91,6 +100,10 @@ class ExampleResult:
     error: str | None = None
     by_threads: dict[int, Decoded] = field(default_factory=dict)
     """Greedy decoding with fewer or more threads, beside methods that spread over units."""
+    place: Place | None = None
+    """Its place in a batch, where it had one."""
+    alone: Decoded | None = None
+    """Greedy decoding of the prompt alone, beside what came from a batch."""
     peak_memory_bytes: int = 0
 
 
@@ -145,11 +158,11 @@ class Interleaved:
         rows = self._most_rows = max([c.decoder.rows for c in methods], default=1)
         self.session = Session(loaded.staged, setup.capacity, spare=rows)
         self._fixed: dict[int, Session] = {}
-        self.meter = Meter(loaded.staged, self._clock()) if profile else None
+        self.meter = Meter(loaded.staged, self.clock()) if profile else None
         self._answered: tuple[Item, Decoded] | None = None
         # What the stock model says; it is there only while somebody asks.
         self._truth: StockTruth | None = None
-        self._noise = 0.0
+        self.noise = 0.0
         self._watches: dict[str, LogitWatch] | None = None
         self._in_one_shape = strict and loaded.staged.flat is None
         if self._in_one_shape:
@@ -181,11 +194,15 @@ class Interleaved:
             and outcomes[label].verdict != "mismatch"
             and (decoded := outcomes[label].decoded) is not None
         ]
-        check_end_tokens(self.loaded.eos_ids, self._stock().eos_ids)
-        self._noise = hold(self._stock(), item.ids, seen)
+        self.hold_outputs(item, seen)
+
+    def hold_outputs(self, item: Item, seen: Sequence[MethodOutput]) -> None:
+        """Refuse to go on with outputs of an example that the stock model does not give."""
+        check_end_tokens(self.loaded.eos_ids, self.stock().eos_ids)
+        self.noise = max(self.noise, hold(self.stock(), item.ids, seen))
         self._truth = None
 
-    def _check(self, item: Item, outputs: Mapping[str, Decoded]) -> None:
+    def check(self, item: Item, outputs: Mapping[str, Decoded]) -> None:
         """Refuse outputs that do not end where they should, and a baseline that drafts."""
         limits = limits_of(item, self.loaded)
         for label, decoded in outputs.items():
@@ -193,7 +210,7 @@ class Interleaved:
         for label in BASELINE:
             check_greedy(outputs[label])
 
-    def _stock(self) -> StockTruth:
+    def stock(self) -> StockTruth:
         """The stock model, loaded for whoever asks first."""
         if self._truth is None:
             self._truth = StockTruth.load(self.loaded.spec)
@@ -227,21 +244,29 @@ class Interleaved:
         fast = greedy[BASELINE[0]]
         self._answered = item, fast
         made = {label: ours for label, ours in attempts.items() if isinstance(ours, Decoded)}
-        self._check(item, {**{label: greedy[label] for label in BASELINE}, **made})
+        self.check(item, {**{label: greedy[label] for label in BASELINE}, **made})
         by_threads = {self._threads: fast, **{n: greedy[n] for n in others}}
         for label, ours in attempts.items():
             method = by_label[label]
             wanted = unit_threads(method.decoder)
             outcomes[label] = replace(
-                self._outcome(item, method, ours, fast),
+                self.judged(item, method, ours, fast),
                 by_threads={n: by_threads[n] for n in wanted},
                 peak_memory_bytes=peak,
             )
-        if self._truth is not None and self._watches is None:
-            # What judging took is no part of decoding.
+        if self._watches is None:
+            self.forget_truth()
+        return outcomes
+
+    def forget_truth(self) -> None:
+        """Let go of the stock model, if somebody asked it: judging is no part of decoding."""
+        if self._truth is not None:
             self._truth = None
             forget_peak_memory(self.loaded.staged.device)
-        return outcomes
+
+    def reference(self, item: Item) -> Decoded:
+        """Greedy decoding of one prompt alone."""
+        return self._greedy(item, BASELINE[0], self.session)
 
     def ready(self, item: Item) -> Item:
         """The item with its prompt: in a later turn that holds greedy's answers to the earlier.
@@ -259,7 +284,7 @@ class Interleaved:
 
     def _attempt(self, item: Item, method: PreparedMethod) -> Decoded | str:
         """An output, or what went wrong; other examples and methods go on."""
-        request = self._request(item, method.label)
+        request = self.request(item, method.label)
         session, decoder = self._session(method), method.decoder
         try:
             if self.meter is None or decoder.foreign or decoder.units > 1:
@@ -278,7 +303,7 @@ class Interleaved:
 
     def _greedy(self, item: Item, label: str, session: Session) -> Decoded:
         """The reference; without it there is nothing to compare with."""
-        request = self._request(item, label)
+        request = self.request(item, label)
         try:
             with self._watched(label, session) as wall:
                 decoded = autoregressive(session, request)
@@ -286,9 +311,15 @@ class Interleaved:
         except NumericalError as error:
             raise NumericalError(f"example {item.example.id}: {error}") from error
 
-    def _outcome(
-        self, item: Item, method: PreparedMethod, ours: Decoded | str, fast: Decoded
+    def judged(
+        self,
+        item: Item,
+        method: PreparedMethod,
+        ours: Decoded | str,
+        fast: Decoded,
+        made_again: Again | None = None,
     ) -> ExampleResult:
+        """An output beside that of greedy decoding; `made_again` makes its passes once more."""
         if isinstance(ours, str):
             return ExampleResult("failed", error=ours)
         if not self.target.greedy:
@@ -309,9 +340,9 @@ class Interleaved:
             one_row=partial(
                 one_by_one, session if fixed else self.session, list(item.ids), reference
             ),
-            as_run=partial(self._made_again, item, method, ours),
-            truth=self._stock,
-            noise=self._noise,
+            as_run=made_again or partial(self._made_again, item, method, ours),
+            truth=self.stock,
+            noise=self.noise,
         )
         # In one shape the slots of a tree still change the order of sums.
         rounding = not strict or (fixed and ours.trees)
@@ -329,7 +360,7 @@ class Interleaved:
         if decoder.units > 1:
             with confined((), decoder.threads or self._threads):
                 return as_verified(session, list(item.ids), ours, position)
-        run = partial(decoder.decode, session, self._request(item, method.label))
+        run = partial(decoder.decode, session, self.request(item, method.label))
         return as_run(run, session, ours, position)
 
     @contextmanager
@@ -338,7 +369,7 @@ class Interleaved:
         if self._watches is not None:
             session.watch = self._watches[label] = LogitWatch(range(FIRST))
         with watched(session.model) as routed:
-            wall = WallTime(self._clock(), session, self._most_rows)
+            wall = WallTime(self.clock(), session, self._most_rows)
             try:
                 yield wall
             finally:
@@ -349,13 +380,14 @@ class Interleaved:
     def _session(self, method: PreparedMethod) -> Session:
         return self._fixed[method.decoder.rows] if self._in_one_shape else self.session
 
-    def _clock(self) -> Clock:
+    def clock(self) -> Clock:
+        """A clock of the model's device."""
         return Clock(self.loaded.staged.device)
 
-    def _request(self, item: Item, label: str) -> Request:
+    def request(self, item: Item, label: str) -> Request:
         """Return the request to a method, or to greedy decoding; it draws from its own seed."""
         limits, chooser = limits_of(item, self.loaded), self._chooser(item, label)
-        return Request(list(item.ids), limits, self._clock(), chooser)
+        return Request(list(item.ids), limits, self.clock(), chooser)
 
     def _chooser(self, item: Item, label: str) -> Chooser:
         if self.target.greedy:

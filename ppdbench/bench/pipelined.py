@@ -9,7 +9,7 @@ from typing import Any
 from ppdbench import theory
 from ppdbench.bench.claims import TimedPair, claim
 from ppdbench.bench.sums import SampleSums
-from ppdbench.runs.records import ThreadedGreedy
+from ppdbench.runs.records import GreedyTimes
 
 Facts = Mapping[str, Any]
 
@@ -65,13 +65,13 @@ def beside_greedy(one: SampleSums, which: Callable[[Iterable[int]], int]) -> tup
     return greedy.step_ms, one.step_ms * one.as_long_as(greedy.steps)
 
 
-def _greedy_on(one: SampleSums, which: Callable[[Iterable[int]], int]) -> ThreadedGreedy:
+def _greedy_on(one: SampleSums, which: Callable[[Iterable[int]], int]) -> GreedyTimes:
     """Return greedy decoding's times for the same example on the threads of one unit, or of all."""
     by_threads = _alone(one)
     return by_threads[str(which(map(int, by_threads)))]
 
 
-def _alone(one: SampleSums) -> Mapping[str, ThreadedGreedy]:
+def _alone(one: SampleSums) -> Mapping[str, GreedyTimes]:
     """Greedy decoding beside units, by threads."""
     return one.sample.greedy_by_threads or {}
 

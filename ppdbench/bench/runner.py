@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
+from ppdbench.bench.batch_sizes import check_examples, check_memory, check_sizes, label_of, streams
+from ppdbench.bench.batched import Batched
 from ppdbench.bench.compiling import check_mode, settle
+from ppdbench.bench.counterparts import GREEDY
 from ppdbench.bench.execution import UNPROTECTED, CodeRuns
-from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
+from ppdbench.bench.interleaved import BASELINE, Interleaved, PreparedMethod
+from ppdbench.bench.made_sample import sample_of
 from ppdbench.bench.memory import own_bytes
-from ppdbench.decoding.decoder import Setup
-from ppdbench.decoding.limits import visible_text
+from ppdbench.decoding.batch import Batch
+from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.errors import ConfigError, PpdbenchError
@@ -25,15 +28,10 @@ from ppdbench.machine.load import LoadMeter
 from ppdbench.methods import method
 from ppdbench.methods.base import Exiting, Method, Strategy, settings, split_name
 from ppdbench.runs.records import (
-    DecodedSample,
-    Decoding,
     DecodingMethod,
     FailedSample,
-    Judged,
     Load,
     Memory,
-    Profile,
-    ThreadedGreedy,
 )
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.shards import Shard
@@ -44,10 +42,7 @@ from ppdbench.runs.workload import (
     Report,
     RunConfig,
     Workload,
-    asked,
-    limits_of,
 )
-from ppdbench.scoring import NEEDS_EXECUTION, parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +95,7 @@ def labels(choices: Sequence[Choice]) -> list[str]:
 # What needs neither training nor other files.
 USUAL_METHODS = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "jacobi")
 MOST_WARMUP = 1000  # untimed runs before the first
+WARM_TOKENS = 16  # of the outputs with which batches are warmed up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +108,8 @@ class DecodeConfig(RunConfig):
     warmup: int = 2
     compile: str = "auto"
     profile: bool = False
+    batch: tuple[int, ...] | None = None
+    prefill: int | None = None
     allow_code_execution: bool | str = False  # or UNPROTECTED
 
     def __post_init__(self) -> None:
@@ -126,8 +124,27 @@ class DecodeConfig(RunConfig):
         check_mode(self.compile)
         if self.strict and self.compile == "on":
             raise ConfigError("--strict runs eagerly; leave --compile on out")
+        check_sizes(self.sizes)
+        if max(self.sizes) > 1:
+            self._check_together()
         if self.strict and not self.target.greedy:
             raise ConfigError("--strict compares with greedy decoding; leave --target out")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of sequences that are decoded together, one by one unless told."""
+        return self.batch or (1,)
+
+    def _check_together(self) -> None:
+        """Refuse what batches cannot do."""
+        if self.strict:
+            raise ConfigError(
+                "--strict fixes the shape of the passes of one sequence; leave it or --batch out"
+            )
+        if self.compile == "on":
+            raise ConfigError("--compile on is for one sequence at a time; leave it or --batch out")
+        if self.profile:
+            raise ConfigError("--profile looks at one sequence at a time; leave it or --batch out")
 
 
 def run_decode(
@@ -147,22 +164,38 @@ def run_decode(
     built = built_for(config.model, config.methods)
     to.check()
     work = Workload.read(config, to.warn)
+    largest = max(config.sizes)
+    if largest > 1:
+        check_examples(work, largest, to.shard)
+        if loaded is None:
+            check_memory(config.model, work.context(), largest)
     # No quality is asked of random weights.
     scored = config.allow_code_execution and not config.model.is_synthetic
     unprotected = config.allow_code_execution == UNPROTECTED
     code = CodeRuns.read(work, unprotected=unprotected) if scored else None
     ready = Ready.load(to, work, loaded, conversations=True)
     loaded, items, setup = ready.loaded, ready.items, ready.setup
+    wanted = [
+        WantedMethod(label_of(name, size), choice, *pair, size)
+        for size in config.sizes
+        for name, choice, pair in zip(names, config.methods, built, strict=True)
+    ]
     with ExitStack() as started:
+        batch = Batch(setup, prefill=config.prefill)
         prepared = [
-            prepare(label, chosen, strategy, setup, config.target, alone=len(built) == 1)
-            for label, (chosen, strategy) in zip(names, built, strict=True)
+            prepare(
+                *(each.label, each.method, each.strategy, setup, config.target),
+                alone=len(built) == 1,
+                places=Places(setup, batch, each.size) if each.size > 1 else None,
+            )
+            for each in wanted
         ]
         methods = [entry for entry in prepared if isinstance(entry, PreparedMethod)]
         for each in methods:
-            started.callback(each.decoder.close)
+            for decoder in each.slots:
+                started.callback(decoder.close)
         compilation = settle(
-            "off" if config.strict else config.compile,
+            "off" if config.strict or largest > 1 else config.compile,
             setup,
             {c.label: c.decoder for c in methods},
             sum(item.max_new_tokens for item in items) * (len(methods) + len(BASELINE)),
@@ -171,8 +204,8 @@ def run_decode(
         )
         prepared = [begin(entry, alone=len(built) == 1) for entry in prepared]
         methods = [entry for entry in prepared if isinstance(entry, PreparedMethod)]
-        told = list(zip(names, config.methods, built, prepared, strict=True))
-        left_out = {n: e for n, c, _, e in told if isinstance(e, str) and c in optional}
+        told = list(zip(wanted, prepared, strict=True))
+        left_out = {w.label: e for w, e in told if isinstance(e, str) and w.choice in optional}
         bandwidth = None
         if config.profile:
             to.report("measuring bandwidth", 0, None)
@@ -180,31 +213,79 @@ def run_decode(
         # What compiling and measuring took is no part of decoding.
         forget_peak_memory(loaded.staged.device)
         interleaved = Interleaved(
-            *(loaded, methods, setup, config.target),
+            *(loaded, [m for m in methods if m.size == 1], setup, config.target),
             strict=config.strict,
             profile=config.profile,
         )
         header = ready.header(
             *(kind, config),
-            **about([(n, b, e) for n, _, b, e in told if n not in left_out]),
+            **about(
+                [(w.label, (w.method, w.strategy), e) for w, e in told if w.label not in left_out],
+                {w.label: w.size for w in wanted},
+            ),
             left_out=left_out or None,
             compilation=compilation,
             bandwidth_bytes_per_s=bandwidth,
-            memory=memory(interleaved),
+            memory=memory(interleaved, methods),
         )
         decode = partial(
-            decode_missing, interleaved, items, warmup=config.warmup, report=to.report, code=code
+            decode_sizes,
+            *(interleaved, batch, methods, items),
+            warmup=config.warmup,
+            report=to.report,
+            code=code,
         )
-        return ready.store(header, decode, [i.key(c.label) for i in items for c in methods])
+        run = ready.store(header, decode, [i.key(c.label) for i in items for c in methods])
+    if batch.why_apart is not None:
+        to.warn(f"passes of a batch ran one after another: {batch.why_apart}")
+    return run
 
 
-def memory(interleaved: Interleaved) -> Memory:
+@dataclass(frozen=True, slots=True)
+class WantedMethod:
+    """A method of a run in batches of one size, before it is prepared."""
+
+    label: str
+    choice: Choice
+    method: Method
+    strategy: Strategy
+    size: int
+
+
+def decode_sizes(
+    alone: Interleaved,
+    batch: Batch,
+    methods: Sequence[PreparedMethod],
+    items: Sequence[Item],
+    folder: RunFolder,
+    *,
+    warmup: int,
+    report: Report,
+    code: CodeRuns | None = None,
+) -> None:
+    """Decode what is missing with batches of one size after the other.
+
+    `alone` has the methods that decode one sequence at a time.
+    """
+    for size in sorted({each.size for each in methods}):
+        if size == 1:
+            decode_missing(alone, items, folder, warmup=warmup, report=report, code=code)
+            continue
+        greedy = batch.prepare(method("greedy").build({}).prepare, size)
+        batched = Batched(alone, batch, greedy, [m for m in methods if m.size == size], size)
+        decode_streams(batched, items, folder, warmup=warmup, report=report, code=code)
+
+
+def memory(interleaved: Interleaved, methods: Sequence[PreparedMethod]) -> Memory:
     """Bytes of the model, of its cache, and of what each method holds besides."""
     loaded = interleaved.loaded
+    cache = own_bytes(interleaved.session, loaded)
+    sizes = sorted({method.size for method in methods} - {1})
     return Memory(
         weights=loaded.staged.weight_bytes(),
-        cache=own_bytes(interleaved.session, loaded),
-        methods={c.label: own_bytes(c.decoder, loaded) for c in interleaved.methods},
+        cache=cache,
+        methods={c.label: own_bytes(c.decoder, loaded) for c in methods},
+        batches={str(size): size * cache for size in sizes} or None,
     )
 
 
@@ -229,17 +310,79 @@ def decode_missing(
         lacking = left(item, interleaved.methods, folder)
         with LoadMeter() as meter:
             outcomes = interleaved.run(item, turn=number, methods=lacking)
-        # Processes that torchrun or others started for one run would count as other programs.
-        alone = folder.shard.on_machine == Shard.launched().count == 1
-        load = Load(**meter.load.to_dict()) if alone else None
+        load = _load(meter, folder)
         for each in lacking:
             sample = sample_of(item, each.label, outcomes, interleaved.loaded, load)
             folder.append(code.examined(sample, chat=item.chat is not None) if code else sample)
         report(item.task.name, len(items) - len(missing) + number + 1, len(items))
 
 
+def decode_streams(
+    batched: Batched,
+    items: Sequence[Item],
+    folder: RunFolder,
+    *,
+    warmup: int,
+    report: Report,
+    code: CodeRuns | None = None,
+) -> None:
+    """Decode every stream of our shard's examples that lacks a result; store each at once."""
+    items = folder.shard.part(items)
+    by_task: dict[str, list[Item]] = {}
+    for item in items:
+        by_task.setdefault(item.task.name, []).append(item)
+    every = [part for of_task in by_task.values() for part in streams(of_task, batched.size)]
+    missing = [part for part in every if any(left(i, batched.methods, folder) for i in part)]
+    done = len(items) - sum(map(len, missing))
+    report(f"warming up batches of {batched.size}", done, len(items))
+    for part in missing[:1]:
+        first = [shortened(batched.alone.ready(item)) for item in part[: batched.size]]
+        for _ in range(warmup - 1):
+            batched.run(first, turn=0)
+        batched.hold(first)
+    for turn, part in enumerate(missing):
+        ready = [batched.alone.ready(item) for item in part]
+        lacking = [m for m in batched.methods if any(is_left(i, m.label, folder) for i in part)]
+        with LoadMeter() as meter:
+            outcomes = batched.run(ready, turn=turn, methods=lacking)
+        load = _load(meter, folder)
+        for item, found in zip(ready, outcomes, strict=True):
+            for each in left(item, lacking, folder):
+                sample = sample_of(item, each.label, found, batched.alone.loaded, load)
+                folder.append(code.examined(sample, chat=item.chat is not None) if code else sample)
+        done += len(part)
+        report(f"{part[0].task.name}, batch {batched.size}", done, len(items))
+
+
+def shortened(item: Item) -> Item:
+    """The example with no more output than warming up takes."""
+    return replace(item, max_new_tokens=min(item.max_new_tokens, WARM_TOKENS))
+
+
+def _load(meter: LoadMeter, folder: RunFolder) -> Load | None:
+    """The load of the machine, unless others of one run would count as other programs."""
+    alone = folder.shard.on_machine == Shard.launched().count == 1
+    return Load(**meter.load.to_dict()) if alone else None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """So many places of a batch."""
+
+    setup: Setup
+    batch: Batch
+    size: int
+
+    def prepare(self, chosen: Method, strategy: Strategy) -> list[Decoder]:
+        """A decoder for each; one for all of a peer, which batches by itself."""
+        if chosen.name in GREEDY:
+            return [strategy.prepare(self.setup)] * self.size
+        return self.batch.prepare(strategy.prepare, self.size)
+
+
 def about(
     prepared: Sequence[tuple[str, tuple[Method, Strategy], PreparedMethod | str]],
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Describe each method for the header, and those that could not run."""
     methods, facts, not_run, used = {}, {}, {}, {}
@@ -250,6 +393,7 @@ def about(
             exact=ready.exact if ready else chosen.exact,
             options=dict(chosen.values(strategy)),
             loaded=dict(ready.decoder.loaded) if ready else {},
+            batch=sizes.get(label, 1),
         )
         if isinstance(entry, str):
             not_run[label] = entry
@@ -262,13 +406,21 @@ def about(
 
 
 def prepare(
-    label: str, chosen: Method, strategy: Strategy, setup: Setup, target: Target, *, alone: bool
+    label: str,
+    chosen: Method,
+    strategy: Strategy,
+    setup: Setup,
+    target: Target,
+    *,
+    alone: bool,
+    places: Places | None = None,
 ) -> PreparedMethod | str:
-    """Ready to begin, or why it cannot."""
+    """Ready to begin, or why it cannot; with `places` for so many sequences together."""
 
     def ready() -> PreparedMethod:
         target.check(setup.target.staged.vocab_size)
-        decoder = strategy.prepare(setup)
+        slots = [strategy.prepare(setup)] if places is None else places.prepare(chosen, strategy)
+        decoder = slots[0]
         if target.by_text and not decoder.knows_text:
             raise ConfigError(
                 f"{label}: the part that picks tokens does not know the text; leave "
@@ -280,7 +432,8 @@ def prepare(
                 f"that or --target {target.kind} out"
             )
         return PreparedMethod(
-            label, chosen, decoder, exits_used(strategy, setup.target.staged.n_layers)
+            *(label, chosen, decoder, exits_used(strategy, setup.target.staged.n_layers)),
+            slots=slots,
         )
 
     return _or_why_not(ready, alone=alone)
@@ -300,7 +453,8 @@ def begin(entry: PreparedMethod | str, *, alone: bool) -> PreparedMethod | str:
         return entry
 
     def at_work() -> PreparedMethod:
-        entry.decoder.begin()
+        if entry.size == 1:  # those of a batch have begun
+            entry.decoder.begin()
         return entry
 
     return _or_why_not(at_work, alone=alone)
@@ -325,112 +479,3 @@ def is_left(item: Item, label: str, folder: RunFolder) -> bool:
     """True if a method has yet to decode an example; failures are tried again."""
     sample = folder.done.get(item.key(label))
     return sample is None or isinstance(sample, FailedSample)
-
-
-def sample_of(
-    item: Item,
-    label: str,
-    outcomes: Mapping[str, ExampleResult],
-    loaded: Loaded,
-    load: Load | None = None,
-) -> Decoding:
-    """Everything measured on one example; means are made when it is read."""
-    outcome, baseline, again = (outcomes[n] for n in (label, *BASELINE))
-    known = {
-        **asked(item),
-        "method": label,
-        "references": list(item.example.references),
-        "turn": item.turn if item.task.turns else None,
-        "turns": len(item.example.turns) if item.task.turns else None,
-        "peak_memory_bytes": outcome.peak_memory_bytes,
-        "load": load,
-    }
-    if outcome.decoded is None:
-        error = outcome.error or ""
-        return FailedSample(**known, verdict="failed", output_ids=[], error=error)
-    assert outcome.verdict != "failed"
-    ours, theirs, floor = outcome.decoded, baseline.decoded, again.decoded
-    assert theirs is not None
-    assert floor is not None
-    text = visible_text(loaded.tokenizer, ours.output_ids, limits_of(item, loaded))
-    return DecodedSample(
-        **known,
-        verdict=outcome.verdict,
-        finish=ours.finish,
-        output_ids=list(ours.output_ids),
-        text=text,
-        accepted=list(ours.accepted),
-        proposed=list(ours.proposed),
-        rows=list(ours.rows),
-        prefill_ms=_rounded(ours.prefill_ms),
-        step_ms=[_rounded(ms) for ms in ours.step_ms],
-        draft_ms=[_rounded(ms) for ms in ours.draft_ms],
-        baseline_prefill_ms=_rounded(theirs.prefill_ms),
-        baseline_step_ms=[_rounded(ms) for ms in theirs.step_ms],
-        baseline_again_ms=_rounded(sum(floor.step_ms)),
-        baseline_again_steps=len(floor.step_ms),
-        wall_ms=_rounded(ours.wall_ms),
-        prompt_ms=_rounded(ours.prompt_ms),
-        baseline_wall_ms=_rounded(theirs.wall_ms),
-        baseline_prompt_ms=_rounded(theirs.prompt_ms),
-        scores=None if loaded.spec.is_synthetic else _scores(item, text),
-        profile=None
-        if ours.profile is None
-        else Profile(**{name: _rounded(value) for name, value in ours.profile.items()}),
-        exits=list(ours.exits) or None,
-        experts={str(rows): pair for rows, pair in ours.experts.items()} or None,
-        **_pipelined(outcome),
-        **_difference(outcome),
-    )
-
-
-def _scores(item: Item, text: str) -> dict[str, Any] | None:
-    """Make the parts that the output adds to the metrics which need no execution."""
-    scored = [metric for metric in item.task.metrics if metric not in NEEDS_EXECUTION]
-    return parts(scored, text, item.example.references, which=_which(item)) if scored else None
-
-
-def _pipelined(outcome: ExampleResult) -> dict[str, Any]:
-    """Fields of an output that several units shared the work on."""
-    assert outcome.decoded is not None
-    if (found := outcome.decoded.pipelined) is None:
-        return {}
-    return {
-        "matches": list(map(int, found.matches)),
-        "communication_ms": _rounded(found.communication_ms),
-        "greedy_by_threads": {
-            str(n): ThreadedGreedy(
-                prefill_ms=_rounded(greedy.prefill_ms),
-                step_ms=_rounded(sum(greedy.step_ms)),
-                steps=len(greedy.step_ms),
-            )
-            for n, greedy in outcome.by_threads.items()
-        },
-        "events": [
-            (unit, what, token, _rounded(start), _rounded(end))
-            for unit, what, token, start, end in found.events
-        ],
-    }
-
-
-def _difference(outcome: ExampleResult) -> dict[str, Any]:
-    """Fields that say where an output leaves greedy's, and what is made of that."""
-    found = outcome.judgement
-    if found is None or found.position is None:
-        return {}
-    assert outcome.reference is not None
-    return {
-        "first_difference": found.position,
-        "baseline_ids": list(outcome.reference.output_ids),
-        "margin": found.margin,
-        "discrepancy": found.discrepancy,
-        "judged": msgspec.convert(found.judged, Judged) if found.judged else None,
-    }
-
-
-def _which(item: Item) -> str:
-    return f"{item.task.name} example {item.example.id}"
-
-
-def _rounded(ms: float) -> float:
-    return round(ms, 4)

@@ -17,7 +17,10 @@ from typing import Any
 from ppdbench.files.yaml_file import read_yaml
 
 VERSION = 1
-TEXTS = ("model", "dtype", "data", "split", "target", "against", "compile", "chat", "system")
+TEXTS = (
+    *("model", "dtype", "data", "split", "target", "against", "compile", "chat", "system"),
+    *("batch", "prefill"),
+)
 NUMBERS = ("limit", "shots", "max_new_tokens", "seed", "warmup")
 FLAGS = ("strict",)
 

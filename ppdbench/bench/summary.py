@@ -7,11 +7,12 @@ with neither. Tokens are counted from ids, the same way for the method and its b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.claims import claim, over_greedy
 from ppdbench.bench.conditions import Conditions
+from ppdbench.bench.crossover import Crossover, crossovers
 from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.sums import SampleSums
@@ -19,6 +20,7 @@ from ppdbench.errors import DataError
 from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import DecodingHeader, Header, decoding
 from ppdbench.scoring import NEEDS_EXECUTION, score_samples
+from ppdbench.stats import mean
 
 VERDICTS = ("identical", "tie", "mismatch")
 ALL = "all tasks"
@@ -36,11 +38,13 @@ def summarize(
         groups.setdefault((one.task, one.method), []).append(one)
     tasks = list(dict.fromkeys(task for task, _ in groups))
     ordered = sorted(groups, key=lambda group: tasks.index(group[0]))
-    under = {
-        task: Conditions.of(header.methods, [s for s in sums if s.task == task]) for task in tasks
-    }
+    under = {task: _conditions(header, [s for s in sums if s.task == task]) for task in tasks}
+    pays = {task: crossovers(header.methods, [s for s in sums if s.task == task]) for task in tasks}
     return [
-        _summary(header, task, label, groups[task, label], under[task], scores)
+        {
+            **_summary(header, task, label, groups[task, label], under[task][label], scores),
+            **_figures(pays[task], label),
+        }
         for task, label in ordered
     ]
 
@@ -51,8 +55,27 @@ def overall(header: Header, sums: Sequence[SampleSums]) -> list[dict[str, Any]]:
     groups: dict[str, list[SampleSums]] = {}
     for one in sums:
         groups.setdefault(one.method, []).append(one)
-    under = Conditions.of(header.methods, sums)
-    return [_summary(header, ALL, label, group, under, False) for label, group in groups.items()]
+    under = _conditions(header, sums)
+    pays = crossovers(header.methods, sums)
+    return [
+        {**_summary(header, ALL, label, group, under[label], False), **_figures(pays, label)}
+        for label, group in groups.items()
+    ]
+
+
+def _conditions(header: DecodingHeader, sums: Sequence[SampleSums]) -> dict[str, Conditions]:
+    """The conditions of each method: those of all that took turns with it."""
+    sizes = {label: about.batch for label, about in header.methods.items()}
+    found = {
+        size: Conditions.of(header.methods, [s for s in sums if sizes[s.method] == size])
+        for size in set(sizes.values())
+    }
+    return {label: found[size] for label, size in sizes.items()}
+
+
+def _figures(pays: Mapping[str, Crossover], label: str) -> dict[str, Any]:
+    """The batch from which a method no longer pays, where several sizes were measured."""
+    return pays[label].figures() if label in pays else {}
 
 
 def _summary(
@@ -78,6 +101,7 @@ def _summary(
         "target": drawn,
         "method": method.name,
         "label": label,
+        "batch": method.batch,
         "options": method.options,
         "used": (header.used or {}).get(label, {}),
         "exact": method.exact,
@@ -90,11 +114,12 @@ def _summary(
         "empty": sum(one.degenerate == "empty" for one in done),
         "loops": sum(one.degenerate == "loop" for one in done),
         "agreement": _agreement(done) if done and not method.exact and drawn == "greedy" else None,
-        **_times(done),
+        **_times(done, method.batch),
         "noise_low": under.noise and under.noise.low,
         "noise_high": under.noise and under.noise.high,
         "under_load": under.under_load,
         "profile": profile(done, header.bandwidth_bytes_per_s),
+        **_alone(done),
         **pipelined(header.facts.get(label), done),
         "peak_memory_bytes": max((one.sample.peak_memory_bytes for one in done), default=None),
         "memory": _memory(header, label),
@@ -117,6 +142,15 @@ def _experts(held: int | None, group: Sequence[SampleSums]) -> dict[str, Any] | 
     return {"of": held, "by_rows": {str(n): touched[n] / calls[n] for n in sorted(calls)}}
 
 
+def _alone(group: Sequence[SampleSums]) -> dict[str, float | None]:
+    """The speed of greedy decoding of one prompt after the other, where a batch is beside it."""
+    times = [one.sample.alone for one in group if one.sample.alone is not None]
+    ms = sum(each.step_ms for each in times)
+    if not times:
+        return {}
+    return {"alone_tokens_per_s": 1e3 * sum(each.steps for each in times) / ms if ms else None}
+
+
 def _memory(header: DecodingHeader, label: str) -> dict[str, int] | None:
     """Bytes of the model, of its cache, and of what the method holds besides."""
     held = header.memory
@@ -136,26 +170,43 @@ def _processes(group: Sequence[SampleSums]) -> int | None:
     return max(known, default=1) if len(known) == len(told) else None
 
 
-def _times(group: Sequence[SampleSums]) -> dict[str, Any]:
-    """Speeds, acceptance and the paired ratio; None where nothing was timed or may be claimed."""
+def _times(group: Sequence[SampleSums], batch: int) -> dict[str, Any]:
+    """Speeds, acceptance and the paired ratio; None where nothing was timed or may be claimed.
+
+    A token takes as long as one sequence waits for it; `tokens_per_s` is of all sequences of a
+    batch together.
+    """
     ours, theirs = sum(s.step_ms for s in group), sum(s.baseline_step_ms for s in group)
-    steps, tokens = sum(s.steps for s in group), sum(s.tokens - 1 for s in group)
+    steps, committed = sum(s.steps for s in group), sum(s.tokens - 1 for s in group)
+    timed_steps, tokens = sum(s.timed_steps for s in group), sum(s.timed_tokens for s in group)
+    every_ms = sum(s.every_ms for s in group)
     proposed, accepted = sum(s.proposed for s in group), sum(s.accepted for s in group)
     baseline_steps = sum(s.baseline_steps for s in group)
-    timed = steps and ours and theirs and baseline_steps
+    timed = timed_steps and ours and theirs and baseline_steps
     return {
         "prefill_ms": sum(s.sample.prefill_ms for s in group) / len(group) if group else None,
         "ms_per_token": ours / tokens if tokens else None,
-        "tokens_per_s": 1e3 * tokens / ours if ours else None,
-        "draft_share": sum(s.draft_ms for s in group) / ours if ours else None,
-        "committed_per_step": tokens / steps if steps else None,
+        "tokens_per_s": 1e3 * batch * tokens / ours if ours else None,
+        "tokens_per_s_per_sequence": 1e3 * tokens / ours if ours else None,
+        "time_to_first_token_ms": _to_first_token(group),
+        "ms_per_step": ours / timed_steps if timed_steps else None,
+        "timed_share": ours / every_ms if every_ms else None,
+        "draft_share": sum(s.draft_ms for s in group) / every_ms if every_ms else None,
+        "committed_per_step": committed / steps if steps else None,
         "accepted_per_proposed": accepted / proposed if proposed else None,
         "proposed_per_step": proposed / steps if steps else None,
         # What a step must commit to be worth its time: how many of greedy's it takes as long as.
-        "committed_to_pay": ours / steps / (theirs / baseline_steps) if timed else None,
+        "committed_to_pay": ours / timed_steps / (theirs / baseline_steps) if timed else None,
         **claim([over_greedy(one) for one in group]).figures(),
-        "baseline_tokens_per_s": 1e3 * baseline_steps / theirs if theirs else None,
+        "baseline_tokens_per_s": 1e3 * batch * baseline_steps / theirs if theirs else None,
     }
+
+
+def _to_first_token(group: Sequence[SampleSums]) -> float | None:
+    """The mean time to the first token; of one sequence at a time its prefill."""
+    told = [s.sample.time_to_first_token_ms for s in group]
+    times = [s.sample.prefill_ms if ms is None else ms for s, ms in zip(group, told, strict=True)]
+    return mean(times) if times else None
 
 
 def _agreement(group: Sequence[SampleSums]) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ppdbench.bench.degenerate import Degeneration, degenerate
-from ppdbench.runs.records import DecodedSample, Decoding, FailedSample, Sample
+from ppdbench.runs.records import DecodedSample, Decoding, FailedSample, FullBatch, Sample
 
 # A list for each token, each step or each piece of work: what the sums stand for.
 LISTS = (
@@ -34,6 +34,13 @@ class SampleSums:
     """Of the output, the first one included, which the prefill gives."""
     steps: int = 0
     step_ms: float = 0
+    """Of the steps that count: in a batch those while it was full, else all."""
+    timed_steps: int = 0
+    """The number of these steps."""
+    timed_tokens: int = 0
+    """The tokens that they gave."""
+    every_ms: float = 0
+    """Of all steps."""
     draft_ms: float = 0
     proposed: int = 0
     accepted: int = 0
@@ -42,7 +49,10 @@ class SampleSums:
     baseline_tokens: int = 0
     """Of greedy's output."""
     baseline_steps: int = 0
+    """Of those that count, as of all that follows."""
     baseline_step_ms: float = 0
+    baseline_every_ms: float = 0
+    """Of all its steps."""
     again_ms: float = 0.0
     """Of as many steps of greedy decoding, done once more."""
     degenerate: Degeneration | None = None
@@ -72,9 +82,8 @@ class SampleSums:
         return self.as_long_as(self.baseline_steps)
 
     def as_long_as(self, steps: int) -> float:
-        """The same for so many tokens after the first."""
-        n = self.tokens - 1
-        return steps / n if n > 0 else 0.0
+        """The same for so many tokens."""
+        return steps / self.timed_tokens if self.timed_tokens else 0.0
 
 
 def add_up(samples: Iterable[Sample]) -> list[SampleSums]:
@@ -87,15 +96,16 @@ def sums_of(sample: Decoding) -> SampleSums:
     whose = sample.task, sample.method, sample.verdict
     if isinstance(sample, FailedSample):
         return SampleSums(replace(sample, prompt_ids=()), *whose, len(sample.output_ids))
-    steps = len(sample.baseline_step_ms)
-    # Greedy decoding once more, for so many steps: drawn outputs differ in length.
-    again_steps = steps if sample.baseline_again_steps is None else sample.baseline_again_steps
+    ours, theirs, again = _counted(sample)
     return SampleSums(
         replace(sample, **dict.fromkeys(LISTS, ())),
         *whose,
         tokens=len(sample.output_ids),
         steps=len(sample.step_ms),
-        step_ms=sum(sample.step_ms),
+        step_ms=ours.ms,
+        timed_steps=ours.steps,
+        timed_tokens=ours.tokens,
+        every_ms=sum(sample.step_ms),
         draft_ms=sum(sample.draft_ms),
         proposed=sum(sample.proposed),
         accepted=sum(sample.accepted),
@@ -104,9 +114,31 @@ def sums_of(sample: Decoding) -> SampleSums:
         baseline_tokens=len(
             sample.output_ids if sample.baseline_ids is None else sample.baseline_ids
         ),
-        baseline_steps=steps,
-        baseline_step_ms=sum(sample.baseline_step_ms),
-        again_ms=sample.baseline_again_ms * steps / again_steps if again_steps else 0.0,
+        baseline_steps=theirs.steps,
+        baseline_step_ms=theirs.ms,
+        baseline_every_ms=sum(sample.baseline_step_ms),
+        # Greedy decoding once more, for so many steps: drawn outputs differ in length.
+        again_ms=again.ms * theirs.steps / again.steps if again.steps else 0.0,
         degenerate=degenerate(sample.output_ids, sample.text),
         matches=bytes(sample.matches or ()),
+    )
+
+
+def _counted(sample: DecodedSample) -> tuple[FullBatch, FullBatch, FullBatch]:
+    """The steps that count of the method, of greedy decoding and of greedy decoding once more."""
+    if sample.batch > 1:
+        nothing = FullBatch(ms=0, steps=0, tokens=0)
+        parts = (sample.full, sample.baseline_full, sample.baseline_again_full)
+        ours, theirs, again = (part or nothing for part in parts)
+        return ours, theirs, again
+    steps = len(sample.baseline_step_ms)
+    again_steps = steps if sample.baseline_again_steps is None else sample.baseline_again_steps
+    return (
+        FullBatch(
+            ms=sum(sample.step_ms),
+            steps=len(sample.step_ms),
+            tokens=max(0, len(sample.output_ids) - 1),
+        ),
+        FullBatch(ms=sum(sample.baseline_step_ms), steps=steps, tokens=steps),
+        FullBatch(ms=sample.baseline_again_ms, steps=again_steps, tokens=again_steps),
     )

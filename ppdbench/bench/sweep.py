@@ -16,22 +16,25 @@ from typing import Any
 
 from msgspec import structs
 
+from ppdbench.bench.batch_sizes import check_examples, check_memory, label_of
 from ppdbench.bench.claims import measured, over_greedy
 from ppdbench.bench.compiling import settle
 from ppdbench.bench.grid import Grid
 from ppdbench.bench.halving import SEARCHES, HalvingStage, better, expected_samples, portion, rungs
 from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
+from ppdbench.bench.made_sample import sample_of
 from ppdbench.bench.runner import (
     Choice,
     DecodeConfig,
+    Places,
     about,
     begin,
-    decode_missing,
+    decode_sizes,
     is_left,
     prepare,
-    sample_of,
 )
 from ppdbench.bench.sums import SampleSums, add_up
+from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoder import Decoder
 from ppdbench.engine.loading import ModelSpec, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
@@ -55,6 +58,10 @@ class SweepConfig(DecodeConfig):
 
     def __post_init__(self) -> None:
         DecodeConfig.__post_init__(self)
+        if self.search != "grid" and max(self.sizes) > 1:
+            raise ConfigError(
+                f"--search {self.search} ranks cells of one batch size; use --search grid"
+            )
         if self.search not in SEARCHES:
             raise ConfigError(f"--search {self.search!r} is not known; use {' or '.join(SEARCHES)}")
 
@@ -77,7 +84,11 @@ def run_sweep(config: SweepConfig, to: Destination) -> FinishedRun:
         )
     _check_depths(built, config.model)
     work = Workload.read(config, to.warn)
+    if max(config.sizes) > 1:
+        check_examples(work, max(config.sizes), to.shard)
+        check_memory(config.model, work.context(), max(config.sizes))
     per_task = [len(examples) for _, examples in work.examples]
+    built = {label_of(label, size): pair for size in config.sizes for label, pair in built.items()}
     steps = rungs(config.search, len(built), per_task)
     ready = Ready.load(to, work, conversations=True)
     sweep = Sweep(config, built, steps, ready)
@@ -108,6 +119,10 @@ class Sweep:
     ) -> None:
         self.config, self.built, self.steps = config, built, steps
         self.loaded, self.setup = ready.loaded, ready.setup
+        self.sizes = {
+            label_of(n, size): size for size in config.sizes for n in config.space.cells()
+        }
+        self.batch = Batch(ready.setup, prefill=config.prefill)
         self._of_rung = [first(ready.items, step.part, config.seed) for step in steps]
         self._able: dict[str, Decoder] = {}  # cells that can run, in outline
 
@@ -122,18 +137,19 @@ class Sweep:
             entry = self._prepare(label)
             if isinstance(entry, PreparedMethod):
                 self._able[label] = _outline(entry.decoder)
-                entry.decoder.close()
+                _close(entry)
             else:
                 told["not_run"][label] = entry
         self._check_any(told["not_run"])
-        mode = "off" if self.config.strict else self.config.compile
+        apart = self.config.strict or max(self.config.sizes) > 1
+        mode = "off" if apart else self.config.compile
         compilation = settle(mode, self.setup, self._able, self._tokens(), report, begun)
         for label in self.built:
             entry = told["not_run"].get(label) or self._begin(label)
-            for part, content in about([(label, self.built[label], entry)]).items():
+            for part, content in about([(label, self.built[label], entry)], self.sizes).items():
                 told[part] |= content
             if isinstance(entry, PreparedMethod):
-                entry.decoder.close()
+                _close(entry)
             else:
                 self._able.pop(label, None)
         self._check_any(told["not_run"])
@@ -184,7 +200,10 @@ class Sweep:
         return found
 
     def _prepare(self, label: str) -> PreparedMethod | str:
-        return prepare(label, *self.built[label], self.setup, self.config.target, alone=False)
+        size = self.sizes[label]
+        places = Places(self.setup, self.batch, size) if size > 1 else None
+        told = (*self.built[label], self.setup, self.config.target)
+        return prepare(label, *told, alone=False, places=places)
 
     def _begin(self, label: str) -> PreparedMethod | str:
         return begin(self._prepare(label), alone=False)
@@ -192,7 +211,10 @@ class Sweep:
     def _heats(self, labels: Sequence[str]) -> list[list[str]]:
         """Group the cells that decode side by side."""
         shared = [label for label in labels if self._able[label].units == 1]
-        heats = [shared[i : i + AT_ONCE] for i in range(0, len(shared), AT_ONCE)]
+        heats = []
+        for size in self.config.sizes:
+            alike = [label for label in shared if self.sizes[label] == size]
+            heats += [alike[i : i + AT_ONCE] for i in range(0, len(alike), AT_ONCE)]
         return heats + [[label] for label in labels if label not in shared]
 
     def _heat(
@@ -205,20 +227,24 @@ class Sweep:
                 if isinstance(entry, str):
                     self._give_up(label, items, folder, entry)
                     continue
-                started.callback(entry.decoder.close)
+                started.callback(_close, entry)
                 methods.append(entry)
-            interleaved = Interleaved(
-                self.loaded,
-                methods,
-                self.setup,
-                self.config.target,
-                strict=self.config.strict,
-            )
             try:
-                decode_missing(interleaved, items, folder, warmup=self.config.warmup, report=report)
+                decode_sizes(
+                    self._interleaved(methods),
+                    *(self.batch, methods, items, folder),
+                    warmup=self.config.warmup,
+                    report=report,
+                )
             except UnitError as error:
                 # Only cells that are alone have units: the others go on.
                 self._give_up(labels[0], items, folder, str(error))
+
+    def _interleaved(self, methods: Sequence[PreparedMethod]) -> Interleaved:
+        return Interleaved(
+            *(self.loaded, [m for m in methods if m.size == 1], self.setup, self.config.target),
+            strict=self.config.strict,
+        )
 
     def _give_up(self, label: str, items: Sequence[Item], folder: RunFolder, error: str) -> None:
         """Record for each example left to us why it was not decoded."""
@@ -226,6 +252,12 @@ class Sweep:
         for item in folder.shard.part(items):
             if is_left(item, label, folder):
                 folder.append(sample_of(item, label, outcomes, self.loaded))
+
+
+def _close(method: PreparedMethod) -> None:
+    """End what was started for it."""
+    for decoder in method.slots:
+        decoder.close()
 
 
 def _outline(decoder: Decoder) -> Decoder:

@@ -14,6 +14,8 @@ from ppdbench.errors import DataError
 from ppdbench.runs.records import Header, Stage, SweepHeader
 from ppdbench.stats import Ratio, paired_ratio
 
+BATCH = "batch"  # beside the options that cells differ in
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -92,16 +94,18 @@ def swept(header: Header, sums: Sequence[SampleSums]) -> Swept:
         raise DataError("the run holds no finished samples")
     summaries = {s["label"]: s for s in overall(header, sums)}
     names = list(header.config.space.axes)
+    together = max(about.batch for about in header.methods.values()) > 1
     cells = tuple(
         Cell(
             label,
-            {name: about.options[name] for name in names},
+            {name: about.options[name] for name in names}
+            | ({BATCH: about.batch} if together else {}),
             summaries.get(label),
             header.not_run.get(label),
         )
         for label, about in header.methods.items()
     )
-    axes = {name: tuple(dict.fromkeys(cell.at[name] for cell in cells)) for name in names}
+    axes = {name: tuple(dict.fromkeys(cell.at[name] for cell in cells)) for name in cells[0].at}
     ordered = tuple(sorted(cells, key=_rank))
     lead = _lead(ordered, sums)
     complete = len(sums) >= expected_samples(header)

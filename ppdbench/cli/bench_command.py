@@ -13,6 +13,7 @@ from ppdbench.cli.common import chosen_model, notice
 from ppdbench.cli.decode_command import decode
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
+    batch_options,
     decoding_options,
     faithful_options,
     format_option,
@@ -57,7 +58,9 @@ ALL = "all"  # every method of ours that can run
     type=click.Choice(["transformers"]),
     help="Add its generate() and assisted modes as methods of the same run.",
 )
+@click.option("--plot", metavar="FILE", help="Picture of speeds by batch as .png, .svg or .pdf.")
 @decoding_options
+@batch_options
 @faithful_options
 @speed_options
 @quality_options
@@ -94,7 +97,8 @@ def command(
     choices = [choice for _, chosen in asked for choice in chosen]
     optional = [choice for text, chosen in asked if text == ALL for choice in chosen]
     if (peer := options.pop("against")) is not None:
-        choices = _beside_peers(choices, options["model"], peer)
+        together = options["batch"] not in (None, "1")
+        choices = _beside_peers(choices, options["model"], peer, together=together)
     return decode(*choices, kind="bench", optional=optional, **options)
 
 
@@ -110,10 +114,12 @@ def _chosen(text: str, model: str | None) -> list[Choice]:
     return choices
 
 
-def _beside_peers(choices: list[Choice], model: str | None, peer: str) -> list[Choice]:
+def _beside_peers(
+    choices: list[Choice], model: str | None, peer: str, *, together: bool
+) -> list[Choice]:
     from ppdbench.bench.choices import with_peers
 
-    choices, note = with_peers(choices, chosen_model(model), peer)
+    choices, note = with_peers(choices, chosen_model(model), peer, together=together)
     if note is not None:
         notice(f"note: {note}")
     return choices

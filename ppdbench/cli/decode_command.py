@@ -13,6 +13,7 @@ from ppdbench.cli.common import (
     RunCommand,
     check_exports,
     check_pictures,
+    chosen_batches,
     compilation_note,
     notice,
     show_examples,
@@ -20,6 +21,7 @@ from ppdbench.cli.common import (
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
+    batch_options,
     decoding_options,
     faithful_options,
     format_option,
@@ -38,6 +40,7 @@ from ppdbench.runs.shards import ALONE
 
 if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
+    from ppdbench.report.page.runs import Run
     from ppdbench.runs.records import Sample
     from ppdbench.runs.shards import Shard
     from ppdbench.runs.store import StoredRun
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
 @settings_option("An option of the method.")
 @click.option("--timeline", metavar="FILE", help="Picture of what each unit of ppd did when.")
 @decoding_options
+@batch_options
 @faithful_options
 @speed_options
 @quality_options
@@ -116,6 +120,7 @@ def _decode(
     form: str,
     kind: str = "decode",
     timeline: str | None = None,
+    plot: str | None = None,
     launched: Shard | None = None,
     optional: Sequence[Choice] = (),
     **options: Any,
@@ -125,11 +130,17 @@ def _decode(
     from ppdbench.report.export import write
     from ppdbench.report.result import Result
 
+    batches = chosen_batches(options)
+    check_pictures(plot)
+    if plot is not None and max(batches["batch"] or (1,)) < 2:
+        raise ConfigError("--plot draws speeds by batch; give --batch 1,2,4 or leave it out")
     command = RunCommand.begin(options, launched)
     if options.pop("pin"):
         _pin(choices, command.shard)
     asked, draws = options.pop("verify_distribution", False), options.pop("draws", None)
     if asked or draws is not None:
+        if batches["batch"] is not None:
+            raise ConfigError("--batch is not for --verify-distribution; leave it out")
         from ppdbench.cli.faithful import verify_distribution
 
         return verify_distribution(choices, command, form, options, draws, asked=asked)
@@ -138,19 +149,22 @@ def _decode(
     decoded = what_is_decoded(options)
     if answers is not None:
         check_answers(answers, decoded["tasks"])
-    config = DecodeConfig(methods=choices, **decoded, **options)
+    config = DecodeConfig(methods=choices, **decoded, **batches, **options)
     what = choices[0].name if kind == "decode" else f"{len(choices)}-methods"
     make = partial(run_decode, config, kind=kind, optional=optional)
     run = command.run(make, kind, what, "+".join(config.tasks), config.model.name)
     if run is None:
         return 0
-    output = Result.of(run).output
+    result = Result.of(run)
+    output = result.output
     output.emit(form)
     show_examples(run, show, form)
     for path in exports:
         write(path, output.sheets_for(path.endswith(".csv")), output.content)
     if timeline is not None:
         _draw_timeline(run, timeline)
+    if plot is not None:
+        _draw_batches(result.run, plot)
     if answers is not None:
         _write_answers(run, answers)
     _execution_note(run)
@@ -181,6 +195,19 @@ def _draw_timeline(run: FinishedRun, path: str) -> None:
     model = run.header.model
     words = f"{facts['form']}, k = {facts['k']}, exit after {facts['exit_after']} layers"
     save(timeline(events, f"ppd ({words}) on {model.name}, {model.dtype}"), path)
+    notice(f"picture: {path}")
+
+
+def _draw_batches(run: Run, path: str) -> None:
+    from ppdbench.report.pictures.batches import batch_picture
+    from ppdbench.report.pictures.files import save
+
+    model = run.header.model
+    drawing = batch_picture("batches", run.overall, f"{model.name}, {model.dtype}")
+    if drawing is None:
+        notice("note: no picture: nothing was timed")
+        return
+    save(drawing, path)
     notice(f"picture: {path}")
 
 

@@ -205,6 +205,22 @@ compile_option = click.option(
     help="Compiled passes: on, off, or auto: where they pay in this run.",
 )
 
+batch_options = stack(
+    click.option(
+        "--batch",
+        metavar="N[,N...]",
+        help="Decode N sequences together, each compared with greedy decoding of it alone (1).",
+    ),
+    click.option(
+        "--prefill",
+        default="apart",
+        show_default=True,
+        metavar="apart|ROWS",
+        help="Prompts that join a batch: in a pass apart, or so many rows at a time beside the "
+        "steps of others.",
+    ),
+)
+
 speed_options = stack(
     compile_option,
     click.option("--pin", is_flag=True, help="Each CPU thread on a core of its own (Linux)."),

@@ -14,6 +14,7 @@ from ppdbench.cli.common import (
     RunCommand,
     check_exports,
     check_pictures,
+    chosen_batches,
     notice,
     reading_notes,
     say,
@@ -22,6 +23,7 @@ from ppdbench.cli.common import (
 from ppdbench.cli.decode_command import verdict
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
+    batch_options,
     compile_option,
     decoding_options,
     format_option,
@@ -72,6 +74,7 @@ SHOWS = {"show", "form", "plot", "exports"}
 @click.option("--show", metavar="DIR", help="Show a stored sweep again; nothing is decoded.")
 @tasks_option
 @decoding_options
+@batch_options
 @compile_option
 @task_options
 @model_options
@@ -141,8 +144,11 @@ def _run(
         raise ConfigError("give --method and --grid, or --show with the folder of a stored sweep")
     space = Grid.parse(method, grid, pairs)
     command = RunCommand.begin(options)
+    batches = chosen_batches(options)
     decoded = what_is_decoded(options)
-    config = SweepConfig(methods=choices(space), space=space, search=search, **decoded, **options)
+    config = SweepConfig(
+        methods=choices(space), space=space, search=search, **decoded, **batches, **options
+    )
     names = ("sweep", method, "+".join(config.tasks), config.model.name)
     return command, command.run(partial(run_sweep, config), *names)
 
@@ -172,13 +178,13 @@ def _result(
 
 def _print(found: Swept) -> None:
     from ppdbench.report.sweep_map import print_map
-    from ppdbench.report.sweep_tables import cells, typed
+    from ppdbench.report.sweep_tables import by_batch, cells, typed
     from ppdbench.report.sweep_tables import verdict as best
     from ppdbench.report.terminal import people, print_sheets
 
     print_sheets([cells(found)])
     print_map(found, people())
-    print_sheets([best(found)])
+    print_sheets([best(found), *by_batch(found)])
     line = typed(found)
     if line is not None:
         say(line)  # not through rich, which would wrap it

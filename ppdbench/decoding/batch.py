@@ -242,6 +242,7 @@ class _Run(Generic[K]):
         session, decoder = self.batch.sessions[slot], self.decoders[slot]
         for key, request in self.requests:
             session.reset(request.prompt)
+            session.watch = request.watch
             self.begun += 1
             live = self.live[slot] = _Live(key, len(request.prompt), session, self._ms())
             decoded, error = None, None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ppdbench.decoding.stock import StockModel
     from ppdbench.decoding.verify import Acceptance
     from ppdbench.engine.loading import Loaded, ModelSpec
+    from ppdbench.engine.logit_watch import LogitWatch
     from ppdbench.engine.session import Session
     from ppdbench.engine.staged import Meeting
     from ppdbench.engine.truth import TokenLine
@@ -108,13 +109,14 @@ class Request:
     """A request to a decoder: the output of one prompt.
 
     `chooser` picks each token, the likeliest where nothing else is said; times are read from
-    `clock`.
+    `clock`. In a batch `watch` sees the logits of this sequence.
     """
 
     prompt: list[int]
     limits: Limits
     clock: Clock
     chooser: Chooser = dataclasses.field(default_factory=_greedily)
+    watch: LogitWatch | None = None
 
 
 class Decoder:
@@ -183,6 +185,17 @@ class Proposer(Decoder):
         from ppdbench.decoding.loop import speculative
 
         return speculative(session, self, request)
+
+
+@runtime_checkable
+class Padding(Protocol):
+    """A decoder of another engine that takes several prompts at once, padded to one length."""
+
+    def decode_together(
+        self, requests: Sequence[Request], watches: Sequence[LogitWatch | None]
+    ) -> list[Decoded]:
+        """The outputs of some prompts that begin together."""
+        ...
 
 
 @runtime_checkable

@@ -167,11 +167,25 @@ def as_run(
     Its passes are then those that there were, whatever a method drafted and how. None where it
     gives another output, or its logits were made where `session` does not see them.
     """
-    session.watch = watch = LogitWatch((position,))
-    try:
-        again = run()
-    finally:
-        session.watch = None
+
+    def run_watched(watch: LogitWatch) -> Decoded:
+        session.watch = watch
+        try:
+            return run()
+        finally:
+            session.watch = None
+
+    return as_watched(run_watched, ours, position)
+
+
+def as_watched(
+    run: Callable[[LogitWatch], Decoded | None], ours: Decoded, position: int
+) -> Tensor | None:
+    """The same where `run` hands the watch on to whatever decodes; None where that fails."""
+    watch = LogitWatch((position,))
+    again = run(watch)
+    if again is None:
+        return None
     wanted = ours.output_ids[: position + 1]
     if again.output_ids[: position + 1] != wanted:
         return None

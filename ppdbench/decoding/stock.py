@@ -7,7 +7,7 @@ hook how many rows it had, so that prefill and steps are told apart as for our o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +94,40 @@ class StockModel:
             for (tokens, at), n in zip(streamer.handed, rows, strict=True)
         ]
 
+    @torch.inference_mode()
+    def generate_together(
+        self, requests: Sequence[Request], watches: Sequence[LogitWatch | None], **options: Any
+    ) -> list[TimedPass]:
+        """One call of `generate()` over several prompts, the shorter ones padded on the left.
+
+        All have the limits of the first. Each pass hands out a token of every prompt, those
+        whose output has ended before included.
+        """
+        prompts, clock = [request.prompt for request in requests], requests[0].clock
+        longest = max(map(len, prompts))
+        rows = [[self.pad_id] * (longest - len(p)) + p for p in prompts]
+        seen = [[0] * (longest - len(p)) + [1] * len(p) for p in prompts]
+        device = self.model.device
+        clock.synchronize()
+        start = clock.now()
+        streamer = _Times(clock)
+        made = self.model.generate(
+            torch.tensor(rows, device=device),
+            attention_mask=torch.tensor(seen, device=device),
+            max_new_tokens=requests[0].limits.max_new_tokens,
+            eos_token_id=sorted(requests[0].limits.eos_ids) or None,
+            stopping_criteria=_criteria(requests[0].limits, longest),
+            streamer=streamer,
+            output_logits=any(watches),
+            return_dict_in_generate=True,
+            **options,
+        )
+        for row, watch in enumerate(watches):
+            if watch is not None:
+                for position, logits in enumerate(made.logits):
+                    watch.note(position, logits[row], self.n_layers)
+        return [TimedPass(tokens, at - start, 1) for tokens, at in streamer.handed]
+
     @contextmanager
     def _rows(self) -> Iterator[list[int]]:
         """The query rows of every pass of the whole model."""
@@ -136,8 +170,8 @@ def _criteria(limits: Limits, n_prompt: int) -> list[Callable[..., Tensor]]:
         return []
 
     def stopped(ids: Tensor, scores: Any, **_: object) -> Tensor:
-        ended = limits.finish(ids[0, n_prompt:].tolist()) is not None
-        return torch.tensor([ended], device=ids.device)
+        ended = [limits.finish(output) is not None for output in ids[:, n_prompt:].tolist()]
+        return torch.tensor(ended, device=ids.device)
 
     return [stopped]
 

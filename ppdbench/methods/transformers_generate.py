@@ -9,7 +9,7 @@ the first are counted with the step after it, which speaks for the peer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ppdbench.decoding.limits import Limits
     from ppdbench.decoding.sampling import Target
     from ppdbench.decoding.stock import StockModel, TimedPass
+    from ppdbench.engine.logit_watch import LogitWatch
     from ppdbench.engine.session import Session
 
 PREFIX = "transformers:"
@@ -163,6 +164,20 @@ class GenerateDecoder(Decoder):
             torch.manual_seed(int(torch.randint(1 << 62, (), generator=request.chooser.generator)))
             handed = self.stock.generate(request, session.watch, **options)
         return _decoded(handed, request.limits)
+
+    def decode_together(
+        self, requests: Sequence[Request], watches: Sequence[LogitWatch | None]
+    ) -> list[Decoded]:
+        """One call of `generate()` over several prompts of one task, padded on the left."""
+        target = requests[0].chooser.target
+        if not target.greedy:
+            raise ConfigError("generate() in a batch draws nothing here; leave --target out")
+        handed = self.stock.generate_together(requests, watches, **self.options)
+        rows = (
+            [replace(part, tokens=(part.tokens[row],)) for part in handed]
+            for row in range(len(requests))
+        )
+        return [_decoded(row, request.limits) for row, request in zip(rows, requests, strict=True)]
 
 
 def _decoded(handed: Sequence[TimedPass], limits: Limits) -> Decoded:

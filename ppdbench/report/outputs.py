@@ -16,7 +16,7 @@ from ppdbench.bench.sums import SampleSums
 from ppdbench.bench.sweep_summary import swept
 from ppdbench.probe import accuracy, similarity, summary
 from ppdbench.probe.ranks import StoredRanks
-from ppdbench.report import decode_tables, draft_tables, probe_tables, sweep_tables
+from ppdbench.report import batch_tables, decode_tables, draft_tables, probe_tables, sweep_tables
 from ppdbench.report.export import emit
 from ppdbench.report.page.runs import DECODES, PROBES, SIMILARITY, SWEEPS, Run
 from ppdbench.report.sheet import Sheet, marked
@@ -71,11 +71,14 @@ def of_decoding(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
     found = summarize(header, sums)
     long = decode_tables.long(found)
     lacking = unfinished(header, (one.about for one in sums))
+    batches = batch_tables.has_batches(found)
     if header.kind == "decode":
         content = found[0] if len(found) == 1 else found
-        return PrintedOutput(decode_tables.sheets(found), long, content).marked(lacking)
-    together = overall(header, sums)
-    sheets = decode_tables.comparison(found, together, beside(header, sums))
+        tables = batch_tables.comparison(found, ()) if batches else decode_tables.sheets(found)
+        return PrintedOutput(tables, long, content).marked(lacking)
+    together, peers = overall(header, sums), beside(header, sums)
+    compare = batch_tables.comparison if batches else decode_tables.comparison
+    sheets = compare(found, together, peers)
     return PrintedOutput(sheets, long, found).marked(lacking)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ppdbench.bench.sweep_summary import Cell, Swept
+from ppdbench.bench.schedule import schedule
+from ppdbench.bench.sweep_summary import BATCH, Cell, Swept
 from ppdbench.report import decode_tables, evidence
 from ppdbench.report.command_line import decode_line
 from ppdbench.report.sheet import Cell as Entry
@@ -17,10 +18,31 @@ CHOSEN = (
     "again on others."
 )
 
+FOR_VLLM = (
+    "The fastest draft length from each batch size measured to the next, 0 where greedy decoding "
+    "was faster. In JSON as vLLM's num_speculative_tokens_per_batch_size takes it."
+)
+
 
 def sheets(found: Swept) -> list[Sheet]:
     """The cells, and the verdict on the best of them."""
-    return [cells(found), verdict(found)]
+    return [cells(found), verdict(found), *by_batch(found)]
+
+
+def by_batch(found: Swept) -> list[Sheet]:
+    """The draft length for each size of a batch, where the sweep was over both."""
+    told = schedule(found)
+    if not told:
+        return []
+    ranges = told["num_speculative_tokens_per_batch_size"]
+    return [
+        Sheet(
+            "Drafted tokens by batch",
+            ("batch", "drafted"),
+            tuple((f"{a} to {b}" if a < b else str(a), drafted) for a, b, drafted in ranges),
+            notes=(FOR_VLLM,),
+        )
+    ]
 
 
 def cells(found: Swept) -> Sheet:
@@ -160,6 +182,7 @@ def to_json(found: Swept) -> dict[str, Any]:
         "best_over_second": lead and {"value": lead.value, "low": lead.low, "high": lead.high},
         "distinguishable": found.distinguishable,
         "command": typed(found),
+        **schedule(found),
         "cells": [_cell_json(cell) for cell in found.cells],
     }
 
@@ -173,6 +196,8 @@ def typed(found: Swept) -> str | None:
     """Write the command that decodes with the best setting, ready to be pasted."""
     if not found.leaders:
         return None
-    options = {name: shown(value) for name, value in found.leaders[0].at.items()}
+    options = {name: shown(value) for name, value in found.leaders[0].at.items() if name != BATCH}
     space = found.header.config.space
-    return decode_line(found.header, space.method, {**space.fixed, **options})
+    line = decode_line(found.header, space.method, {**space.fixed, **options})
+    size = found.leaders[0].at.get(BATCH, 1)
+    return line if size == 1 else f"{line} --batch {size}"

@@ -38,7 +38,8 @@ TIMES = frozenset(
         *("elapsed_ms", "prefill_ms", "step_ms", "draft_ms", "wall_ms", "prompt_ms"),
         *("baseline_prefill_ms", "baseline_step_ms", "baseline_again_ms"),
         *("baseline_wall_ms", "baseline_prompt_ms", "communication_ms", "greedy_by_threads"),
-        *("events", "profile", "peak_memory_bytes", "load"),
+        *("events", "profile", "peak_memory_bytes", "load", "alone"),
+        *("full", "baseline_full", "baseline_again_full", "time_to_first_token_ms"),
     }
 )
 
@@ -139,8 +140,8 @@ class FailedSample(Turn, frozen=True, kw_only=True):
     """The machine's other work meanwhile, in decoding with one process."""
 
 
-class ThreadedGreedy(Record, frozen=True, kw_only=True):
-    """Greedy decoding of the same prompt with another number of threads."""
+class GreedyTimes(Record, frozen=True, kw_only=True):
+    """The times of greedy decoding of the same prompt in another setting."""
 
     prefill_ms: Milliseconds
     """The pass over the prompt."""
@@ -148,6 +149,17 @@ class ThreadedGreedy(Record, frozen=True, kw_only=True):
     """All steps together."""
     steps: Count
     """The number of steps."""
+
+
+class FullBatch(Record, frozen=True, kw_only=True):
+    """The part of an output during which its batch was full: each of its sequences took steps."""
+
+    ms: Milliseconds
+    """The steps of this sequence then."""
+    steps: Count
+    """The number of these steps."""
+    tokens: Count
+    """The tokens that they gave."""
 
 
 class Profile(Record, frozen=True, kw_only=True):
@@ -260,7 +272,7 @@ class DecodedSample(Turn, frozen=True, kw_only=True):
     """1 for each token that was guessed right below, 0 for others, where units share the work."""
     communication_ms: Milliseconds | None = None
     """Waiting for messages between units."""
-    greedy_by_threads: dict[str, ThreadedGreedy] | None = None
+    greedy_by_threads: dict[str, GreedyTimes] | None = None
     """Greedy decoding with the threads of one unit and of all, by their number."""
     events: Sequence[tuple[str, str, Count, Figure, Figure]] | None = None
     """The first tokens' timeline: unit, what it did, for which token, from when to when (ms)."""
@@ -276,6 +288,18 @@ class DecodedSample(Turn, frozen=True, kw_only=True):
     """The stock model's word on the difference."""
     load: Load | None = None
     """The machine's other work meanwhile, in decoding with one process."""
+    batch: AtLeastOne = 1
+    """The number of sequences that were decoded together, this one and greedy's beside it."""
+    time_to_first_token_ms: Milliseconds | None = None
+    """The time from taking its place in the batch to the first token, others' work included."""
+    full: FullBatch | None = None
+    """The part that counts for the speed of a batch; what is left out is in `step_ms` alone."""
+    baseline_full: FullBatch | None = None
+    """The same of greedy decoding in a batch of this size."""
+    baseline_again_full: FullBatch | None = None
+    """The same when it was run once more."""
+    alone: GreedyTimes | None = None
+    """Greedy decoding of this prompt alone: the output that one from a batch is compared with."""
     passed: bool | None = None
     """True if the generated program passed its tests."""
     execution: str | None = None
@@ -442,6 +466,10 @@ class DecodeSettings(Settings, frozen=True, kw_only=True):
     """True if the parts of steps were timed."""
     allow_code_execution: bool | Literal["unprotected"]
     """True if generated programs may run; `unprotected`: also where not everything can be held."""
+    batch: Sequence[AtLeastOne] | None = None
+    """The numbers of sequences decoded together; null for one at a time."""
+    prefill: AtLeastOne | None = None
+    """Rows of a newcomer's prompt that run beside the others' steps; null for a pass apart."""
 
 
 class GridSpace(Record, frozen=True, kw_only=True):
@@ -603,6 +631,8 @@ class DecodingMethod(Record, frozen=True, kw_only=True):
     """All options with their values."""
     loaded: dict[str, str]
     """The files it loaded, with hashes."""
+    batch: AtLeastOne = 1
+    """The number of sequences that it decoded together."""
 
 
 class Compilation(Record, frozen=True, kw_only=True):
@@ -631,6 +661,8 @@ class Memory(Record, frozen=True, kw_only=True):
     """Its key-value cache."""
     methods: dict[str, Count]
     """The bytes that each method holds besides."""
+    batches: dict[str, Count] | None = None
+    """The key-value caches of batches by their sizes."""
 
 
 class Stage(Record, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from ppdbench.report.page.parts import Section
 from ppdbench.report.page.runs import Run
 from ppdbench.report.page.sections import (
     acceptance,
+    batches,
     downloads,
     explorer,
     latency,
@@ -53,6 +54,7 @@ PARTS: Sequence[Callable[[Sequence[Run]], Section | None]] = (
     setting.section,
     verdicts.section,
     speed.section,
+    batches.section,
     sweep.section,
     probes.matches,
     theory.section,

@@ -42,14 +42,15 @@ def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:
         if one.task == task and not one.failed:
             groups.setdefault(one.method, []).append(one)
     profiled = all(one.sample.profile for group in groups.values() for one in group)
-    if profiled or "greedy" in groups:
+    batches = any(one.sample.batch > 1 for group in groups.values() for one in group)
+    if profiled or batches or "greedy" in groups:
         return {label: _parts(group, profiled) for label, group in groups.items()}
     found = {label: _parts(group, profiled=False) for label, group in groups.items()}
     return {"greedy": _baseline(next(iter(groups.values()))), **found}
 
 
 def _parts(group: Sequence[SampleSums], profiled: bool) -> dict[str, float]:
-    steps, draft = _mean([s.step_ms for s in group]), _mean([s.draft_ms for s in group])
+    steps, draft = _mean([s.every_ms for s in group]), _mean([s.draft_ms for s in group])
     found = {"prefill": _mean([s.sample.prefill_ms for s in group]), "draft": draft}
     if profiled:
         verify = _mean([s.sample.profile.pass_ms for s in group if s.sample.profile])
@@ -58,7 +59,7 @@ def _parts(group: Sequence[SampleSums], profiled: bool) -> dict[str, float]:
 
 
 def _baseline(group: Sequence[SampleSums]) -> dict[str, float]:
-    steps = _mean([s.baseline_step_ms for s in group])
+    steps = _mean([s.baseline_every_ms for s in group])
     prefill = _mean([s.sample.baseline_prefill_ms for s in group])
     return {"prefill": prefill, "draft": 0.0, TOGETHER: steps}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.report import decode_tables, evidence
+from ppdbench.report import batch_tables, decode_tables, evidence
 from ppdbench.report.html import Child, h
 from ppdbench.report.page.comparison import differences, groups
 from ppdbench.report.page.parts import (
@@ -43,7 +43,9 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def _of_run(run: Run) -> list[Child]:
-    sheets = decode_tables.comparison(run.summaries, run.overall)
+    batches = batch_tables.has_batches(run.summaries)
+    compare = batch_tables.comparison if batches else decode_tables.comparison
+    sheets = compare(run.summaries, run.overall)
     return [*few(run), gallery(_drawings(run)), numbers(run, sheets)]
 
 

@@ -1,0 +1,108 @@
+"""The crossover: the size of a batch from which on a method no longer pays.
+
+A pass over few rows takes as long as reading the weights, so drafted rows are nearly free; in a
+batch rows of other sequences take their place. Where the speedup over greedy decoding in a batch
+of the same size falls below 1 is read off between the sizes that were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any
+
+from ppdbench.bench.batch_sizes import label_alone
+from ppdbench.bench.claims import LEAST_EXAMPLES, over_greedy
+from ppdbench.bench.counterparts import GREEDY as PEERS
+from ppdbench.bench.sums import SampleSums
+from ppdbench.runs.records import DecodingMethod
+from ppdbench.stats import Crossing, crossing
+
+Example = tuple[str, str]  # task and id
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """The crossover of one method, or the reason why none is told."""
+
+    label: str
+    sizes: tuple[int, ...]
+    found: Crossing | None
+    withheld: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The crossover in a few words."""
+        if self.found is None:
+            return str(self.withheld)
+        at = self.found.value
+        if at == 0:
+            return f"pays at no size from {self.sizes[0]} on"
+        return f"pays up to {f'{at:.1f}' if isfinite(at) else f'{self.sizes[-1]} at least'}"
+
+    @property
+    def interval(self) -> str:
+        """Its interval; ends beyond the sizes that were measured are open."""
+        if self.found is None:
+            return "-"
+        return f"[{self._end(self.found.low)}, {self._end(self.found.high)}]"
+
+    def _end(self, at: float) -> str:
+        if at == 0:
+            return f"<{self.sizes[0]}"
+        return f"{at:.1f}" if isfinite(at) else f">{self.sizes[-1]}"
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields for JSON and CSV, in each row of the method.
+
+        Numbers are null where they lie beyond the sizes that were measured; the words say where.
+        """
+        numbers = {"batch": 0.0, "low": 0.0, "high": 0.0}
+        if self.found is not None:
+            ends = self.found.value, self.found.low, self.found.high
+            numbers = dict(zip(numbers, ends, strict=True))
+        return {
+            "crossover": self.words,
+            "crossover_interval": self.interval,
+            **{f"crossover_{n}": at if 0 < at < inf else None for n, at in numbers.items()},
+        }
+
+
+def crossovers(
+    methods: Mapping[str, DecodingMethod], sums: Sequence[SampleSums]
+) -> dict[str, Crossover]:
+    """The crossover of each method that decoded in batches of several sizes, by each label."""
+    found: dict[str, Crossover] = {}
+    for alone, labels in _families(methods):
+        told = _crossover(alone, labels, sums)
+        found |= dict.fromkeys(labels.values(), told)
+    return found
+
+
+def _families(methods: Mapping[str, DecodingMethod]) -> Iterator[tuple[str, dict[int, str]]]:
+    """Yield each method with its labels by the size of the batch."""
+    labels: dict[str, dict[int, str]] = {}
+    for label, about in methods.items():
+        if about.name not in ("greedy", *PEERS):
+            labels.setdefault(label_alone(label, about.batch), {})[about.batch] = label
+    yield from ((alone, of) for alone, of in labels.items() if len(of) > 1)
+
+
+def _crossover(alone: str, labels: Mapping[int, str], sums: Sequence[SampleSums]) -> Crossover:
+    by_size = {size: [s for s in sums if s.method == label] for size, label in labels.items()}
+    sizes = tuple(sorted(by_size))
+    if any(one.verdict == "mismatch" for group in by_size.values() for one in group):
+        return Crossover(alone, sizes, None, "mismatch")
+    times = [_timed(by_size[size]) for size in sizes]
+    shared = sorted(example for example in times[0] if all(example in of for of in times))
+    if len(shared) < LEAST_EXAMPLES:
+        return Crossover(alone, sizes, None, "too few examples")
+    greedy, ours = ([[of[e][side] for e in shared] for of in times] for side in (0, 1))
+    return Crossover(alone, sizes, crossing(sizes, greedy, ours))
+
+
+def _timed(group: Sequence[SampleSums]) -> dict[Example, tuple[float, float]]:
+    """Greedy's time and the method's by example, of those that took a step."""
+    pairs = {(s.task, s.about.example_id): over_greedy(s) for s in group if not s.failed}
+    return {example: pair.times for example, pair in pairs.items() if pair.counts}
