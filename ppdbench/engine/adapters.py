@@ -241,6 +241,16 @@ class Adapter:
             return "its layers place rows or mask them in code of their own"
         return None
 
+    def why_not_joined(self) -> str | None:
+        """Say why rows of several sequences cannot run as one pass; None if they can."""
+        if self._tells is not None:
+            return "its layers are told how far rows are apart"
+        if self.anatomy.own_attention:
+            return "its layers compute attention in code of their own"
+        if self.family.rows(self.config).latent:
+            return "its layers expand what the cache holds"
+        return None
+
     def why_not_traced(self) -> str | None:
         """Say why one layer cannot be compiled for all; None if it can."""
         if (why := self.why_not_repeated()) is not None:

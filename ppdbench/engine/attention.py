@@ -40,7 +40,7 @@ def attend(
     if isinstance(attention_mask, JoinedMask):
         parts = [
             attend(module, query[:, :, rows], keys, values, mask, scaling, softcap, s_aux)[0]
-            for rows, keys, values, mask in attention_mask.parts()
+            for rows, keys, values, mask in attention_mask.parts(key, value)
         ]
         return torch.cat(parts, dim=1), None
     batch, heads, n_query, head_dim = query.shape

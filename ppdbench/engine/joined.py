@@ -54,6 +54,7 @@ class JoinedCache:
     def __init__(self, parts: Sequence[KVCache]) -> None:
         self.parts = tuple(parts)
         self.newest: list[tuple[Tensor, Tensor]] = []
+        self._returned: tuple[Tensor, Tensor] | None = None
         self._step: JoinedStep | None = None
 
     def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
@@ -75,7 +76,21 @@ class JoinedCache:
             part.update(key[:, :, rows], value[:, :, rows], layer)
             for part, rows in zip(self.parts, self._step.rows_of_parts, strict=True)
         ]
-        return key, value
+        self.check_attended()
+        self._returned = key, value
+        return self._returned
+
+    def attended(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Hand out what each part looks at; `key` and `value` are what a layer attends to."""
+        returned, self._returned = self._returned, None
+        if returned is None or key is not returned[0] or value is not returned[1]:
+            raise ValueError("keys or values change between the cache and attention")
+        return self.newest
+
+    def check_attended(self) -> None:
+        """Refuse a layer that attended without asking whose rows it sees."""
+        if self._returned is not None:
+            raise ValueError("a layer attends without the mask that it was given")
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Count the rows of the longest sequence, for layers that ask."""
@@ -99,9 +114,14 @@ class JoinedMask(Tensor):
         made.step, made.masks = step, masks
         return made
 
-    def parts(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
-        """Yield of each sequence its rows, the keys and values they look at, and their mask."""
-        newest = self.step.cache.newest
+    def parts(
+        self, key: Tensor, value: Tensor
+    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
+        """Yield of each sequence its rows, the keys and values they look at, and their mask.
+
+        `key` and `value` are what the layer attends to, which must be what the cache returned.
+        """
+        newest = self.step.cache.attended(key, value)
         for rows, (key, value), mask in zip(
             self.step.rows_of_parts, newest, self.masks, strict=True
         ):

@@ -268,15 +268,22 @@ class MeetingPlace:
     ) -> list[Answer]:
         """The answers of one joined pass; where that fails, of one for each, or their errors."""
         model = asked[0].model
-        if len(asked) > 1 and model not in self.unjoined:
-            try:
-                return list(together(asked))
-            except Exception as error:
-                told = f"{type(error).__name__}: {error}"
+        if len(asked) == 1 or self._is_unjoined(model):
+            return [_alone(each, together) for each in asked]
+        try:
+            return list(together(asked))
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
         alone = [_alone(each, together) for each in asked]
-        if len(asked) > 1 and model not in self.unjoined and not any(map(_failed, alone)):
+        if not any(map(_failed, alone)):
             self.unjoined[model] = told
         return alone
+
+    def _is_unjoined(self, model: StagedModel) -> bool:
+        """True for a model whose passes cannot be joined, by what it is or by what was tried."""
+        if model.flat is None and (why := model.adapter.why_not_joined()) is not None:
+            self.unjoined[model] = why
+        return model in self.unjoined
 
 
 def _wait(asked: Asked) -> Any:
@@ -326,4 +333,5 @@ def _run_together(asked: Sequence[LayersPass]) -> list[Tensor]:
 
     tapped = tap if any(each.tap is not None for each in asked) else None
     out = model.pass_over(hidden, layers.start, layers.stop, step, cache, tapped)
+    cache.check_attended()
     return [out[:, own] for own in rows]
