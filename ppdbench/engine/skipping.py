@@ -60,6 +60,23 @@ class NoAddingMLP(nn.Module):
         return residual
 
 
+class NoExperts(NoMLP):
+    """The same beside what the layer looks for behind its experts: the router's word."""
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Nothing, and nobody's word."""
+        return super().forward(hidden), None
+
+
+def _gives_two(block: nn.Module, norm: nn.Module | None) -> bool:
+    """True if experts give their router's word beside their output, as one normed token shows."""
+    scale = getattr(norm, "weight", None)
+    if "experts" not in dict(block.named_children()) or scale is None or scale.is_meta:
+        return False
+    with torch.inference_mode():
+        return isinstance(block(torch.zeros_like(scale)[None, None]), tuple)
+
+
 def _check_parts(blocks: BlockNames, layers: Iterable[nn.Module]) -> None:
     """Refuse layers without the blocks that their family has."""
     for layer in layers:
@@ -89,8 +106,12 @@ def without(blocks: BlockNames, layer: nn.Module, *, attention: bool, mlp: bool)
         replaced[blocks.attention] = NoAddingAttention() if adds else NoAttention()
     if mlp:
         replaced |= dict.fromkeys((*blocks.mlp_norms, *blocks.mlp), nn.Identity())
-        adds = adds_itself(layer.get_submodule(blocks.mlp[-1]))
-        replaced[blocks.mlp[-1]] = NoAddingMLP() if adds else NoMLP()
+        block = layer.get_submodule(blocks.mlp[-1])
+        norm = layer.get_submodule(blocks.mlp_norms[0]) if blocks.mlp_norms else None
+        if adds_itself(block):
+            replaced[blocks.mlp[-1]] = NoAddingMLP()
+        else:
+            replaced[blocks.mlp[-1]] = NoExperts() if _gives_two(block, norm) else NoMLP()
     vars(twin)["_modules"] = {**layer._modules, **replaced}
     # Hooks that were put on the layer as a `forward` of its own would call the original.
     vars(twin).pop("forward", None)
