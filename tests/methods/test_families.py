@@ -1,0 +1,61 @@
+"""Training-free methods on families of every make: token for token what generate() gives."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from torch import float32
+
+from benchmarks.families import PROMPT, TOKENS, tiny
+from ppdbench.decoding.decoder import Request, Setup
+from ppdbench.decoding.limits import Limits
+from ppdbench.engine.known import known
+from ppdbench.engine.loading import Loaded, ModelSpec
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from ppdbench.machine.clock import Clock
+from ppdbench.methods import METHODS
+from tests.families import greedy_truth
+
+METHOD_OPTIONS: dict[str, dict[str, str]] = {
+    "greedy": {},
+    "prompt-lookup": {},
+    "layerskip": {"exit_layer": "2"},
+    "draft-verify": {},
+    "lookahead": {},
+    "jacobi": {},
+}
+# One of each make: windows, tables by type, distances, parallel blocks, scales, experts, sinks,
+# latent attention, layers without places.
+MAKES = [
+    *("bloom", "cohere2", "deepseek_v3", "gpt_oss", "gptj", "granite", "llama4_text", "minicpm3"),
+    *("mixtral", "mpt", "olmo3", "smollm3"),
+]
+RUNNING = [row.family for row in known().values() if row.runs and row.kind != "text and more"]
+CAPACITY = len(PROMPT) + TOKENS + 40
+
+
+def families() -> list[object]:
+    """All that run; those that stand for no others take long in all."""
+    return [pytest.param(f, marks=[] if f in MAKES else [pytest.mark.slow]) for f in RUNNING]
+
+
+@pytest.mark.parametrize("family", families())
+def test_methods_without_training_write_what_generate_writes(family: str) -> None:
+    stock = tiny(family)
+    truth = greedy_truth(stock, PROMPT, TOKENS)
+    assert len(truth) == TOKENS
+    model = StagedModel(copy.deepcopy(stock))
+    assert model.dtype == float32
+    target = Loaded(ModelSpec(name="tiny"), model, None, frozenset(), 0, "")
+    for name, options in METHOD_OPTIONS.items():
+        decoder = METHODS.get(name).build(options).prepare(Setup(target, CAPACITY))
+        session = Session(model, CAPACITY, spare=decoder.rows)
+        request = Request(list(PROMPT), Limits(max_new_tokens=TOKENS), Clock(model.device))
+        found = decoder.decode(session, request)
+        assert list(found.output_ids) == truth, f"{name} on {family}"
+
+
+def test_the_makes_are_families_that_run() -> None:
+    assert set(MAKES) <= set(RUNNING)
