@@ -333,3 +333,14 @@ def test_a_sweep_over_draft_lengths_and_batches_writes_a_schedule(
     assert {cell["identical"] for cell in found["cells"]} == {6}
     assert run([*words, "--batch", "2", "--search", "halving"]) == 2
     assert "cells of one batch size" in capsys.readouterr().err
+
+
+def test_generate_takes_a_padded_batch_of_the_same_prompts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--method", "greedy", "--method", "transformers:greedy", "--batch", "3"]
+    found = bench(capsys, *words, "--max-new-tokens", "4", "--out", "run")
+    assert [row["identical"] for row in found] == [6, 6]
+    assert all(row["tokens_per_s"] > 0 for row in found)
+    lengths = {len(sample.prompt_ids) for sample in read_run("run").samples}
+    assert len(lengths) > 1
