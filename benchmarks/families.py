@@ -23,6 +23,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ppdbench.engine import text_part
+from ppdbench.engine.anatomy import Anatomy
 from ppdbench.engine.families import members
 from ppdbench.engine.known import TABLE, Known, of_text_and_more
 from ppdbench.engine.session import Session
@@ -58,7 +59,18 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
+    # Of layers with a memory of their own.
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 8),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 8),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 8),
+    **dict.fromkeys(("mamba_dt_rank", "time_step_rank"), 8),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8),
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_heads"), 4),
+    "linear_num_key_heads": 2,
+    "mamba_chunk_size": 16,
+    "mamba_d_ssm": 64,
 }
+ALTERNATING = {"layer_types": ["linear_attention", "full_attention"] * 2}
 LATENT = {"num_key_value_heads": 4, "head_dim": None}
 TURNED = {"rope_type": "default", "rope_theta": 10000.0}
 # Where the small settings alone make no model, or not one that says enough.
@@ -73,6 +85,34 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "youtu": LATENT,
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm3": {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"]},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "bailing_hybrid": {**ALTERNATING, **LATENT},
+    "falcon_h1": {
+        "embedding_multiplier": 2.0,
+        "lm_head_multiplier": 0.5,
+        "ssm_multipliers": [0.5, 0.75, 1.25, 1.5, 2.0],
+        "ssm_out_multiplier": 0.7,
+    },
+    "granitemoehybrid": ALTERNATING,
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {**ALTERNATING, **LATENT},
+    "mamba2": {"num_heads": 8, "n_groups": 2, "chunk_size": 16},
+    "nemotron_h": {"n_groups": 2, "chunk_size": 16},
+    "olmo_hybrid": ALTERNATING,
+    "qwen3_5_moe_text": ALTERNATING,
+    "qwen3_5_text": ALTERNATING,
+    "qwen3_next": ALTERNATING,
+    "xlstm": {"num_heads": 4, "v_head_dim": None, "qk_head_dim": None},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_expand": 2},
+    "zamba2": {
+        "chunk_size": 16,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "hybrid_layer_ids": [1, 3],
+        "attention_head_dim": 16,
+        "num_mem_blocks": 1,
+    },
+    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid"] * 4},
 }
 # Families whose models are other things than left-to-right decoders of text, and what they are.
 ENCODERS = [
@@ -222,20 +262,7 @@ NO_PARTS = {
     **dict.fromkeys(["musicgen", "musicgen_melody"], "it writes sounds and no text"),
     "phi4_multimodal": "weights for pictures and sounds are part of its text's layers",
 }
-# Of the others, those of which the small settings make no model.
-UNBUILT = [
-    "bamba",
-    "granitemoehybrid",
-    "kimi_linear",
-    "mamba2",
-    "qwen4_exp",
-    "qwen4_exp_text",
-    "xlstm",
-    "zamba",
-    "zamba2",
-    "zaya",
-]
-# And those that compute what passes here do not.
+# Those of the others that compute what passes here do not.
 OTHERS = {
     "beam": "it places words in some of its layers alone, and the others are handed no tables",
     "blt": "it reads bytes in patches, which a model of its own cuts",
@@ -255,10 +282,13 @@ OTHERS = {
         "it drafts for another model, whose keys and values it reads",
     ),
     "mimo_v2_flash": "its layers keep keys of different numbers of heads, here of one number",
+    **dict.fromkeys(
+        ["qwen4_exp", "qwen4_exp_text"],
+        "its layers choose the rows that they look at by an index of their own",
+    ),
     "reformer": "its layers look at words of like hashes, so rows depend on each other",
 }
 NOT_HELD = {
-    **dict.fromkeys(UNBUILT, "not tried: the settings that all are tried with make no model of it"),
     **OTHERS,
     **{name: WHY[kind] for name, kind in KINDS.items() if kind in WHY},
     **NO_PARTS,
@@ -323,7 +353,8 @@ def differs(model: Any, tokens: int = TOKENS) -> str | None:
             return f"after layer {layer} states are {_gap(mine, true):.0%} off"
     if _gap(last[:, -1:], logits[:, -1:]) > CLOSE:
         return f"logits are {_gap(last[:, -1:], logits[:, -1:]):.0%} off"
-    return _tree_differs(session, model) or _tokens_differ(session, last, model, tokens)
+    branches = _rollback_differs if ours.adapter.anatomy.remembers else _tree_differs
+    return branches(session, model) or _tokens_differ(session, last, model, tokens)
 
 
 def _gap(mine: torch.Tensor, true: torch.Tensor) -> float:
@@ -341,6 +372,20 @@ def _tree_differs(session: Session, model: Any) -> str | None:
         true = model(torch.tensor([[*PROMPT, *path]])).logits[:, -2:]
         if (gap := _gap(mine[:, [first, first + 2]], true)) > CLOSE:
             return f"a tree's logits are {gap:.0%} off"
+    return None
+
+
+def _rollback_differs(session: Session, model: Any) -> str | None:
+    """Keep a part of some rows, twice, and hold what follows against a pass over what was kept."""
+    text, start = list(PROMPT), len(PROMPT)
+    for rows, kept in (([31, 77, 40, 3], 2), ([8, 15, 60, 2, 9], 1), ([44, 5, 71], 3)):
+        mine = session.logits(session.forward(session.ids(rows)))
+        true = model(torch.tensor([[*text, *rows]])).logits[:, -len(rows) :]
+        if (gap := _gap(mine, true)) > CLOSE:
+            return f"the logits of {len(rows)} rows behind what was kept are {gap:.0%} off"
+        session.cache.keep(len(text), range(kept))
+        text += rows[:kept]
+    session.cache.truncate(start)
     return None
 
 
@@ -430,8 +475,14 @@ def tried(model_type: str, tokens: int = TOKENS) -> Known:
     except UnsupportedModel as refusal:
         said = str(refusal).partition(" does not run, because ")[2]
         return Known(model_type, kind, False, said.partition("; `ppdbench")[0])
-    chooses = StagedModel(model).adapter.anatomy.experts
-    return Known(model_type, "experts" if chooses else "dense", why is None, why or "")
+    return Known(model_type, _kind(StagedModel(model).adapter.anatomy), why is None, why or "")
+
+
+def _kind(anatomy: Anatomy) -> str:
+    """The kind of layers that a family which runs has."""
+    if anatomy.remembers:
+        return "hybrid" if anatomy.attending else "recurrent"
+    return "experts" if anatomy.experts else "dense"
 
 
 def page(rows: Iterable[Known]) -> str:
@@ -447,6 +498,12 @@ def page(rows: Iterable[Known]) -> str:
         "builds a tiny random model of every family that `transformers` has and compares hidden",
         "states after every layer, logits, a tree of drafts, and 64 tokens with `generate()`.",
         "Of models for text and more the part that writes text runs, held against the whole.",
+        "",
+        "Families of the kind `hybrid`, and `recurrent` where nothing attends, have layers with a",
+        "memory of their own: recurrent states, and what convolutions saw last. They run drafts",
+        "that are chains, not trees, whose branches would need a state each. Instead of the tree",
+        "passes of several rows are compared of which a part is kept: [how that",
+        "works](architecture.md#layers-with-a-memory).",
         "",
         f"{len(running)} of {len(rows)} families run.",
         "",

@@ -347,12 +347,9 @@ def bytes_per_token(model: StagedModel, prompt_tokens: Sequence[int], new_tokens
     steps = [length + step for length in prompt_tokens for step in range(1, new_tokens)] or list(
         prompt_tokens
     )
-    shape = model.cache_shape
-    row = shape.bytes(1) // shape.n_layers
-    rows = sum(min(length, window or length) for length in steps for window in shape.windows) / len(
-        steps
-    )
-    return weight_bytes_read(model) + round(row * rows)
+    layers = range(model.n_layers)
+    seen = sum(model.cache_shape.seen_bytes(layers, length) for length in steps)
+    return weight_bytes_read(model) + round(seen / len(steps))
 
 
 def weight_bytes_read(model: StagedModel) -> int:

@@ -148,23 +148,17 @@ class Costs:
     """Bytes that the pieces of a pass over one model read, whichever experts it chooses."""
 
     def __init__(self, model: StagedModel) -> None:
-        shape = model.cache_shape
+        self._shape = model.cache_shape
         layers = [model.layer_bytes(i) - expert_bytes(model, i) for i in range(model.n_layers)]
         self._below = [0, *accumulate(layers)]  # bytes of the layers before each
-        self._row = shape.bytes(1) // shape.n_layers
-        self._windows = shape.windows if any(shape.windows) else None
         self._head = model.readout_bytes()
 
     def run(
         self, hidden: Tensor, start: int, stop: int, step: Step, cache: KVCache, **_: object
     ) -> int:
         """The weights of these layers, less experts, and the cache rows in sight."""
-        length, windows = step.key_length, self._windows
-        if windows is None:
-            keys = length * (stop - start)
-        else:
-            keys = sum(min(length, window or length) for window in windows[start:stop])
-        return self._below[stop] - self._below[start] + self._row * keys
+        seen = self._shape.seen_bytes(range(start, stop), step.key_length)
+        return self._below[stop] - self._below[start] + seen
 
     def logits(self, hidden: Tensor) -> int:
         """Norm and head."""

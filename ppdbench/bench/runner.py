@@ -21,7 +21,8 @@ from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import Loaded, ModelSpec
-from ppdbench.errors import ConfigError, PpdbenchError
+from ppdbench.engine.memory import CHAINS_ONLY
+from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
 from ppdbench.machine.bandwidth import measure_bandwidth
 from ppdbench.machine.environment import forget_peak_memory
 from ppdbench.machine.load import LoadMeter
@@ -421,6 +422,8 @@ def prepare(
         target.check(setup.target.staged.vocab_size)
         slots = [strategy.prepare(setup)] if places is None else places.prepare(chosen, strategy)
         decoder = slots[0]
+        if decoder.trees and setup.target.staged.remembers:
+            raise UnsupportedModel(f"{label} drafts trees: {CHAINS_ONLY}")
         if target.by_text and not decoder.knows_text:
             raise ConfigError(
                 f"{label}: the part that picks tokens does not know the text; leave "

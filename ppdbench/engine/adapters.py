@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.anatomy import LONGEST, read, text_config
+from ppdbench.engine.anatomy import LONGEST, TABLES, read, text_config
 from ppdbench.engine.cache import CacheShape, Rows
 from ppdbench.engine.families import LogitScale
 from ppdbench.engine.masks import Step
@@ -175,8 +175,8 @@ class Adapter:
             "attention_mask": self.family.mask(mask),
             self._named(self.family.cache_argument): cache,
         }
-        if rotary is not None:
-            arguments["position_embeddings"] = rotary if len(rotary) > 1 else rotary[0]
+        if self.anatomy.tables:  # none for layers whose attention is left out
+            arguments[TABLES] = rotary if rotary is None or len(rotary) > 1 else rotary[0]
         return arguments
 
     def norm(self, hidden: Tensor) -> Tensor:
@@ -202,8 +202,14 @@ class Adapter:
         return torch.tanh(logits / self.softcap) * self.softcap
 
     def rope_kind(self, index: int) -> str | None:
-        """Name the rotary table of layer `index`, where a family has several."""
-        kind: str | None = self.config.layer_types[index] if self.family.rotary_by_type else None
+        """Name the rotary table of layer `index`, where a family has several.
+
+        One that does not attend may be handed any.
+        """
+        if not self.family.rotary_by_type:
+            return None
+        attending = self.anatomy.attending
+        kind: str = self.config.layer_types[index if index in attending else min(attending)]
         return kind
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
@@ -235,6 +241,8 @@ class Adapter:
 
     def why_not_repeated(self) -> str | None:
         """Say why passes cannot be captured and repeated; None if they can."""
+        if self.anatomy.remembers:
+            return "its layers have a memory of their own, which a pass changes"
         if self.anatomy.experts:
             return "which experts a pass reads depends on its tokens"
         if self.told or self.anatomy.own_attention:
@@ -367,7 +375,8 @@ class Adapter:
             positions = torch.arange(capacity, device=self.device)[None]
             like = torch.empty(1, dtype=self.dtype, device=self.device)
             arguments = () if kind is None else (kind,)
-            made = self.body.rotary_emb(like, positions, *arguments)
+            make = getattr(self.body, self._named(self.family.rotary))
+            made = make(like, positions, *arguments)
             return tuple(table[0] for table in (made if isinstance(made, tuple) else (made,)))
 
     def _windows(self) -> tuple[int | None, ...]:
@@ -432,7 +441,8 @@ class Adapter:
     @property
     def heads_per_kv(self) -> int:
         """The number of query heads that share a KV head, as rows of one product."""
-        if self.anatomy.own_attention or self.family.rows(self.config).latent:
+        nothing = not self.anatomy.attending
+        if nothing or self.anatomy.own_attention or self.family.rows(self.config).latent:
             return 1
         return int(self.config.num_attention_heads) // self.cache_shape().n_heads
 
@@ -449,6 +459,9 @@ class Adapter:
             windows=self.windows,
             devices=tuple(map(self.device_of, range(len(self.layers)))),
             dtype=self.dtype,
+            rowless=frozenset(range(len(self.layers))) - self.anatomy.attending,
+            remembering=frozenset(i for i, path in enumerate(self.anatomy.memories) if path),
+            hidden=self.hidden_size,
         )
 
 

@@ -9,7 +9,7 @@ it is loaded: `held_family.py`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +18,18 @@ from torch import nn
 from ppdbench.engine.families import BlockNames, Family, entry
 from ppdbench.errors import UnsupportedModel
 
-CACHES = ("past_key_values", "layer_past")
+CACHES = ("past_key_values", "layer_past", "cache_params")
 TABLES = "position_embeddings"
 POSITIONS = "position_ids"
 # What layers may ask for and get; of the rest only what may be left out is left out.
-GIVEN = {"attention_mask", *CACHES, TABLES, POSITIONS, "use_cache"}
+GIVEN = {"hidden_states", "x", "attention_mask", *CACHES, TABLES, POSITIONS, "use_cache"}
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 # Kinds of layers that a mask alone tells apart.
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "global", "attention"}
+# Kinds of layers beside those: with a memory of their own, or with nothing to remember.
+OTHERS = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
+# Names under which a part of a layer asks a cache for what it remembers, or tells it.
+STATES = {"get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state"}
 # The two blocks of a layer, by their usual names.
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
 MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
@@ -35,6 +39,8 @@ NORM_PAIRS = (
     ("ln_1", "ln_2"),
     ("norm_1", "norm_2"),
     ("attention_layernorm", "feedforward_layernorm"),
+    ("input_layernorm", "pre_ff_layernorm"),
+    ("operator_norm", "ffn_norm"),
 )
 
 
@@ -54,6 +60,15 @@ class Anatomy:
     """Layers consist of linear products and what has one number for each of a state's."""
     experts: bool
     """Layers choose between experts, token by token."""
+    memories: tuple[str | None, ...]
+    """Of each layer the path in it of the mixer that remembers, in layers that have one."""
+    attending: frozenset[int]
+    """The layers that keep keys and values."""
+
+    @property
+    def remembers(self) -> bool:
+        """True if some layers have a memory of their own."""
+        return any(self.memories)
 
 
 def text_config(model: Any) -> Any:
@@ -67,7 +82,6 @@ def read(model: Any) -> tuple[Family, Anatomy]:
     found = entry(config.model_type)
     if (refusal := found.refusal(config)) is not None:
         raise _unread(config, refusal)
-    _check_memory(model, config)
     if model.config.is_encoder_decoder or getattr(config, "is_encoder_decoder", False):
         raise _unread(config, "its layers look at what an encoder has read")
     path, name = _layers(model, config, found)
@@ -75,14 +89,15 @@ def read(model: Any) -> tuple[Family, Anatomy]:
     layers = list(getattr(body, name))
     if any("encoder_attn" in dict(layer.named_children()) for layer in layers):
         raise _unread(config, "its layers look at what an encoder has read")
-    taken = _parameters(layers[0])
+    memories = _memories(model, config, layers)
+    taken = {name: p for layer in layers for name, p in _parameters(layer).items()}
     cache = found.cache_argument or next((c for c in CACHES if c in taken), None)
     if cache is None:
         raise _unread(config, "its layers take no cache of keys and values")
     arguments = () if found.told is None else found.told(body, config)
     unknown = [
         p.name
-        for p in list(taken.values())[1:]
+        for p in taken.values()
         if p.default is p.empty and p.name not in GIVEN and p.name not in arguments
     ]
     if unknown:
@@ -95,17 +110,22 @@ def read(model: Any) -> tuple[Family, Anatomy]:
         norm=found.norm or _final_norm(body, config),
         embedding_norm=found.embedding_norm or _embedding_norm(body),
         cache_argument=cache,
-        rotary_by_type=found.rotary_by_type or _turns_by_type(body),
-        blocks=found.blocks or blocks_of(layers),
+        rotary=(rotary := _rotary(body)),
+        rotary_by_type=found.rotary_by_type or _turns_by_type(body, rotary),
+        blocks=replace(found.blocks or blocks_of(layers), mixers=_tops(memories)),
     )
-    attentions = [_attention(layer) for layer in layers]
+    attending = {i for i, layer in enumerate(layers) if not any(memories) or _attends(layer)}
+    attentions = [part for i in sorted(attending) if (part := _attention(layers[i])) is not None]
     return family, Anatomy(
-        tables=TABLES in taken and hasattr(body, "rotary_emb"),
-        told_positions=any(POSITIONS in _parameters(a) for a in attentions if a is not None),
-        own_attention=not all(map(_asks_for_attention, layers)),
+        tables=rotary is not None
+        and (TABLES in taken or any(TABLES in _parameters(a) for a in attentions)),
+        told_positions=any(POSITIONS in _parameters(a) for a in attentions),
+        own_attention=not all(_asks_for_attention(layers[i]) for i in attending),
         alike=_alike(layers) and not _differ_by_number(config),
         plain=all(map(_is_plain_part, (p for layer in layers for p in layer.modules()))),
         experts=any(map(_chooses, (p for layer in layers for p in layer.modules()))),
+        memories=memories,
+        attending=frozenset(attending),
     )
 
 
@@ -116,17 +136,43 @@ def _unread(config: Any, why: str) -> UnsupportedModel:
     )
 
 
-def _check_memory(model: Any, config: Any) -> None:
-    """Refuse layers whose memory is not rows of keys and values."""
+def _memories(model: Any, config: Any, layers: Sequence[nn.Module]) -> tuple[str | None, ...]:
+    """Find the mixer in each layer that remembers; refuse a memory that our cache cannot hold."""
+    found = [_mixers(layer) for layer in layers]
     kinds = set(getattr(config, "layer_types", None) or ()) - ATTENDING
     which = f" ({', '.join(sorted(map(str, kinds)))})" if kinds else ""
-    if getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False) and not any(found):
         raise _unread(
             config,
-            f"layers with a memory of their own{which} cannot forget the rows of rejected drafts",
+            f"layers with a memory of their own{which} keep it where it cannot be taken back",
         )
-    if kinds:
+    if kinds - (OTHERS if any(found) else set()):
         raise _unread(config, f"its layers are of a kind that is not known here{which}")
+    if any(len(each) > 1 for each in found):
+        raise _unread(config, "its layers have several memories each")
+    return tuple(each[0] if each else None for each in found)
+
+
+def _mixers(layer: nn.Module) -> list[str]:
+    """The paths of what remembers in a layer."""
+    return [path for path, part in layer.named_modules() if STATES & set(_names_in_class(part))]
+
+
+def _tops(paths: Iterable[str | None]) -> tuple[str, ...]:
+    """The first names of paths."""
+    return tuple(sorted({path.partition(".")[0] for path in paths if path is not None}))
+
+
+def _attends(layer: nn.Module) -> bool:
+    """True if somewhere in the layer rows of keys and values are kept."""
+    return any("update" in _names_in_class(part) for part in layer.modules())
+
+
+def _names_in_class(module: nn.Module) -> Iterator[str]:
+    """The names that the methods of a module's own class mention."""
+    for method in vars(type(module)).values():
+        if inspect.isfunction(method):
+            yield from names_in(method)
 
 
 def _layers(model: nn.Module, config: Any, family: Family) -> tuple[str, str]:
@@ -167,9 +213,15 @@ def _embedding_norm(body: nn.Module) -> str | None:
     return next((name for name in _norms(body) if _is_of_words(name)), None)
 
 
-def _turns_by_type(body: nn.Module) -> bool:
-    rotary = getattr(body, "rotary_emb", None)
-    return rotary is not None and "layer_type" in _parameters(rotary)
+def _rotary(body: nn.Module) -> str | None:
+    """The name of what makes rotary tables in the body."""
+    parts = dict(body.named_children())
+    by_class = (n for n, part in parts.items() if "rotaryembedding" in type(part).__name__.lower())
+    return "rotary_emb" if "rotary_emb" in parts else next(by_class, None)
+
+
+def _turns_by_type(body: nn.Module, rotary: str | None) -> bool:
+    return rotary is not None and "layer_type" in _parameters(body.get_submodule(rotary))
 
 
 def _parameters(module: nn.Module) -> dict[str, inspect.Parameter]:

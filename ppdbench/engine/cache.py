@@ -32,11 +32,23 @@ class CacheShape:
     value_dim: int | None = None
     """The width of values, where it is not that of keys; the wider of the two is `head_dim`."""
     key_dim: int | None = None
+    rowless: frozenset[int] = frozenset()
+    """Layers that do not attend, and hold no keys and values."""
+    remembering: frozenset[int] = frozenset()
+    """Layers with a memory of their own, which keep their inputs, `hidden` wide."""
+    hidden: int = 0
 
     def bytes(self, capacity: int, batch: int = 1) -> int:
         """Memory that `capacity` rows take over all layers."""
-        row = 2 * self.n_layers * self.n_heads * self.head_dim * self.dtype.itemsize
+        held = 2 * (self.n_layers - len(self.rowless)) * self.n_heads * self.head_dim
+        row = (held + len(self.remembering) * self.hidden) * self.dtype.itemsize
         return row * capacity * batch
+
+    def seen_bytes(self, layers: range, length: int) -> int:
+        """Bytes of keys and values that a pass over `layers` looks at among `length` rows."""
+        attending = (self.windows[i] for i in layers if i not in self.rowless)
+        rows = sum(min(length, window or length) for window in attending)
+        return 2 * self.n_heads * self.head_dim * self.dtype.itemsize * rows
 
 
 class Rows(Protocol):
@@ -74,7 +86,10 @@ class KVCache:
         size = (2, batch, shape.n_heads, capacity, shape.head_dim)
         # One block for neighbours on one device, so that rows of all move at once.
         self._blocks: list[tuple[range, Tensor]] = []
-        for device, group in groupby(self.layers, lambda i: shape.devices[i]):
+        groups = groupby(self.layers, lambda i: (shape.devices[i], i in shape.rowless))
+        for (device, rowless), group in groups:
+            if rowless:
+                continue
             some = list(group)
             # Zeros, not empty: rows that are masked out still enter products, and 0 * NaN is NaN.
             block = zeros((len(some), *size), shape.dtype, device)

@@ -28,6 +28,8 @@ class BlockNames:
     """
 
     attention: str = "self_attn"
+    mixers: tuple[str, ...] = ()
+    """The parts in the place of attention, or beside it, in layers with a memory."""
     mlp: tuple[str, ...] = ("mlp",)
     attention_norms: tuple[str, ...] = ("input_layernorm",)
     mlp_norms: tuple[str, ...] = ("post_attention_layernorm",)
@@ -90,7 +92,9 @@ def _usual_logit_scale(config: Any) -> LogitScale:
 
 
 def _usual_rows(config: Any) -> RowShape:
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is None:  # nothing in it attends
+        return RowShape(1, 1, 1)
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     own = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
     if getattr(config, "kv_lora_rank", None):  # latent attention keeps what keys are made of
@@ -122,6 +126,8 @@ class Family:
     """The name by which a layer takes its cache."""
     positions: Callable[[Any, Tensor], Tensor] | None = None
     """Gives what the body adds to words for their positions; without it layers place them."""
+    rotary: str | None = None
+    """Name of what makes rotary tables in the body, in models that have it."""
     rotary_by_type: bool = False
     """Layers of different types turn at different speeds."""
     told: Callable[[Any, Any], Told] | None = None
@@ -157,8 +163,7 @@ class Family:
         assert self.blocks is not None, "not read from a model yet"
         if not self.normed_stream(config):
             return self.blocks
-        own = self.blocks
-        return BlockNames(attention=own.attention, mlp=own.mlp, attention_norms=(), mlp_norms=())
+        return replace(self.blocks, attention_norms=(), mlp_norms=())
 
 
 FAMILIES: Registry[Family] = Registry("model family")
@@ -273,6 +278,11 @@ def _no_distances(body: Any, config: Any) -> Told:
     return _Nothing("alibi")
 
 
+def _without_end(config: Any) -> int:
+    """A length that no text reaches: nothing limits it but memory."""
+    return 1 << 20
+
+
 def _hidden(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask < 0
 
@@ -384,6 +394,24 @@ for _family in (
         members="MiniMax M3",
         refusal=lambda config: "MiniMax M3 looks at chosen blocks of rows, and chooses by a pass",
     ),
+    *(
+        Family(
+            name=name,
+            members=called,
+            refusal=lambda config: "its layers take the embedded words once more, beside states",
+        )
+        for name, called in (("zamba", "Zamba"), ("zamba2", "Zamba 2"))
+    ),
+    Family(
+        name="zaya",
+        members="ZAYA",
+        refusal=lambda config: "its layers hand what their router made to the next one's",
+    ),
+    Family(
+        name="minimax",
+        members="MiniMax 01",
+        refusal=lambda config: "its linear layers remember in a cache of a kind of their own",
+    ),
     Family(name="nanochat", members="nanochat", embedding_norm="norm"),
     Family(name="olmo3", members="OLMo 3", blocks=NORMS_AFTER),
     Family(name="exaone4", members="EXAONE 4", blocks=NORMS_AFTER),
@@ -400,6 +428,14 @@ for _family in (
         logit_scale=lambda config: LogitScale(),
     ),
     Family(
+        name="falcon_h1",
+        members="Falcon-H1",
+        logit_scale=lambda config: LogitScale(times=config.lm_head_multiplier),
+    ),
+    Family(name="mamba", members="Mamba", longest=_without_end),
+    Family(name="mamba2", members="Mamba 2, Codestral Mamba", longest=_without_end),
+    Family(name="falcon_mamba", members="Falcon Mamba", longest=_without_end),
+    Family(
         name="hyperclovax",
         members="HyperCLOVA X",
         logit_scale=lambda config: LogitScale(times=config.logits_scaling),
@@ -411,6 +447,7 @@ for _family in (
 MEMBERS = {
     "apertus": "Apertus",
     "arcee": "Arcee AFM",
+    "bamba": "Bamba",
     "bitnet": "BitNet",
     "cohere": "Command R",
     "cohere2": "Command R7B, Aya",
@@ -425,22 +462,32 @@ MEMBERS = {
     "gpt_oss": "gpt-oss",
     "granite": "Granite 3",
     "granitemoe": "Granite 3 with experts",
+    "granitemoehybrid": "Granite 4",
     "helium": "Helium",
     "hunyuan_v1_dense": "HunYuan",
     "hunyuan_v1_moe": "HunYuan with experts",
+    "jamba": "Jamba",
+    "kimi_linear": "Kimi Linear",
+    "lfm2": "LFM2",
+    "lfm2_moe": "LFM2 with experts",
     "llama4_text": "Llama 4 text",
     "minimax_m2": "MiniMax M2",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",
     "mixtral": "Mixtral",
     "nemotron": "Nemotron 3 and 4, Minitron",
+    "nemotron_h": "Nemotron-H, Nemotron 3 Nano",
     "olmo": "OLMo 1",
+    "olmo_hybrid": "OLMo Hybrid",
     "olmoe": "OLMoE",
     "persimmon": "Persimmon",
     "phi": "Phi-1 and Phi-2",
     "phimoe": "Phi-3.5 MoE",
     "qwen2_moe": "Qwen 1.5 and 2 with experts",
+    "qwen3_5_moe_text": "Qwen 3.5 with experts, text",
+    "qwen3_5_text": "Qwen 3.5 text",
     "qwen3_moe": "Qwen 3 with experts",
+    "qwen3_next": "Qwen3-Next",
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM 3",
     "stablelm": "StableLM",

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import read, text_config
+from ppdbench.engine.masks import Step
 from ppdbench.engine.nearness import gap
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.weights import parts
@@ -26,6 +27,8 @@ from ppdbench.machine.pages import Files
 
 # Tokens that are compared; where windows are narrow, as many as reach beyond them.
 FEWEST, MOST = 6, 64
+# Of them, how many stand behind rows that were taken back, where layers have a memory.
+TAKEN_BACK = 2
 # Of layers that are alike.
 ENOUGH = 2
 # Of the length of a state. Rounding of half precision adds up from layer to layer, and may send
@@ -106,14 +109,43 @@ def hold(staged: StagedModel, stock: StockPass, name: str) -> None:
             embedded, 0, depth, step, cache, tap=lambda _layer, state: ours.append(state)
         )
         logits = staged.logits(hidden[:, -1:])
+        if staged.remembers:
+            again = _again(staged, stock.ids, depth)
     except (RuntimeError, TypeError, AttributeError, KeyError, IndexError) as error:
         why = " ".join(str(error).split())[:200]
         raise _refusal(staged, name, f"its layers cannot be called one by one ({why})") from error
     for layer, (mine, true) in enumerate(zip(ours, stock.states, strict=True), start=1):
         _hold(staged, name, f"after layer {layer} hidden states", mine, true)
     _hold(staged, name, "logits", logits, stock.logits)
+    if staged.remembers:
+        for layer, (mine, true) in enumerate(zip(again, stock.states, strict=True), start=1):
+            what = f"behind rows that were taken back, after layer {layer} hidden states"
+            _hold(staged, name, what, mine, true[:, -mine.shape[1] :])
     # Embedding the tokens has read parts of the weights' files again.
     Files.behind(t for p in staged.model.parameters() for t in parts(p)).release()
+
+
+def _again(staged: StagedModel, ids: Tensor, depth: int) -> list[Tensor]:
+    """States of the last tokens by layers run, behind a pass of which only a part was kept.
+
+    A token is read together with two that do not follow, which are taken back.
+    """
+    n = ids.shape[1]
+    first = n - 1 - TAKEN_BACK
+    cache, steps = staged.new_cache(n)
+    ours: list[Tensor] = []
+
+    def run(step: Step, tokens: Tensor) -> None:
+        ours.clear()
+        embedded = staged.embed(tokens, step)
+        staged.run(embedded, 0, depth, step, cache, tap=lambda _, state: ours.append(state))
+
+    wrong = ids.flip(1)[:, :TAKEN_BACK]
+    run(steps.prefill(first), ids[:, :first])
+    run(steps.chain(first, 1 + TAKEN_BACK), torch.cat([ids[:, first : first + 1], wrong], dim=1))
+    cache.keep(first, [0], range(depth))
+    run(steps.chain(first + 1, TAKEN_BACK), ids[:, first + 1 :])
+    return ours
 
 
 def _hold(staged: StagedModel, name: str, what: str, mine: Tensor, true: Tensor) -> None:

@@ -71,10 +71,9 @@ class JoinedCache:
 
         What is returned is what came in: only `JoinedMask` knows which row sees which key.
         """
-        assert self._step is not None, "begin() was not called"
         self.newest = [
             part.update(key[:, :, rows], value[:, :, rows], layer)
-            for part, rows in zip(self.parts, self._step.rows_of_parts, strict=True)
+            for part, rows in zip(self.parts, self.rows_of_parts, strict=True)
         ]
         self.check_attended()
         self._returned = key, value
@@ -91,6 +90,12 @@ class JoinedCache:
         """Refuse a layer that attended without asking whose rows it sees."""
         if self._returned is not None:
             raise ValueError("a layer attends without the mask that it was given")
+
+    @property
+    def rows_of_parts(self) -> list[slice]:
+        """The rows of each part among those of the pass that was announced."""
+        assert self._step is not None, "begin() was not called"
+        return self._step.rows_of_parts
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Count the rows of the longest sequence, for layers that ask."""

@@ -110,6 +110,8 @@ class Step:
     known: bool = True
     given: tuple[TrainedRows, ...] = ()
     sights: Sights | None = None
+    in_line: bool = False
+    """Each row follows the one before it, but for those that only fill up the shape."""
     # Made of the above when somebody asks; a changed copy begins without.
     _windowed: dict[int, Tensor] = field(default_factory=dict, init=False)
     _added: dict[tuple[int | None, int, torch.dtype], Tensor] = field(
@@ -217,7 +219,7 @@ class StepMaker:
 
     def prefill(self, n_query: int) -> Step:
         """The first tokens of one unpadded sequence."""
-        step = Step(0, n_query, n_query, self.index[:, :n_query], contiguous=True)
+        step = Step(0, n_query, n_query, self.index[:, :n_query], contiguous=True, in_line=True)
         if n_query > 1 and self.window is not None and n_query > self.window:
             self._causal(step)
         return step
@@ -225,7 +227,7 @@ class StepMaker:
     def chain(self, start: int, n_query: int) -> Step:
         """Consecutive tokens of one unpadded sequence; keys are exactly the rows so far."""
         end = start + n_query
-        step = Step(start, n_query, end, self._rows(start, end), contiguous=True)
+        step = Step(start, n_query, end, self._rows(start, end), contiguous=True, in_line=True)
         if self.shape is not None:
             return self._filled_up(self._causal(step), self.shape)
         if n_query > 1 and (start > 0 or (self.window is not None and end > self.window)):

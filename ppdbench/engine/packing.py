@@ -9,14 +9,17 @@ passes read plain rows, for which a layer can be unpacked again.
 
 from __future__ import annotations
 
+import dis
+import inspect
 import sys
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ppdbench.engine.anatomy import reads
 from ppdbench.engine.families import transposed
 from ppdbench.engine.weights import is_plain, parts
 from ppdbench.machine.pages import Files, Span, span
@@ -121,17 +124,26 @@ def packed(module: nn.Module) -> nn.Module:
 def exchange(module: nn.Module, make: Exchange) -> nn.Module:
     """Put what `make` returns in the place of the modules in `module`, or of itself."""
     made = make(module)
-    if made is module and not _reads_weights(module):
+    if made is module:
+        plain = weights_read(type(module).forward)
         for name, child in module.named_children():
-            if (found := exchange(child, make)) is not child:
+            if name not in plain and (found := exchange(child, make)) is not child:
                 setattr(module, name, found)
     return made
 
 
-def _reads_weights(module: nn.Module) -> bool:
-    """True for what holds one product and looks at its weights itself, as some routers do."""
-    inner = list(module.children())
-    return len(inner) == 1 and weights_of(inner[0]) is not None and reads(module, "weight")
+@cache
+def weights_read(forward: Callable[..., Any]) -> frozenset[str]:
+    """Name the parts of a module whose weights its forward looks at itself, as routers do."""
+    found, part = set(), ""
+    for each in dis.get_instructions(inspect.unwrap(forward)):
+        if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if each.argval == "weight":
+                found.add(part)
+            part = str(each.argval)
+        else:
+            part = ""
+    return frozenset(found)
 
 
 def pack(module: nn.Module) -> nn.Module:

@@ -34,6 +34,14 @@ class NoAttention(nn.Module):
         return torch.zeros_like(hidden_states), None
 
 
+class NoMixer(nn.Module):
+    """In place of a mixer: it adds nothing, and what it remembers stays as it was."""
+
+    def forward(self, hidden_states: Tensor, **_: object) -> Tensor:
+        """Zeros."""
+        return torch.zeros_like(hidden_states)
+
+
 class NoMLP(nn.Module):
     """An MLP block, or the last part of one, that adds nothing."""
 
@@ -80,15 +88,22 @@ def _gives_two(block: nn.Module, norm: nn.Module | None) -> bool:
 def _check_parts(blocks: BlockNames, layers: Iterable[nn.Module]) -> None:
     """Refuse layers without the blocks that their family has."""
     for layer in layers:
-        if not dict(layer.named_children()).keys() >= {blocks.attention, *blocks.mlp}:
+        there = dict(layer.named_children())
+        if not _looking_back(blocks, layer) or not there.keys() >= {*blocks.mlp}:
             raise UnsupportedModel(
                 f"layers of type {type(layer).__name__} cannot be run without single blocks"
             )
 
 
+def _looking_back(blocks: BlockNames, layer: nn.Module) -> list[str]:
+    """The names of a layer's parts that look at rows before their own."""
+    there = dict(layer.named_children())
+    return [name for name in (blocks.attention, *blocks.mixers) if name in there]
+
+
 def attention_bytes(blocks: BlockNames, layer: nn.Module) -> int:
-    """Memory of the weights of a layer's attention block."""
-    return weight_bytes(layer.get_submodule(blocks.attention))
+    """Memory of the weights of a layer's attention block, or of the mixer in its place."""
+    return sum(weight_bytes(layer.get_submodule(name)) for name in _looking_back(blocks, layer))
 
 
 def mlp_bytes(blocks: BlockNames, layer: nn.Module) -> int:
@@ -102,8 +117,10 @@ def without(blocks: BlockNames, layer: nn.Module, *, attention: bool, mlp: bool)
     replaced: dict[str, nn.Module] = {}
     if attention:
         replaced |= dict.fromkeys(blocks.attention_norms, nn.Identity())
-        adds = adds_itself(layer.get_submodule(blocks.attention))
-        replaced[blocks.attention] = NoAddingAttention() if adds else NoAttention()
+        for name in _looking_back(blocks, layer):
+            adds = adds_itself(layer.get_submodule(name))
+            nothing = NoMixer() if name in blocks.mixers else NoAttention()
+            replaced[name] = NoAddingAttention() if adds else nothing
     if mlp:
         replaced |= dict.fromkeys((*blocks.mlp_norms, *blocks.mlp), nn.Identity())
         block = layer.get_submodule(blocks.mlp[-1])

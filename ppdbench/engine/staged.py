@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine import attention
+from ppdbench.engine import attention, memory
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.artefacts import home
 from ppdbench.engine.cache import KVCache
@@ -94,6 +94,7 @@ class StagedModel:
         self.quantized = kind_of(model)
         attention.install(model)
         self.adapter = Adapter(model, stored)
+        memory.install(self.adapter.layers, self.adapter.anatomy.memories)
         self.n_layers = len(self.adapter.layers)
         self.hidden_size = self.adapter.hidden_size
         self.vocab_size = int(model.config.vocab_size)
@@ -134,7 +135,8 @@ class StagedModel:
         self.adapter.prepare(capacity)
         rows = capacity + spare
         shape = None if fixed_rows is None else FixedShape(fixed_rows, rows)
-        cache = KVCache(self.cache_shape, rows + (fixed_rows or 0), batch=batch, layers=layers)
+        kind = memory.RememberingCache if self.cache_shape.remembering else KVCache
+        cache = kind(self.cache_shape, rows + (fixed_rows or 0), batch=batch, layers=layers)
         window = self.adapter.narrowest_window
         return cache, StepMaker(cache.capacity, self.device, window, shape)
 
@@ -247,6 +249,11 @@ class StagedModel:
             return self.flat.readout.read(hidden)
         found = self.compiled.read(hidden)
         return self.graphs.read(hidden) if found is None else found
+
+    @property
+    def remembers(self) -> bool:
+        """True if layers have a memory of their own, so that passes must be chains."""
+        return bool(self.cache_shape.remembering)
 
     def why_eager(self) -> str | None:
         """Say why passes of this model can be neither compiled nor captured; None if they can."""

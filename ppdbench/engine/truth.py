@@ -8,6 +8,7 @@ from that. The second is what rounding may do to any engine on this machine.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ppdbench.engine.anatomy import text_config
 from ppdbench.engine.loading import ModelSpec, laid_out, load_stock, token_ids
+from ppdbench.engine.memory import CACHES, forgets
 from ppdbench.engine.nearness import distance, gap
+from ppdbench.engine.packing import weights_read
 from ppdbench.engine.weights import is_plain
 from ppdbench.engine.wider import WIDER, one_by_one
 from ppdbench.errors import ConfigError
@@ -110,10 +114,15 @@ class StockTruth:
         reach = min(reach, len(ids) - max(1, first))
         if reach > 0:
             last = ids[-reach:]
-            for rows in (reach, 1):
-                cache.crop(-reach)
-                parts = [last[at : at + rows] for at in range(0, reach, rows)]
-                again = torch.cat([self._run(part, keep=rows, cache=cache) for part in parts])
+            for rows in {1} if _forgets(self.model) else {reach, 1}:
+                cache = self._shorter(cache, ids[:-reach])
+                start = len(ids) - reach
+                again = torch.cat(
+                    [
+                        self._run(last[at : at + rows], rows, cache, start + at)
+                        for at in range(0, reach, rows)
+                    ]
+                )
                 noise[-reach:] = torch.maximum(noise[-reach:], distance(again, truth[-reach:]))
         return StockLogits(truth, noise)
 
@@ -174,15 +183,33 @@ class StockTruth:
         self.model(tokens, use_cache=False, logits_to_keep=1, **given)
 
     def _cache(self) -> Any:
-        """A cache of transformers that forgets nothing, so that it can be cut anywhere."""
+        """A cache of transformers that forgets nothing, so that it can be cut anywhere.
+
+        Unless layers have a memory of their own, which cannot be cut.
+        """
         from transformers import DynamicCache
 
-        return DynamicCache()
+        own = DynamicCache(config=text_config(self.model))
+        return own if _remembers(own) else DynamicCache()
 
-    def _run(self, ids: Sequence[int], keep: int, cache: Any = None) -> Tensor:
-        """Logits of the last `keep` rows of one pass."""
+    def _shorter(self, cache: Any, ids: Sequence[int]) -> Any:
+        """A cache of these tokens alone, of one that holds more."""
+        if not _remembers(cache):
+            cache.crop(len(ids) - cache.get_seq_length())
+            return cache
+        fresh = self._cache()
+        self._run(ids, keep=1, cache=fresh)
+        return fresh
+
+    def _run(self, ids: Sequence[int], keep: int, cache: Any = None, start: int = 0) -> Tensor:
+        """Logits of the last `keep` rows of one pass; `cache` holds `start` rows before them."""
         tensor = torch.tensor([list(ids)], device=self.model.device)
-        given = {} if cache is None else {"past_key_values": cache}
+        given: dict[str, Any] = {}
+        if cache is not None:
+            taken = inspect.signature(self.model.forward).parameters
+            given[next(name for name in CACHES if name in taken)] = cache
+            if _remembers(cache) and "position_ids" in taken:  # not all count rows themselves
+                given["position_ids"] = torch.arange(len(ids), device=tensor.device)[None] + start
         found: Tensor = self.model(
             tensor, use_cache=cache is not None, logits_to_keep=keep, **given
         ).logits[0]
@@ -201,6 +228,16 @@ class StockTruth:
             yield
         finally:
             setattr(owner, name, layers)
+
+
+def _remembers(cache: Any) -> bool:
+    """True if some of its layers hold states beside keys and values, or instead of them."""
+    return any(hasattr(layer, "conv_states") for layer in cache.layers)
+
+
+def _forgets(model: nn.Module) -> bool:
+    """True if its passes of several rows leave out what was before them, so that none has any."""
+    return any(forgets(type(part).forward) for part in model.modules())
 
 
 def _layers(model: nn.Module, n_layers: int) -> tuple[nn.Module, str]:
@@ -227,25 +264,27 @@ def widened(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     narrow: dict[nn.Module, dict[str, Tensor]] = {}
 
     def widen(module: nn.Module, _: Any) -> None:
-        held = {
-            name: tensor
-            for name, tensor in (*module._parameters.items(), *module._buffers.items())
-            if tensor is not None and tensor.is_floating_point() and tensor.dtype != dtype
-        }
-        if held and module not in narrow:
-            narrow[module] = held
-            for name, tensor in held.items():
-                wide = tensor.to(dtype)
-                _put(module, name, wide if name in module._buffers else nn.Parameter(wide, False))
+        for part in _read_by(module):
+            held = {
+                name: tensor
+                for name, tensor in (*part._parameters.items(), *part._buffers.items())
+                if tensor is not None and tensor.is_floating_point() and tensor.dtype != dtype
+            }
+            if held and part not in narrow:
+                narrow[part] = held
+                for name, tensor in held.items():
+                    wide = tensor.to(dtype)
+                    _put(part, name, wide if name in part._buffers else nn.Parameter(wide, False))
 
     def restore(module: nn.Module, *_: Any) -> None:
-        for name, tensor in narrow.pop(module, {}).items():
-            _put(module, name, tensor)
+        for part in _read_by(module):
+            for name, tensor in narrow.pop(part, {}).items():
+                _put(part, name, tensor)
 
     hooks = [
         handle
         for module in model.modules()
-        if module._parameters or module._buffers
+        if module._parameters or module._buffers or len(_read_by(module)) > 1
         for handle in (
             module.register_forward_pre_hook(widen),
             module.register_forward_hook(restore, always_call=True),
@@ -253,7 +292,8 @@ def widened(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     ]
     grouped = one_by_one(model, dtype)
     try:
-        yield
+        with _plain_experts(model):
+            yield
     finally:
         for module, config in grouped.items():
             module.config = config
@@ -261,6 +301,27 @@ def widened(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             hook.remove()
         for module in list(narrow):
             restore(module)
+
+
+@contextmanager
+def _plain_experts(model: Any) -> Iterator[None]:
+    """Run experts one after another: grouped products know no wider types."""
+    chooses = getattr(model, "_can_set_experts_implementation", None)
+    if chooses is None or not chooses():
+        yield
+        return
+    before = model.get_experts_implementation()
+    model.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
+
+
+def _read_by(module: nn.Module) -> list[nn.Module]:
+    """A module and those of its parts whose weights its own forward reads."""
+    names = weights_read(type(module).forward)
+    return [module, *(part for name, part in module.named_children() if name in names)]
 
 
 def _put(module: nn.Module, name: str, tensor: Tensor) -> None:

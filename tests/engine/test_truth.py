@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.families import tiny
 from ppdbench.engine import truth
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.engine.nearness import distance
@@ -123,3 +124,16 @@ def test_a_model_whose_weights_are_away_judges_in_its_own_type() -> None:
     assert StockTruth(stock).wider == torch.float32
     stock.model.layers[1].mlp.up_proj.to("meta")
     assert StockTruth(stock).wider == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["lfm2", "bamba", "mamba", "jamba", "mixtral"])
+def test_passes_of_models_that_remember_and_choose_lie_near_those_in_a_wider_type(
+    family: str,
+) -> None:
+    truth, text = StockTruth(tiny(family)), tokens(14)
+    found = truth.measure(text, 8)
+    with torch.inference_mode():
+        whole = truth.model(torch.tensor([text]), use_cache=False).logits[0, 8:]
+    assert (found.logits.dtype, truth.model.dtype) == (torch.float64, torch.float32)
+    assert float((found.logits - whole).abs().max()) < 1e-4
+    assert 0 < float(found.noise.max()) < 1e-4

@@ -57,6 +57,8 @@ class NotUnderstoodError(Exception):
 def check_model(adapter: Adapter) -> None:
     """Refuse what a model does around its layers, and rows that kernels do not keep so."""
     shape, anatomy = adapter.cache_shape(), adapter.anatomy
+    if anatomy.remembers:
+        raise NotUnderstoodError("its layers have a memory of their own")
     if anatomy.experts:
         raise NotUnderstoodError("its layers choose between experts")
     if anatomy.own_attention:

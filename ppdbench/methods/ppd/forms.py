@@ -35,6 +35,7 @@ class Form(Decoder):
         if units > 1 and ranks.world() > 1:
             ranks.check_world(self.name, units)
         self.config, self.rows, self.units = config, config.k, units
+        self.trees = config.k > 1
         self.threads = threads_per_unit(units)
         self.compiles = config.target.staged.device.type == "cpu" and ranks.world() == 1
         self._cores = share_out(units, self.threads)

@@ -1,0 +1,265 @@
+"""Layers that remember: tails of convolutions and recurrent states, and how they forget.
+
+Rows of keys and values are forgotten by counting fewer of them. A recurrent state holds all rows
+at once, so it is kept as it was before some of them, and what was accepted is read again: by the
+mixer of the layer alone, from the inputs that it had. Where to go back to is said by the pass that
+comes next, as for keys and values, and those rows are read in front of its own, so that weights
+are read once for both.
+
+All of transformers' mixers ask one object for their states, under the names below, and one cache
+of ours answers for every family.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ppdbench.engine.anatomy import names_in
+from ppdbench.engine.cache import CacheShape, KVCache
+from ppdbench.engine.joined import JoinedCache
+from ppdbench.engine.masks import Step
+from ppdbench.errors import UnsupportedModel
+
+# So many rows may be read again in front of a pass. Where more wait, they are read on their own,
+# and the state behind them is kept.
+READ_AGAIN = 16
+# A state is kept before each pass of several rows, and of passes of one row before each so-manieth.
+APART = 16
+LATEST = 2
+CHAINS_ONLY = (
+    "layers with a memory of their own read one row after another, so branches of a tree, rows "
+    "that are no tokens and padding are not for this model; use a method that drafts chains "
+    "(prompt-lookup, speculative, layerskip, draft-verify, jacobi), one sequence at a time"
+)
+
+# The names by which mixers take their cache.
+CACHES = ("cache_params", "past_key_values")
+
+# Runs a mixer over rows [batch, n, hidden].
+Run = Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class States:
+    """The tails and recurrent states of one layer by their number, as its mixer made them."""
+
+    tails: dict[int, Tensor] = field(default_factory=dict)
+    recurrent: dict[int, Tensor] = field(default_factory=dict)
+
+    def copy(self) -> States:
+        """The same numbers elsewhere: mixers write in place."""
+        return States(
+            {i: tail.clone() for i, tail in self.tails.items()},
+            {i: state.clone() for i, state in self.recurrent.items()},
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        held = (*self.tails.values(), *self.recurrent.values())
+        return sum(t.numel() * t.element_size() for t in held)
+
+
+class LayerMemory:
+    """The memory of one layer: its states behind `length` rows, and the inputs of all rows."""
+
+    def __init__(self, capacity: int) -> None:
+        self.now = States()
+        self.length = 0
+        self._capacity = capacity
+        self._inputs: Tensor | None = None  # [batch, capacity, hidden]
+        # States behind so many rows: behind the prompt, and the latest of others.
+        self._marks: list[tuple[int, States]] = []
+
+    def back_to(self, length: int) -> Tensor | None:
+        """Go back to a state of `length` rows or fewer.
+
+        Returns the inputs [batch, n, hidden] that have to be read again to get there.
+        """
+        self._marks = [mark for mark in self._marks if mark[0] <= length]
+        if self.length == length:
+            return None
+        self.length, kept = self._marks[-1] if self._marks else (0, States())
+        self.now = kept.copy()
+        if self.length == length:
+            return None
+        assert self._inputs is not None, "rows that were read have been noted"
+        return self._inputs[:, self.length : length]
+
+    def note(self, start: int, rows: Tensor) -> None:
+        """Note the inputs of rows from `start` on: [batch, n, hidden]."""
+        if self._inputs is None:
+            batch, _, width = rows.shape
+            self._inputs = rows.new_empty(batch, self._capacity, width)
+        self._inputs[:, start : start + rows.shape[1]] = rows
+
+    def mark(self, n_rows: int) -> None:
+        """Keep the states as they are before a pass of `n_rows`, unless others are near enough."""
+        last = self._marks[-1][0] if self._marks else -APART
+        if self.length > max(last, 0) and (n_rows > 1 or self.length - last >= APART):
+            self._marks.append((self.length, self.now.copy()))
+            del self._marks[1:-LATEST]
+
+    def clear(self) -> None:
+        """Forget everything, numbers included."""
+        self.now, self.length, self._inputs, self._marks = States(), 0, None, []
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        inputs = 0 if self._inputs is None else self._inputs.numel() * self._inputs.element_size()
+        return inputs + self.now.nbytes + sum(kept.nbytes for _, kept in self._marks)
+
+
+class RememberingCache(KVCache):
+    """The cache of a model some of whose layers have a memory of their own.
+
+    Mixers ask it for their states, and hand it new ones, as they would a cache of transformers.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        capacity: int,
+        *,
+        batch: int = 1,
+        layers: range | None = None,
+    ) -> None:
+        super().__init__(shape, capacity, batch=batch, layers=layers)
+        self._memories = {i: LayerMemory(capacity) for i in self.layers if i in shape.remembering}
+
+    def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
+        """Announce a pass; one whose rows do not follow each other is refused."""
+        if not step.in_line:
+            raise UnsupportedModel(CHAINS_ONLY)
+        super().begin(step, start_layer, stop_layer)
+
+    def read(self, layer: int, rows: Tensor, run: Run, *, forgets: bool = False) -> Tensor:
+        """The output of a layer's mixer over the rows of the pass, behind all before them.
+
+        They are read one by one where a mixer that is given several `forgets` what was before
+        them, and in passes of a fixed shape, where no row may depend on how many there are.
+        """
+        step, memory = self._step, self._memories[layer]
+        assert step is not None, "begin() was not called"
+        new = rows[:, : rows.shape[1] - step.idle]
+        again = memory.back_to(step.start)
+        memory.note(step.start, new)
+        if memory.length and (forgets or step.rows is not None):
+            run = partial(_one_by_one, run)
+        if again is not None and again.shape[1] > READ_AGAIN:
+            run(again)
+            memory.length, again = step.start, None
+        if again is None:
+            memory.mark(new.shape[1])
+        out = run(new if again is None else torch.cat([again, new], dim=1))
+        memory.length = step.end
+        return pad(out[:, -new.shape[1] :], (0, 0, 0, step.idle))
+
+    # What mixers ask for, by the names and arguments that they have in transformers
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The end of what a convolution has seen; None before the first row."""
+        return self._memories[layer_idx].now.tails.get(state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The recurrent state, which may be written to; None before the first row."""
+        return self._memories[layer_idx].now.recurrent.get(state_idx)
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: object,
+    ) -> Tensor:
+        """Take what a convolution sees next [batch, width, n]; the same behind what it saw."""
+        tails = self._memories[layer_idx].now.tails
+        before = tails.get(state_idx)
+        if before is None:
+            length = conv_kernel_size or conv_states.shape[-1]
+            seen = pad(conv_states, (max(0, length - conv_states.shape[-1]), 0))
+        else:
+            length = before.shape[-1]
+            seen = torch.cat([before, conv_states], dim=-1)
+        tails[state_idx] = seen[..., -length:].clone()
+        return seen
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: object
+    ) -> Tensor:
+        """Take a new recurrent state."""
+        self._memories[layer_idx].now.recurrent[state_idx] = recurrent_states
+        return recurrent_states
+
+    def is_recording_past(self, layer_idx: int = 0) -> bool:
+        """False: no more of what a convolution saw is kept than it looks at."""
+        return False
+
+    def wipe(self) -> None:
+        """Forget all numbers, after a pass that wrote NaN."""
+        super().wipe()
+        for memory in self._memories.values():
+            memory.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return super().nbytes + sum(memory.nbytes for memory in self._memories.values())
+
+
+def _one_by_one(run: Run, rows: Tensor) -> Tensor:
+    return torch.cat([run(row) for row in torch.split(rows, 1, dim=1)], dim=1)
+
+
+def install(layers: Sequence[nn.Module], memories: Sequence[str | None]) -> None:
+    """Make the mixers of `layers`, which stand at these paths in them, read through our cache."""
+    for layer, path in zip(layers, memories, strict=True):
+        if path is not None:
+            mixer: Any = layer.get_submodule(path)
+            mixer.forward = MethodType(_read, mixer)
+
+
+def _read(mixer: Any, hidden_states: Tensor, **named: Any) -> Tensor:
+    """A mixer's forward pass, as far as the cache does not have it already."""
+    name = next((name for name in CACHES if name in named), None)
+    cache = None if name is None else named[name]
+    if isinstance(cache, JoinedCache):
+        parts = zip(cache.parts, cache.rows_of_parts, strict=True)
+        own = [_read(mixer, hidden_states[:, rows], **{**named, str(name): c}) for c, rows in parts]
+        return torch.cat(own, dim=1)
+    # To a mixer a mask says which rows are padding, of which there is none.
+    named |= {name: None for name in named if name.endswith("mask")}
+    run: Run = partial(type(mixer).forward, mixer, **named)
+    if not isinstance(cache, RememberingCache):
+        return run(hidden_states)
+    layer: int = mixer.layer_idx
+    return cache.read(layer, hidden_states, run, forgets=forgets(type(mixer).forward))
+
+
+@cache
+def forgets(forward: Callable[..., Any]) -> bool:
+    """True if a mixer, given several rows, begins them without the state that it has."""
+    if "get_recurrent_state" not in names_in(forward):
+        return False
+    constants = inspect.unwrap(forward).__code__.co_consts
+    return not any(word.startswith("initial_state") for word in _words(constants))
+
+
+def _words(constants: Iterable[object]) -> Iterator[str]:
+    """The strings among constants, the names of arguments in calls included."""
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple):
+            yield from _words(constant)

@@ -1,0 +1,111 @@
+"""Methods over layers with a memory of their own: outputs of chains are those of `generate()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+
+from benchmarks.families import tiny
+from ppdbench.bench.runner import prepare
+from ppdbench.decoding.decoded import Decoded
+from ppdbench.decoding.decoder import Decoder, Request, Setup
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.sampling import Target
+from ppdbench.engine.loading import Loaded, ModelSpec
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from ppdbench.errors import UnsupportedModel
+from ppdbench.machine.clock import Clock
+from ppdbench.methods import method
+from ppdbench.methods.speculative import ModelDrafter, Speculative
+from tests.decoding.matrix import Oracle
+from tests.families import greedy_truth
+from tests.helpers import tokens
+
+PROMPT = [*tokens(7), *tokens(7), *tokens(3)]
+NEW = 24
+
+
+@cache
+def loaded(family: str) -> Loaded:
+    spec = ModelSpec(name=family, device="cpu")
+    return Loaded(spec, StagedModel(tiny(family)), None, frozenset(), 0, family)
+
+
+@cache
+def truth(family: str) -> tuple[int, ...]:
+    return tuple(greedy_truth(tiny(family), PROMPT, NEW))
+
+
+def built(name: str, **options: str) -> Callable[[Loaded], Decoder]:
+    def make(target: Loaded) -> Decoder:
+        return method(name).build(options).prepare(Setup(target, len(PROMPT) + NEW))
+
+    return make
+
+
+def speculative(target: Loaded) -> Decoder:
+    """Drafts of the same model with other weights by a little, which remembers, too."""
+    near = tiny(target.spec.name)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in near.parameters():
+            parameter += 0.03 * torch.randn_like(parameter)
+    drafter = Loaded(target.spec, StagedModel(near), None, frozenset(), 0, "near")
+    return ModelDrafter(Speculative(draft_model="near"), drafter, Setup(target, len(PROMPT) + NEW))
+
+
+METHODS: dict[str, Callable[[Loaded], Decoder]] = {
+    "greedy": built("greedy"),
+    "prompt-lookup": built("prompt-lookup", longest_suffix="1"),
+    "speculative": speculative,
+    "layerskip": built("layerskip", exit_layer="3"),
+    "layerskip, its own cache": built("layerskip", exit_layer="2", reuse="none"),
+    "draft-verify": built("draft-verify", draft_length="4", threshold="0"),
+    "jacobi": built("jacobi", window="4"),
+    "early-exit, never sure": built("early-exit", exit_layer="1", confidence="1"),
+    "drafts that are right": lambda target: Oracle(target.staged, 6),
+    "drafts that are half right": lambda target: Oracle(target.staged, 5, wrong_from=2),
+    "drafts that are wrong": lambda target: Oracle(target.staged, 3, wrong_from=0),
+}
+
+
+# Every method over convolutions and delta nets; over the others those that differ most.
+TRIED = [(family, name) for family in ("lfm2", "qwen3_5_text") for name in METHODS]
+TRIED += [
+    (family, name)
+    for family in ("falcon_h1", "jamba")
+    for name in ("layerskip", "draft-verify", "drafts that are half right")
+]
+
+
+def decoded(family: str, name: str, *, strict: bool = False) -> Decoded:
+    target = loaded(family)
+    decoder = METHODS[name](target)
+    n, rows = len(PROMPT) + NEW, decoder.rows
+    session = Session(target.staged, n, spare=rows, fixed_rows=rows if strict else None)
+    return decoder.decode(session, Request(PROMPT, Limits(NEW), Clock(torch.device("cpu"))))
+
+
+@pytest.mark.parametrize(("family", "name"), TRIED)
+def test_outputs_are_those_of_generate(family: str, name: str) -> None:
+    found = decoded(family, name)
+    assert found.output_ids == truth(family)
+    if "right" in name:
+        assert sum(found.accepted) > NEW // 3
+
+
+@pytest.mark.parametrize("name", ["layerskip", "drafts that are half right"])
+def test_outputs_in_one_fixed_shape_are_those_of_generate(name: str) -> None:
+    assert decoded("qwen3_5_text", name, strict=True).output_ids == truth("qwen3_5_text")
+
+
+@pytest.mark.parametrize("name", ["lookahead", "ppd"])
+def test_methods_that_branch_are_refused_before_anything_runs(name: str) -> None:
+    target = loaded("lfm2")
+    strategy = method(name).build({})
+    with pytest.raises(UnsupportedModel, match=f"{name} drafts trees: layers with a memory"):
+        prepare(name, method(name), strategy, Setup(target, 64), Target(), alone=True)
