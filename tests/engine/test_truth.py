@@ -134,6 +134,6 @@ def test_passes_of_models_that_remember_and_choose_lie_near_those_in_a_wider_typ
     found = truth.measure(text, 8)
     with torch.inference_mode():
         whole = truth.model(torch.tensor([text]), use_cache=False).logits[0, 8:]
-    assert (found.logits.dtype, truth.model.dtype) == (torch.float64, torch.float32)
+    assert (truth.wider, truth.model.dtype) == (torch.float64, torch.float32)
     assert float((found.logits - whole).abs().max()) < 1e-4
     assert 0 < float(found.noise.max()) < 1e-4
