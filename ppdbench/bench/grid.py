@@ -1,14 +1,19 @@
-"""The grid of a sweep: every combination of some values of a method's options."""
+"""The grid of a sweep: every combination of some values of a method's options.
+
+The temperature may be one of them, though it is no option of a method.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
 from ppdbench.errors import ConfigError
 from ppdbench.methods import method
 from ppdbench.methods.base import Method, Strategy, settings
+
+TEMPERATURE = "temperature"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +40,37 @@ class Grid:
         return cls(method=name, axes=axes, fixed=fixed)
 
     def cells(self) -> dict[str, dict[str, str]]:
-        """All options of each cell, under a label that names those that vary."""
-        cells = {}
+        """All options of each cell, under a label that names what varies."""
+        return {
+            label: {**self.fixed, **{k: v for k, v in varied.items() if k != TEMPERATURE}}
+            for label, varied in self._varied()
+        }
+
+    def temperatures(self) -> dict[str, float]:
+        """The temperature of each cell by its label, where the grid is over temperatures."""
+        if TEMPERATURE not in self.axes:
+            return {}
+        return {label: _temperature(varied[TEMPERATURE]) for label, varied in self._varied()}
+
+    def _varied(self) -> Iterator[tuple[str, dict[str, str]]]:
         for values in product(*self.axes.values()):
             varied = dict(zip(self.axes, values, strict=True))
             pairs = ",".join(f"{key}={value}" for key, value in varied.items())
-            cells[f"{self.method}:{pairs}"] = {**self.fixed, **varied}
-        return cells
+            yield f"{self.method}:{pairs}", varied
 
     def build(self) -> dict[str, tuple[Method, Strategy]]:
         """The strategy of each cell, or an error that says what is wrong with one of them."""
         found = method(self.method)
         for name, values in self.axes.items():
-            read = [found.read(name, value) for value in values]
+            read = [_temperature(v) if name == TEMPERATURE else found.read(name, v) for v in values]
             twice = next((v for v, r in zip(values, read, strict=True) if read.count(r) > 1), None)
             if twice is not None:
                 raise ConfigError(f"--grid {name} has the value {twice} twice; give each once")
         return {label: (found, found.build(options)) for label, options in self.cells().items()}
+
+
+def _temperature(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--grid {TEMPERATURE}={text}: use numbers such as 0.3,0.6,1") from None

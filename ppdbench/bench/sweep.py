@@ -36,6 +36,7 @@ from ppdbench.bench.runner import (
 from ppdbench.bench.sums import SampleSums, add_up
 from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoder import Decoder
+from ppdbench.decoding.sampling import Target
 from ppdbench.engine.loading import ModelSpec, load_depth
 from ppdbench.errors import ConfigError, DataError, UnitError
 from ppdbench.methods.base import Exiting, Method, Strategy
@@ -62,13 +63,18 @@ class SweepConfig(DecodeConfig):
             raise ConfigError(
                 f"--search {self.search} ranks cells of one batch size; use --search grid"
             )
+        if self.space.temperatures() and self.target.greedy:
+            raise ConfigError(
+                "--grid temperature is about drawn outputs; give --target top-p, top-k or min-p"
+            )
         if self.search not in SEARCHES:
             raise ConfigError(f"--search {self.search!r} is not known; use {' or '.join(SEARCHES)}")
 
 
 def choices(space: Grid) -> tuple[Choice, ...]:
-    """The cells as `bench` would be told them."""
-    return tuple(Choice(name=space.method, options=options) for options in space.cells().values())
+    """The cells as `bench` would be told them; those that differ in temperature alone are one."""
+    told = [Choice(name=space.method, options=options) for options in space.cells().values()]
+    return tuple({str(choice): choice for choice in told}.values())
 
 
 def run_sweep(config: SweepConfig, to: Destination) -> FinishedRun:
@@ -122,6 +128,11 @@ class Sweep:
         self.sizes = {
             label_of(n, size): size for size in config.sizes for n in config.space.cells()
         }
+        self.targets = {
+            label_of(n, size): replace(config.target, temperature=temperature)
+            for size in config.sizes
+            for n, temperature in config.space.temperatures().items()
+        }
         self.batch = Batch(ready.setup, prefill=config.prefill)
         self._of_rung = [first(ready.items, step.part, config.seed) for step in steps]
         self._able: dict[str, Decoder] = {}  # cells that can run, in outline
@@ -148,6 +159,10 @@ class Sweep:
             entry = told["not_run"].get(label) or self._begin(label)
             for part, content in about([(label, self.built[label], entry)], self.sizes).items():
                 told[part] |= content
+            if label in self.targets:
+                cell = told["methods"][label]
+                drawn_at = self.targets[label].temperature
+                told["methods"][label] = structs.replace(cell, temperature=drawn_at)
             if isinstance(entry, PreparedMethod):
                 _close(entry)
             else:
@@ -202,7 +217,7 @@ class Sweep:
     def _prepare(self, label: str) -> PreparedMethod | str:
         size = self.sizes[label]
         places = Places(self.setup, self.batch, size) if size > 1 else None
-        told = (*self.built[label], self.setup, self.config.target)
+        told = (*self.built[label], self.setup, self._target(label))
         return prepare(label, *told, alone=False, places=places)
 
     def _begin(self, label: str) -> PreparedMethod | str:
@@ -212,8 +227,9 @@ class Sweep:
         """Group the cells that decode side by side."""
         shared = [label for label in labels if self._able[label].units == 1]
         heats = []
-        for size in self.config.sizes:
-            alike = [label for label in shared if self.sizes[label] == size]
+        kinds = {label: (self.sizes[label], self._target(label).temperature) for label in shared}
+        for kind in sorted(set(kinds.values())):
+            alike = [label for label in shared if kinds[label] == kind]
             heats += [alike[i : i + AT_ONCE] for i in range(0, len(alike), AT_ONCE)]
         return heats + [[label] for label in labels if label not in shared]
 
@@ -240,9 +256,15 @@ class Sweep:
                 # Only cells that are alone have units: the others go on.
                 self._give_up(labels[0], items, folder, str(error))
 
+    def _target(self, label: str) -> Target:
+        """The way to pick tokens in a cell."""
+        return self.targets.get(label, self.config.target)
+
     def _interleaved(self, methods: Sequence[PreparedMethod]) -> Interleaved:
+        """Cells of one heat have one temperature, that of the greedy decoding beside them, too."""
+        target = self._target(methods[0].label) if methods else self.config.target
         return Interleaved(
-            *(self.loaded, [m for m in methods if m.size == 1], self.setup, self.config.target),
+            *(self.loaded, [m for m in methods if m.size == 1], self.setup, target),
             strict=self.config.strict,
         )
 

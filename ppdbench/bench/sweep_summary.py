@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.bench.claims import LEAST_EXAMPLES, no_difference
+from ppdbench.bench.grid import TEMPERATURE
 from ppdbench.bench.halving import expected_samples
 from ppdbench.bench.summary import overall
 from ppdbench.bench.sums import SampleSums
 from ppdbench.errors import DataError
-from ppdbench.runs.records import Header, Stage, SweepHeader
+from ppdbench.runs.records import DecodingMethod, Header, Stage, SweepHeader
 from ppdbench.stats import Ratio, paired_ratio
 
 BATCH = "batch"  # beside the options that cells differ in
@@ -98,7 +99,7 @@ def swept(header: Header, sums: Sequence[SampleSums]) -> Swept:
     cells = tuple(
         Cell(
             label,
-            {name: about.options[name] for name in names}
+            {name: _setting(about, name) for name in names}
             | ({BATCH: about.batch} if together else {}),
             summaries.get(label),
             header.not_run.get(label),
@@ -110,6 +111,10 @@ def swept(header: Header, sums: Sequence[SampleSums]) -> Swept:
     lead = _lead(ordered, sums)
     complete = len(sums) >= expected_samples(header)
     return Swept(header, axes, tuple(header.rungs), ordered, lead, complete)
+
+
+def _setting(about: DecodingMethod, name: str) -> Any:
+    return about.temperature if name == TEMPERATURE else about.options[name]
 
 
 def _rank(cell: Cell) -> tuple[bool, int, float]:

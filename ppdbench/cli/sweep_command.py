@@ -59,7 +59,8 @@ SHOWS = {"show", "form", "plot", "exports"}
     "--grid",
     multiple=True,
     metavar="KEY=VALUE,...",
-    help="An option and the values to try; may be repeated, every combination is a cell.",
+    help="An option and the values to try; also temperature=0.3,0.6,1, with --target. May be "
+    "repeated, every combination is a cell.",
 )
 @settings_option("The same in all cells.")
 @click.option(

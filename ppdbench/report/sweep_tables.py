@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
+from ppdbench.bench.grid import TEMPERATURE
 from ppdbench.bench.schedule import schedule
 from ppdbench.bench.sweep_summary import BATCH, Cell, Swept
 from ppdbench.report import decode_tables, evidence
 from ppdbench.report.command_line import decode_line
 from ppdbench.report.sheet import Cell as Entry
 from ppdbench.report.sheet import Sheet
+from ppdbench.runs.records import SweepHeader
 
 CHOSEN = (
     "Chosen and measured on the same examples, the best looks better than it is: measure it "
@@ -196,8 +199,14 @@ def typed(found: Swept) -> str | None:
     """Write the command that decodes with the best setting, ready to be pasted."""
     if not found.leaders:
         return None
-    options = {name: shown(value) for name, value in found.leaders[0].at.items() if name != BATCH}
-    space = found.header.config.space
-    line = decode_line(found.header, space.method, {**space.fixed, **options})
-    size = found.leaders[0].at.get(BATCH, 1)
+    at, space = found.leaders[0].at, found.header.config.space
+    options = {name: shown(value) for name, value in at.items() if name not in (BATCH, TEMPERATURE)}
+    header = _at_temperature(found.header, at[TEMPERATURE]) if TEMPERATURE in at else found.header
+    line = decode_line(header, space.method, {**space.fixed, **options})
+    size = at.get(BATCH, 1)
     return line if size == 1 else f"{line} --batch {size}"
+
+
+def _at_temperature(header: SweepHeader, temperature: float) -> SweepHeader:
+    target = structs.replace(header.config.target, temperature=temperature)
+    return structs.replace(header, config=structs.replace(header.config, target=target))

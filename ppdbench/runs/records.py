@@ -633,6 +633,8 @@ class DecodingMethod(Record, frozen=True, kw_only=True):
     """The files it loaded, with hashes."""
     batch: AtLeastOne = 1
     """The number of sequences that it decoded together."""
+    temperature: Figure | None = None
+    """The temperature that its tokens were drawn at, where a sweep is over temperatures."""
 
 
 class Compilation(Record, frozen=True, kw_only=True):
@@ -890,7 +892,8 @@ class SweepHeader(DecodingHeader, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for label, cell in self.methods.items():
-            if lacking := self.config.space.axes.keys() - cell.options.keys():
+            told = {"temperature"} if cell.temperature is not None else set()
+            if lacking := self.config.space.axes.keys() - cell.options.keys() - told:
                 raise ValueError(f"methods[{label}].options lacks {', '.join(sorted(lacking))}")
 
 

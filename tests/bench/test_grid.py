@@ -25,9 +25,25 @@ def test_cells_are_all_combinations_and_are_named_by_what_varies() -> None:
     assert (values["exit_layer"], values["adaptive"], values["draft_length"]) == (4, False, 3)
 
 
+def test_temperatures_are_cells_of_their_own_with_the_same_options() -> None:
+    found = space("temperature=0.3,1", "exit_layer=2,4")
+    assert found.temperatures() == {
+        "layerskip:temperature=0.3,exit_layer=2": 0.3,
+        "layerskip:temperature=0.3,exit_layer=4": 0.3,
+        "layerskip:temperature=1,exit_layer=2": 1.0,
+        "layerskip:temperature=1,exit_layer=4": 1.0,
+    }
+    assert list(found.cells().values())[:2] == [{"exit_layer": "2"}, {"exit_layer": "4"}]
+    assert len(found.build()) == 4
+    assert space("exit_layer=2").temperatures() == {}
+
+
 @pytest.mark.parametrize(
     ("grid", "fixed", "message"),
     [
+        (["temperature=0.3,hot"], (), "--grid temperature=hot: use numbers such as 0.3,0.6,1"),
+        (["temperature=1,1.0"], (), "--grid temperature has the value 1 twice"),
+        (["exit_layer=2,4"], ("temperature=1",), "temperature"),
         ([], (), "needs an option with values to try: --grid"),
         (["exit_layer"], (), "use key=value"),
         (["exit_layr=2,4"], (), "did you mean exit_layer"),

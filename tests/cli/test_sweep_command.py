@@ -13,6 +13,7 @@ import pytest
 
 from ppdbench.cli.main import run
 from ppdbench.runs import running
+from ppdbench.runs.store import read_whole
 from tests.cli.swept import LOOKUP, SMALL, parsed, swept
 from tests.report.made import GRID, SPEEDS
 from tests.sweeps import cells, header, sample, write
@@ -161,3 +162,22 @@ def test_other_runs_are_no_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
     write(Path("bench"), header(GRID, 4, kind="bench"), cells(SPEEDS))
     assert run(["sweep", "--show", "bench"]) == 2
     assert "a run of `ppdbench bench` is no sweep" in capsys.readouterr().err
+
+
+def test_a_grid_over_temperatures_draws_each_cell_at_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    grid = ["--grid", "temperature=0.0001,9", "--grid", "exit_layer=1,2", "--limit", "1"]
+    found = parsed(capsys, "--method", "layerskip", *grid, "--target", "top-p")
+    settings = [cell["setting"] for cell in found["cells"]]
+    assert sorted((s["temperature"], s["exit_layer"]) for s in settings) == [
+        *((0.0001, 1), (0.0001, 2), (9, 1), (9, 2)),
+    ]
+    assert run(["decode", *SMALL, "--limit", "1", "--method", "greedy", "--out", "greedy"]) == 0
+    (greedy,) = read_whole("greedy").samples
+    for sample_ in read_whole("run").samples:
+        # So cold a draw is the likeliest token; so hot, any.
+        is_cold = "temperature=0.0001" in sample_.method
+        assert (sample_.output_ids == greedy.output_ids) == is_cold
+    assert run(["sweep", *SMALL, *grid, "--method", "layerskip"]) == 2
+    assert "--grid temperature is about drawn outputs" in capsys.readouterr().err

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
+from ppdbench.bench.grid import TEMPERATURE
 from ppdbench.bench.sweep_summary import Cell, Swept
 from ppdbench.report import sweep_map, sweep_tables
 from ppdbench.report.pictures import heatmap
+from ppdbench.report.pictures.curves import Curve, Value, curves
 from ppdbench.report.pictures.drawing import Drawing, joined, slug
 from ppdbench.report.pictures.palette import heat
 from ppdbench.report.pictures.speedups import SpeedupBar, described, speedup_of, speedups
@@ -19,10 +22,33 @@ STRONGEST = 2.0  # a speedup, or a slowdown, of at least this much has the full 
 def sweep_picture(found: Swept) -> Drawing:
     """Draw all there is to see of a sweep, and below it what was measured."""
     said = sweep_tables.title(found)
+    by_temperature = [acceptance_curves("sweep", found)] if TEMPERATURE in found.axes else []
     if len(found.axes) == 1:
-        return joined([option_bars("sweep", found)], said)
+        return joined([*by_temperature, option_bars("sweep", found)], said)
     marks = ", ".join(sweep_map.legend(found))
-    return joined([option_map("sweep", found, whole=True)], f"{marks}. {said}")
+    return joined([*by_temperature, option_map("sweep", found, whole=True)], f"{marks}. {said}")
+
+
+def acceptance_curves(name: str, found: Swept) -> Drawing:
+    """The share of drafted tokens that was kept over the temperature, a line for each setting."""
+    lines: dict[str, list[Value]] = {}
+    places = {name: values.index for name, values in found.axes.items()}
+    for cell in sorted(found.cells, key=lambda cell: [places[k](v) for k, v in cell.at.items()]):
+        kept = None if cell.summary is None else cell.summary["accepted_per_proposed"]
+        if kept is not None:
+            others = {key: value for key, value in cell.at.items() if key != TEMPERATURE}
+            label = sweep_tables.setting(replace(cell, at=others)) or "acceptance"
+            lines.setdefault(label, []).append(Value(cell.at[TEMPERATURE], kept))
+    return curves(
+        slug(name, "acceptance"),
+        "Drafted tokens that were kept, by temperature",
+        "Each point is a cell of the sweep.",
+        "temperature",
+        [
+            Curve(label, family, sorted(values, key=lambda value: value.x))
+            for family, (label, values) in enumerate(lines.items())
+        ],
+    )
 
 
 def option_map(name: str, found: Swept, whole: bool = False) -> Drawing:

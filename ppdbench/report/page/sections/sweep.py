@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppdbench.bench.grid import TEMPERATURE
 from ppdbench.bench.sweep_summary import swept
 from ppdbench.report import sweep_tables
 from ppdbench.report.html import Child, h
 from ppdbench.report.page.parts import Section, few, folded, gallery, table
 from ppdbench.report.page.runs import SWEEPS, Run, of_kind
-from ppdbench.report.pictures.sweep import best_settings, option_map
+from ppdbench.report.pictures.sweep import acceptance_curves, best_settings, option_map
 
 DRAWN = 10  # settings in the picture of the best; the table has all
 WORDS = (
@@ -26,7 +27,9 @@ def section(runs: Sequence[Run]) -> Section | None:
     for run in sweeps:
         found = swept(run.header, run.sums)
         whole = option_map(run.name, found) if len(found.axes) > 1 else None
-        own = [d for d in (whole, best_settings(run.name, found, DRAWN)) if d is not None]
+        kept = acceptance_curves(run.name, found) if TEMPERATURE in found.axes else None
+        best = best_settings(run.name, found, DRAWN)
+        own = [drawing for drawing in (kept, whole, best) if drawing is not None]
         body += [
             h("h3", run.name) if len(sweeps) > 1 else None,
             *few(run),
