@@ -114,7 +114,7 @@ def key_values(words: Iterable[str], whose: str, how: str) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{whose.format(word)}: {how}")
+            raise ConfigError(f"{whose.format(repr(word))}: {how}")
         if key in found:
             raise ConfigError(f"{whose.format(key)} is given twice")
         found[key] = value

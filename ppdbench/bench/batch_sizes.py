@@ -1,4 +1,4 @@
-"""The sizes of batches that a run is told: what they must fit, and how their methods are named."""
+"""The sizes of batches that a run is told, and what they must fit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,6 @@ APART = "apart"  # the value of --prefill that runs a newcomer's prompt in a pas
 # Examples that one stream takes for each of its places: at its end places are empty, and the more
 # there are, the less of the time that is.
 REFILLS = 4
-
-
-def label_of(label: str, size: int) -> str:
-    """The label of a method in batches of this size; alone it keeps its own."""
-    return label if size == 1 else f"{label} (batch {size})"
-
-
-def label_alone(label: str, size: int) -> str:
-    """The label that a method has alone."""
-    return label.removesuffix(f" (batch {size})")
 
 
 def parse_prefill(text: str) -> int | None:

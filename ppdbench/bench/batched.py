@@ -13,9 +13,9 @@ from functools import partial
 
 from torch import Tensor
 
-from ppdbench.bench.batch_sizes import label_alone
 from ppdbench.bench.full_batches import Place, Seated, places
 from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
+from ppdbench.bench.labels import label_alone
 from ppdbench.decoding.batch import Batch, Finished
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Padding

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from ppdbench.bench.batch_sizes import label_alone
 from ppdbench.bench.claims import LEAST_EXAMPLES, over_greedy
 from ppdbench.bench.counterparts import GREEDY as PEERS
+from ppdbench.bench.labels import label_alone
 from ppdbench.bench.sums import SampleSums
 from ppdbench.runs.records import DecodingMethod
 from ppdbench.stats import Crossing, crossing

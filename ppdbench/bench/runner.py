@@ -9,12 +9,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from ppdbench.bench.batch_sizes import check_examples, check_memory, check_sizes, label_of, streams
+from ppdbench.bench.batch_sizes import check_examples, check_memory, check_sizes, streams
 from ppdbench.bench.batched import Batched
 from ppdbench.bench.compiling import check_mode, settle
 from ppdbench.bench.counterparts import GREEDY
 from ppdbench.bench.execution import UNPROTECTED, CodeRuns
 from ppdbench.bench.interleaved import BASELINE, Interleaved, PreparedMethod
+from ppdbench.bench.labels import label_of
 from ppdbench.bench.made_sample import sample_of
 from ppdbench.bench.memory import own_bytes
 from ppdbench.decoding.batch import Batch

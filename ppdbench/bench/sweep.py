@@ -16,12 +16,13 @@ from typing import Any
 
 from msgspec import structs
 
-from ppdbench.bench.batch_sizes import check_examples, check_memory, label_of
+from ppdbench.bench.batch_sizes import check_examples, check_memory
 from ppdbench.bench.claims import measured, over_greedy
 from ppdbench.bench.compiling import settle
 from ppdbench.bench.grid import Grid
 from ppdbench.bench.halving import SEARCHES, HalvingStage, better, expected_samples, portion, rungs
 from ppdbench.bench.interleaved import BASELINE, ExampleResult, Interleaved, PreparedMethod
+from ppdbench.bench.labels import label_of
 from ppdbench.bench.made_sample import sample_of
 from ppdbench.bench.runner import (
     Choice,

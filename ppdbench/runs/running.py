@@ -109,8 +109,6 @@ class Ready:
                 work.config.chat.template(load_words(work.config.model)[0])
             passes = FASTER if begun is None else kind_of_passes(begun.kernels)
             loaded = load(work.config.model, context=work.context(), passes=passes)
-        if begun is not None:
-            _check_path(begun, loaded)
         items = work.encode(loaded)
         if conversations:
             items = with_later_turns(items, loaded)
@@ -133,8 +131,10 @@ class Ready:
 
         `longer` says that a stored run may go on with more examples than it was begun with.
         """
-        to, digest = self.to, self.work.digest if longer else None
+        to, digest, begun = self.to, self.work.digest if longer else None, self.to.path()
         with RunFolder(to.out, header, resume=to.resume, shard=to.shard, digest=digest) as folder:
+            if begun is not None:
+                _check_path(begun, self.loaded)
             make(folder)
             samples = folder.gather()
         return FinishedRun(

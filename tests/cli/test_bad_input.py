@@ -88,16 +88,17 @@ def llama() -> Any:
     return stock_model("llama", vocab_size=300, max_position_embeddings=512)
 
 
-def mamba() -> Any:
+def rwkv() -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **sizes))
+    sizes = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 2}
+    config = AutoConfig.for_model("rwkv", attention_hidden_size=16, **sizes)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def write_models(folder: Path) -> None:
     whole = save_model(folder / "whole", llama())
-    save_model(folder / "mamba", mamba())
+    save_model(folder / "rwkv", rwkv())
     save_model(folder / "other-words", llama(), vocab=400)
 
     broken = llama()
@@ -282,7 +283,7 @@ CASES = {
     "no YAML": probe("--task FILES/tasks/broken.yaml", "broken.yaml, line", "not valid YAML"),
     # models
     "unsupported family": probe(
-        "--model FILES/models/mamba", "family mamba does not run", "list models"
+        "--model FILES/models/rwkv", "family rwkv does not run", "list models"
     ),
     "folder without config": probe("--model FILES/models/no-config", "no-config", "config.json"),
     "folder without weights": decode("--model FILES/models/no-weights", "weights", "safetensors"),

@@ -111,7 +111,8 @@ def test_families_that_do_not_run_say_why() -> None:
     kinds = {e["family"]: (e["kind"], e["runs"]) for e in families}
     assert kinds["llama"] == ("dense", True)
     assert kinds["mixtral"] == ("experts", True)
-    assert kinds["mamba"] == ("recurrent", False)
+    assert kinds["mamba"] == ("recurrent", True)
+    assert kinds["rwkv"] == ("recurrent", False)
 
 
 def test_tables_are_named_paper_and_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,13 +72,13 @@ def test_the_window_matters_in_these_models(name: str) -> None:
     assert not torch.allclose(stock(ids).logits, wide(ids).logits, atol=1e-3)
 
 
-def test_a_family_whose_layers_keep_a_state_is_refused_with_the_reason() -> None:
+def test_a_family_whose_state_cannot_be_taken_back_is_refused_with_the_reason() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        "mamba", vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4
+        "rwkv", vocab_size=32, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16
     )
-    with pytest.raises(UnsupportedModel, match=r"mamba does not run, because layers with a memory"):
+    with pytest.raises(UnsupportedModel, match=r"rwkv does not run, because layers with a memory"):
         StagedModel(AutoModelForCausalLM.from_config(config))
 
 

@@ -230,11 +230,11 @@ def test_an_added_token_that_text_never_turns_into_is_no_mismatch(folder: Path) 
 
 
 def test_a_family_without_an_adapter_is_refused_before_weights_are_read(folder: Path) -> None:
-    edit_json(folder / "config.json", model_type="mamba")
+    edit_json(folder / "config.json", model_type="rwkv")
     (folder / "model.safetensors").write_bytes(b"not read")
     refused(
         ModelSpec(name=str(folder)),
-        r"family mamba does not run: layers with a memory",
+        r"family rwkv does not run: layers with a memory",
         UnsupportedModel,
     )
 
