@@ -7,7 +7,10 @@ stays as it is. Layers of which nothing is left are not called.
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
+import textwrap
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from typing import Any
@@ -27,11 +30,22 @@ from ppdbench.errors import UnsupportedModel
 
 
 class NoAttention(nn.Module):
-    """An attention block that adds nothing and leaves the cache alone."""
+    """An attention block that adds nothing, leaves the cache alone and gives so many values."""
 
-    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
-        """Zeros and no attention weights."""
-        return torch.zeros_like(hidden_states), None
+    def __init__(self, values: int = 2) -> None:
+        super().__init__()
+        self.values = values
+
+    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> tuple[Tensor | None, ...]:
+        """Zeros, and nothing for attention weights and what else the block gives."""
+        return torch.zeros_like(hidden_states), *[None] * (self.values - 1)
+
+
+def _values_of(block: nn.Module) -> int | None:
+    """The number of values that a block gives, as its source says; None where it says of none."""
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(block).forward)))
+    given = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
+    return max((len(value.elts) for value in given if isinstance(value, ast.Tuple)), default=None)
 
 
 class NoMixer(nn.Module):
@@ -118,9 +132,14 @@ def without(blocks: BlockNames, layer: nn.Module, *, attention: bool, mlp: bool)
     if attention:
         replaced |= dict.fromkeys(blocks.attention_norms, nn.Identity())
         for name in _looking_back(blocks, layer):
-            adds = adds_itself(layer.get_submodule(name))
-            nothing = NoMixer() if name in blocks.mixers else NoAttention()
-            replaced[name] = NoAddingAttention() if adds else nothing
+            block = layer.get_submodule(name)
+            values = _values_of(block)
+            if adds_itself(block):
+                replaced[name] = NoAddingAttention()
+            elif name in blocks.mixers and values is None:
+                replaced[name] = NoMixer()
+            else:
+                replaced[name] = NoAttention(values or 2)
     if mlp:
         replaced |= dict.fromkeys((*blocks.mlp_norms, *blocks.mlp), nn.Identity())
         block = layer.get_submodule(blocks.mlp[-1])
