@@ -24,7 +24,7 @@ def verify_distribution(
     *,
     asked: bool,
 ) -> int:
-    """Draw, judge, print; 1 where a method that claims to be exact is not faithful."""
+    """Draw, judge, print; 1 where outputs of a method do not follow the model."""
     from ppdbench.bench.drawing import LENGTH, PROMPTS, VerifyConfig, verify
     from ppdbench.bench.runner import DecodeConfig
     from ppdbench.report.export import emit, write
