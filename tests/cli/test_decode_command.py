@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -26,6 +25,7 @@ from ppdbench.errors import DataError
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
 from ppdbench.runs.store import read_run
+from tests.cli.probed import samples
 from tests.families import greedy_truth, stock_model
 
 MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
@@ -66,11 +66,6 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def parsed(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
     return json.loads(printed(capsys, *arguments, "--format", "json"))
-
-
-def samples(folder: str | Path) -> list[dict[str, Any]]:
-    plain: list[dict[str, Any]] = msgspec.to_builtins(list(read_run(folder).samples))
-    return plain
 
 
 def model_folder(path: Path, eos: int | list[int] = 299) -> Path:
