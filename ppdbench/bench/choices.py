@@ -13,6 +13,7 @@ from ppdbench.bench.runner import Choice
 from ppdbench.engine.addons import no_addon
 from ppdbench.engine.loading import REFERENCE
 from ppdbench.errors import ConfigError
+from ppdbench.files.resources import came_with
 from ppdbench.methods import METHODS
 
 DRAFTS = {REFERENCE: "reference-draft"}
@@ -28,7 +29,7 @@ def every_method(model: str) -> tuple[list[Choice], list[str]]:
     for name in METHODS.names():
         if ":" in name:  # somebody else's
             continue
-        if model != REFERENCE and _takes_addon(name):
+        if _takes_addon(name) and not came_with(model, name):
             lacking.append(no_addon(name, model))
             continue
         choice = Choice(name=name, options=_shipped(name, model))
@@ -51,8 +52,8 @@ def _shipped(name: str, model: str) -> dict[str, str]:
     """Options that name a part which came with the model."""
     if name == "speculative" and model in DRAFTS:
         return {"draft_model": DRAFTS[model]}
-    if name == "rest" and model == REFERENCE:
-        return {"datastore": REFERENCE}
+    if name == "rest" and came_with(model, "datastore"):
+        return {"datastore": model}
     return {}
 
 

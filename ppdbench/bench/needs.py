@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.bench.runner import Choice
-from ppdbench.engine.loading import REFERENCE, ModelSpec, reckon
+from ppdbench.engine.loading import ModelSpec, reckon
 from ppdbench.engine.placement import Place, Placement, name_of
-from ppdbench.files.resources import reference_model
+from ppdbench.files.resources import SHIPPED, trained_part
 
 TENSORS = (".safetensors", ".pt", ".bin", ".npy")
 
@@ -79,8 +79,9 @@ def _files(asked: str, option: str, method: str, spec: ModelSpec) -> int:
     if option == "draft_model":
         return 0
     path = Path(asked).expanduser()
-    if asked == REFERENCE or (option == "addon" and not asked and spec.name == REFERENCE):
-        path = reference_model(method)
+    model = spec.name if option == "addon" and not asked else asked
+    if model in SHIPPED:
+        path = trained_part(model, option if option == "datastore" else method)
     elif not asked or not path.exists():
         return 0
     files = path.rglob("*") if path.is_dir() else [path]

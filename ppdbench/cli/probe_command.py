@@ -92,7 +92,7 @@ ONLY = {
 @drawing_options
 @click.option("--bucket", type=int, help="Positions per bucket (the task's, or an eighth).")
 @click.option(
-    "--head", metavar="DIR", help="Trained heads (or `reference`), beside the model's own."
+    "--head", metavar="DIR", help="Trained heads (or `reference`, `smollm2`) beside its own."
 )
 @click.option(
     "--stop-at-eos/--full-length",

@@ -55,7 +55,7 @@ MISMATCH, FAILURES = 1, 3
 @click.option("--max-new-tokens", type=AT_LEAST_1, help="With --run: tokens to generate.")
 @click.option("--text", metavar="PATH", help="With --run: what steps that train are trained on.")
 @click.option(
-    "--heads", metavar="DIR", help="With --run: trained heads (the embedded model's with it)."
+    "--heads", metavar="DIR", help="With --run: trained heads (those that came with the model)."
 )
 @model_options
 @click.option("--plot", metavar="FILE", help="Write a figure as .png, .svg or .pdf.")
@@ -133,8 +133,9 @@ def _run_missing(table: PaperTable, folder: Path, options: dict[str, Any]) -> No
 
 
 def _own_heads(model: str | None) -> str | None:
-    """Return the name of the embedded model's own heads; they fit no other model."""
-    return EMBEDDED if model in (None, EMBEDDED) and resources.reference_is_there() else None
+    """Return the name of the heads that came with a model; they fit no other."""
+    name = model or EMBEDDED
+    return name if resources.came_with(name, "heads") else None
 
 
 def _words(options: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppdbench.engine.loading import REFERENCE, Loaded, tensor_fingerprint, weight_fingerprint
+from ppdbench.engine.loading import Loaded, tensor_fingerprint, weight_fingerprint
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_json
 from ppdbench.files.keys import Keys, kind
-from ppdbench.files.resources import reference_model
+from ppdbench.files.resources import SHIPPED, came_with, trained_part
 from ppdbench.files.whole import replacing, write_whole
 
 FORMAT, VERSION = "ppdbench-addon", 1
@@ -137,14 +137,13 @@ class Addon(Weights):
 
 
 def addon_folder(asked: str | Path, method: str, loaded: Loaded) -> Path:
-    """Return the folder of an add-on: the one asked for, or that of the reference model."""
-    shipped = reference_model(method)
-    if str(asked) == REFERENCE:
-        return shipped
+    """Return the folder of an add-on: the one asked for, or the one that came with the model."""
+    if str(asked) in SHIPPED:
+        return trained_part(str(asked), method)
     if str(asked):
         return Path(asked).expanduser()
-    if loaded.spec.name == REFERENCE and shipped.is_dir():
-        return shipped
+    if came_with(loaded.spec.name, method):
+        return trained_part(loaded.spec.name, method)
     raise ConfigError(no_addon(method, loaded.spec.name))
 
 

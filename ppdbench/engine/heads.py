@@ -16,8 +16,9 @@ from torch.nn.functional import linear
 
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.addons import Addon, AddonLayout, open_addon, read_header
-from ppdbench.engine.loading import REFERENCE, Loaded
+from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
+from ppdbench.files.resources import SHIPPED, trained_part
 
 METHOD = "heads"
 LAYOUT = AddonLayout(header="heads.json", tensors="heads.safetensors", flat=True)
@@ -43,8 +44,9 @@ class ExitHead:
 
 def check_heads(folder: str) -> None:
     """Refuse a folder that holds no heads, before any model loads."""
-    if folder != REFERENCE:
-        read_header(Path(folder).expanduser(), METHOD, LAYOUT)
+    own = folder in SHIPPED
+    home = trained_part(folder, METHOD) if own else Path(folder).expanduser()
+    read_header(home, METHOD, LAYOUT)
 
 
 def load_heads(folder: str | Path, loaded: Loaded) -> tuple[dict[int, ExitHead], str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
+# Models that trained parts travel with: heads, add-ons, a data store.
+SHIPPED = ("reference", "smollm2")
 CHECKOUT_FOLDERS = {"tasks": "tasks", "prompts": "prompts", "papers": "results/papers"}
 
 
@@ -26,6 +28,16 @@ def builtin_data() -> Path:
 def reference_model(part: str = "") -> Path:
     """Return the folder of the reference model, or of what was trained for it: `draft`, `heads`."""
     return PACKAGE / "reference" / part
+
+
+def trained_part(model: str, part: str) -> Path:
+    """Return the folder of what was trained for a model of `SHIPPED`, there or not."""
+    return PACKAGE / model / part
+
+
+def came_with(model: str, part: str) -> bool:
+    """True if the package carries what was trained for a model."""
+    return model in SHIPPED and trained_part(model, part).is_dir()
 
 
 def reference_is_there() -> bool:

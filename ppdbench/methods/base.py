@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ppdbench.errors import ConfigError, PpdbenchError, UnknownName
 from ppdbench.files.publications import Publication
+from ppdbench.files.resources import SHIPPED
 from ppdbench.registry import Registry, key_values, option_types
 from ppdbench.registry import option as option
 
@@ -113,7 +114,7 @@ class Method:
         return _read(self.name, name, text, option_types(self.make)[name])
 
 
-NO_FILES = ("reference", "dynamic", "chain")  # words that stand where a file is named
+NO_FILES = (*SHIPPED, "dynamic", "chain")  # words that stand where a file is named
 
 
 def _check_named(option: str, kind: str, value: str, target: ModelSpec) -> None:

@@ -29,10 +29,10 @@ def choose(asked: str, folder: Path, depth: int, capacity: int) -> Tree:
     return grow(general(depth), min(SIZE, capacity))
 
 
-def used_parts(addon: str, tree: str, folder: Path) -> dict[str, str]:
+def used_parts(addon: str, tree: str, folder: Path, model: str) -> dict[str, str]:
     """Name the add-on and the tree that a method takes where it was left to choose."""
     beside = FILE if (folder / FILE).is_file() else "a general one"
-    return {"addon": addon or "reference", "tree": tree or beside}
+    return {"addon": addon or model, "tree": tree or beside}
 
 
 def choose_dynamic(asked: str, folder: Path, reach: int, capacity: int) -> DynamicTree:

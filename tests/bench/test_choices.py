@@ -12,6 +12,7 @@ import torch
 from ppdbench.bench.choices import every_method, with_peers
 from ppdbench.bench.runner import Choice
 from ppdbench.cli.main import run
+from ppdbench.files import resources
 from ppdbench.methods import METHODS
 from ppdbench.runs.store import read_run
 
@@ -149,6 +150,20 @@ def test_parts_that_came_with_the_embedded_model_are_named() -> None:
     assert options["speculative"] == {"draft_model": "reference-draft"}
     assert options["rest"] == {"datastore": "reference"}
     assert options["layerskip"] == {}
+
+
+def test_of_another_model_of_the_package_those_parts_are_taken_that_came_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "PACKAGE", tmp_path)
+    for part in ("eagle", "datastore"):
+        (tmp_path / "smollm2" / part).mkdir(parents=True)
+    choices, lacking = every_method("smollm2")
+    options = {choice.name: choice.options for choice in choices}
+    assert options["eagle"] == {}
+    assert options["rest"] == {"datastore": "smollm2"}
+    left = {why.split(":")[0] for why in lacking}
+    assert left == {"hidden-transfer", "medusa", "prompt-tokens", "speculative"}
 
 
 def test_on_another_model_what_needs_a_part_is_left_out_with_its_reason() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ppdbench.engine.addons import Addon, Weights, addon_folder, open_addon, rea
 from ppdbench.engine.loading import Loaded, ModelSpec, load, load_stock, take_over
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
+from ppdbench.files import resources
 
 MODEL = "synthetic:layers=2,hidden=32,heads=2,vocab=300"
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.arange(4)}
@@ -175,18 +177,33 @@ def test_a_folder_without_an_addon_names_the_command_that_makes_one(
 def test_without_a_folder_only_the_reference_model_has_an_addon(
     loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addons, "reference_model", lambda part: tmp_path / part)
+    monkeypatch.setattr(resources, "PACKAGE", tmp_path)
     reference = Loaded(
         ModelSpec(name="reference"), loaded.staged, None, frozenset(), 0, loaded.fingerprint
     )
-    assert addon_folder("reference", "medusa", loaded) == tmp_path / "medusa"
+    assert addon_folder("reference", "medusa", loaded) == tmp_path / "reference/medusa"
     assert addon_folder("~/mine", "medusa", loaded) == Path.home() / "mine"
     with pytest.raises(ConfigError, match=r"no add-on for reference.*ppdbench train medusa"):
         addon_folder("", "medusa", reference)
-    (tmp_path / "medusa").mkdir()
-    assert addon_folder("", "medusa", reference) == tmp_path / "medusa"
+    (tmp_path / "reference/medusa").mkdir(parents=True)
+    assert addon_folder("", "medusa", reference) == tmp_path / "reference/medusa"
     with pytest.raises(ConfigError, match=r"no add-on for synthetic.*--set addon=DIR"):
         addon_folder("", "medusa", loaded)
+
+
+def test_parts_of_other_models_of_the_package_are_found_by_name_and_held_against_the_weights(
+    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "PACKAGE", tmp_path)
+    smollm2 = replace(loaded, spec=ModelSpec(name="smollm2"))
+    with pytest.raises(ConfigError, match=r"^medusa: no add-on for smollm2; train one"):
+        open_addon("", "medusa", smollm2)
+    own = tmp_path / "smollm2/medusa"
+    save(own)
+    assert open_addon("", "medusa", smollm2).folder == own
+    assert open_addon("smollm2", "medusa", loaded).folder == own
+    with pytest.raises(ConfigError, match="trained for another model"):
+        open_addon("", "medusa", replace(smollm2, fingerprint="0" * 16))
 
 
 # Files of tensors

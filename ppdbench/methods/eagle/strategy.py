@@ -52,7 +52,7 @@ class Eagle:
 
     addon: str = option(
         "",
-        "folder that `train eagle` wrote, or published files (the reference model's own)",
+        "folder that `train eagle` wrote, or published files (what came with the model)",
         names="file",
     )
     tree: str = option(
@@ -89,7 +89,7 @@ class Eagle:
             network, grower, setup.capacity, {"addon": fingerprint, **grower.loaded}
         )
         drafter.draws = self.drawn
-        drafter.used = {"addon": self.addon or "reference"}
+        drafter.used = {"addon": self.addon or setup.target.spec.name}
         return drafter
 
     def _grower(self, network: DraftNetwork, setup: Setup) -> DraftGrower:

@@ -37,7 +37,7 @@ class HiddenTransfer:
     """States put ahead of a token at middle layers guess the tokens that will stand there."""
 
     addon: str = option(
-        "", "what `train hidden-transfer` wrote (the reference model's own)", names="file"
+        "", "what `train hidden-transfer` wrote (what came with the model)", names="file"
     )
     tree: str = option("", "tree file (the add-on's tree.json, or a general one)", names="tree")
     masked: bool = option(False, "hide the pseudo states of earlier steps from later ones")
@@ -54,7 +54,7 @@ class HiddenTransfer:
         check_top("hidden-transfer", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": hash_, "tree": fingerprint(tree)}
         transferring = HiddenTransferProposer(transfer, tree, loaded, masked=self.masked)
-        transferring.used = used_parts(self.addon, self.tree, folder)
+        transferring.used = used_parts(self.addon, self.tree, folder, setup.target.spec.name)
         return transferring
 
 

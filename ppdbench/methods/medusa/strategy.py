@@ -42,7 +42,7 @@ class Medusa:
 
     addon: str = option(
         "",
-        "what `train medusa` wrote, or a published medusa_lm_head (the reference model's own)",
+        "what `train medusa` wrote, or a published medusa_lm_head (what came with the model)",
         names="file",
     )
     tree: str = option("", "tree file (the add-on's tree.json, or a general one)", names="tree")
@@ -67,7 +67,7 @@ class Medusa:
         loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}
         facts = {**medusa.facts, "nodes": [1 + len(tree)], "rows": [1 + len(tree)]}
         guessing = MedusaProposer(medusa.heads, tree, loaded, self.typical, facts)
-        guessing.used = used_parts(self.addon, self.tree, medusa.folder)
+        guessing.used = used_parts(self.addon, self.tree, medusa.folder, setup.target.spec.name)
         return guessing
 
 

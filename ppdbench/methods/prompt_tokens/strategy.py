@@ -37,7 +37,7 @@ class PromptTokens:
 
     addon: str = option(
         "",
-        "what `train prompt-tokens` wrote, or a PEFT adapter (the reference model's own)",
+        "what `train prompt-tokens` wrote, or a PEFT adapter (what came with the model)",
         names="file",
     )
     tree: str = option(
@@ -56,7 +56,7 @@ class PromptTokens:
         check_top("prompt-tokens", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": prompts.fingerprint, "tree": fingerprint(tree)}
         prompted = PromptTokensProposer(prompts, tree, setup.target.staged, loaded)
-        prompted.used = used_parts(self.addon, self.tree, prompts.folder)
+        prompted.used = used_parts(self.addon, self.tree, prompts.folder, setup.target.spec.name)
         return prompted
 
 

@@ -16,7 +16,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
-from ppdbench.files.resources import reference_model
+from ppdbench.files.resources import SHIPPED, trained_part
 from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     Positions = npt.NDArray[np.int64]
     Waiting = tuple[int, int, int, int, int, Positions]
 
+STORE = "datastore"  # its folder among what came with a model
+
 
 @strategy("rest", papers=(arxiv("2311.08252", "REST: Retrieval-Based Speculative Decoding"),))
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Rest:
 
     datastore: str = option(
         "",
-        "folder that `ppdbench datastore` wrote; reference: the small one of that model",
+        "folder that `ppdbench datastore` wrote; reference, smollm2: what came with these",
         names="file",
     )
     longest_suffix: int = option(16, "tokens of the longest suffix looked up")
@@ -55,11 +57,10 @@ class Rest:
 
     def prepare(self, setup: Setup) -> RestProposer:
         """Open the datastore, which must be this model's."""
-        from ppdbench.engine.loading import REFERENCE
         from ppdbench.methods.rest.datastore import load
 
-        own = self.datastore == REFERENCE
-        folder = reference_model("datastore") if own else Path(self.datastore).expanduser()
+        own = self.datastore in SHIPPED
+        folder = trained_part(self.datastore, STORE) if own else Path(self.datastore).expanduser()
         store = setup.part(("rest", folder), lambda: load(folder))
         store.check(setup.target.tokenizer, setup.target.staged.vocab_size, folder)
         if self.longest_suffix > store.header.depth:
