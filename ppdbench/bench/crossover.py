@@ -2,21 +2,23 @@
 
 A pass over few rows takes as long as reading the weights, so drafted rows are nearly free; in a
 batch rows of other sequences take their place. Where the speedup over greedy decoding in a batch
-of the same size falls below 1 is read off between the sizes that were measured.
+of the same size falls below 1 is read off between the sizes that were measured. The time of passes
+predicts the same (`bench/predicted.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any
 
 from ppdbench.bench.claims import LEAST_EXAMPLES, over_greedy
 from ppdbench.bench.counterparts import GREEDY as PEERS
 from ppdbench.bench.labels import label_alone
+from ppdbench.bench.predicted import predicted_speedups
 from ppdbench.bench.sums import SampleSums
-from ppdbench.runs.records import DecodingMethod
+from ppdbench.runs.records import DecodingMethod, PassModel
 from ppdbench.stats import Crossing, crossing
 
 Example = tuple[str, str]  # task and id
@@ -24,22 +26,21 @@ Example = tuple[str, str]  # task and id
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """The crossover of one method, or the reason why none is told."""
+    """The crossover of one method, or the reason why none is told.
+
+    `predicted` are its speedups by size as the time of passes has them, where that was measured.
+    """
 
     label: str
     sizes: tuple[int, ...]
     found: Crossing | None
     withheld: str | None = None
+    predicted: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
         """The crossover in a few words."""
-        if self.found is None:
-            return str(self.withheld)
-        at = self.found.value
-        if at == 0:
-            return f"pays at no size from {self.sizes[0]} on"
-        return f"pays up to {f'{at:.1f}' if isfinite(at) else f'{self.sizes[-1]} at least'}"
+        return str(self.withheld) if self.found is None else _words(self.found.value, self.sizes)
 
     @property
     def interval(self) -> str:
@@ -53,7 +54,15 @@ class Crossover:
             return f"<{self.sizes[0]}"
         return f"{at:.1f}" if isfinite(at) else f">{self.sizes[-1]}"
 
-    def figures(self) -> dict[str, Any]:
+    @property
+    def foretold(self) -> float | None:
+        """The crossover of the speedups that are predicted, as `Crossing` has it."""
+        if len(self.predicted) < 2:
+            return None
+        speedups = [[self.predicted[size]] for size in sorted(self.predicted)]
+        return crossing(sorted(self.predicted), speedups, [[1.0]] * len(speedups), draws=1).value
+
+    def figures(self, size: int) -> dict[str, Any]:
         """Return the fields for JSON and CSV, in each row of the method.
 
         Numbers are null where they lie beyond the sizes that were measured; the words say where.
@@ -62,20 +71,35 @@ class Crossover:
         if self.found is not None:
             ends = self.found.value, self.found.low, self.found.high
             numbers = dict(zip(numbers, ends, strict=True))
+        foretold = self.foretold
+        numbers["predicted_batch"] = foretold or 0.0
         return {
             "crossover": self.words,
             "crossover_interval": self.interval,
+            "crossover_predicted": None
+            if foretold is None
+            else _words(foretold, sorted(self.predicted)),
             **{f"crossover_{n}": at if 0 < at < inf else None for n, at in numbers.items()},
+            "predicted_speedup": self.predicted.get(size),
         }
 
 
+def _words(at: float, sizes: Sequence[int]) -> str:
+    if at == 0:
+        return f"pays at no size from {sizes[0]} on"
+    return f"pays up to {f'{at:.1f}' if isfinite(at) else f'{sizes[-1]} at least'}"
+
+
 def crossovers(
-    methods: Mapping[str, DecodingMethod], sums: Sequence[SampleSums]
+    methods: Mapping[str, DecodingMethod],
+    sums: Sequence[SampleSums],
+    model: PassModel | None = None,
 ) -> dict[str, Crossover]:
     """The crossover of each method that decoded in batches of several sizes, by each label."""
     found: dict[str, Crossover] = {}
     for alone, labels in _families(methods):
-        told = _crossover(alone, labels, sums)
+        measured = _crossover(alone, labels, sums)
+        told = replace(measured, predicted=predicted_speedups(model, labels, sums))
         found |= dict.fromkeys(labels.values(), told)
     return found
 

@@ -18,6 +18,7 @@ from ppdbench.bench.interleaved import BASELINE, Interleaved, PreparedMethod
 from ppdbench.bench.labels import label_of
 from ppdbench.bench.made_sample import sample_of
 from ppdbench.bench.memory import own_bytes
+from ppdbench.bench.pass_model import measure_pass_model
 from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoder import Decoder, Setup
 from ppdbench.decoding.sampling import Target
@@ -34,6 +35,7 @@ from ppdbench.runs.records import (
     FailedSample,
     Load,
     Memory,
+    PassModel,
 )
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.shards import Shard
@@ -219,6 +221,7 @@ def run_decode(
             strict=config.strict,
             profile=config.profile,
         )
+        passes = _pass_model(config, interleaved, methods, items, to)
         header = ready.header(
             *(kind, config),
             **about(
@@ -229,6 +232,7 @@ def run_decode(
             compilation=compilation,
             bandwidth_bytes_per_s=bandwidth,
             memory=memory(interleaved, methods),
+            pass_model=passes,
         )
         decode = partial(
             decode_sizes,
@@ -241,6 +245,24 @@ def run_decode(
     if batch.why_apart is not None:
         to.warn(f"passes of a batch ran one after another: {batch.why_apart}")
     return run
+
+
+def _pass_model(
+    config: DecodeConfig,
+    alone: Interleaved,
+    methods: Sequence[PreparedMethod],
+    items: Sequence[Item],
+    to: Destination,
+) -> PassModel | None:
+    """Time what predicts speedups, where there are several sizes and a run that begins."""
+    drafting = [each for each in methods if each.method.name != "greedy"]
+    if len(config.sizes) < 2 or not drafting or not items:
+        return None
+    if (begun := to.pass_model()) is not None:
+        return begun
+    found = measure_pass_model(alone, drafting, items[0], config.sizes, to.report)
+    forget_peak_memory(alone.loaded.staged.device)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ def summarize(
     tasks = list(dict.fromkeys(task for task, _ in groups))
     ordered = sorted(groups, key=lambda group: tasks.index(group[0]))
     under = {task: _conditions(header, [s for s in sums if s.task == task]) for task in tasks}
-    pays = {task: crossovers(header.methods, [s for s in sums if s.task == task]) for task in tasks}
+    pays = {task: _crossovers(header, [s for s in sums if s.task == task]) for task in tasks}
     return [
         {
             **_summary(header, task, label, groups[task, label], under[task][label], scores),
-            **_figures(pays[task], label),
+            **_figures(header, pays[task], label),
         }
         for task, label in ordered
     ]
@@ -56,9 +56,12 @@ def overall(header: Header, sums: Sequence[SampleSums]) -> list[dict[str, Any]]:
     for one in sums:
         groups.setdefault(one.method, []).append(one)
     under = _conditions(header, sums)
-    pays = crossovers(header.methods, sums)
+    pays = _crossovers(header, sums)
     return [
-        {**_summary(header, ALL, label, group, under[label], False), **_figures(pays, label)}
+        {
+            **_summary(header, ALL, label, group, under[label], False),
+            **_figures(header, pays, label),
+        }
         for label, group in groups.items()
     ]
 
@@ -73,9 +76,13 @@ def _conditions(header: DecodingHeader, sums: Sequence[SampleSums]) -> dict[str,
     return {label: found[size] for label, size in sizes.items()}
 
 
-def _figures(pays: Mapping[str, Crossover], label: str) -> dict[str, Any]:
+def _crossovers(header: DecodingHeader, sums: Sequence[SampleSums]) -> dict[str, Crossover]:
+    return crossovers(header.methods, sums, header.pass_model)
+
+
+def _figures(header: DecodingHeader, pays: Mapping[str, Crossover], label: str) -> dict[str, Any]:
     """The batch from which a method no longer pays, where several sizes were measured."""
-    return pays[label].figures() if label in pays else {}
+    return pays[label].figures(header.methods[label].batch) if label in pays else {}
 
 
 def _summary(

@@ -44,6 +44,8 @@ class SampleSums:
     draft_ms: float = 0
     proposed: int = 0
     accepted: int = 0
+    rows: int = 0
+    """Of all verifying passes."""
     accepted_each: tuple[int, ...] = ()
     """Step by step."""
     baseline_tokens: int = 0
@@ -109,6 +111,7 @@ def sums_of(sample: Decoding) -> SampleSums:
         draft_ms=sum(sample.draft_ms),
         proposed=sum(sample.proposed),
         accepted=sum(sample.accepted),
+        rows=sum(sample.rows),
         accepted_each=tuple(sample.accepted),
         # Stored where it differs from the method's.
         baseline_tokens=len(

@@ -26,6 +26,12 @@ CROSSOVER = (
 )
 
 
+PREDICTED = (
+    "predicted: from the time of passes by their rows, measured before the run: a batch of n "
+    "sequences that draft m tokens each is one pass of n x (m + 1) rows, greedy decoding one of n."
+)
+
+
 def has_batches(summaries: Sequence[Summary]) -> bool:
     """True if any of these decoded several sequences together."""
     return any(s["batch"] > 1 for s in summaries)
@@ -96,7 +102,7 @@ def _over_alone(summary: Summary) -> Cell:
 
 
 def _gain(summaries: Sequence[Summary]) -> Sheet:
-    first = summaries[0]
+    first, foretold = summaries[0], _is_predicted(summaries)
     rows = tuple(
         (
             _named(s),
@@ -104,15 +110,17 @@ def _gain(summaries: Sequence[Summary]) -> Sheet:
             s["committed_per_step"],
             decode_tables.verdict_text(s),
             *evidence.speedup_cells(s),
+            *([_predicted(s)] if foretold else []),
         )
         for s in summaries
     )
     notes = [n for n in evidence.notes_on(summaries) if n != evidence.PAIRED]
+    predicted = {"predicted": PREDICTED} if foretold else {}
     return Sheet(
         f"{first['task']}: over greedy in a batch of the same size",
-        ("method", "batch", "per step", "output", "speedup", "95%"),
+        ("method", "batch", "per step", "output", "speedup", "95%", *predicted),
         rows,
-        notes=(decode_tables.PER_STEP, SAME_BATCH, *notes),
+        notes=(decode_tables.PER_STEP, SAME_BATCH, *predicted.values(), *notes),
         digits={"per step": 2},
         spare=("per step",),
     )
@@ -122,12 +130,23 @@ def _crossovers(summaries: Sequence[Summary]) -> list[Sheet]:
     told = {_named(s): s for s in summaries if s.get("crossover") is not None}
     if not told:
         return []
-    rows = tuple((name, s["crossover"], s["crossover_interval"]) for name, s in told.items())
+    foretold = ["crossover_predicted"] if _is_predicted(summaries) else []
+    columns = ["crossover", "crossover_interval", *foretold]
+    rows = tuple((name, *(s[column] for column in columns)) for name, s in told.items())
     return [
         Sheet(
             f"{summaries[0]['task']}: the batch from which a method stops paying",
-            ("method", "crossover", "95%"),
+            ("method", "crossover", "95%", *(["predicted"] if foretold else [])),
             rows,
             notes=(CROSSOVER,),
         )
     ]
+
+
+def _is_predicted(summaries: Sequence[Summary]) -> bool:
+    return any(s.get("predicted_speedup") is not None for s in summaries)
+
+
+def _predicted(summary: Summary) -> str:
+    speedup = summary.get("predicted_speedup")
+    return "-" if speedup is None else f"{speedup:.2f}x"

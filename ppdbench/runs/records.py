@@ -667,6 +667,36 @@ class Memory(Record, frozen=True, kw_only=True):
     """The key-value caches of batches by their sizes."""
 
 
+class StepParts(Record, frozen=True, kw_only=True):
+    """The parts of a method's step for one sequence alone, as means over some steps."""
+
+    rows: Figure
+    """Rows of a pass that verifies."""
+    pass_ms: Milliseconds
+    """Passes that verify."""
+    draft_pass_ms: Milliseconds
+    """Passes that draft."""
+    draft_ms: Figure
+    """The rest of drafting."""
+    bookkeeping_ms: Figure
+    """The time that is left."""
+
+
+class PassModel(Record, frozen=True, kw_only=True):
+    """Passes and steps timed before the run, from which speedups in batches are predicted."""
+
+    context: Count
+    """The rows of the cache before these passes."""
+    rows: Sequence[AtLeastOne]
+    """The rows of each pass that was timed, rising from 1."""
+    ms: Sequence[Milliseconds]
+    """The times of these passes, without dips."""
+    steps: dict[str, StepParts]
+    """The steps of each method, by the label that it has alone, and of the baseline."""
+    seconds: Figure
+    """The time that measuring took."""
+
+
 class Stage(Record, frozen=True, kw_only=True):
     """One stage of a sweep."""
 
@@ -851,6 +881,11 @@ class Header(Record, frozen=True, kw_only=True):
         """Memory held, where it was measured."""
         return None
 
+    @property
+    def pass_model(self) -> PassModel | None:
+        """Passes and steps timed before the run, where that was done."""
+        return None
+
 
 class DecodingHeader(Header, frozen=True, kw_only=True):
     """The part of `run.json` that all runs that decode share."""
@@ -878,6 +913,8 @@ class DecodeHeader(DecodingHeader, frozen=True, kw_only=True):
     """The rate at which this machine reads its memory, with `--profile`."""
     memory: Memory | None = None
     """Memory held."""
+    pass_model: PassModel | None = None
+    """Passes and steps timed before the run, where batches are of several sizes."""
 
 
 class SweepHeader(DecodingHeader, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from ppdbench.engine.loading import Loaded, load, load_words
 from ppdbench.errors import ConfigError
 from ppdbench.runs.conversation import with_later_turns
 from ppdbench.runs.header import run_header
-from ppdbench.runs.records import Compilation, Header, Passes
+from ppdbench.runs.records import Compilation, Header, Passes, PassModel
 from ppdbench.runs.samples import Key
 from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.store import HEADER, RunFolder, begun_header, check_target
@@ -62,6 +62,11 @@ class Destination:
         """Read from the header of a run that was begun before what became of compiled passes."""
         header = begun_header(self.out, self.shard)
         return None if header is None else header.compilation
+
+    def pass_model(self) -> PassModel | None:
+        """Read from the header of a run that was begun before what was timed for predictions."""
+        header = begun_header(self.out, self.shard)
+        return None if header is None else header.pass_model
 
 
 def run_folder(out: str | Path | None, resume: bool, *parts: str) -> Path:

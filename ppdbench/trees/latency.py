@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,17 +142,25 @@ def measure(
     *,
     context: int,
     rounds: int,
+    warmup: int = WARMUP,
+    most_s: float = math.inf,
     clock: Clock | None = None,
     report: Report | None = None,
 ) -> Latency:
-    """Time passes of these sizes, and steps of greedy decoding, behind `context` tokens."""
+    """Time passes of these sizes, and steps of greedy decoding, behind `context` tokens.
+
+    After `most_s` seconds no further round begins, but for the first that counts.
+    """
     import torch
 
     wanted = sorted({1, *sizes})
     _check(loaded, wanted, context, rounds)
     passes = _TimedPasses(loaded, context, wanted[-1], clock)
     times: dict[int, list[float]] = {size: [] for size in wanted}
-    for number in range(-WARMUP, rounds):
+    until = perf_counter() + most_s
+    for number in range(-warmup, rounds):
+        if number > 0 and perf_counter() > until:
+            break
         if report is not None:
             report("timing passes", max(0, number), rounds)
         for size in wanted if number % 2 else reversed(wanted):
@@ -167,7 +176,7 @@ def measure(
         device=str(staged.device),
         threads=torch.get_num_threads(),
         context=context,
-        rounds=rounds,
+        rounds=len(times[1]),
         passes=tuple(_middle(size, times[size]) for size in wanted),
     )
 
@@ -214,7 +223,7 @@ class _TimedPasses:
         """Seconds of one pass, after which the cache is as before."""
         import torch
 
-        run = self._step() if rows == 1 else self._tree(rows - 1)
+        run = self._step() if rows == 1 else self._drafted(rows - 1)
         with torch.inference_mode():
             self.clock.synchronize()
             before = self.clock.now()
@@ -228,9 +237,12 @@ class _TimedPasses:
         newest = self.session.ids(self.session.tokens[-1:])
         return lambda: int(self.chooser.choose(self.session.advance(newest)[:, -1]))
 
-    def _tree(self, nodes: int) -> Callable[[], object]:
-        """The verification of a tree of which every node has two children."""
+    def _drafted(self, nodes: int) -> Callable[[], object]:
+        """The verification of a tree of which every node has two children.
 
+        Models with a memory of their own are given a chain, which is all that they take.
+        """
         tokens = [node % self.vocab_size for node in range(nodes)]
-        draft = Draft.tree(tokens, [(node - 2) // 2 for node in range(nodes)])
+        tree = Draft.tree(tokens, [(node - 2) // 2 for node in range(nodes)])
+        draft = Draft.chain(tokens) if self.session.model.remembers else tree
         return lambda: self.verifier.verify(draft, 1)

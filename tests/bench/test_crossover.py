@@ -38,7 +38,7 @@ def one(example: int, batch: int, greedy_ms: float, ms: float, **parts: Any) -> 
     if batch == 1:
         told |= {"step_ms": [ms / 10] * 10, "accepted": [0] * 10, "proposed": [0] * 10}
         told |= {"baseline_step_ms": [greedy_ms / 10] * 10}
-    return sums_of(msgspec.convert(records.sample("bench", **told, **parts), DecodedSample))
+    return sums_of(msgspec.convert(records.sample("bench", **told | parts), DecodedSample))
 
 
 METHODS = {"lookup": method("prompt-lookup", 1), "greedy": method("greedy", 1)}
@@ -75,7 +75,7 @@ def test_each_label_of_a_method_is_told_its_crossover() -> None:
     ]
     found = crossovers(METHODS, sums)
     assert set(found) == {"lookup", "lookup (batch 2)", "lookup (batch 4)"}
-    figures = found["lookup"].figures()
+    figures = found["lookup"].figures(1)
     # Speedups 1.25 and 0.5: a third of the way from 2 to 4.
     assert figures["crossover_batch"] == pytest.approx(2 * 2 ** (1 / 3))
     assert figures["crossover"] == "pays up to 2.5"
@@ -84,7 +84,7 @@ def test_each_label_of_a_method_is_told_its_crossover() -> None:
 
 def test_beyond_what_was_measured_words_say_where() -> None:
     always = [one(e, b, 100, 50) for e in range(5) for b in (1, 2, 4)]
-    figures = crossovers(METHODS, always)["lookup"].figures()
+    figures = crossovers(METHODS, always)["lookup"].figures(1)
     assert figures["crossover"] == "pays up to 4 at least"
     assert figures["crossover_interval"] == "[>4, >4]"
     assert figures["crossover_batch"] is figures["crossover_high"] is None
@@ -97,7 +97,7 @@ def test_few_examples_and_mismatches_give_no_crossover() -> None:
     assert crossovers(METHODS, few)["lookup"].words == "too few examples"
     wrong = [one(e, b, 100, 50, verdict="mismatch") for e in range(5) for b in (1, 2)]
     assert crossovers(METHODS, wrong)["lookup"].words == "mismatch"
-    assert crossovers(METHODS, wrong)["lookup"].figures()["crossover_batch"] is None
+    assert crossovers(METHODS, wrong)["lookup"].figures(1)["crossover_batch"] is None
 
 
 def test_one_size_alone_has_none() -> None:

@@ -23,6 +23,8 @@ from ppdbench.report.pictures.palette import series
 Summary = Mapping[str, Any]
 FRONT = "Pareto front"
 CROSSOVER = "crossover"
+PREDICTED = "predicted"
+FORETOLD = "Broken lines are predicted from the time of passes by their rows, for one sequence."
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,10 @@ def _speedup(name: str, methods: Sequence[Sized]) -> Drawing | None:
         return None
     task = told[0].summaries[0]["task"]
     ends = [s[f"speedup{end}"] for m in told for s in _claimed(m) for end in ("", "_low", "_high")]
-    upward = around([1.0, *ends], "{:.1f}×".format, "{:.2f}×".format)
+    foretold = [s["predicted_speedup"] for m in told for s in _predicted(m)]
+    upward = around([1.0, *ends, *foretold], "{:.1f}×".format, "{:.2f}×".format)
     keys = [*(m.key for m in told), Key(CROSSOVER, "ink", 3, line=False)]
+    keys += [Key(PREDICTED, "ink", None, dash=2)] if foretold else []
     shapes, top = legend(keys)
     frame = Frame(Scale(0.94 * sizes[0], 1.06 * sizes[-1], log=True), upward.scale, top + 8, HEIGHT)
     shapes += frame.axes(sizes, upward.ticks, "batch", y_text=upward.tick)
@@ -138,10 +142,11 @@ def _speedup(name: str, methods: Sequence[Sized]) -> Drawing | None:
         shapes.append(_band(method, frame))
     for method in told:
         shapes += _gain(method, frame, upward)
+    words = [_sentence(method) for method in told]
     return Drawing(
         slug(name, "speedup-by-batch", task),
         f"{task}: speedup over greedy by batch",
-        " ".join(_sentence(method) for method in told),
+        " ".join([*words, *([FORETOLD] if foretold else [])]),
         frame.bottom + 38,
         tuple(shapes),
     )
@@ -149,6 +154,10 @@ def _speedup(name: str, methods: Sequence[Sized]) -> Drawing | None:
 
 def _claimed(method: Sized) -> list[Summary]:
     return [s for s in method.summaries if s["speedup_low"] is not None]
+
+
+def _predicted(method: Sized) -> list[Summary]:
+    return [s for s in _claimed(method) if s.get("predicted_speedup") is not None]
 
 
 def _band(method: Sized, frame: Frame) -> Shape:
@@ -161,18 +170,24 @@ def _band(method: Sized, frame: Frame) -> Shape:
 def _gain(method: Sized, frame: Frame, upward: Upward) -> Iterator[Shape]:
     ends = _claimed(method)
     yield Line([frame.at(s["batch"], s["speedup"]) for s in ends], method.paint, 1.8)
+    if len(foretold := _predicted(method)) > 1:
+        at = [frame.at(s["batch"], s["predicted_speedup"]) for s in foretold]
+        yield Line(at, method.paint, 1.2, 2)
     for s in ends:
         x, y = frame.at(s["batch"], s["speedup"])
         hint = f"{method.name}, batch {s['batch']}: {upward.value(s['speedup'])}"
         yield PointMark(x, y, method.paint, method.family, False, hint)
-    at = ends[0].get("crossover_batch")
-    if at is not None:
-        x, y = frame.at(at, 1.0)
+    crossed = ends[0].get("crossover_batch")
+    if crossed is not None:
+        x, y = frame.at(crossed, 1.0)
         yield PointMark(x, y, "ink", 3, False, _sentence(method))
-        yield Label(x, y + 14, f"{at:.1f}", "ink", "middle", bold=True)
+        yield Label(x, y + 14, f"{crossed:.1f}", "ink", "middle", bold=True)
 
 
 def _sentence(method: Sized) -> str:
     told = method.summaries[0]
     words, interval = told.get("crossover"), told.get("crossover_interval")
-    return f"{method.name} {words} {interval}." if words and interval != "-" else ""
+    if not words or interval == "-":
+        return ""
+    foretold = told.get("crossover_predicted")
+    return f"{method.name} {words} {interval}{f' (predicted: {foretold})' if foretold else ''}."
