@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "Several strategies on several tasks, side by side.",
     "sweep": "A grid over one strategy's options: the best setting, a heat map.",
     "train": "Heads and other parts beside a model; the LayerSkip recipe.",
+    "answers": "What a model writes to prompts: the text to train drafters on.",
     "skips": "Which blocks draft-verify should skip with a model.",
     "datastore": "The text that --method rest looks things up in.",
     "tree": "Sparse trees of guesses: build one for this machine, or show one.",
