@@ -69,6 +69,11 @@ training_options = stack(
     click.option("--clip", type=float, help="Largest gradient norm (no limit)."),
     click.option("--precision", default="no", show_default=True, help="no, bf16 or fp16."),
     click.option("--compile", is_flag=True, help="Compile the model: a slow start, faster steps."),
+    click.option(
+        "--states",
+        metavar="DIR",
+        help="Keep the frozen model's states of the text here, for later epochs and trainings.",
+    ),
     click.option("--checkpoint-every", type=int, default=200, show_default=True, help="Steps."),
     click.option("--seed", type=int, default=0, show_default=True),
     click.option("--dry-run", is_flag=True, help="Only say what it would do, need and take."),
@@ -123,6 +128,7 @@ def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
         epochs=None if steps is not None else epochs or 3,
         out=out,
         held_out_tokens=take("held_out_tokens"),
+        states=None if (states := take("states")) is None else check_folder("--states", states),
     )
     for source in filter(None, (job.text, job.held_out)):
         check_sources(source)

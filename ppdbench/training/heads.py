@@ -21,8 +21,8 @@ from ppdbench.engine.heads import LAYOUT, METHOD
 from ppdbench.errors import ConfigError
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import ExitQuality, by_layer
-from ppdbench.training.layers import TrainedLayers, cross_entropy
-from ppdbench.training.objective import Objective
+from ppdbench.training.layers import cross_entropy
+from ppdbench.training.objective import BesideStates
 from ppdbench.training.plans import LOSSES
 
 MOST_RANK = 1 << 16  # wider than any model's head
@@ -54,7 +54,7 @@ class TrainableHead(nn.Module):
         return linear(normed, own) + change
 
 
-class HeadsObjective(Objective):
+class HeadsObjective(BesideStates):
     """The sum over exit layers of each head's loss."""
 
     def __init__(
@@ -67,28 +67,21 @@ class HeadsObjective(Objective):
         rank: int | None = None,
         compiled: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(model, sequence, compiled=compiled)
         if loss not in LOSSES:
             raise ConfigError(f"--loss {loss!r}: use {' or '.join(LOSSES)}")
         if rank is not None and rank < 1:
             raise ConfigError(f"--rank {rank}: use 1 or more, or --whole for whole heads")
         self.loss, self.rank = loss, rank
-        # In a list, so that the frozen model is no part of what is trained or saved.
-        frozen = model.requires_grad_(False).eval()
-        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
-        n_layers = self._frozen[0].n_layers
+        n_layers = self.layers.n_layers
         outside = [n for n in layers if not 1 <= n < n_layers]
         if outside or not layers:
             raise ConfigError(
                 f"exit layer {outside[0] if outside else 'missing'}, but this model has "
                 f"{n_layers} layers; use 1..{n_layers - 1}"
             )
-        own = self._own()
+        own = self.layers.head_rows(None)
         self.heads = nn.ModuleDict({str(n): TrainableHead(own, rank) for n in sorted(layers)})
-
-    def _own(self) -> Tensor:
-        weight: Tensor = self._frozen[0].adapter.head.get_parameter("weight").data
-        return weight
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise and each layer's own to watch."""
@@ -103,21 +96,15 @@ class HeadsObjective(Objective):
     def _one(self, logits: Tensor, final: Tensor, targets: Tensor) -> Tensor:
         if self.loss == "ce":
             return cross_entropy(logits, targets)
-        return self._frozen[0].divergence(logits, final)
+        return self.layers.divergence(logits, final)
 
     @torch.no_grad()
     def _frozen_states(self, inputs: Tensor) -> tuple[dict[int, Tensor], Tensor]:
         """Return the heads' inputs, by number of layers run, and the model's own final logits."""
-        layers = self._frozen[0]
-        step = layers.step(inputs.shape[1])
-        hidden = layers.embed(inputs, step)
-        normed = {}
-        last = layers.n_layers if self.loss == "kl" else max(map(int, self.heads))
-        for index in range(last):
-            hidden = layers.layer(index, hidden, step)
-            if str(index + 1) in self.heads:
-                normed[index + 1] = layers.adapter.norm(hidden)
-        final = layers.logits(hidden) if self.loss == "kl" else hidden
+        exits, last = {int(name) for name in self.heads}, self.layers.n_layers
+        states = self.layers.states(inputs, exits | {last} if self.loss == "kl" else exits)
+        normed = {n: self.layers.adapter.norm(states[n]) for n in exits}
+        final = self.layers.logits(states[last]) if self.loss == "kl" else inputs
         return normed, final
 
     def readers(self) -> dict[int, Callable[[Tensor], Tensor]]:
@@ -125,19 +112,19 @@ class HeadsObjective(Objective):
         return {int(name): partial(self._read, head) for name, head in self.heads.items()}
 
     def _read(self, head: nn.Module, normed: Tensor) -> Tensor:
-        return self._frozen[0].adapter.cap(head(normed, self._own()))
+        return self.layers.adapter.cap(head(normed, self.layers.head_rows(None)))
 
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
     ) -> list[ExitQuality]:
         """Measure every exit, through the model's own head and its trained one."""
-        return by_layer(self._frozen[0].model, ids, sequence, heads=self.readers(), watch=watch)
+        return by_layer(self.layers.model, ids, sequence, heads=self.readers(), watch=watch)
 
     def save(self, folder: Path, tokenizer: Any = None, dtype: torch.dtype | None = None) -> None:
         """Write what `probe --head` reads; its header names no vocabulary."""
         del tokenizer
         tensors = {
-            f"layer.{name}.{part}": tensor.detach().to(dtype or self._own().dtype)
+            f"layer.{name}.{part}": tensor.detach().to(dtype or self.layers.head_rows(None).dtype)
             for name, head in self.heads.items()
             for part, tensor in head.named_parameters()
         }
@@ -146,4 +133,4 @@ class HeadsObjective(Objective):
             "rank": self.rank,
             "loss": self.loss,
         }
-        save_addon(folder, METHOD, self._frozen[0].model, None, tensors, options, LAYOUT)
+        save_addon(folder, METHOD, self.layers.model, None, tensors, options, LAYOUT)

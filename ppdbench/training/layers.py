@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import kl_div, linear, log_softmax
 
 from ppdbench.engine import attention
 from ppdbench.engine.adapters import Adapter
@@ -15,6 +15,7 @@ from ppdbench.engine.cache import Rows
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.staged import Tap
 from ppdbench.errors import ConfigError
+from ppdbench.training.states import StatesOnDisk
 
 
 class ByLayer(Protocol):
@@ -26,7 +27,10 @@ class ByLayer(Protocol):
 
 
 class TrainedLayers:
-    """The layers of a model that is being trained, or read, over whole sequences."""
+    """The layers of a model that is being trained, or read, over whole sequences.
+
+    `store`, where there is one, keeps what `states` comes to.
+    """
 
     def __init__(self, model: Any, sequence: int, *, compiled: bool = False) -> None:
         attention.install(model)
@@ -37,6 +41,7 @@ class TrainedLayers:
                 f"--sequence {sequence}, but the model handles {self.adapter.max_positions} tokens"
             )
         self.sequence = sequence
+        self.store: StatesOnDisk | None = None
         self.n_layers = len(self.adapter.layers)
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
         self._maker: StepMaker | None = None
@@ -89,9 +94,39 @@ class TrainedLayers:
                 tap(index + 1, hidden)
         return hidden
 
+    @torch.no_grad()
+    def states(self, tokens: Tensor, layers: Collection[int]) -> dict[int, Tensor]:
+        """Tokens [batch, sequence] of a frozen model: what so many layers give."""
+        if self.store is None or tokens.shape[1] != self.store.length:
+            return self._states(tokens, layers)
+        return self.store.states(tokens, layers, self._states, self.adapter.dtype)
+
+    def _states(self, tokens: Tensor, layers: Collection[int]) -> dict[int, Tensor]:
+        step, found = self.step(tokens.shape[1]), {}
+        hidden = self.embed(tokens, step)
+        for index in range(max(layers)):
+            hidden = self.layer(index, hidden, step)
+            if index + 1 in layers:
+                found[index + 1] = hidden
+        return found
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head after any layer."""
         return self.adapter.logits(hidden)
+
+    def head_rows(self, words: Tensor | None) -> Tensor:
+        """The head's weights [words, width] for these tokens, for all without."""
+        weight: Tensor = self.adapter.head.get_parameter("weight").data
+        return weight if words is None else weight[words.to(weight.device)]
+
+    @torch.no_grad()
+    def logits_of(self, hidden: Tensor, words: Tensor | None) -> Tensor:
+        """The frozen model's logits for these tokens alone, for all without."""
+        if words is None:
+            return self.logits(hidden)
+        bias: Tensor | None = getattr(self.adapter.head, "bias", None)
+        shift = None if bias is None else bias.data[words]
+        return self.adapter.cap(linear(self.adapter.norm(hidden), self.head_rows(words), shift))
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of the readout after any layer against `targets` [batch, sequence]."""

@@ -10,8 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ppdbench.errors import ConfigError
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import Quality
+from ppdbench.training.layers import TrainedLayers
+from ppdbench.training.states import StatesOnDisk
 
 
 class Objective(nn.Module):
@@ -27,6 +30,13 @@ class Objective(nn.Module):
     shortest = 1
     varies = False
 
+    def keep_states(self, store: StatesOnDisk) -> None:
+        """Read the frozen model's states from `store`, if states are all that is read of it."""
+        raise ConfigError(
+            "--states keeps the states of a frozen model, and this training needs more than these; "
+            "leave it out"
+        )
+
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """Return, at step `t` of `total`, `loss` to minimise over `blocks`, and others to watch."""
         raise NotImplementedError
@@ -40,3 +50,25 @@ class Objective(nn.Module):
     def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
         """Write what decoding reads, in this type or else the model's."""
         raise NotImplementedError
+
+
+class BesideModel(Objective):
+    """The base of what is trained beside a model that stays as it is."""
+
+    def __init__(self, model: Any, sequence: int, *, compiled: bool) -> None:
+        super().__init__()
+        # In a list, so that the frozen model is no part of what is trained or saved.
+        frozen = model.requires_grad_(False).eval()
+        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
+
+    @property
+    def layers(self) -> TrainedLayers:
+        """The frozen model."""
+        return self._frozen[0]
+
+
+class BesideStates(BesideModel):
+    """The same for what learns from the states of the model alone."""
+
+    def keep_states(self, store: StatesOnDisk) -> None:
+        self.layers.store = store

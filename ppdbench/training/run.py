@@ -14,14 +14,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ppdbench.engine.loading import DTYPES, resolve_device
+from ppdbench.engine.loading import DTYPES, resolve_device, weight_fingerprint
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import Quality
 from ppdbench.training.memory import LOW, FreeRoom, MemoryNeed, held_by, measure_passes
 from ppdbench.training.objective import Objective
-from ppdbench.training.text import TextSpec, TokenBlocks, tokenized
+from ppdbench.training.states import StatesOnDisk
+from ppdbench.training.text import TextSpec, TokenBlocks, commonest, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
 
 TOKENS, HELD_OUT = "tokens.bin", "held-out.bin"
@@ -40,6 +41,7 @@ class Job:
     epochs: float | None
     out: Path
     held_out_tokens: int = 0  # the first so many are measured on; 0: all
+    states: Path | None = None  # where those of a frozen model are kept
 
     def __post_init__(self) -> None:
         if self.held_out_tokens < 0:
@@ -67,6 +69,10 @@ class Material:
         return _tokenized(
             self.job.text, *self.words, _processes(self.device), self.job.out / TOKENS
         )
+
+    def commonest(self, size: int) -> torch.Tensor | None:
+        """The tokens that the text has most often, in rising order; None for 0."""
+        return commonest(self.ids, size, self.words[1]) if size else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +206,18 @@ class Training:
         """Train to the end; the trained objective."""
         if (short := self.need().short) is not None:
             raise ConfigError(short)
+        if self.job.states is not None:
+            self.objective.keep_states(self._store(self.job.states))
         trainer = Trainer(self.objective, self.blocks, self.config, self.job.out, self.facts)
         trainer.run(resume=resume, watch=watch)
         return trainer.trained()
+
+    def _store(self, folder: Path) -> StatesOnDisk:
+        """The states of this process's blocks."""
+        own = folder / str(self.processes.process_index)
+        facts = {"weights": weight_fingerprint(self.model), "dtype": str(self.model.dtype)}
+        width = int(self.model.config.get_text_config().hidden_size)
+        return StatesOnDisk.open(own, facts, self.config.sequence, width)
 
     def quality(self, watch: Report = silent) -> Sequence[Quality]:
         """Measure what was trained on the held-out text, if there is any."""

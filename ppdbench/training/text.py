@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError
@@ -282,6 +284,16 @@ def _token_rows(texts: Iterable[str], tokenizer: Any) -> Iterator[Sequence[int]]
             yield from flush()
     if held:
         yield from flush()
+
+
+def commonest(ids: npt.NDArray[Any], size: int, vocab: int) -> Tensor:
+    """The tokens that occur most often in a text, in rising order."""
+    if size > vocab:
+        raise ConfigError(
+            f"--draft-vocab {size}, but this model has {vocab} tokens; use 1..{vocab}, or 0"
+        )
+    counts = torch.from_numpy(np.bincount(ids, minlength=vocab))
+    return counts.sort(descending=True, stable=True).indices[:size].sort().values
 
 
 def _identity(spec: TextSpec, tokenizer: Any, vocab_size: int) -> dict[str, Any]:

@@ -79,12 +79,9 @@ class EaglePlan(TrainingPlan):
 
     def objective(self, model: Any, material: Material, *, compiled: bool) -> EagleObjective:
         """The draft network; its own vocabulary are the commonest words of the text."""
-        from ppdbench.methods.eagle.train import EagleObjective, commonest
+        from ppdbench.methods.eagle.train import EagleObjective
 
-        config, words = material.job.config, None
-        if self.draft_vocab:
-            _, vocab = material.words
-            words = commonest(material.ids, self.draft_vocab, vocab)
+        config, words = material.job.config, material.commonest(self.draft_vocab)
         return EagleObjective(
             model, self, config.sequence, config.seed, words=words, compiled=compiled
         )

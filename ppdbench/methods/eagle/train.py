@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -36,13 +35,13 @@ from ppdbench.methods.eagle.network import (
 from ppdbench.methods.eagle.plan import DISTANCES, EaglePlan
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import DistanceQuality, by_distance
-from ppdbench.training.layers import TrainedLayers, cross_entropy
-from ppdbench.training.objective import Objective
+from ppdbench.training.layers import cross_entropy
+from ppdbench.training.objective import BesideStates
 
 TOKEN_WEIGHT = 0.1  # of the loss on tokens beside that on features
 
 
-class EagleObjective(Objective):
+class EagleObjective(BesideStates):
     """The losses of all passes, each weighing `decay` times as much as the one before.
 
     `words` are the ids of the draft vocabulary, rising, if there is one.
@@ -58,21 +57,18 @@ class EagleObjective(Objective):
         words: Tensor | None = None,
         compiled: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(model, sequence, compiled=compiled)
         if sequence <= plan.n_passes:
             raise ConfigError(
                 f"--sequence {sequence} is too short for {plan.n_passes} passes; use "
                 f"{plan.n_passes + 1} or more"
             )
         self.plan, self.seed, self.shortest = plan, seed, plan.n_passes + 1
-        # In a list, so that the frozen model is no part of what is trained or saved.
-        frozen = model.requires_grad_(False).eval()
-        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
         self.network = self._new_network(words)
         self.network.prepare(sequence)
 
     def _new_network(self, words: Tensor | None) -> DraftNetwork:
-        target, plan = self._frozen[0].adapter, self.plan
+        target, plan = self.layers.adapter, self.plan
         settings = default_settings(target)
         settings["intermediate_size"] = plan.ffn or settings["intermediate_size"]
         config = configuration(settings, "train eagle")
@@ -97,26 +93,28 @@ class EagleObjective(Objective):
     def _one(self, states: Tensor, features: Tensor, own: Tensor) -> Tensor:
         """The loss of a pass: its states, the features they guess, the model's own logits."""
         logits = self.network.logits(states)
-        if self.network.d2t is not None:
-            own = own[..., self.network.all_words()]
         if self.plan.loss == "ce":
             tokens = cross_entropy(logits, own.argmax(-1))
         else:
-            tokens = self._frozen[0].divergence(logits, own)
+            tokens = self.layers.divergence(logits, own)
         if self.plan.version == 3:
             return tokens
         return smooth_l1_loss(states.float(), features.float()) + TOKEN_WEIGHT * tokens
 
     def _passes(
-        self, inputs: Tensor, passes: int, t: int | None = None
+        self, inputs: Tensor, passes: int, t: int | None = None, *, whole: bool = False
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the arguments of `_one`, by pass, for inputs [batch, n]; with noise at step `t`."""
-        layers, taps = self._frozen[0], dict[int, Tensor]()
-        with torch.no_grad():
-            own = layers.logits(layers.last(inputs, tap=self.network.tap(taps)))
-        features = self.network.features(taps)
+        """Yield the arguments of `_one`, by pass, for inputs [batch, n]; with noise at step `t`.
+
+        The model's own logits are over the draft vocabulary, if they are not asked for `whole`.
+        """
+        layers, network = self.layers, self.network
+        found = layers.states(inputs, {*network.reads, layers.n_layers})
+        words = None if whole or network.d2t is None else network.all_words()
+        own = layers.logits_of(found[layers.n_layers], words)
+        features = network.features(found)
         read = features[:, :-1] if t is None else self._noisy(features[:, :-1], t)
-        for p, states in enumerate(unrolled(self.network, inputs[:, 1:], read, passes)):
+        for p, states in enumerate(unrolled(network, inputs[:, 1:], read, passes)):
             yield states, features[:, 1 + p :], own[:, 1 + p :]
 
     def _noisy(self, features: Tensor, t: int) -> Tensor:
@@ -136,15 +134,16 @@ class EagleObjective(Objective):
         """
 
         def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-            for states, _, own in self._passes(blocks[:, :-1], min(DISTANCES, sequence - 1)):
+            passes = min(DISTANCES, sequence - 1)
+            for states, _, own in self._passes(blocks[:, :-1], passes, whole=True):
                 logits = self.network.logits(states).float().flatten(0, 1)
                 yield self.network.spread(logits, float(logits.min())), own.flatten(0, 1)
 
-        return by_distance(guesses, ids, sequence, self._frozen[0].adapter.device, watch=watch)
+        return by_distance(guesses, ids, sequence, self.layers.adapter.device, watch=watch)
 
     def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
         """Write what the method `eagle` reads, in this type or else the model's."""
-        network, kind = self.network, dtype or self._frozen[0].adapter.dtype
+        network, kind = self.network, dtype or self.layers.adapter.dtype
         tensors = {
             name: tensor.to(kind) if tensor.is_floating_point() else tensor
             for name, tensor in network.state_dict().items()
@@ -157,17 +156,7 @@ class EagleObjective(Objective):
             "rank": self.plan.rank,
             "plan": asdict(self.plan),
         }
-        save_addon(folder, METHOD, self._frozen[0].model, tokenizer, tensors, options)
-
-
-def commonest(ids: npt.NDArray[Any], size: int, vocab: int) -> Tensor:
-    """The tokens that occur most often in a text, in rising order."""
-    if size > vocab:
-        raise ConfigError(
-            f"--draft-vocab {size}, but this model has {vocab} tokens; use 1..{vocab}, or 0"
-        )
-    counts = torch.from_numpy(np.bincount(ids, minlength=vocab))
-    return counts.sort(descending=True, stable=True).indices[:size].sort().values
+        save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, options)
 
 
 def start_head(network: Eagle3, words: Tensor) -> None:

@@ -37,11 +37,10 @@ from ppdbench.methods.hidden_transfer.plan import CHAINED, MASKED, TRUE, Transfe
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.context import LaterContext, TextContext
 from ppdbench.training.evaluate import CandidateQuality, DistanceQuality, by_distance
-from ppdbench.training.layers import TrainedLayers
-from ppdbench.training.objective import Objective
+from ppdbench.training.objective import BesideModel
 
 
-class TransferObjective(Objective):
+class TransferObjective(BesideModel):
     """The loss of one matrix; which one, the step of the training says."""
 
     varies = True
@@ -49,7 +48,7 @@ class TransferObjective(Objective):
     def __init__(
         self, model: Any, plan: TransferPlan, sequence: int, *, compiled: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(model, sequence, compiled=compiled)
         self.plan, self.jobs = plan, plan.jobs
         self.deepest = max(map(len, self.jobs))
         self.shortest = self.deepest + 1
@@ -58,16 +57,8 @@ class TransferObjective(Objective):
                 f"--sequence {sequence} is too short for {self.deepest} steps; use "
                 f"{self.deepest + 1} or more"
             )
-        # In a list, so that the frozen model is no part of what is trained or saved.
-        frozen = model.requires_grad_(False).eval()
-        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
         size, device = self.layers.adapter.hidden_size, self.layers.adapter.device
         self.matrices = nn.ParameterList(torch.eye(size, device=device) for _ in self.jobs)
-
-    @property
-    def layers(self) -> TrainedLayers:
-        """The frozen model."""
-        return self._frozen[0]
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise, which is that of one job, in equal shares of the steps."""
@@ -75,7 +66,7 @@ class TransferObjective(Objective):
         guessed, own = self._trained(blocks[:, :-1], job)
         if self.plan.loss == "reverse-kl":
             guessed, own = own, guessed
-        loss = self._frozen[0].divergence(guessed, own)
+        loss = self.layers.divergence(guessed, own)
         return {"loss": loss, self._name(job): loss}
 
     def _name(self, job: int) -> str:

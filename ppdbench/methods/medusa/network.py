@@ -15,7 +15,7 @@ less.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
 
 METHOD = "medusa"
+WORDS = "words"  # the tensor of a draft vocabulary
 PUBLISHED = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 
@@ -36,33 +37,44 @@ MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 class HeadsShape:
     """The number of heads and of blocks in each; `rank` None: a whole matrix, 0: none of its own.
 
-    They read the state `after` so many layers (0: all).
+    They read the state `after` so many layers (0: all), and guess among `words` (0: all tokens).
     """
 
     heads: int
     blocks: int
     rank: int | None
     after: int = 0
+    words: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaHeads:
-    """All heads stacked, so that one product serves them all: [heads, ...] each."""
+    """All heads stacked, so that one product serves them all: [heads, ...] each.
+
+    `words` are the ids that they guess among, with the rows of the model's head for these; all
+    without.
+    """
 
     loaded: Loaded
     blocks: tuple[tuple[Tensor, Tensor], ...]  # [heads, width, width] and [heads, 1, width]
     readout: tuple[Tensor, ...]  # the matrix, or down and up, or nothing
     count: int
     after: int  # layers run before the state that they read
+    words: tuple[Tensor, Tensor] | None = None  # [words] and [words, width]
+
+    @property
+    def n_words(self) -> int:
+        """The number of tokens that they guess among."""
+        return self.loaded.staged.vocab_size if self.words is None else len(self.words[0])
 
     def first(self, count: int) -> MedusaHeads:
         """Return only the heads that guess least far ahead; they share memory with these."""
         blocks = tuple((weight[:count], bias[:count]) for weight, bias in self.blocks)
         readout = tuple(tensor[:count] for tensor in self.readout)
-        return MedusaHeads(self.loaded, blocks, readout, count, self.after)
+        return replace(self, blocks=blocks, readout=readout, count=count)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [heads, n, vocab] of states [n, hidden] before the final norm."""
+        """Return logits [heads, n, words] of states [n, hidden] before the final norm."""
         adapter = self.loaded.staged.adapter
         normed: Tensor = adapter.norm(hidden)
         x = normed.expand(self.count, *normed.shape)
@@ -70,11 +82,30 @@ class MedusaHeads:
             x = x + silu(torch.baddbmm(bias, x, weight.mT))
         if len(self.readout) == 1:
             return adapter.cap(x @ self.readout[0].mT)
-        own: Tensor = adapter.head(x)
+        own: Tensor = adapter.head(x) if self.words is None else x @ self.words[1].mT
         if self.readout:
             down, up = self.readout
             own = own + x @ down.mT @ up.mT
         return adapter.cap(own)
+
+    def likeliest(self, hidden: Tensor, count: int) -> Tensor:
+        """The ids [heads, count] that each head finds likeliest after one state [1, hidden]."""
+        found = self.logits(hidden)[:, 0].topk(count).indices
+        return found if self.words is None else self.words[0][found]
+
+    def everywhere(self, hidden: Tensor) -> Tensor:
+        """The same logits over the whole vocabulary: what no head guesses is as the least."""
+        ids = None if self.words is None else self.words[0]
+        return spread(self.logits(hidden), ids, self.loaded.staged.vocab_size)
+
+
+def spread(logits: Tensor, words: Tensor | None, vocab: int) -> Tensor:
+    """Logits [..., words] over a whole vocabulary; what is no such word is as the least."""
+    if words is None:
+        return logits
+    wide = logits.new_full((*logits.shape[:-1], vocab), float(logits.min()))
+    wide[..., words] = logits
+    return wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +146,8 @@ def _declared(addon: Addon) -> HeadsShape:
     """Read the shape from the header of an add-on."""
     rank = None if addon.options.get("rank") is None else addon.number("rank", 0)
     after = addon.number("after", 0) if "after" in addon.options else 0
-    return HeadsShape(addon.number("heads", 1), addon.number("layers", 0), rank, after)
+    words = addon.number("draft_vocab", 0) if "draft_vocab" in addon.options else 0
+    return HeadsShape(addon.number("heads", 1), addon.number("layers", 0), rank, after, words)
 
 
 def _counted(weights: Weights) -> HeadsShape:
@@ -129,7 +161,8 @@ def _counted(weights: Weights) -> HeadsShape:
 
 
 def _stacked(weights: Weights, shape: HeadsShape, loaded: Loaded) -> MedusaHeads:
-    vocab, width = loaded.staged.vocab_size, loaded.staged.adapter.head_width
+    staged = loaded.staged
+    vocab, width = shape.words or staged.vocab_size, staged.adapter.head_width
 
     def each(part: str, size: tuple[int, ...]) -> Tensor:
         return torch.stack([weights.take(f"{h}.{part}", size) for h in range(shape.heads)])
@@ -148,8 +181,24 @@ def _stacked(weights: Weights, shape: HeadsShape, loaded: Loaded) -> MedusaHeads
         readout = (down, each(f"{shape.blocks}.up", (vocab, shape.rank)))
     else:
         readout = ()
-    after = reading_layer(shape.after, loaded.staged.n_layers)
-    return MedusaHeads(loaded, blocks, readout, shape.heads, after)
+    after = reading_layer(shape.after, staged.n_layers)
+    words = None
+    if shape.words:
+        ids = weights.take(WORDS, (shape.words,))
+        words = (ids, _head_rows(loaded, ids))
+    return MedusaHeads(loaded, blocks, readout, shape.heads, after, words)
+
+
+@torch.inference_mode()
+def _head_rows(loaded: Loaded, ids: Tensor) -> Tensor:
+    """The rows of the model's head for these tokens, in whatever form it is held.
+
+    Of a state with a single one it makes a column of its weights, without any rounding.
+    """
+    adapter = loaded.staged.adapter
+    ones = torch.eye(adapter.head_width, dtype=loaded.staged.dtype, device=ids.device)
+    columns: Tensor = adapter.head(ones)
+    return columns[:, ids].mT.contiguous()
 
 
 def reading_layer(after: int, n_layers: int) -> int:

@@ -40,15 +40,16 @@ class MedusaPlan(TrainingPlan):
         None,
         "Low-rank change of the model's head instead of a matrix per head; 0: that head as it is.",
     )
+    draft_vocab: int = option(0, "Guess among so many of the commonest tokens; 0: among all.")
     loss: str = option("kl", "kl: the model itself; ce: the text.")
     decay: float = option(0.8, "Of the weight, head by head.")
 
     def __post_init__(self) -> None:
-        least = {"heads": 1, "layers": 0, "after": 0, "rank": 0}
+        least = {"heads": 1, "layers": 0, "after": 0, "rank": 0, "draft_vocab": 0}
         for name, lowest in least.items():
             value = getattr(self, name)
             if value is not None and value < lowest:
-                raise ConfigError(f"--{name} {value}: use {lowest} or more")
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: use {lowest} or more")
         if self.layers == self.rank == 0:
             raise ConfigError("--layers 0 --rank 0 leaves nothing to train; raise one of them")
         if self.loss not in LOSSES:
@@ -60,4 +61,5 @@ class MedusaPlan(TrainingPlan):
         """The heads, each of which starts as the model's own."""
         from ppdbench.methods.medusa.train import MedusaObjective
 
-        return MedusaObjective(model, self, material.job.config.sequence, compiled=compiled)
+        sequence, words = material.job.config.sequence, material.commonest(self.draft_vocab)
+        return MedusaObjective(model, self, sequence, words=words, compiled=compiled)

@@ -63,7 +63,7 @@ class Medusa:
 
         medusa = setup.part(("medusa", self.addon), lambda: load_medusa(self.addon, setup.target))
         tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)
-        check_top("medusa", tree.top, setup.target.staged.vocab_size)
+        check_top("medusa", tree.top, medusa.heads.n_words)
         loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}
         facts = {**medusa.facts, "nodes": [1 + len(tree)], "rows": [1 + len(tree)]}
         guessing = MedusaProposer(medusa.heads, tree, loaded, self.typical, facts)
@@ -98,8 +98,7 @@ class MedusaProposer(Proposer):
         self._state = prefill.taps[self.heads.after][0, -1:]
 
     def propose(self, session: Session, room: int) -> Draft:
-        logits = self._used.logits(self._state)[:, 0]
-        tokens = self.tree.fill(logits.topk(self.tree.top).indices)
+        tokens = self.tree.fill(self._used.likeliest(self._state, self.tree.top))
         return Draft.tree(tokens, self.tree.parents) if self.trees else Draft.chain(tokens)
 
     def learn(self, session: Session, verified: Verified) -> None:
@@ -110,4 +109,5 @@ class MedusaProposer(Proposer):
         session.reset(prompt_ids)
         states: dict[int, Tensor] = {}
         session.prefill(tap=states.__setitem__)
-        return self.heads.logits(states[self.heads.after][0, list(positions)]).transpose(0, 1)
+        rows = states[self.heads.after][0, list(positions)]
+        return self.heads.everywhere(rows).transpose(0, 1)

@@ -20,13 +20,15 @@ from torch.nn.functional import linear, silu
 
 from ppdbench.engine.addons import save_addon
 from ppdbench.errors import ConfigError
-from ppdbench.methods.medusa.network import METHOD, reading_layer
+from ppdbench.methods.medusa.network import METHOD, WORDS, reading_layer, spread
 from ppdbench.methods.medusa.plan import MedusaPlan
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import TrainableHead
-from ppdbench.training.layers import TrainedLayers, cross_entropy
-from ppdbench.training.objective import Objective
+from ppdbench.training.layers import cross_entropy
+from ppdbench.training.objective import BesideStates
+
+IGNORED = -100  # a target that cross entropy leaves out
 
 
 class Block(nn.Module):
@@ -60,28 +62,36 @@ class MedusaHead(nn.ModuleList):
         return logits
 
 
-class MedusaObjective(Objective):
-    """The weighted sum of the losses of all heads."""
+class MedusaObjective(BesideStates):
+    """The weighted sum of the losses of all heads.
+
+    `words` are the ids of the draft vocabulary, rising, if there is one.
+    """
 
     def __init__(
-        self, model: Any, plan: MedusaPlan, sequence: int, *, compiled: bool = False
+        self,
+        model: Any,
+        plan: MedusaPlan,
+        sequence: int,
+        *,
+        words: Tensor | None = None,
+        compiled: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(model, sequence, compiled=compiled)
         if sequence <= plan.heads:
             raise ConfigError(
                 f"--sequence {sequence} is too short for {plan.heads} heads; use "
                 f"{plan.heads + 1} or more"
             )
         self.plan, self.shortest = plan, plan.heads + 1
-        # In a list, so that the frozen model is no part of what is trained or saved.
-        frozen = model.requires_grad_(False).eval()
-        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
-        self.after = reading_layer(plan.after, self._frozen[0].n_layers)
-        self.heads = nn.ModuleList(MedusaHead(self._own(), plan) for _ in range(plan.heads))
+        self.after = reading_layer(plan.after, self.layers.n_layers)
+        self.register_buffer("words", words)
+        self.words: Tensor | None
+        own = self._own()
+        self.heads = nn.ModuleList(MedusaHead(own, plan) for _ in range(plan.heads))
 
     def _own(self) -> Tensor:
-        weight: Tensor = self._frozen[0].adapter.head.get_parameter("weight").data
-        return weight
+        return self.layers.head_rows(self.words)
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise and each distance's own to watch."""
@@ -89,30 +99,33 @@ class MedusaObjective(Objective):
         losses = {}
         for distance, (logits, own) in enumerate(self._guesses(blocks[:, :-1]), start=1):
             if self.plan.loss == "ce":
-                found = cross_entropy(logits, blocks[:, 1 + distance :])
+                found = cross_entropy(logits, self._entries(blocks[:, 1 + distance :]))
             else:
-                found = self._frozen[0].divergence(logits, own)
+                found = self.layers.divergence(logits, own)
             losses[f"distance {distance}"] = found
         weighted = [self.plan.decay**h * loss for h, loss in enumerate(losses.values())]
         return {"loss": torch.stack(weighted).sum(), **losses}
 
-    def _guesses(self, inputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _entries(self, targets: Tensor) -> Tensor:
+        """Entries of the draft vocabulary for tokens; those that it lacks are not learned from."""
+        if self.words is None:
+            return targets
+        places = torch.searchsorted(self.words, targets).clamp(max=len(self.words) - 1)
+        return places.where(self.words[places] == targets, IGNORED)
+
+    def _guesses(self, inputs: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, by head, its logits and what the model itself says once it has come so far.
 
-        Of inputs [batch, n]: both [batch, n - distance, vocab].
+        Of inputs [batch, n]: both [batch, n - distance, words], the second over the whole
+        vocabulary if so asked.
         """
-        adapter = self._frozen[0].adapter
-        states: list[Tensor] = []
-
-        def tap(layer: int, hidden: Tensor) -> None:
-            if layer == self.after:
-                states.append(hidden)
-
+        layers, own_head = self.layers, self._own()
+        states = layers.states(inputs, {self.after, layers.n_layers})
         with torch.no_grad():
-            own = adapter.logits(self._frozen[0].last(inputs, tap=tap))
-            normed = adapter.norm(states[0])
+            normed = layers.adapter.norm(states[self.after])
+        own = layers.logits_of(states[layers.n_layers], None if whole else self.words)
         for distance, head in enumerate(self.heads, start=1):
-            yield adapter.cap(head(normed[:, :-distance], self._own())), own[:, distance:]
+            yield layers.adapter.cap(head(normed[:, :-distance], own_head)), own[:, distance:]
 
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
@@ -120,8 +133,8 @@ class MedusaObjective(Objective):
         """Count how often each head's guesses are what the model itself finds most likely there."""
 
         def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-            for logits, own in self._guesses(blocks[:, :-1]):
-                yield logits.flatten(0, 1), own.flatten(0, 1)
+            for logits, own in self._guesses(blocks[:, :-1], whole=True):
+                yield spread(logits.flatten(0, 1), self.words, own.shape[-1]), own.flatten(0, 1)
 
         return by_distance(guesses, ids, sequence, self._own().device, watch=watch)
 
@@ -131,4 +144,6 @@ class MedusaObjective(Objective):
             name: tensor.to(dtype or self._own().dtype)
             for name, tensor in self.heads.named_parameters()
         }
-        save_addon(folder, METHOD, self._frozen[0].model, tokenizer, tensors, asdict(self.plan))
+        if self.words is not None:
+            tensors[WORDS] = self.words
+        save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, asdict(self.plan))

@@ -33,7 +33,7 @@ from ppdbench.training.context import LaterContext, read
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import TrainedLayers, cross_entropy
-from ppdbench.training.objective import Objective
+from ppdbench.training.objective import BesideModel
 
 
 def ordinary_words(tokenizer: Any, vocab_size: int, n: int, seed: int) -> list[int]:
@@ -55,7 +55,7 @@ class TrainablePrefix(nn.Module):
         self.values = nn.Parameter(torch.cat([kept.values for kept in context.kept]).float())
 
 
-class PromptsObjective(Objective):
+class PromptsObjective(BesideModel):
     """The loss of chains behind random places; everything but the prompts is frozen."""
 
     def __init__(
@@ -69,12 +69,9 @@ class PromptsObjective(Objective):
         compiled: bool = False,
     ) -> None:
         """Prompt tokens start as `words`: one id for each of their rows, then for the prefix."""
-        super().__init__()
+        super().__init__(model, sequence, compiled=compiled)
         self.plan, self.chain, self.seed = plan, plan.chain, seed
         self.shortest = plan.insertions + plan.prompts
-        # In a list, so that the frozen model is no part of what is trained or saved.
-        frozen = model.requires_grad_(False).eval()
-        self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
         self._check(sequence)
         rows = self.chain.rows(self.chain.prompts)
         ids = torch.tensor([words], device=self.layers.adapter.device)
@@ -86,11 +83,6 @@ class PromptsObjective(Objective):
             self.head = TrainableHead(self._own_head(), plan.rank or None)
         if plan.prefix:
             self.prefix = TrainablePrefix(self.layers, ids[:, rows:])
-
-    @property
-    def layers(self) -> TrainedLayers:
-        """The frozen model."""
-        return self._frozen[0]
 
     def _own_head(self) -> Tensor:
         weight: Tensor = self.layers.adapter.head.get_parameter("weight").data
@@ -132,7 +124,7 @@ class PromptsObjective(Objective):
         if self.plan.loss == "ce":
             return cross_entropy(guessed, follow)
         pair = (guessed, own) if self.plan.loss == "kl" else (own, guessed)
-        return self._frozen[0].divergence(*pair)
+        return self.layers.divergence(*pair)
 
     def _guesses(self, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [batch, place, prompt, vocab]: what is guessed and what the model itself says."""

@@ -22,7 +22,8 @@ from ppdbench.errors import ConfigError
 from ppdbench.methods.eagle.plan import EaglePlan
 from ppdbench.methods.eagle.rows import DraftRows
 from ppdbench.methods.eagle.strategy import Eagle
-from ppdbench.methods.eagle.train import EagleObjective, commonest, unrolled
+from ppdbench.methods.eagle.train import EagleObjective, unrolled
+from ppdbench.training.text import commonest
 from tests.decoding.matrix import CAPACITY, free
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens
@@ -146,7 +147,9 @@ def test_a_draft_vocabulary_is_trained_on_the_models_choice_among_its_words(loss
     assert torch.equal(eagle.network.all_words(), WORDS)
     states, _, own = passes(eagle, blocks()[:, :-1], 1)[0]
     ours = eagle.network.logits(states).flatten(0, 1).log_softmax(-1)
-    theirs = own[..., WORDS].flatten(0, 1)
+    whole = next(eagle._passes(blocks()[:, :-1], 1, whole=True))[2]
+    torch.testing.assert_close(own, whole[..., WORDS])
+    theirs = own.flatten(0, 1)
     if loss == "kl":
         mine = theirs.log_softmax(-1)
         expected = kl_div(ours, mine, reduction="batchmean", log_target=True)

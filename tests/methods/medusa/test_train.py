@@ -119,6 +119,20 @@ def quality(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def decode(home: Path, heads: str) -> None:
+    """Run an example with these heads; its results as JSON on stdout."""
+    (home / "rows.jsonl").write_text(json.dumps({"question": "what is a match?"}) + "\n", "utf-8")
+    (home / "task.yaml").write_text(
+        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
+        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
+        "reference: question\nmax_new_tokens: 24\nbucket: 8\ncontext_field: null\n",
+        "utf-8",
+    )
+    words = ["decode", "--model", "./model", "--method", "medusa", "--set", f"addon={heads}"]
+    words += ["--task", "task.yaml", "--data", "rows.jsonl", "--format", "json"]
+    assert run(words) == 0
+
+
 def test_a_run_leaves_heads_that_decode_and_that_guess_better_than_at_first(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,16 +146,7 @@ def test_a_run_leaves_heads_that_decode_and_that_guess_better_than_at_first(
         assert ours["loss"] < fresh["loss"]
         assert ours["top10"] > fresh["top10"]
         assert ours["top1"] <= ours["top3"] <= ours["top5"] <= ours["top10"] <= 1
-    (home / "rows.jsonl").write_text(json.dumps({"question": "what is a match?"}) + "\n", "utf-8")
-    (home / "task.yaml").write_text(
-        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
-        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
-        "reference: question\nmax_new_tokens: 24\nbucket: 8\ncontext_field: null\n",
-        "utf-8",
-    )
-    decode = ["decode", "--model", "./model", "--method", "medusa", "--set", "addon=heads"]
-    decode += ["--task", "task.yaml", "--data", "rows.jsonl", "--format", "json"]
-    assert run(decode) == 0
+    decode(home, "heads")
     found = json.loads(capsys.readouterr().out)
     assert found["identical"] == found["n_examples"] == 1
 
@@ -160,7 +165,37 @@ def test_a_low_rank_makes_the_addon_small(home: Path) -> None:
     header = json.loads((home / "small" / "addon.json").read_text("utf-8"))
     assert header["method"] == "medusa"
     told = {"heads": 2, "layers": 1, "after": 0, "rank": 4, "loss": "kl", "decay": 0.8}
-    assert header["options"] == told
+    assert header["options"] == {**told, "draft_vocab": 0}
+
+
+@torch.no_grad()
+def test_with_a_draft_vocabulary_logits_are_those_of_its_words() -> None:
+    words = torch.tensor([3, 7, 20, 41])
+    whole = MedusaObjective(stock_model("llama"), MedusaPlan(heads=2, rank=0), 16)
+    plan = MedusaPlan(heads=2, rank=0, draft_vocab=4)
+    narrow = MedusaObjective(stock_model("llama"), plan, 16, words=words)
+    text = torch.tensor([tokens(16, 1)])
+    for all_words, few in zip(whole._guesses(text), narrow._guesses(text), strict=True):
+        for ours, theirs in zip(few, all_words, strict=True):
+            torch.testing.assert_close(ours, theirs[..., words], atol=1e-5, rtol=1e-5)
+
+
+def test_a_text_with_words_that_the_draft_vocabulary_lacks_is_learned_without_them() -> None:
+    words = torch.tensor([3, 7, 20, 41])
+    plan = MedusaPlan(heads=1, rank=0, loss="ce", draft_vocab=4)
+    narrow = MedusaObjective(stock_model("llama"), plan, 16, words=words)
+    assert narrow._entries(torch.tensor([[3, 8, 41, 90, 20]])).tolist() == [[0, -100, 3, -100, 2]]
+
+
+def test_heads_over_a_draft_vocabulary_decode_exactly(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*TRAIN, "--steps", "40", "--heads", "2", "--rank", "4", "--draft-vocab", "64"]
+    assert run([*words, *HELD_OUT, "--out", "few"]) == 0
+    capsys.readouterr()
+    decode(home, "few")
+    found = json.loads(capsys.readouterr().out)
+    assert found["identical"] == found["n_examples"] == 1
 
 
 def test_a_resumed_run_ends_with_the_same_heads(home: Path) -> None:
