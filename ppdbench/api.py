@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -43,6 +43,7 @@ from ppdbench.tasks.chat_options import ChatOptions, Setting
 __all__ = ["Model", "PpdbenchError", "Result", "bench", "decode", "load", "probe", "read"]
 
 Several = str | Sequence[str]  # one name, or some
+Config = TypeVar("Config", ProbeConfig, DecodeConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +81,8 @@ def load(
     family_check: bool = True,
 ) -> Model:
     """Load a model by its hub id, its folder, its GGUF file, `reference` or `synthetic:SPEC`."""
-    spec = ModelSpec(
-        name=model,
-        revision=revision,
-        dtype=dtype,
-        quantize=quantize,
-        device=device,
-        device_map=device_map,
-        max_memory=max_memory,
-        offline=offline,
-        trust_remote_code=trust_remote_code,
-        gguf=gguf,
-        adapter=adapter,
-        family_check=family_check,
-    )
+    given = locals()
+    spec = ModelSpec(name=given.pop("model"), **given)
     quiet()
     check_there(spec)
     return Model(loading.load(spec))
@@ -126,29 +115,10 @@ def probe(
     progress: bool = False,
 ) -> Result:
     """Match rates: how often each layer's top k already holds the final token."""
-    call = _call(probe, locals())
-    config = ProbeConfig(
-        model=_spec(model),
-        tasks=_several(task),
-        data=usual_data(data, _spec(model).name),
-        ks=tuple(sorted(set(k))),
-        targets=tuple(map(_target, targets)),
-        bucket=bucket,
-        head=head,
-        stop_at_eos=stop_at_eos,
-        batch_size=batch_size,
-        compile=compile,
-        split=split,
-        limit=limit,
-        shots=shots,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        threads=threads,
-        chat=ChatOptions(mode=chat, system=system, settings=chat_set or {}),
-    )
+    given = locals()
+    config = _config(ProbeConfig, given, ks=tuple(sorted(set(k))), targets=_targets(targets))
     names = ("probe", "+".join(config.tasks), config.model.name)
-    to = Destination(out=run_folder(out, resume, *names), resume=resume, command=call)
-    with _running(model, to, threads, progress) as (to, loaded):
+    with _running(probe, given, names) as (to, loaded):
         return Result.of(run_probe(config, layers, to, loaded=loaded))
 
 
@@ -180,31 +150,10 @@ def decode(
     progress: bool = False,
 ) -> Result:
     """One method on tasks: tokens, time, acceptance, identity, quality."""
-    call = _call(decode, locals())
-    config = DecodeConfig(
-        model=_spec(model),
-        tasks=_several(task),
-        data=usual_data(data, _spec(model).name),
-        methods=(Choice.parse(method),),
-        target=_target(target),
-        strict=strict,
-        warmup=warmup,
-        compile=compile,
-        profile=profile,
-        batch=_sizes(batch),
-        prefill=parse_prefill(prefill),
-        allow_code_execution=allow_code_execution,
-        split=split,
-        limit=limit,
-        shots=shots,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        threads=threads,
-        chat=ChatOptions(mode=chat, system=system, settings=chat_set or {}),
-    )
+    given = locals()
+    config = _decoding(given, method)
     names = ("decode", config.methods[0].name, "+".join(config.tasks), config.model.name)
-    to = Destination(out=run_folder(out, resume, *names), resume=resume, command=call)
-    with _running(model, to, threads, progress) as (to, loaded):
+    with _running(decode, given, names) as (to, loaded):
         return Result.of(run_decode(config, to, loaded=loaded))
 
 
@@ -236,32 +185,11 @@ def bench(
     progress: bool = False,
 ) -> Result:
     """Several methods on several tasks, in turns with greedy, in one comparison."""
-    call = _call(bench, locals())
-    config = DecodeConfig(
-        model=_spec(model),
-        tasks=_several(tasks),
-        data=usual_data(data, _spec(model).name),
-        methods=tuple(map(Choice.parse, _several(methods))),
-        target=_target(target),
-        strict=strict,
-        warmup=warmup,
-        compile=compile,
-        profile=profile,
-        batch=_sizes(batch),
-        prefill=parse_prefill(prefill),
-        allow_code_execution=allow_code_execution,
-        split=split,
-        limit=limit,
-        shots=shots,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        threads=threads,
-        chat=ChatOptions(mode=chat, system=system, settings=chat_set or {}),
-    )
+    given = locals()
+    config = _decoding(given, *_several(methods))
     what = f"{len(config.methods)}-methods"
     names = ("bench", what, "+".join(config.tasks), config.model.name)
-    to = Destination(out=run_folder(out, resume, *names), resume=resume, command=call)
-    with _running(model, to, threads, progress) as (to, loaded):
+    with _running(bench, given, names) as (to, loaded):
         return Result.of(run_decode(config, to, kind="bench", loaded=loaded))
 
 
@@ -281,12 +209,39 @@ def _sizes(batch: int | Sequence[int] | None) -> tuple[int, ...] | None:
     return tuple(sorted({batch} if isinstance(batch, int) else set(batch)))
 
 
-def _target(kind: str | Target) -> Target:
-    return Target(kind=kind) if isinstance(kind, str) else kind
+def _targets(kinds: Sequence[str | Target]) -> tuple[Target, ...]:
+    return tuple(Target(kind=kind) if isinstance(kind, str) else kind for kind in kinds)
 
 
 def _spec(model: str | Model) -> ModelSpec:
     return ModelSpec(name=model) if isinstance(model, str) else model.spec
+
+
+def _config(kind: type[Config], given: Mapping[str, Any], **read: Any) -> Config:
+    """A run's options as they were given, but for those that are `read` from another form."""
+    model = _spec(given["model"])
+    read |= {
+        "model": model,
+        "tasks": _several(given["task"] if "task" in given else given["tasks"]),
+        "data": usual_data(given["data"], model.name),
+        "chat": ChatOptions(
+            mode=given["chat"], system=given["system"], settings=given["chat_set"] or {}
+        ),
+    }
+    plain = {option.name for option in fields(kind)} & given.keys()
+    return kind(**{name: given[name] for name in plain} | read)
+
+
+def _decoding(given: Mapping[str, Any], *methods: str) -> DecodeConfig:
+    (target,) = _targets([given["target"]])
+    return _config(
+        DecodeConfig,
+        given,
+        methods=tuple(map(Choice.parse, methods)),
+        target=target,
+        batch=_sizes(given["batch"]),
+        prefill=parse_prefill(given["prefill"]),
+    )
 
 
 def _call(function: Callable[..., Result], given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -298,20 +253,23 @@ def _call(function: Callable[..., Result], given: Mapping[str, Any]) -> tuple[st
 
 @contextmanager
 def _running(
-    model: str | Model, to: Destination, threads: int | None, progress: bool
+    function: Callable[..., Result], given: Mapping[str, Any], names: tuple[str, ...]
 ) -> Iterator[tuple[Destination, Loaded | None]]:
     """A run may begin; what it changes in this process is put back when it ends."""
+    out = run_folder(given["out"], given["resume"], *names)
+    to = Destination(out=out, resume=given["resume"], command=_call(function, given))
+    model = given["model"]
+    loaded = None if isinstance(model, str) else model.loaded
     quiet()
     before = torch.get_num_threads()
-    set_threads(threads)
-    loaded = None if isinstance(model, str) else model.loaded
+    set_threads(given["threads"])
     try:
         with ExitStack() as around:
             if loaded is None:
                 check_there(_spec(model))
             else:  # what one run compiles is not there in the next
                 around.enter_context(eager(loaded.staged))
-            if progress:
+            if given["progress"]:
                 to = replace(to, report=around.enter_context(shown()))
             yield to, loaded
     finally:
