@@ -8,23 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ppdbench.cli import completion
 from ppdbench.cli.common import chosen_model, notice
 from ppdbench.cli.decode_command import decode
 from ppdbench.cli.help import Command
-from ppdbench.cli.options import (
-    batch_options,
-    decoding_options,
-    faithful_options,
-    format_option,
-    model_options,
-    quality_options,
-    run_options,
-    show_option,
-    speed_options,
-    task_options,
-    tasks_option,
-)
+from ppdbench.cli.options import methods_option, show_option, tasks_option, whole_run_options
 from ppdbench.machine.garbage import import_for_good
 
 if TYPE_CHECKING:
@@ -41,14 +28,9 @@ ALL = "all"  # every method of ours that can run
         *("against", "suite", "out", "form"),
     ),
 )
-@click.option(
-    "--method",
+@methods_option(
+    "A method and its options, or all; may be repeated (those that need nothing trained).",
     "--methods",
-    "methods",
-    multiple=True,
-    metavar="NAME[:KEY=VALUE,...]",
-    shell_complete=completion.methods,
-    help="A method and its options, or all; may be repeated (those that need nothing trained).",
 )
 @tasks_option
 @show_option
@@ -59,15 +41,7 @@ ALL = "all"  # every method of ours that can run
     help="Add its generate() and assisted modes as methods of the same run.",
 )
 @click.option("--plot", metavar="FILE", help="Picture of speeds by batch as .png, .svg or .pdf.")
-@decoding_options
-@batch_options
-@faithful_options
-@speed_options
-@quality_options
-@task_options
-@model_options
-@run_options
-@format_option
+@whole_run_options
 @click.pass_context
 def command(
     ctx: click.Context, /, methods: tuple[str, ...], suite: str | None, **options: Any

@@ -20,20 +20,7 @@ from ppdbench.cli.common import (
     what_is_decoded,
 )
 from ppdbench.cli.help import Command
-from ppdbench.cli.options import (
-    batch_options,
-    decoding_options,
-    faithful_options,
-    format_option,
-    model_options,
-    quality_options,
-    run_options,
-    settings_option,
-    show_option,
-    speed_options,
-    task_options,
-    tasks_option,
-)
+from ppdbench.cli.options import settings_option, show_option, tasks_option, whole_run_options
 from ppdbench.errors import ConfigError
 from ppdbench.machine.garbage import import_for_good
 from ppdbench.runs.shards import ALONE
@@ -67,15 +54,7 @@ if TYPE_CHECKING:
 @show_option
 @settings_option("An option of the method.")
 @click.option("--timeline", metavar="FILE", help="Picture of what each unit of ppd did when.")
-@decoding_options
-@batch_options
-@faithful_options
-@speed_options
-@quality_options
-@task_options
-@model_options
-@run_options
-@format_option
+@whole_run_options
 def command(
     method: str, pairs: tuple[str, ...], timeline: str | None, form: str, **options: Any
 ) -> int:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli import completion
 from ppdbench.cli.common import check_pictures, model_spec, notice, numbers, stand_in_note
 from ppdbench.cli.help import Command
-from ppdbench.cli.options import compile_option, format_option, model_options
+from ppdbench.cli.options import compile_option, format_option, methods_option, model_options
 from ppdbench.engine.quiet import quiet
 from ppdbench.machine.garbage import import_for_good
 from ppdbench.report.progress import progress
@@ -46,14 +45,7 @@ CURVE_ONLY = ("rows", "context", "plot")
 )
 @click.option("--baseline", is_flag=True, help="Time our greedy against transformers' generate().")
 @click.option("--curve", is_flag=True, help="Time passes by their rows, ours and transformers'.")
-@click.option(
-    "--method",
-    "methods",
-    multiple=True,
-    metavar="NAME[:KEY=VALUE,...]",
-    shell_complete=completion.methods,
-    help="With --model: a method whose draft model or files to count; may be repeated.",
-)
+@methods_option("With --model: a method whose draft model or files to count; may be repeated.")
 @model_options
 @click.option("--prompt-tokens", type=int, default=64, show_default=True, help="Prompt length.")
 @click.option("--new-tokens", type=int, default=128, show_default=True, help="Tokens to generate.")

@@ -164,6 +164,19 @@ show_option = click.option(
 )
 
 
+def methods_option(help: str, *names: str) -> Callable[[F], F]:
+    """Methods by name, each with its options, under `--method` and other names."""
+    return click.option(
+        "--method",
+        *names,
+        "methods",
+        multiple=True,
+        metavar="NAME[:KEY=VALUE,...]",
+        shell_complete=completion.methods,
+        help=help,
+    )
+
+
 def settings_option(help: str) -> Callable[[F], F]:
     """Options of a method, one at a time."""
     return click.option(
@@ -297,4 +310,17 @@ run_options = stack(
         help="Do the Ith of N parts of the examples, into the --out that all parts share.",
     ),
     salvage_option,
+)
+
+# All that `decode` and `bench` have in common behind what to decode.
+whole_run_options = stack(
+    decoding_options,
+    batch_options,
+    faithful_options,
+    speed_options,
+    quality_options,
+    task_options,
+    model_options,
+    run_options,
+    format_option,
 )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ppdbench.cli import completion
 from ppdbench.cli.common import (
     RunCommand,
     check_pictures,
@@ -25,6 +24,7 @@ from ppdbench.cli.options import (
     compile_option,
     drawing_options,
     format_option,
+    methods_option,
     model_options,
     run_options,
     show_option,
@@ -68,14 +68,7 @@ ONLY = {
     help="matches of layers with the final token; drafts: guesses of trained methods; similarity: "
     "of hidden-transfer's pseudo states with true ones.",
 )
-@click.option(
-    "--method",
-    "methods",
-    multiple=True,
-    metavar="NAME[:KEY=VALUE,...]",
-    shell_complete=completion.methods,
-    help="With --what drafts or similarity: whose guesses; may be repeated.",
-)
+@methods_option("With --what drafts or similarity: whose guesses; may be repeated.")
 @click.option(
     "--calibration", metavar="FILE", help="With --what drafts: what `tree build` grows trees from."
 )

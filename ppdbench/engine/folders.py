@@ -21,7 +21,7 @@ ADAPTER = "adapter_config.json"  # of weights that change others, such as LoRA
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
-def check_folder(folder: Path) -> None:
+def check_model_folder(folder: Path) -> None:
     """Refuse a folder that lacks something, has too much, or holds what cannot be read."""
     if (folder / ADAPTER).is_file():
         raise _adapter_found(folder)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppdbench.engine import held_family, lora, synthetic, text_part
 from ppdbench.engine.flat.choice import FASTER
-from ppdbench.engine.folders import check_config, check_family, check_folder, check_sizes
+from ppdbench.engine.folders import check_config, check_family, check_model_folder, check_sizes
 from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.gguf import settings, source, weights, words
 from ppdbench.engine.gguf.file import GgufFile, read
@@ -225,7 +225,7 @@ def check_there(spec: ModelSpec, *, words_alone: bool = False) -> None:
     elif words_alone:
         check_config(Path(path))
     else:
-        check_folder(Path(path))
+        check_model_folder(Path(path))
 
 
 def _shape(spec: ModelSpec) -> ModelShape:
@@ -277,7 +277,7 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
         return _from_gguf(spec, device, context)
     path = _source(spec)
     if Path(path).is_dir():
-        check_folder(Path(path))
+        check_model_folder(Path(path))
     found = None if spec.adapter is None else _adapter(spec.adapter)
     with _one_line_errors(spec):
         model, tokenizer = _from_pretrained(path, spec, device, context)
