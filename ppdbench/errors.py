@@ -71,3 +71,7 @@ class Interrupted(PpdbenchError):
     """Stopped from outside; what was finished is kept."""
 
     exit_code = 130
+
+
+class PpdbenchWarning(UserWarning):
+    """Something that a user should know of, and that runs all the same; one line."""

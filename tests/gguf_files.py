@@ -129,7 +129,7 @@ def _words(vocab: int) -> Mapping[str, Any]:
     kinds = [3] * len(SPECIALS) + [1] * len(letters)
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": words[:vocab],
         "tokenizer.ggml.token_type": (kinds + [5] * vocab)[:vocab],
         "tokenizer.ggml.merges": ["h e", "Ġ w", "l l"],

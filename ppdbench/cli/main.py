@@ -8,14 +8,17 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
+from typing import Any
 
 import click
 
 from ppdbench import __version__
-from ppdbench.cli.common import notice
-from ppdbench.errors import PpdbenchError, UnknownName
+from ppdbench.cli.common import notice, warn
+from ppdbench.errors import PpdbenchError, PpdbenchWarning, UnknownName
 from ppdbench.files.clean import clean
 from ppdbench.runs.shards import Shard
 
@@ -129,6 +132,16 @@ def _fail(message: str, code: int, debug: bool) -> int:
     return code
 
 
+def tell_warning(
+    message: Warning | str, category: type[Warning], *where: Any, otherwise: Callable[..., None]
+) -> None:
+    """Say a warning of ours in one line, and leave those of other libraries to `otherwise`."""
+    if issubclass(category, PpdbenchWarning):
+        warn(str(message))
+    else:
+        otherwise(message, category, *where)
+
+
 def main() -> None:
     """Entry point of the installed command. Being told to end is an interrupt like any other."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -137,6 +150,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # where UTF-8 is not spoken, nothing fails for that
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = partial(tell_warning, otherwise=warnings.showwarning)
     codes: list[int] = []
     atexit.register(_leave, codes)  # first in, so that it is called last
     codes.append(run(sys.argv[1:]))

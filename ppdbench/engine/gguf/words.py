@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.engine.gguf.file import GgufFile
+from ppdbench.engine.gguf.splits import begins_with_token, cut_as_named
 from ppdbench.errors import ConfigError
 
 
@@ -19,6 +20,8 @@ def tokenizer(file: GgufFile) -> Any:
     # Alone in a folder: a tokenizer that lies beside the file would be taken in its place.
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.gguf").symlink_to(file.path.absolute())
-        made = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf")
+        begin = {"add_bos_token": True} if begins_with_token(file) else {}
+        made = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf", **begin)
+    cut_as_named(file, made)
     made.name_or_path = str(file.path)
     return made
