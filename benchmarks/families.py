@@ -35,6 +35,9 @@ PAGE = Path("docs/families.md")
 VOCABULARY, WINDOW, TOKENS = 96, 7, 64
 PROMPT = [5, 17, 33, 8, 61, 90, 12, 44, 70, 23, 9] * 2  # longer than the window
 CLOSE = 1e-4
+# Not every release's fast attention knows soft caps and sinks; the plain one always does. That of
+# Falcon adds its distances to scores twice: the mask has them already.
+ATTENTION = {"falcon": "sdpa"}
 # A model with more numbers than this is no tiny one: its configuration was not understood.
 MOST = 3_000_000
 
@@ -311,9 +314,9 @@ def tiny(model_type: str, **settings: Any) -> Any:
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     if size > MOST:
         raise ValueError(f"{size} numbers, which is not tiny")
-    # Not every release's fast attention knows soft caps and sinks; the plain one always does.
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    attention = ATTENTION.get(model_type, "eager")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:

@@ -40,6 +40,8 @@ class Adapter:
         self.family, self.anatomy = read(model)
         self.stored = stored
         self.body = model.get_submodule(self._named(self.family.body))
+        if self.family.taken is not None:
+            self.family.taken(self.body)
         self.layers: list[nn.Module] = list(getattr(self.body, self._named(self.family.layers)))
         self.embedding: nn.Module = getattr(self.body, self._named(self.family.embedding))
         self._passes = [self._pass(i, layer) for i, layer in enumerate(self.layers)]
@@ -380,6 +382,8 @@ class Adapter:
             return tuple(table[0] for table in (made if isinstance(made, tuple) else (made,)))
 
     def _windows(self) -> tuple[int | None, ...]:
+        if self.family.windows is not None:
+            return tuple(self.family.windows(self.config))
         window = getattr(self.config, "sliding_window", None)
         if getattr(self.config, "use_sliding_window", True) is False:
             window = None

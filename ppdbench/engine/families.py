@@ -7,7 +7,7 @@ torch, so that listing them stays instant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -132,6 +132,10 @@ class Family:
     """Layers of different types turn at different speeds."""
     told: Callable[[Any, Any], Told] | None = None
     """Makes, of body and configuration, what layers are told of a pass beyond the usual."""
+    windows: Callable[[Any], Sequence[int | None]] | None = None
+    """Gives each layer's window, where the usual settings do not say it."""
+    taken: Callable[[Any], None] | None = None
+    """Changes layers of a body that would mask rows in ways of their own, once it is ours."""
     mask: Callable[[Tensor | None], Any] = lambda mask: mask
     """Turns the numbers that are added to scores into the mask that layers take."""
     project_in: str | None = None
@@ -208,12 +212,6 @@ def _falcon_rows(config: Any) -> RowShape:
     return RowShape(config.num_attention_heads if several else 1, own.key, own.value)
 
 
-def _no_alibi(config: Any) -> str | None:
-    if config.alibi:
-        return "ALiBi of Falcon (falcon-rw) is not supported; those with rotary tables are"
-    return None
-
-
 def _one_head(config: Any) -> RowShape:
     own = _usual_rows(config)
     return RowShape(1 if config.multi_query else own.heads, own.key, own.value)
@@ -229,9 +227,12 @@ def _every_head(config: Any) -> RowShape:
 
 
 class _Distances:
-    """ALiBi: keys count for less the further back they lie, at a slope of each head's own."""
+    """ALiBi: keys count for less the further back they lie, at a slope of each head's own.
 
-    def __init__(self, name: str, slopes: Tensor, *, from_the_end: bool) -> None:
+    Slopes of a narrow type round what they are multiplied by to it.
+    """
+
+    def __init__(self, name: str, slopes: Tensor, *, from_the_end: bool = False) -> None:
         self.name, self.slopes, self.from_the_end = name, slopes, from_the_end
 
     def __contains__(self, name: object) -> bool:
@@ -251,7 +252,7 @@ def _bloom_distances(body: Any, config: Any) -> Told:
 
     two = torch.ones(1, 2, device=body.word_embeddings.weight.device)
     slopes = body.build_alibi_tensor(two, config.num_attention_heads, torch.float32)
-    return _Distances("alibi", slopes[:, 0, 1], from_the_end=False)
+    return _Distances("alibi", slopes[:, 0, 1])
 
 
 def _mpt_distances(body: Any, config: Any) -> Told:
@@ -274,11 +275,32 @@ class _Nothing:
         return {self.name: None}
 
 
-def _no_distances(body: Any, config: Any) -> Told:
-    return _Nothing("alibi")
+def _falcon_distances(body: Any, config: Any) -> Told:
+    if not config.alibi:
+        return _Nothing("alibi")
+    import torch
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    two = torch.ones(1, 2, dtype=torch.long, device=body.word_embeddings.weight.device)
+    slopes = build_alibi_tensor(two, config.num_attention_heads, torch.bfloat16)
+    return _Distances("alibi", slopes[:, 0, 1])
 
 
-def _without_end(config: Any) -> int:
+def _local_windows(config: Any) -> list[int | None]:
+    return [config.window_size if kind == "local" else None for kind in config.attention_layers]
+
+
+def _see_all(body: Any) -> None:
+    """Let layers see all rows that their mask shows; they count rows, which branches share."""
+    import torch
+
+    for layer in body.h:
+        attention = layer.attn.attention
+        shown = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=attention.bias.device)
+        attention.bias = shown.expand(1, 1, _without_end(), _without_end())
+
+
+def _without_end(_: Any = None) -> int:
     """A length that no text reaches: nothing limits it but memory."""
     return 1 << 20
 
@@ -362,8 +384,7 @@ for _family in (
         name="falcon",
         members="Falcon",
         rows=_falcon_rows,
-        refusal=_no_alibi,
-        told=_no_distances,
+        told=_falcon_distances,
         mask=lambda mask: 0.0 if mask is None else mask,  # it adds whatever it is given
     ),
     Family(name="jetmoe", members="JetMoE", rows=_repeated_heads),
@@ -372,7 +393,10 @@ for _family in (
     Family(
         name="gpt_neo",
         members="GPT-Neo",
-        refusal=lambda config: "GPT-Neo measures its windows by rows, which branches would share",
+        positions=_wpe_positions,
+        windows=_local_windows,
+        taken=_see_all,
+        sizes={"num_heads": "heads"},
     ),
     Family(
         name="doge",

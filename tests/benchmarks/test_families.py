@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.families import PAGE, PARTS, model_types, page, tiny, tried
+from benchmarks.families import PAGE, PARTS, differs, model_types, page, tiny, tried
 from ppdbench.engine.known import TABLE, known
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
@@ -35,6 +35,13 @@ def test_the_page_is_made_of_the_table() -> None:
 @pytest.mark.parametrize("family", TRIED)
 def test_families_that_run_give_the_states_logits_and_tokens_of_transformers(family: str) -> None:
     assert tried(family, TOKENS) == known()[family]
+
+
+def test_falcon_counts_distances_where_it_has_no_rotary_tables() -> None:
+    settings = {"multi_query": False, "parallel_attn": False, "num_attention_heads": 6}
+    model = tiny("falcon", alibi=True, new_decoder_architecture=False, hidden_size=48, **settings)
+    assert model.config.alibi
+    assert differs(model, TOKENS) is None
 
 
 @pytest.mark.parametrize("family", ["bloom", "mpt", "gptj", "falcon", "cohere", "deepseek_v3"])
