@@ -199,18 +199,31 @@ class Program:
             other = None if bias is None else bias.float()
             width = (source.width,)
             return torch.nn.functional.layer_norm(
-                _view(rooms, source), width, weight.float(), other, eps
+                _view(rooms, source).contiguous(), width, weight.float(), other, eps
             )
 
         self._add(target, make)
 
-    def rotate(self, target: Buffer, heads: int, head_dim: int, width: int, kind: int = 0) -> None:
+    def rotate(
+        self,
+        target: Buffer,
+        heads: int,
+        head_dim: int,
+        width: int,
+        kind: int = 0,
+        *,
+        neighbours: bool = False,
+        round_first: bool = True,
+    ) -> None:
         def make(rooms: dict[int, Tensor], given: Any) -> Tensor:
             x = _view(rooms, target).reshape(-1, heads, head_dim)
             cos, sin = (turn[:, None] for turn in given.turns[kind])
             turned, rest = x[..., :width], x[..., width:]
             half = torch.cat([-turned[..., width // 2 :], turned[..., : width // 2]], -1)
-            both = self._rounded(turned * cos) + self._rounded(half * sin)
+            if neighbours:
+                half = torch.stack([-turned[..., 1::2], turned[..., ::2]], -1).flatten(-2)
+            parts = turned * cos, half * sin
+            both = sum(map(self._rounded, parts)) if round_first else sum(parts)
             return torch.cat([both, rest], -1).reshape(len(x), -1)
 
         self._add(target, make)
@@ -258,6 +271,9 @@ class Program:
 
     def pick(self, source: Buffer, target: Buffer, order: Tensor) -> None:
         self._add(target, lambda rooms, _: _view(rooms, source)[:, order.long()])
+
+    def scale(self, source: Buffer, target: Buffer, factor: float) -> None:
+        self._add(target, lambda rooms, _: _view(rooms, source) * factor)
 
     def cap(self, source: Buffer, target: Buffer, value: float) -> None:
         def make(rooms: dict[int, Tensor], _: Any) -> Tensor:

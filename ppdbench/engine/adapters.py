@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import LONGEST, TABLES, read, text_config
 from ppdbench.engine.cache import CacheShape, Rows
-from ppdbench.engine.families import LogitScale
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
 from ppdbench.engine.packing import Exchange, PackedLinear, exchange, packed, spans, unpack
@@ -54,8 +53,8 @@ class Adapter:
         self.blocks = self.family.blocks_of(self.config)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self._word_scale = self.family.word_scale(self.config)
-        self._before_head = self.family.before_head(self.config)
-        self._logit_scale = self.family.logit_scale(self.config)
+        self.before_head = self.family.before_head(self.config)
+        self.logit_scale = self.family.logit_scale(self.config)
         self._tells = None if self.family.told is None else self.family.told(self.body, self.config)
         self._told: tuple[Step, dict[str, Any]] | None = None
         self.windows = self._windows()
@@ -184,8 +183,8 @@ class Adapter:
     def norm(self, hidden: Tensor) -> Tensor:
         """Apply all that stands between the last layer and the head."""
         normed: Tensor = hidden if self.final_norm is None else self.final_norm(hidden)
-        if self._before_head != 1.0:
-            normed = normed / self._before_head
+        if self.before_head != 1.0:
+            normed = normed / self.before_head
         return self._projected(self.family.project_out, normed)
 
     def readout(self, normed: Tensor) -> Tensor:
@@ -198,7 +197,7 @@ class Adapter:
 
     def cap(self, logits: Tensor) -> Tensor:
         """The family's scale and soft cap of logits, for its own head and for trained ones."""
-        logits = self._logit_scale(logits)
+        logits = self.logit_scale(logits)
         if self.softcap is None:
             return logits
         return torch.tanh(logits / self.softcap) * self.softcap
@@ -227,11 +226,6 @@ class Adapter:
     def told(self) -> bool:
         """True if layers are told more of a pass than states, mask, tables and cache."""
         return self._tells is not None or self.anatomy.told_positions
-
-    @property
-    def scaled_readout(self) -> bool:
-        """True if factors stand before the head, or behind it."""
-        return self._before_head != 1.0 or self._logit_scale != LogitScale()
 
     @property
     def rotary_tables(self) -> int:
@@ -267,7 +261,7 @@ class Adapter:
             return why
         if self.rotary_tables != 2:
             return "its layers take no pair of rotary tables"
-        if not self.anatomy.plain or self._before_head != 1.0:
+        if not self.anatomy.plain or self.before_head != 1.0:
             return "its layers or its readout have weights beside linear products and norms"
         return None if self.anatomy.alike else "its layers differ in more than their weights"
 

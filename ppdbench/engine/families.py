@@ -7,7 +7,7 @@ torch, so that listing them stays instant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -134,6 +134,8 @@ class Family:
     """Makes, of body and configuration, what layers are told of a pass beyond the usual."""
     windows: Callable[[Any], Sequence[int | None]] | None = None
     """Gives each layer's window, where the usual settings do not say it."""
+    unturned: Callable[[Any], Iterable[int]] = lambda config: ()
+    """Gives the layers that turn no heads, where others do."""
     taken: Callable[[Any], None] | None = None
     """Changes layers of a body that would mask rows in ways of their own, once it is ours."""
     mask: Callable[[Tensor | None], Any] = lambda mask: mask
@@ -290,6 +292,16 @@ def _local_windows(config: Any) -> list[int | None]:
     return [config.window_size if kind == "local" else None for kind in config.attention_layers]
 
 
+def _looking_at_all(config: Any) -> list[int]:
+    """The layers without a window, in models where others have one."""
+    kinds = config.layer_types if config.sliding_window else []
+    return [i for i, kind in enumerate(kinds) if kind != "sliding_attention"]
+
+
+def _without_turns(config: Any) -> list[int]:
+    return [i for i, turned in enumerate(config.no_rope_layers) if not turned]
+
+
 def _see_all(body: Any) -> None:
     """Let layers see all rows that their mask shows; they count rows, which branches share."""
     import torch
@@ -438,7 +450,14 @@ for _family in (
     ),
     Family(name="nanochat", members="nanochat", embedding_norm="norm"),
     Family(name="olmo3", members="OLMo 3", blocks=NORMS_AFTER),
-    Family(name="exaone4", members="EXAONE 4", blocks=NORMS_AFTER),
+    Family(
+        name="exaone4",
+        members="EXAONE 4",
+        blocks=NORMS_AFTER,
+        unturned=_looking_at_all,
+    ),
+    Family(name="cohere2", members="Command R7B, Aya", unturned=_looking_at_all),
+    Family(name="smollm3", members="SmolLM 3", unturned=_without_turns),
     Family(name="glm4", members="GLM-4 0414", blocks=SANDWICHED),
     Family(
         name="afmoe",
@@ -474,7 +493,6 @@ MEMBERS = {
     "bamba": "Bamba",
     "bitnet": "BitNet",
     "cohere": "Command R",
-    "cohere2": "Command R7B, Aya",
     "deepseek_v2": "DeepSeek V2",
     "deepseek_v3": "DeepSeek V3 and R1",
     "dots1": "dots.llm1",
@@ -513,7 +531,6 @@ MEMBERS = {
     "qwen3_moe": "Qwen 3 with experts",
     "qwen3_next": "Qwen3-Next",
     "seed_oss": "Seed-OSS",
-    "smollm3": "SmolLM 3",
     "stablelm": "StableLM",
     "starcoder2": "StarCoder 2",
 }

@@ -289,11 +289,12 @@ class Runner : public Work {
                    op_->weight, op_->bias, op_->value, narrow_);
     }
     void turn(int64_t row, int) {
-        const int64_t turned = op_->rotary_dim;
+        const int64_t width = op_->rotary_dim;
+        auto way = op_->flags & NEIGHBOURS ? rotate_neighbours : rotate;
         for (int64_t i = 0; i < op_->heads; i++)
-            rotate(buffers_->row(op_->target, row) + i * op_->head_dim, turned,
-                   pass_->cos[op_->turn] + row * turned, pass_->sin[op_->turn] + row * turned,
-                   narrow_);
+            way(buffers_->row(op_->target, row) + i * op_->head_dim, width,
+                pass_->cos[op_->turn] + row * width, pass_->sin[op_->turn] + row * width, narrow_,
+                op_->flags & ROUND_FIRST);
     }
     void keep(int64_t row, int) {
         if (narrow_) return keep_as<Bfloat16>(row);

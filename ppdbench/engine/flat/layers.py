@@ -7,8 +7,8 @@ what was read wrongly differs from the layer itself, which is looked for before 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as fn
 
+from ppdbench.engine.anatomy import names_in
+from ppdbench.engine.families import LogitScale
+from ppdbench.engine.flat.norms import Norms, norms_of, write_norm
 from ppdbench.engine.flat.products import FlatProduct
+from ppdbench.engine.flat.rotation import Rotation, rotation_of
 from ppdbench.engine.flat.understood import (
+    GROWTH,
+    ROTATION,
     NotUnderstoodError,
     check_layer,
     check_model,
-    check_rotation,
+    globals_of,
 )
 
 if TYPE_CHECKING:
@@ -36,47 +42,24 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": fn.relu,
     "relu2": lambda x: fn.relu(x).square(),
 }
-PROBES = 4  # rows that a norm is asked for
 # Parts of blocks by their usual names.
 QUERIES = ("q_proj", "k_proj", "v_proj", "query_key_value", "qkv_proj", "c_attn")
 OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj")
-HEAD_NORMS = ("q_norm", "k_norm")
+HEAD_NORMS = (
+    ("q_norm", "k_norm"),
+    ("q_layernorm", "k_layernorm"),
+    ("query_layernorm", "key_layernorm"),
+)
+SEEN_NORM, INNER_NORM = "attn_sub_norm", "ffn_sub_norm"
 GATES = ("gate_proj", "gate_up_proj")
 FIRSTS = ("up_proj", "dense_h_to_4h", "c_fc", "fc1")
 LASTS = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
 
+# Gives, by positions, what queries grow by beyond the length that a model was trained on.
+Growth = Callable[[Tensor], Tensor]
+
 # Writes a block whose numbers go to the first buffer, with those of the second added.
 Block = Callable[["Buffer", "Buffer | None"], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Norms:
-    """Names of the norms around a layer's blocks; None where there is none."""
-
-    before_attention: str | None = None
-    after_attention: str | None = None
-    before_mlp: str | None = None
-    after_mlp: str | None = None
-
-    @property
-    def names(self) -> set[str]:
-        """All that are there."""
-        found = self.before_attention, self.after_attention, self.before_mlp, self.after_mlp
-        return {name for name in found if name is not None}
-
-
-LAYOUTS = (
-    Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm"),
-    Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
-    Norms(
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    ),
-    Norms(before_attention="ln_1", before_mlp="ln_2"),
-    Norms(before_attention="self_attn_layer_norm", before_mlp="final_layer_norm"),
-)
 
 
 class LayerWriter:
@@ -86,9 +69,12 @@ class LayerWriter:
         check_model(adapter)
         self.adapter, self.program = adapter, program
         shape = adapter.cache_shape()
-        self.heads = shape.n_heads * adapter.heads_per_kv
+        self.heads = int(adapter.config.num_attention_heads)
         self.kv_heads, self.head_dim = shape.n_heads, shape.head_dim
         self.kinds = kinds_of(adapter)
+        self.rotation = Rotation()
+        self.growth: Growth | None = None
+        self._unturned = frozenset(adapter.family.unturned(adapter.config))
         self._room: dict[tuple[str, int], Buffer] = {}
 
     # Layers
@@ -97,14 +83,14 @@ class LayerWriter:
         """Write one layer, or what is left of it without one of its blocks."""
         layer, blocks = self.adapter.layers[index], self.adapter.blocks
         check_layer(layer)
-        norms = _norms_of(layer)
+        norms = norms_of(layer)
         _check_parts(layer, {*norms.names, blocks.attention, *blocks.mlp})
         if self.adapter.family.normed_stream(self.adapter.config):
             if not (attention and mlp):
                 raise NotUnderstoodError("its norms stand in the residual stream")
             norms = Norms(after_attention=norms.before_attention, after_mlp=norms.before_mlp)
             self._normed_stream(index, layer, norms)
-        elif getattr(layer, "use_parallel_residual", False) and attention and mlp:
+        elif (norms.shared or getattr(layer, "use_parallel_residual", False)) and attention and mlp:
             self._side_by_side(index, layer, norms)
         else:
             if attention:
@@ -120,34 +106,40 @@ class LayerWriter:
         if norm is None:
             return hidden
         normed = self._buffer("normed", hidden.width)
-        self._norm(layer.get_submodule(norm), hidden, normed)
+        write_norm(self.program, layer.get_submodule(norm), hidden, normed)
         return normed
 
     def _joined(self, layer: nn.Module, norm: str | None, block: Block) -> None:
-        """Add what a block gives to the stream, normed if a norm stands behind it."""
-        hidden = self.program.hidden
-        if norm is None:
+        """Add what a block gives to the stream, normed and scaled if that is done behind it."""
+        hidden, factor = self.program.hidden, getattr(layer, "residual_multiplier", 1.0)
+        if norm is None and factor == 1.0:
             block(hidden, hidden)
             return
         alone = self._buffer("alone", hidden.width)
         block(alone, None)
-        self._norm(layer.get_submodule(norm), alone, alone)
+        if norm is not None:
+            write_norm(self.program, layer.get_submodule(norm), alone, alone)
+        if factor != 1.0:
+            self.program.scale(alone, alone, factor)
         self.program.add(hidden, alone, hidden)
 
     def _normed_stream(self, index: int, layer: nn.Module, norms: Norms) -> None:
         """Norms that stand in the stream, behind each block."""
         hidden = self.program.hidden
         self._attention(index, hidden, hidden, hidden)
-        self._norm(layer.get_submodule(_name(norms.after_attention)), hidden, hidden)
+        write_norm(self.program, layer.get_submodule(_name(norms.after_attention)), hidden, hidden)
         self._mlp(layer, hidden, hidden, hidden)
-        self._norm(layer.get_submodule(_name(norms.after_mlp)), hidden, hidden)
+        write_norm(self.program, layer.get_submodule(_name(norms.after_mlp)), hidden, hidden)
 
     def _side_by_side(self, index: int, layer: nn.Module, norms: Norms) -> None:
         """Both blocks over what came in; their sum is added to it."""
         hidden = self.program.hidden
         both = self._buffer("alone", hidden.width)
-        self._attention(index, self._normed(layer, norms.before_attention), both, None)
-        self._mlp(layer, self._normed(layer, norms.before_mlp), both, both)
+        normed = self._normed(layer, norms.before_attention)
+        self._attention(index, normed, both, None)
+        if not norms.shared:
+            normed = self._normed(layer, norms.before_mlp)
+        self._mlp(layer, normed, both, both)
         self.program.add(both, hidden, hidden)
 
     # Blocks: what they give goes to `target`, with `add` added if there is one
@@ -155,17 +147,18 @@ class LayerWriter:
     def _attention(self, index: int, source: Buffer, target: Buffer, add: Buffer | None) -> None:
         program, heads = self.program, self.heads
         block = self.adapter.layers[index].get_submodule(self.adapter.blocks.attention)
-        _check_parts(block, {*QUERIES, *OUTPUTS, *HEAD_NORMS})
+        head_norms = next((pair for pair in HEAD_NORMS if hasattr(block, pair[0])), ())
+        _check_parts(block, {*QUERIES, *OUTPUTS, *head_norms, SEEN_NORM})
+        if getattr(block.config, "clip_qkv", None) is not None:
+            raise NotUnderstoodError("its queries, keys and values are clipped")
         queries, keys, values = self._queries(block, source)
-        for name, states in zip(HEAD_NORMS, (queries, keys), strict=True):
-            if (norm := getattr(block, name, None)) is not None:
-                self._norm(norm, states, states)
-        if self.adapter.family.positions is None:
-            width = self.adapter.rotary_width()
-            check_rotation(block, self.head_dim, width)
-            kind = self.kinds.index(self.adapter.rope_kind(index))
-            program.rotate(queries, heads, self.head_dim, width, kind)
-            program.rotate(keys, self.kv_heads, self.head_dim, width, kind)
+        turn_last = _is_normed_first(block, head_norms)
+        if not turn_last:
+            self._turn(index, block, queries, keys)
+        for name, states in zip(head_norms, (queries, keys), strict=False):
+            write_norm(program, block.get_submodule(name), states, states, self.head_dim)
+        if turn_last:
+            self._turn(index, block, queries, keys)
         program.store(keys, values, index, self.kv_heads, self.head_dim)
         seen = self._buffer("attended", heads * self.head_dim)
         program.attend(
@@ -174,8 +167,27 @@ class LayerWriter:
             softcap=getattr(block, "attn_logit_softcapping", None),
             window=self.adapter.windows[index],
         )
-        product = _product(block, *OUTPUTS)
-        program.linear(seen, (target, product), add=add)
+        if hasattr(block, SEEN_NORM):
+            write_norm(program, block.get_submodule(SEEN_NORM), seen, seen)
+        program.linear(seen, (target, _product(block, *OUTPUTS)), add=add)
+
+    def _turn(self, index: int, block: nn.Module, queries: Buffer, keys: Buffer) -> None:
+        """Turn queries and keys by their positions, where the layer does that."""
+        if self.adapter.family.positions is not None or index in self._unturned:
+            return
+        width = self.adapter.rotary_width()
+        self.rotation = way = rotation_of(block, self.head_dim, width)
+        kind = self.kinds.index(self.adapter.rope_kind(index))
+        for states, heads in ((queries, self.heads), (keys, self.kv_heads)):
+            self.program.rotate(
+                *(states, heads, self.head_dim, width, kind),
+                neighbours=way.neighbours,
+                round_first=way.round_first,
+            )
+        if (growth := _growth(block)) is not None:
+            self.growth = growth
+            whole = queries, self.heads, self.head_dim, self.head_dim
+            self.program.rotate(*whole, len(self.kinds))  # by no angle, as long as they become
 
     def _queries(self, block: nn.Module, source: Buffer) -> tuple[Buffer, Buffer, Buffer]:
         """Queries, keys and values, however many products they come from."""
@@ -185,9 +197,9 @@ class LayerWriter:
         if hasattr(block, "q_proj"):
             products = [_product(block, name) for name in ("q_proj", "k_proj", "v_proj")]
             self.program.linear(source, *zip(parts, products, strict=True))
-        elif hasattr(block, "query_key_value"):  # head by head, each with all three
+        elif _is_mixed(block):  # head by head, each with all three
             mixed = self._buffer("mixed", room.width)
-            self.program.linear(source, (mixed, _product(block, "query_key_value")))
+            self.program.linear(source, (mixed, _product(block, "query_key_value", "c_attn")))
             order = torch.arange(room.width).view(self.heads, 3, self.head_dim).transpose(0, 1)
             self.program.pick(mixed, room, order.reshape(-1).to(torch.int32))
         else:
@@ -198,7 +210,7 @@ class LayerWriter:
         names = self.adapter.blocks.mlp
         block = layer if len(names) > 1 else layer.get_submodule(names[0])
         if block is not layer:
-            _check_parts(block, {*GATES, *FIRSTS, *LASTS})
+            _check_parts(block, {*GATES, *FIRSTS, *LASTS, INNER_NORM})
         last = _product(block, *LASTS)
         inner = self._buffer("inner", last.in_features)
         act = _activation(_part(block, "act_fn", "activation_fn", "act"))
@@ -214,40 +226,22 @@ class LayerWriter:
             first = _product(block, *FIRSTS)
             self.program.linear(source, (inner, first))
             self.program.act(inner, inner, act)
+        if hasattr(block, INNER_NORM):
+            write_norm(self.program, block.get_submodule(INNER_NORM), inner, inner)
         self.program.linear(inner, (target, last), add=add)
-
-    def _norm(self, norm: nn.Module, source: Buffer, target: Buffer) -> None:
-        """Norm the rows of a buffer, or every head of them where the norm is as wide as one."""
-        if not isinstance(weight := getattr(norm, "weight", None), nn.Parameter):
-            raise NotUnderstoodError(f"the norm {type(norm).__name__} has no weights")
-        weight = weight.data
-        if type(norm) is nn.LayerNorm:  # others of that kind may add one to their weights
-            bias = None if norm.bias is None else norm.bias.data
-            self.program.layer_norm(source, target, weight, bias, norm.eps)
-            return
-        eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
-        if eps is None:
-            raise NotUnderstoodError(f"{type(norm).__name__} has no epsilon")
-        plus_one, round_first = _rms_kind(norm, weight, float(eps))
-        self.program.rms_norm(
-            *(source, target, weight, float(eps)),
-            plus_one=plus_one,
-            round_first=round_first,
-            each=None if len(weight) == source.width else len(weight),
-        )
 
     # What reads out
 
     def readout(self) -> Buffer:
         """Write the final norm and the head; the buffer of logits."""
         adapter, program = self.adapter, self.program
-        if adapter.scaled_readout:
-            raise NotUnderstoodError("factors stand before its head or behind it")
         states = program.hidden
         if adapter.final_norm is not None:
             normed = self._buffer("normed", states.width)
-            self._norm(adapter.final_norm, states, normed)
+            write_norm(program, adapter.final_norm, states, normed)
             states = normed
+        if adapter.before_head != 1.0:
+            raise NotUnderstoodError("a factor stands before its head")
         name = adapter.family.project_out
         if name is not None and (module := getattr(adapter.body, name)) is not None:
             projected = self._buffer("projected", adapter.head_width)
@@ -256,6 +250,8 @@ class LayerWriter:
         head = flat_of(adapter.head, "head")
         logits = self._buffer("logits", head.out_features)
         program.linear(states, (logits, head))
+        if adapter.logit_scale != LogitScale():
+            program.scale(logits, logits, adapter.logit_scale.times / adapter.logit_scale.per)
         if adapter.softcap is not None:
             program.cap(logits, logits, adapter.softcap)
         return logits
@@ -272,19 +268,29 @@ def kinds_of(adapter: Adapter) -> list[str | None]:
     return list(dict.fromkeys(map(adapter.rope_kind, range(len(adapter.layers)))))
 
 
-def _norms_of(layer: nn.Module) -> Norms:
-    """Find which norms a layer has, and by that where they stand."""
-    there = {name for name, part in layer.named_children() if _is_norm(part)}
-    for norms in LAYOUTS:
-        if norms.names == there:
-            return norms
-    raise NotUnderstoodError(f"it has the norms {', '.join(sorted(there)) or 'none'}")
+def _growth(block: nn.Module) -> Growth | None:
+    """The growth of queries, in models whose code mentions it; None in others."""
+    forward = inspect.unwrap(type(block).forward)
+    if GROWTH not in names_in(forward):
+        return None
+    config: Any = block.config
+    rope = config.rope_parameters
+    rate, length = rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
+    grow = globals_of(forward)[GROWTH]
+    return lambda positions: grow(positions, rate, length).flatten()
 
 
-def _is_norm(part: nn.Module) -> bool:
-    """True for a module of one vector of weights, perhaps with a bias."""
-    weights = dict(part.named_parameters())
-    return weights.keys() in ({"weight"}, {"weight", "bias"}) and weights["weight"].dim() == 1
+def _is_mixed(block: nn.Module) -> bool:
+    """True if one product gives queries, keys and values head by head."""
+    return hasattr(block, "query_key_value") or getattr(block, "multi_query", None) is False
+
+
+def _is_normed_first(block: nn.Module, head_norms: Sequence[str]) -> bool:
+    """True if heads are normed before they are turned, by the order in which code mentions both."""
+    names = list(names_in(type(block).forward))
+    if ROTATION not in names or not head_norms:
+        return True
+    return names.index(head_norms[0]) < names.index(ROTATION)
 
 
 def _check_parts(whole: nn.Module, known: set[str]) -> None:
@@ -336,37 +342,3 @@ def _activation(module: Callable[[Tensor], Tensor]) -> str:
         if torch.allclose(given, known(x), rtol=0, atol=1e-5):
             return name
     raise NotUnderstoodError(f"the activation {type(module).__name__} is not known")
-
-
-@torch.no_grad()
-def _rms_kind(norm: nn.Module, weight: Tensor, eps: float) -> tuple[bool, bool]:
-    """Find what a norm by root mean squares does with its weights.
-
-    Returns whether one is added to them, and whether numbers are rounded before they are
-    multiplied by them.
-    """
-    drawn = torch.randn(PROBES, len(weight), generator=torch.Generator().manual_seed(0))
-    x = drawn.to(weight.dtype)
-    scaled = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
-    found = norm(x)
-    off = {
-        (plus_one, round_first): _distance(found, _weighed(scaled, weight, plus_one, round_first))
-        for plus_one in (False, True)
-        for round_first in (True, False)
-    }
-    kind = min(off, key=off.__getitem__)
-    if off[kind] > (1e-5 if weight.dtype == torch.float32 else 1e-2):
-        raise NotUnderstoodError(f"the norm {type(norm).__name__} is not known")
-    return kind
-
-
-def _weighed(scaled: Tensor, weight: Tensor, plus_one: bool, round_first: bool) -> Tensor:
-    factor = 1.0 + weight.float() if plus_one else weight.float()
-    if round_first:
-        scaled = scaled.to(weight.dtype).float()
-    return (scaled * factor).to(weight.dtype)
-
-
-def _distance(found: Tensor, expected: Tensor) -> float:
-    scale = float(expected.float().abs().max()) or 1.0
-    return float((found.float() - expected.float()).abs().max()) / scale

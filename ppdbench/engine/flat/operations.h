@@ -24,7 +24,7 @@ enum Kind {
     KINDS,
 };
 
-enum Flag { PLUS_ONE = 1, ROUND_FIRST = 2, ONTO = 4, TIMES = 8 };
+enum Flag { PLUS_ONE = 1, ROUND_FIRST = 2, ONTO = 4, TIMES = 8, NEIGHBOURS = 16 };
 
 // Columns of a buffer from `first` on.
 struct Columns {

@@ -31,7 +31,7 @@ from ppdbench.engine.flat.weights import DTYPES, FlatLinear
 # As simd.h numbers them.
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4}
 # As operations.h numbers them.
-PLUS_ONE, ROUND_FIRST, ONTO, TIMES = 1, 2, 4, 8
+PLUS_ONE, ROUND_FIRST, ONTO, TIMES, NEIGHBOURS = 1, 2, 4, 8, 16
 NOT_STORED = -1
 
 
@@ -221,9 +221,20 @@ class Program:
         self._op("layer_norm", source, target, **norm)
 
     def rotate(
-        self, target: Buffer, heads: int, head_dim: int, rotary_dim: int, kind: int = 0
+        self,
+        target: Buffer,
+        heads: int,
+        head_dim: int,
+        rotary_dim: int,
+        kind: int = 0,
+        *,
+        neighbours: bool = False,
+        round_first: bool = True,
     ) -> None:
-        """Turn heads by their positions, in place: number i with number i + rotary_dim / 2."""
+        """Turn heads by their positions, in place: number i with number i + rotary_dim / 2.
+
+        Or `neighbours` with one another. Products are rounded first, or their sum alone.
+        """
         if heads * head_dim != target.width or rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
             raise ValueError(f"{rotary_dim} of {heads} x {head_dim} in {target.width} numbers")
         sizes: dict[str, Any] = {
@@ -231,6 +242,7 @@ class Program:
             "head_dim": head_dim,
             "rotary_dim": rotary_dim,
             "turn": kind,
+            "flags": NEIGHBOURS * neighbours | ROUND_FIRST * round_first,
         }
         self._op("rotate", target, target, **sizes)
 

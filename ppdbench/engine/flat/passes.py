@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.flat.layers import LayerWriter, kinds_of
+from ppdbench.engine.flat.layers import LayerWriter
 from ppdbench.engine.flat.ops import NOT_STORED, CacheBlocks, Pass, Program
 from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.joined import JoinedCache, JoinedStep
@@ -52,16 +52,17 @@ class FlatLayers:
         self.adapter = adapter
         self._program = Program(adapter.dtype, adapter.hidden_size)
         self._marks = [0]
-        self._kinds = kinds_of(adapter)
         self._blocks: WeakKeyDictionary[KVCache, CacheBlocks] = WeakKeyDictionary()
         writer = LayerWriter(adapter, self._program)
         for index in range(len(adapter.layers)):
             if index in layers:
                 try:
                     writer.layer(index, attention=index not in unattended, mlp=index not in unfed)
-                except NotUnderstoodError as error:
+                except (NotUnderstoodError, ValueError) as error:  # or products of other sizes
                     raise NotUnderstoodError(f"layer {index}: {error}") from error
             self._marks.append(self._program.mark())
+        self._kinds, self._rotation = writer.kinds, writer.rotation
+        self._growth = writer.growth
 
     def run(
         self,
@@ -117,7 +118,7 @@ class FlatLayers:
         for part, own in zip(step.parts, cache.parts, strict=True):
             _put_trained(part, own)
         blocks = CacheBlocks.joined([self._blocks_of(own) for own in cache.parts])
-        turns = [turn for kind in self._kinds if (turn := self._turn(step, kind)) is not None]
+        turns = self._turns(step)
         passes, at = [], 0
         for rows in _portions(step.parts):
             some = slice(at, at := at + len(rows.slots))
@@ -128,7 +129,7 @@ class FlatLayers:
     def _made(self, step: Step, cache: KVCache) -> Sequence[Pass]:
         start, n, blocks = step.start, step.n_query, self._blocks_of(cache)
         slots = np.arange(start, start + n, dtype=np.int32)
-        turns = [turn for kind in self._kinds if (turn := self._turn(step, kind)) is not None]
+        turns = self._turns(step)
         if step.given:
             _put_trained(step, cache)
             slots[_trained(step)] = NOT_STORED
@@ -144,12 +145,21 @@ class FlatLayers:
             passes.append(Pass(start + at, places, places, None, None, part, blocks, causal=True))
         return passes
 
+    def _turns(self, step: Step) -> list[tuple[Tensor, Tensor]]:
+        """Tables of a pass's rows by kind; behind them what queries grow by, if they do."""
+        turns = [turn for kind in self._kinds if (turn := self._turn(step, kind)) is not None]
+        if self._growth is not None:
+            factors = self._growth(step.positions[:1]).to(self.adapter.dtype).float()
+            cos = factors[:, None].repeat(1, self.adapter.cache_shape().head_dim)
+            turns.append((cos, torch.zeros_like(cos)))
+        return turns
+
     def _turn(self, step: Step, kind: str | None) -> tuple[Tensor, Tensor] | None:
         """cos and sin of a pass's rows, [row, width] in float32."""
         rotary = self.adapter.rotary(step, kind)
         if rotary is None:
             return None
-        cos, sin = rotary
+        cos, sin = self._rotation.tables(*rotary)
         return cos[0].float().contiguous(), sin[0].float().contiguous()
 
     def _blocks_of(self, cache: KVCache) -> CacheBlocks:

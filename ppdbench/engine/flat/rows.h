@@ -52,18 +52,39 @@ inline void layer_norm(const float* x, float* out, int64_t width, const float* w
     });
 }
 
-// Turns the first `turned` numbers of a head, of which each pair lies half of them apart.
-inline void rotate(float* x, int64_t turned, const float* cos, const float* sin, bool narrow) {
-    const int64_t half = turned / 2;
+// A number and what it is turned towards, by one angle; products are rounded first if they are
+// in the stock model.
+inline Vec turned(Vec along, Vec across, Vec cos, Vec sin, bool narrow, bool round_first) {
+    Vec a = rounded_if(narrow && round_first, along * cos);
+    Vec b = rounded_if(narrow && round_first, across * sin);
+    return rounded_if(narrow, a + b);
+}
+
+// Turns the first `width` numbers of a head, of which each pair lies half of them apart.
+inline void rotate(float* x, int64_t width, const float* cos, const float* sin, bool narrow,
+                   bool round_first) {
+    const int64_t half = width / 2;
     by_vectors(half, [&](int64_t i, int64_t n) {
         Vec left = load_some(x + i, n), right = load_some(x + half + i, n);
         auto turn = [&](Vec along, Vec across, int64_t at) {
-            Vec a = rounded_if(narrow, along * load_some(cos + at, n));
-            Vec b = rounded_if(narrow, across * load_some(sin + at, n));
-            return rounded_if(narrow, a + b);
+            return turned(along, across, load_some(cos + at, n), load_some(sin + at, n), narrow,
+                          round_first);
         };
         store_some(x + i, turn(left, -right, i), n);
         store_some(x + half + i, turn(right, left, half + i), n);
+    });
+}
+
+// The same where each pair lies side by side.
+inline void rotate_neighbours(float* x, int64_t width, const float* cos, const float* sin,
+                              bool narrow, bool round_first) {
+    Ints other = counted(0) ^ 1;
+    const Ints second = counted(0) & 1;
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        Vec along = load_some(x + i, n), across = shuffled(along, along, other);
+        across = second == 1 ? across : -across;
+        Vec c = load_some(cos + i, n), s = load_some(sin + i, n);
+        store_some(x + i, turned(along, across, c, s, narrow, round_first), n);
     });
 }
 

@@ -13,8 +13,7 @@ from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ppdbench.engine.anatomy import names_in
 
@@ -27,27 +26,32 @@ WORDS = """
 attention attn mlp self_attn layers
 c_attn c_fc c_proj dense dense_4h_to_h dense_h_to_4h down_proj fc1 fc2 gate_proj gate_up_proj
 k_proj o_proj out_proj q_attn q_proj qkv_proj query_key_value up_proj v_proj
-final_layer_norm input_layernorm k_norm ln_1 ln_2 ln_cross_attn post_attention_layernorm
-post_feedforward_layernorm pre_feedforward_layernorm q_norm self_attn_layer_norm
+attention_layernorm attn_sub_norm feedforward_layernorm ffn_sub_norm final_layer_norm
+input_layernorm k_layernorm k_norm key_layernorm ln_1 ln_2 ln_cross_attn post_attention_layernorm
+post_feedforward_layernorm post_mlp_layernorm post_norm1 post_norm2 post_self_attn_layernorm
+pre_feedforward_layernorm q_layernorm q_norm query_layernorm self_attn_layer_norm
 act act_fn activation_fn
 activation_dropout attention_dropout attn_dropout dropout hidden_dropout
 post_attention_dropout post_mlp_dropout resid_attn_dropout resid_dropout resid_mlp_dropout
 residual_dropout p training
-do_layer_norm_before use_parallel_residual
-apply_rotary_pos_emb rotate_half
+do_layer_norm_before qk_layernorm residual_multiplier use_parallel_residual use_qk_norm
+apply_rotary_pos_emb get_llama_4_attn_scale is_sliding rope_parameters rotary_ndims rotate_half
+use_rope
+clamp_ clip_qkv embed_dim is_cross_attention kv_dim multi_query
 head_dim head_size num_attention_heads num_heads num_key_value_groups num_key_value_heads
 attn_logit_softcapping scaling sliding_window split_size
-ALL_ATTENTION_FUNCTIONS _attn_implementation _upcast_and_reordered_attn config
+ALL_ATTENTION_FUNCTIONS _attn_implementation _split_heads _upcast_and_reordered_attn config
 eager_attention_forward get_interface repeat_kv reorder_and_upcast_attn
 EncoderDecoderCache cross_attention_cache crossattention is_updated keys layer_idx
 self_attention_cache update values
 cat chunk contiguous dtype expand float32 functional matmul nn reshape shape size softmax split
 tanh to torch transpose type unsqueeze view
-ValueError get getattr hasattr isinstance
+ValueError get getattr hasattr isinstance norms zip
 """
 KNOWN = frozenset(WORDS.split())
-ROTATION = "apply_rotary_pos_emb"
-ROWS = 3  # that a rotation is asked for
+# Functions that are asked what they compute, so they may mention whatever they like: of turns of
+# heads, and of what queries grow by.
+ROTATION, GROWTH = "apply_rotary_pos_emb", "get_llama_4_attn_scale"
 
 
 class NotUnderstoodError(Exception):
@@ -63,7 +67,7 @@ def check_model(adapter: Adapter) -> None:
         raise NotUnderstoodError("its layers choose between experts")
     if anatomy.own_attention:
         raise NotUnderstoodError("its layers attend in code of their own")
-    if adapter.told:
+    if adapter.family.told is not None:
         raise NotUnderstoodError("its layers place rows in code of their own")
     if shape.key_dim is not None or shape.value_dim is not None:
         raise NotUnderstoodError("its keys and values are of different widths")
@@ -76,7 +80,9 @@ def check_model(adapter: Adapter) -> None:
 def check_layer(layer: nn.Module) -> None:
     """Refuse a layer whose code mentions what is not known."""
     for part in layer.modules():
-        if any(True for _ in part.children()) and (unknown := _unknown(type(part).forward)):
+        if isinstance(part, nn.ModuleList) or not any(True for _ in part.children()):
+            continue
+        if unknown := _unknown(type(part).forward):
             raise NotUnderstoodError(f"{type(part).__name__} uses {', '.join(unknown)}")
 
 
@@ -98,44 +104,14 @@ def _neighbours(function: Callable[..., Any]) -> Iterator[FunctionType]:
     """The functions of the same module that a function mentions."""
     own = inspect.unwrap(function)
     for name in names_in(own):
-        other = _globals(own).get(name)
-        if isinstance(other, FunctionType) and other.__module__ == own.__module__:
+        other = globals_of(own).get(name)
+        if not isinstance(other, FunctionType) or name in (ROTATION, GROWTH):
+            continue
+        if other.__module__ == own.__module__:
             yield other
 
 
-def _globals(function: Callable[..., Any]) -> dict[str, Any]:
+def globals_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The names that a function's module has."""
     found: dict[str, Any] = getattr(function, "__globals__", {})
     return found
-
-
-def check_rotation(block: nn.Module, head_dim: int, width: int) -> None:
-    """Refuse attention that turns heads otherwise than number i with number i + width / 2."""
-    if not _turns_as_usual(type(block).forward, head_dim, width):
-        raise NotUnderstoodError(f"{type(block).__name__} turns heads in a way of its own, or none")
-
-
-@cache
-@torch.no_grad()
-def _turns_as_usual(forward: Callable[..., Any], head_dim: int, width: int) -> bool:
-    """Ask the rotation that attention's code mentions to turn some heads."""
-    own = inspect.unwrap(forward)
-    rotate = _globals(own).get(ROTATION)
-    if ROTATION not in names_in(own) or rotate is None or width % 2:
-        return False
-    drawn = torch.Generator().manual_seed(0)
-    heads = torch.randn(1, 1, ROWS, head_dim, generator=drawn)
-    cos, sin = torch.randn(2, 1, ROWS, width // 2, generator=drawn).repeat(1, 1, 1, 2)
-    expected = _turned(heads, cos, sin)
-    try:
-        found = rotate(heads, heads, cos, sin)
-    except (RuntimeError, TypeError, ValueError):
-        return False
-    return all(torch.allclose(each, expected, rtol=0, atol=1e-5) for each in found)
-
-
-def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    width = cos.shape[-1]
-    turned, rest = heads[..., :width], heads[..., width:]
-    first, second = turned.chunk(2, dim=-1)
-    across = torch.cat([-second, first], dim=-1)
-    return torch.cat([turned * cos + across * sin, rest], dim=-1)

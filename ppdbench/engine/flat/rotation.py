@@ -1,0 +1,131 @@
+"""The turn that attention gives to heads by their positions, found out by asking it.
+
+Families pair the numbers of a head in two ways, halves or neighbours, and hand over tables that
+say each angle twice: half apart, or side by side. The function that their code mentions turns
+some heads, and what comes out says which way it goes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.engine.anatomy import names_in
+from ppdbench.engine.flat.understood import ROTATION, NotUnderstoodError, globals_of
+
+ROWS = 3  # that a rotation is asked for
+CLOSE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """One way to turn heads."""
+
+    neighbours: bool = False
+    """Numbers are paired side by side; else number i goes with number i + width / 2."""
+    spread: bool = False
+    """Tables hold angles half apart, though numbers are paired side by side."""
+    backward: bool = False
+    """Angles count the other way round."""
+    round_first: bool = True
+    """Products are rounded before they are summed, not only their sum."""
+
+    def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines number by number, as operations take them."""
+        if self.spread:
+            half = cos.shape[-1] // 2
+            cos, sin = (table[..., :half].repeat_interleave(2, -1) for table in (cos, sin))
+        return cos, -sin if self.backward else sin
+
+    def turned(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Heads, turned this way by the tables of a model."""
+        width = cos.shape[-1]
+        cos, sin = self.tables(cos, sin)
+        turned, rest = heads[..., :width], heads[..., width:]
+        return torch.cat([self._sum(turned, cos, sin), rest], dim=-1)
+
+    def _sum(self, turned: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        across = _across(turned, self.neighbours)
+        if self.round_first:
+            return turned * cos + across * sin
+        return (turned.float() * cos.float() + across.float() * sin.float()).to(turned.dtype)
+
+
+def _across(x: Tensor, neighbours: bool) -> Tensor:
+    """The numbers that each one is turned towards."""
+    if neighbours:
+        return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([-second, first], dim=-1)
+
+
+def rotation_of(block: nn.Module, head_dim: int, width: int) -> Rotation:
+    """The way in which attention turns heads; refused if it is none that is known."""
+    found = _asked(type(block).forward, head_dim, width)
+    if found is None:
+        raise NotUnderstoodError(f"{type(block).__name__} turns heads in a way of its own, or none")
+    return found
+
+
+@cache
+@torch.no_grad()
+def _asked(forward: Callable[..., Any], head_dim: int, width: int) -> Rotation | None:
+    rotate = globals_of(own := inspect.unwrap(forward)).get(ROTATION)
+    if ROTATION not in names_in(own) or rotate is None or width % 2:
+        return None
+    for size in (head_dim, width):  # some turn a part of heads that they have cut off
+        for ways, tables in _trials(width):
+            if (found := _first(ways, rotate, size, *tables)) is not None:
+                return _with_rounding(found, rotate, size, *tables)
+    return None
+
+
+def _trials(width: int) -> Iterator[tuple[list[Rotation], tuple[Tensor, Tensor]]]:
+    """Ways that go with tables of each kind, and such tables: [1, row, width] each."""
+    drawn = torch.randn(2, 1, ROWS, width // 2, generator=torch.Generator().manual_seed(0))
+    apart = [Rotation(), Rotation(backward=True), Rotation(neighbours=True, spread=True)]
+    cos, sin = drawn.repeat(1, 1, 1, 2)
+    yield apart, (cos, sin)
+    cos, sin = drawn.repeat_interleave(2, dim=-1)
+    yield [Rotation(neighbours=True), Rotation(neighbours=True, backward=True)], (cos, sin)
+
+
+def _first(
+    ways: list[Rotation], rotate: Callable[..., Any], size: int, cos: Tensor, sin: Tensor
+) -> Rotation | None:
+    """The first way that gives what is given for random heads."""
+    heads = _heads(size)
+    try:
+        found = rotate(heads, heads, cos, sin)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    close = (w for w in ways if all(_near(each, w.turned(heads, cos, sin)) for each in found))
+    return next(close, None)
+
+
+def _with_rounding(
+    way: Rotation, rotate: Callable[..., Any], size: int, cos: Tensor, sin: Tensor
+) -> Rotation:
+    """The same way, rounding where it does."""
+    cos, sin, heads = cos.bfloat16(), sin.bfloat16(), _heads(size).bfloat16()
+    found = rotate(heads, heads, cos, sin)[0]
+    once = Rotation(way.neighbours, way.spread, way.backward, round_first=False)
+    return min((way, once), key=lambda w: _off(found, w.turned(heads, cos, sin)))
+
+
+def _heads(size: int) -> Tensor:
+    return torch.randn(1, 1, ROWS, size, generator=torch.Generator().manual_seed(1))
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    return found.shape == expected.shape and _off(found, expected) < CLOSE
+
+
+def _off(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).abs().max())

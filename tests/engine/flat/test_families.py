@@ -1,0 +1,95 @@
+"""Dense families in flat passes: stock logits, and each row's bits those of it alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.families import tiny
+from ppdbench.engine.flat.choice import FLAT
+from ppdbench.engine.session import Session
+from ppdbench.engine.staged import StagedModel
+from tests.helpers import CAPACITY, assert_near, tokens
+
+TEXT, MORE = tokens(11), [7, 8, 9, 10, 11]
+PARENTS = (-1, 0, 0, 1)
+# Settings that bring out what a family does at times.
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "cohere": [{"use_qk_norm": True}],
+    "cohere2": [{}],
+    "ernie4_5": [{}],
+    "exaone4": [{"sliding_window_pattern": 2}],
+    "glm": [{}],
+    "glm4": [{}],
+    "gpt_bigcode": [{}, {"multi_query": False, "num_key_value_heads": 4}],
+    "granite": [{"residual_multiplier": 0.4, "logits_scaling": 3.0, "attention_multiplier": 0.2}],
+    "helium": [{}],
+    "hunyuan_v1_dense": [{}],
+    "hyperclovax": [{"residual_multiplier": 0.4, "use_post_norm": True, "logits_scaling": 0.3}],
+    "bitnet": [{}],
+    "ministral3": [{}],
+    "nanochat": [{}],
+    "nemotron": [{}],
+    "olmo": [{}],
+    "persimmon": [{}],
+    "phi": [{"qk_layernorm": True}],
+    "smollm3": [{"no_rope_layer_interval": 2}],
+    "stablelm": [
+        {"use_parallel_residual": True, "qk_layernorm": True},
+        {"use_qkv_bias": True},
+    ],
+    "vaultgemma": [{}],
+}
+CASES = [(name, settings) for name, several in SETTINGS.items() for settings in several]
+
+
+def grown(model: Any) -> Any:
+    """A model whose queries grow within the text of a test, if they do at all."""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if "llama_4_scaling_beta" in rope:
+        rope["original_max_position_embeddings"] = 4
+    return model
+
+
+@torch.inference_mode()
+def rows(model: StagedModel) -> list[Tensor]:
+    """Logits of a chain at once, of its rows one by one, and of a tree behind the text."""
+    session = Session(model, CAPACITY, spare=8)
+    session.reset(TEXT)
+    session.prefill()
+    chain = session.logits(session.forward(session.ids(MORE)))
+    session.cache.truncate(len(TEXT))
+    single = torch.cat([session.advance(session.ids([token])) for token in MORE], dim=1)
+    session.cache.truncate(len(TEXT))
+    step = session.tree(PARENTS)
+    return [chain, single, session.logits(session.forward(session.ids(MORE[:4]), step))]
+
+
+@pytest.mark.parametrize(("family", "settings"), CASES)
+def test_logits_are_those_of_stock_and_no_row_depends_on_the_rows_beside_it(
+    family: str, settings: dict[str, Any]
+) -> None:
+    stock = grown(tiny(family, **settings))
+    model = StagedModel(copy.deepcopy(stock), passes=FLAT)
+    assert model.flat is not None, model.path.why
+    chain, single, tree = rows(model)
+    assert torch.equal(chain, single)
+    assert torch.equal(tree[:, :2], chain[:, :2])
+    with torch.no_grad():
+        wanted = stock(torch.tensor([[*TEXT, *MORE]])).logits
+        branch = stock(torch.tensor([[*TEXT, MORE[0], MORE[1], MORE[3]]])).logits
+    assert_near(chain, wanted[:, -len(MORE) :])
+    assert_near(tree[:, 3:], branch[:, -1:])
+
+
+@pytest.mark.parametrize("family", ["cohere", "glm4", "granite", "ministral3", "phi"])
+def test_in_half_precision_rows_do_not_depend_on_the_rows_beside_them_either(family: str) -> None:
+    model = StagedModel(grown(tiny(family)).bfloat16(), passes=FLAT)
+    assert model.flat is not None, model.path.why
+    chain, single, tree = rows(model)
+    assert torch.equal(chain, single)
+    assert torch.equal(tree[:, :2], chain[:, :2])
