@@ -13,7 +13,7 @@ WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
 	update-baselines tables measured curve readme reference reference-twin addons gpu-check wheel \
-	benchmark attack smollm2 families clean
+	benchmark attack smollm2 smollm2-parts families clean
 
 help:
 	@echo "make demo       install, then match rates and speedups of the embedded model"
@@ -35,6 +35,7 @@ help:
 	@echo "make gpu-check  what must hold on a GPU, into results/gpu-check/ (docs/gpu.md)"
 	@echo "make attack     kills, damaged records, planted bugs, hostile input: what is survived"
 	@echo "make smollm2    fetch SmolLM2-135M-Instruct (93 MB, Apache-2.0) for --model smollm2"
+	@echo "make smollm2-parts     train what guesses ahead for SmolLM2 (a night; ROWS: training rows)"
 	@echo "make families   try every family that transformers has; docs/families.md (minutes)"
 	@echo "make wheel      build the wheel into dist/"
 
@@ -250,6 +251,28 @@ addons: $(READY)
 	$(BIN)/python -m benchmarks.reference texts $(WORK)/prompts.txt
 	$(BIN)/ppdbench datastore --offline --text $(WORK)/prompts.txt --out $(WORK)/datastore
 	$(BIN)/python -m benchmarks.reference addons $(WORK)
+
+# The same beside SmolLM2, on what it answers itself to training rows of tasks (benchmarks/prompts.py
+# says what ROWS holds): a night on two cores.
+SMOLLM2_WORK ?= results/smollm2
+ROWS ?= ../shared/data
+SMOLLM2 := --model smollm2 --offline
+LEARN := $(SMOLLM2) --dtype float32 --save-dtype bfloat16 --text $(SMOLLM2_WORK)/answers \
+    --held-out $(SMOLLM2_WORK)/held-out --held-out-tokens 16384 --states $(SMOLLM2_WORK)/states \
+    --sequence 256 --batch-size 4 --clip 1 --learning-rate 1e-3
+
+smollm2-parts: smollm2
+	mkdir -p $(SMOLLM2_WORK)
+	$(BIN)/python -m benchmarks.prompts $(ROWS) $(SMOLLM2_WORK)/prompts.jsonl \
+	    --held-out $(SMOLLM2_WORK)/unseen.jsonl
+	for part in prompts:answers unseen:held-out; do \
+	    $(BIN)/ppdbench answers $(SMOLLM2) --dtype bfloat16 --text $(SMOLLM2_WORK)/$${part%:*}.jsonl \
+	        --max-prompt-tokens 400 --max-new-tokens 192 --out $(SMOLLM2_WORK)/$${part#*:} || exit 1; \
+	done
+	$(TRAIN) eagle $(LEARN) --draft-vocab 8192 --passes 4 --epochs 3 --out $(SMOLLM2_WORK)/eagle
+	$(TRAIN) medusa $(LEARN) --draft-vocab 8192 --heads 4 --rank 32 --epochs 3 \
+	    --out $(SMOLLM2_WORK)/medusa
+	$(BIN)/python -m benchmarks.reference addons $(SMOLLM2_WORK) smollm2
 
 OUT ?= results/gpu-check
 

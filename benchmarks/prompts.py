@@ -1,10 +1,10 @@
 """Prompts to train drafters of instruct models on: training rows, asked as the tasks ask them.
 
-    python -m benchmarks.prompts DATA FILE.jsonl [--limit 3000]
+    python -m benchmarks.prompts DATA FILE.jsonl [--limit 1650] [--held-out OTHER.jsonl]
 
 DATA holds `gsm8k/train.jsonl`, `cnn_dailymail/train.jsonl`, `topv2/train.jsonl` and `corpus/`,
 texts with one question, instruction, sentence or passage a paragraph. Nothing is read that a task
-is scored on. Kinds are mixed evenly, in an order that the seed gives.
+is scored on. Kinds are mixed evenly, in an order that the seed gives; one in sixteen is held out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ppdbench.files.resources import folder
 # Longer passages would be most of what is read, and of what a prompt may have.
 PASSAGE = 1200  # characters
 FEWEST = 200
+HELD_OUT = 16
 
 
 def kinds(data: Path) -> Iterator[Iterator[str]]:
@@ -101,7 +102,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--limit", type=int, default=3000)
+    parser.add_argument("--limit", type=int, default=1650)
+    parser.add_argument("--held-out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     draw = random.Random(given.seed)
@@ -112,9 +114,17 @@ def main() -> None:
         mixed.append(texts)
         print(f"{len(texts):6} such as {texts[0][:60]!r}")
     asked = [text for row in zip_longest(*mixed) for text in row if text is not None]
-    with given.file.open("w", encoding="utf-8") as file:
-        for text in asked[: given.limit]:
-            file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    asked = asked[: given.limit]
+    if given.held_out is not None:
+        write(asked[::HELD_OUT], given.held_out)
+        del asked[::HELD_OUT]
+    write(asked, given.file)
+
+
+def write(texts: list[str], file: Path) -> None:
+    """Write prompts, one a line."""
+    lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    file.write_text("".join(lines), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """From the folders that `make reference` trains in to the model inside the package.
 
     python -m benchmarks.reference assemble WORK    copy what ships into ppdbench/reference/
-    python -m benchmarks.reference addons WORK      the same for what was trained beside it
+    python -m benchmarks.reference addons WORK [MODEL]   the same for what was trained beside it,
+                                                         or beside another model of the package
     python -m benchmarks.reference texts FILE       the builtin prompts, which its datastore is of
     python -m benchmarks.reference measure          how it speaks: loops, continuations
 
@@ -22,7 +23,7 @@ from statistics import mean
 from typing import Any
 
 from ppdbench.decoding.decoder import Request
-from ppdbench.files.resources import PACKAGE
+from ppdbench.files.resources import PACKAGE, trained_part
 
 HOME = PACKAGE / "reference"
 MODEL = ("config.json", "generation_config.json", "model.safetensors")
@@ -73,17 +74,22 @@ def assemble(work: Path) -> None:
     finish()
 
 
-def addons(work: Path) -> None:
+def addons(work: Path, model: str = "reference") -> None:
     """Copy the trained add-ons, each with what was measured of it and the tree made from that."""
     for method in ADDONS:
-        home = HOME / method
-        home.mkdir(exist_ok=True)
+        if not (work / method).is_dir():
+            continue
+        home = trained_part(model, method)
+        home.mkdir(parents=True, exist_ok=True)
         for name in ADDON:
             if (work / method / name).is_file():
                 shutil.copyfile(work / method / name, home / name)
+        if (work / method / TRAINING).is_file():
+            facts = json.dumps(trained(work / method), indent=1)
+            (home / TRAINING).write_text(facts + "\n", "utf-8")
     if (work / STORE).is_dir():
-        shutil.copytree(work / STORE, HOME / STORE, dirs_exist_ok=True)
-    finish()
+        shutil.copytree(work / STORE, trained_part(model, STORE), dirs_exist_ok=True)
+    finish(trained_part(model, ""))
 
 
 def texts(file: Path) -> None:
@@ -99,11 +105,11 @@ def texts(file: Path) -> None:
     file.write_text("\n\n".join("\n".join(filter(None, p.splitlines())) for p in prompts), "utf-8")
 
 
-def finish() -> None:
+def finish(home: Path = HOME) -> None:
     """Everybody may read what ships; say how much it is."""
-    for path in HOME.rglob("*.safetensors"):
+    for path in home.rglob("*.safetensors"):
         path.chmod(0o644)
-    for folder in (HOME, *(HOME / part for part in (*ADDONS, STORE))):
+    for folder in (home, *(home / part for part in (*ADDONS, STORE))):
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         print(f"{folder.relative_to(PACKAGE)}: {size / 1e6:.1f} MB")
 
@@ -201,8 +207,8 @@ def measure(model: str, new_tokens: int = 128) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["assemble"] and len(sys.argv) == 3:
         assemble(Path(sys.argv[2]))
-    elif sys.argv[1:2] == ["addons"] and len(sys.argv) == 3:
-        addons(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["addons"] and len(sys.argv) in (3, 4):
+        addons(Path(sys.argv[2]), *sys.argv[3:])
     elif sys.argv[1:2] == ["texts"] and len(sys.argv) == 3:
         texts(Path(sys.argv[2]))
     elif sys.argv[1:2] == ["measure"]:
