@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from ppdbench.methods.eagle.branching import DraftGrower
     from ppdbench.methods.eagle.network import DraftNetwork
 
+# EAGLE-2's own; and where each row more of a pass costs time, as it does on a CPU.
+SIZES = {"depth": 5, "top_k": 10, "nodes": 60}
+SIZES_ON_CPU = {"depth": 3, "top_k": 4, "nodes": 8}
+
 
 @strategy(
     "eagle",
@@ -60,9 +64,11 @@ class Eagle:
         "dynamic: grown by probability (EAGLE-2); chain; or a tree file (EAGLE-1)",
         names="tree",
     )
-    depth: int = option(5, "tokens guessed ahead at most; a tree file has its own depth")
-    top_k: int = option(10, "nodes gone on from at each depth, and guesses after each of them")
-    nodes: int = option(60, "nodes verified at most, if dynamic")
+    depth: int = option(0, "tokens guessed ahead at most; a tree file has its own (5, on a CPU 3)")
+    top_k: int = option(
+        0, "nodes gone on from at each depth, and guesses after each (10, on a CPU 4)"
+    )
+    nodes: int = option(0, "nodes verified at most, if dynamic (60, on a CPU 8)")
     reads: str = option(
         "",
         "layers that a published EAGLE-3 reads, such as 2+16+29 (what its files say, or 2, "
@@ -71,35 +77,46 @@ class Eagle:
     drawn: bool = option(True, DRAWN)
 
     def __post_init__(self) -> None:
-        check_least("eagle", self, depth=1, top_k=1, nodes=1)
+        check_least("eagle", self, depth=0, top_k=0, nodes=0)
         parts = self.reads.split("+")
         if self.reads and not (len(parts) == 3 and all(part.isdecimal() for part in parts)):
             raise ConfigError(f"eagle: reads={self.reads!r}; use three layers, such as 2+16+29")
 
     def prepare(self, setup: Setup) -> EagleProposer:
         """Load the network, make room for its rows, lay out the tree."""
+        from ppdbench.methods.eagle.branching import DynamicGrower
         from ppdbench.methods.eagle.files import load_network
 
         reads = tuple(map(int, self.reads.split("+"))) if self.reads else ()
         network, fingerprint = setup.part(
             ("eagle", self.addon, reads), lambda: load_network(self.addon, setup.target, reads)
         )
-        grower = self._grower(network, setup)
+        sizes = self._sizes(setup.target.staged.device.type)
+        grower = self._grower(network, setup, **sizes)
         drafter = EagleProposer(
             network, grower, setup.capacity, {"addon": fingerprint, **grower.loaded}
         )
         drafter.draws = self.drawn
         drafter.used = {"addon": self.addon or setup.target.spec.name}
+        if isinstance(grower, DynamicGrower):
+            drafter.used |= {name: str(value) for name, value in sizes.items()}
         return drafter
 
-    def _grower(self, network: DraftNetwork, setup: Setup) -> DraftGrower:
+    def _sizes(self, device: str) -> dict[str, int]:
+        """The sizes of a dynamic tree: where nothing was asked for, those that suit the device."""
+        usual = SIZES_ON_CPU if device == "cpu" else SIZES
+        return {name: getattr(self, name) or value for name, value in usual.items()}
+
+    def _grower(
+        self, network: DraftNetwork, setup: Setup, *, depth: int, top_k: int, nodes: int
+    ) -> DraftGrower:
         from ppdbench.methods.eagle import branching
 
-        top = min(self.top_k, network.n_words)
+        top = min(top_k, network.n_words)
         if self.tree == "chain" or (self.tree == "dynamic" and top == 1):
-            return branching.ChainGrower(self.depth)
+            return branching.ChainGrower(depth)
         if self.tree == "dynamic":
-            return branching.DynamicGrower(self.depth, top, self.nodes)
+            return branching.DynamicGrower(depth, top, nodes)
         tree = Tree.load(self.tree, max_size=setup.capacity)
         if tree.top == 1:
             return branching.ChainGrower(tree.depth)

@@ -280,13 +280,31 @@ def test_sampled_outputs_follow_the_model_through_a_draft_vocabulary(
     assert float(((counts - truth * n) ** 2 / (truth * n)).sum()) < 20.5
 
 
+# Sizes that were left open
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "sizes"),
+    [
+        ("cuda", {}, (5, 10, 60)),
+        ("cpu", {}, (3, 4, 8)),
+        ("cpu", {"nodes": 20, "depth": 6}, (6, 4, 20)),
+    ],
+)
+def test_a_tree_is_small_where_rows_of_a_pass_are_dear(
+    device: str, asked: dict[str, int], sizes: tuple[int, int, int]
+) -> None:
+    found = Eagle(**asked)._sizes(device)
+    assert (found["depth"], found["top_k"], found["nodes"]) == sizes
+
+
 # What is refused
 
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "no depth": ({"depth": 0}, "eagle: depth=0; use 1 or more"),
-    "no guesses": ({"top_k": 0}, "eagle: top_k=0; use 1 or more"),
-    "no nodes": ({"nodes": -1}, "eagle: nodes=-1; use 1 or more"),
+    "no depth": ({"depth": -1}, "eagle: depth=-1; use 0 or more"),
+    "no guesses": ({"top_k": -1}, "eagle: top_k=-1; use 0 or more"),
+    "no nodes": ({"nodes": -1}, "eagle: nodes=-1; use 0 or more"),
     "no layers": ({"reads": "2,16"}, "eagle: reads='2,16'; use three layers, such as"),
     "two layers": ({"reads": "2+3"}, "eagle: reads='2+3'; use three layers, such as"),
     "no addon": ({}, "eagle: no add-on for tiny; train one with `ppdbench train eagle"),
