@@ -43,9 +43,10 @@ class Page:
     drawings: tuple[Drawing, ...]
 
 
-def page(runs: Sequence[Run]) -> Page:
-    """The report on these runs."""
-    sections = [section for part in PARTS if (section := part(runs))]
+def page(runs: Sequence[Run], first: Sequence[Section] = (), last: Sequence[Section] = ()) -> Page:
+    """The report on these runs; `first` and `last` are sections around those of every report."""
+    own = [section for part in PARTS if (section := part(runs))]
+    sections = [*first, *own, *last]
     drawings = tuple(drawing for section in sections for drawing in section.drawings)
     return Page(_document(runs, sections), drawings)
 

@@ -236,6 +236,31 @@ def test_speedups_come_with_intervals_and_losses_are_shown(full: str) -> None:
     assert "Slower: slow" in full
 
 
+def test_a_loss_says_in_words_what_acceptance_it_would_take_and_what_it_has(
+    full: str, tmp_path: Path
+) -> None:
+    found = re.search(r"<h4>Why some do not pay</h4><ul>(.*?)</ul>", full)
+    assert found is not None
+    assert re.fullmatch(r"<li>slow: a step takes as long as .* accepted; \d+% are\.</li>", found[1])
+    gains = made.write(
+        tmp_path / "gains",
+        made.header("bench", methods=made.methods("swift")),
+        [made.decoded("swift", str(n), 2.0) for n in range(5)],
+    )
+    assert "Why some do not pay" not in text_of(gains)
+
+
+def test_what_transformers_takes_stands_open_beside_ours(tmp_path: Path) -> None:
+    names = {"greedy": 1.0, "transformers:greedy": 0.5}
+    samples = [made.decoded(name, str(n), f) for n in range(1, 7) for name, f in names.items()]
+    text = text_of(
+        made.write(tmp_path / "run", made.header("bench", methods=made.methods(*names)), samples)
+    )
+    before, _, after = text.partition("<caption>Beside transformers</caption>")
+    assert after
+    assert before.count("<details") == before.count("</details>")
+
+
 def test_no_speedup_stands_beside_a_mismatch(tmp_path: Path) -> None:
     samples = [
         made.decoded("swift", "1", 2.0),

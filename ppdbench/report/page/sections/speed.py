@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ppdbench.bench.counterparts import beside
 from ppdbench.report import batch_tables, decode_tables, evidence
-from ppdbench.report.html import Child, h
+from ppdbench.report.html import Child, Node, h
 from ppdbench.report.page.comparison import differences, groups
 from ppdbench.report.page.parts import (
     Section,
@@ -15,6 +16,7 @@ from ppdbench.report.page.parts import (
     gallery,
     numbers,
     paragraphs,
+    table,
 )
 from ppdbench.report.page.runs import DECODES, Run, of_kind
 from ppdbench.report.pictures.drawing import Drawing, slug
@@ -46,7 +48,21 @@ def _of_run(run: Run) -> list[Child]:
     batches = batch_tables.has_batches(run.summaries)
     compare = batch_tables.comparison if batches else decode_tables.comparison
     sheets = compare(run.summaries, run.overall)
-    return [*few(run), gallery(_drawings(run)), numbers(run, sheets)]
+    peers = beside(run.header, run.sums) if run.kind == "bench" else []
+    return [
+        *few(run),
+        gallery(_drawings(run)),
+        *losses(run.overall),
+        table(decode_tables.beside_peers(peers)) if peers else None,
+        numbers(run, sheets),
+    ]
+
+
+def losses(summaries: Sequence[Summary]) -> list[Node]:
+    """Say of each method that loses what acceptance it would take to pay, and what it has."""
+    told = [words for s in summaries if (words := evidence.why_no_gain(s)) is not None]
+    lines = h("ul", (h("li", words) for words in told))
+    return [h("h4", "Why some do not pay"), lines] if told else []
 
 
 def _drawings(run: Run) -> list[Drawing]:
