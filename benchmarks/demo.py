@@ -1,11 +1,12 @@
-"""`make demo`: the embedded model's match rates, exactness, speedups and page, on one screen.
+"""`make demo`: match rates, exactness, speedups and the page, on one screen.
 
     python -m benchmarks.demo results/demo bench --offline --task gsm8k ...
 
-The words after the folder are the comparison to run. What a step is and how long it takes is said
-before it. Threads wait for each other, so that on a busy machine each of them waits for programs
-that have nothing to do with it; there the demo takes one thread, less work, and ends each step
-after some minutes with what it has.
+The words after the folder are the comparison to run on the embedded model. Where `make smollm2`
+has run, a few examples of a real model follow. What a step is and how long it takes is said before
+it. Threads wait for each other, so that on a busy machine each of them waits for programs that have
+nothing to do with it; there the demo takes one thread, less work, and ends each step after some
+minutes with what it has.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from ppdbench.engine.gguf import source
 from ppdbench.errors import PpdbenchError
+from ppdbench.files.resources import came_with
 from ppdbench.probe.summary import TOTAL
-from ppdbench.report import theory_tables
+from ppdbench.report import decode_tables, evidence, theory_tables
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import Run, read_runs
 from ppdbench.report.sheet import Sheet
@@ -29,10 +33,15 @@ from ppdbench.report.terminal import print_sheets
 
 BUSY = 0.3  # of the cores, by other programs
 LESS = ("--limit", "5", "--max-new-tokens", "32", "--threads", "1")
+PAGE = "report.html"
 LONGEST_S = 300.0  # for a step on a busy machine
 LONGEST_QUIET_S = 1200.0
 K = 3
 INTERRUPTED = 130
+MOST_LAYERS = 9  # that have a column
+REAL = source.SMOLLM2
+ON_REAL = ("--model", REAL, "--dtype", "bfloat16", "--offline", "--data", "builtin")
+TRAINED = ("medusa", "eagle", "hidden-transfer", "prompt-tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,14 @@ class DemoStep:
     what: str
     quiet_s: int  # on two cores with nothing else to do
     words: tuple[str, ...]
-    log: str  # where its tables go
+    log: str  # its folder, and where its tables go
+
+
+class DemoRuns(NamedTuple):
+    """The two runs of a model."""
+
+    probe: Run
+    bench: Run
 
 
 def steps(folder: Path, comparison: Sequence[str], *, busy: bool) -> list[DemoStep]:
@@ -54,14 +70,36 @@ def steps(folder: Path, comparison: Sequence[str], *, busy: bool) -> list[DemoSt
         *("--plot", str(folder / "match-rates.png"), "--out", str(folder / "probe"), *less),
     )
     bench = (*comparison, "--out", str(folder / "bench"), *less)
-    page = ("report", *(str(folder / name) for name in ("probe", "bench")))
     return [
         DemoStep(
             "match rates: what every layer already knows of the next token", 15, probe, "probe"
         ),
         DemoStep("decoding with five methods, in turns with greedy", 50, bench, "bench"),
-        DemoStep("one page of it all", 5, (*page, "--out", str(folder / "report.html")), "report"),
+        *(real_steps(folder, less) if source.smollm2().is_file() else ()),
     ]
+
+
+def real_steps(folder: Path, less: Sequence[str]) -> list[DemoStep]:
+    """The same with SmolLM2, on so few examples that both together stay quick."""
+    trained = [name for name in TRAINED if came_with(REAL, name)]
+    methods = ("greedy", "layerskip", "prompt-lookup", "lookahead", *trained)
+    few = ("--task", "gsm8k", "--limit", "5", "--max-new-tokens")
+    probe = ("probe", *ON_REAL, *few, "32", "--out", str(folder / "smollm2-probe"), *less)
+    bench = (
+        *("bench", *ON_REAL, *few, "48", *(w for name in methods for w in ("--method", name))),
+        *("--compile", "off", "--warmup", "1", "--out", str(folder / "smollm2-bench"), *less),
+    )
+    return [
+        DemoStep("match rates of SmolLM2, a real model of 30 layers", 15, probe, "smollm2-probe"),
+        DemoStep("decoding with it", 15 + 5 * len(methods), bench, "smollm2-bench"),
+    ]
+
+
+def page_step(folder: Path, done: Sequence[DemoStep]) -> DemoStep:
+    """One page of the runs that have finished anything."""
+    there = [folder / step.log for step in done if any((folder / step.log).glob("samples*.jsonl"))]
+    words = ("report", *map(str, there), "--out", str(folder / PAGE))
+    return DemoStep("one page of it all", 5, words, "report")
 
 
 def carry_out(step: DemoStep, folder: Path, longest_s: float) -> int:
@@ -101,27 +139,49 @@ def _ticks() -> tuple[int, int] | None:
     return idle + waiting, user + nice + system + idle + waiting + sum(rest)
 
 
-def shown(probe: Run, bench: Run, page: Path) -> None:
-    """The screen at the end."""
-    print_sheets([known(probe), faster(bench)])
-    for line in (*exactness(bench), *promised(probe), f"The page with all of it: {page}"):
-        print(line)
+def shown(embedded: DemoRuns, page: Path, real: DemoRuns | None = None) -> None:
+    """The screen at the end; with two models it leaves out what the page explains."""
+    every = [embedded] if real is None else [embedded, real]
+    for runs in every:
+        table = faster(runs.bench)
+        print_sheets([known(runs.probe), table if real is None else brief(table, runs.bench)])
+        for line in (*exactness(runs.bench), *promised(runs.probe)):
+            print(line)
+        print(end="" if real is None else "\n")
+    if real is not None:
+        print("What a method that loses would need, and what it has, stands on the page.")
+    print(f"The page with all of it: {page}")
+
+
+def brief(table: Sheet, bench: Run) -> Sheet:
+    """The table less what explains it: only what warns stays."""
+    summaries = [*bench.summaries, *bench.overall]
+    longer = {evidence.PAIRED, decode_tables.PER_STEP, *map(evidence.why_no_gain, summaries)}
+    return replace(table, notes=tuple(note for note in table.notes if note not in longer))
 
 
 def known(probe: Run) -> Sheet:
     """Match rates by layer."""
-    n_layers = probe.header.model.n_layers
+    name, n_layers = probe.header.model.name, probe.header.model.n_layers
     rates = [r for r in probe.rates if (r.bucket, r.head, r.k) == (TOTAL, "N", K)]
     tasks = dict.fromkeys(rate.task for rate in rates)
-    layers = sorted({rate.layer for rate in rates})
+    layers = spread(sorted({rate.layer for rate in rates}))
     of = {(rate.task, rate.layer): round(100 * rate.match_rate, 1) for rate in rates}
     return Sheet(
-        f"How early is the next token known? In % after so many of {n_layers} layers",
+        f"How early is the next token known? {name}: in % after so many of {n_layers} layers",
         ("task", *map(str, layers)),
         tuple((task, *(of[task, layer] for layer in layers)) for task in tasks),
         notes=(f"The share of tokens that are among the {K} likeliest after so many layers.",),
         digits={str(layer): 1 for layer in layers},
     )
+
+
+def spread(layers: Sequence[int]) -> list[int]:
+    """All layers, or as many of them as there is room for, as far apart as can be."""
+    if len(layers) <= MOST_LAYERS:
+        return list(layers)
+    last = len(layers) - 1
+    return [layers[round(i * last / (MOST_LAYERS - 1))] for i in range(MOST_LAYERS)]
 
 
 def faster(bench: Run) -> Sheet:
@@ -163,22 +223,34 @@ def main(arguments: Sequence[str]) -> int:
             "cores: times would be\nunfit to be believed and long to wait for. So: one thread, "
             f"less work, and no step\nlonger than {LONGEST_S / 60:.0f} minutes."
         )
-    every = steps(folder, comparison, busy=busy)
-    for number, step in enumerate(every, 1):
+    work = steps(folder, comparison, busy=busy)
+    for number in range(len(work) + 1):
+        step = work[number] if number < len(work) else page_step(folder, work)
         usual = "" if busy else f" (about {step.quiet_s} s on two quiet cores)"
-        print(f"{number}/{len(every)} {step.what}{usual}", flush=True)
+        print(f"{number + 1}/{len(work) + 1} {step.what}{usual}", flush=True)
         code = carry_out(step, folder, LONGEST_S if busy else LONGEST_QUIET_S)
         if code not in (0, INTERRUPTED):
             print(f"demo: ppdbench {' '.join(step.words)} ended with exit code {code}")
             return code
     print()
     try:
-        probe, bench = read_runs([folder / "probe", folder / "bench"])
-        shown(probe, bench, folder / "report.html")
+        show_all(folder, work)
     except PpdbenchError as error:  # stopped before there was anything to show
         print(f"demo: {error}")
         return error.exit_code
     return 0
+
+
+def show_all(folder: Path, work: Sequence[DemoStep]) -> None:
+    """Read the runs and show them; a real model's that came to nothing are named."""
+    embedded = DemoRuns(*read_runs([folder / "probe", folder / "bench"]))
+    places = [folder / step.log for step in work if step.log.startswith(REAL)]
+    real = None
+    try:
+        real = DemoRuns(*read_runs(places)) if places else None
+    except PpdbenchError as error:
+        print(f"SmolLM2: {error}")
+    shown(embedded, folder / PAGE, real)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks import demo
-from benchmarks.demo import LESS, DemoStep, carry_out, shown, steps
+from benchmarks.demo import LESS, DemoRuns, DemoStep, carry_out, shown, steps
+from ppdbench.engine.gguf import source
 from ppdbench.report.page.runs import read_runs
 from tests.conftest import ROOT
+
+STORED = DemoRuns(*read_runs([ROOT / "results/readme/probe", ROOT / "results/readme/bench"]))
 
 
 @pytest.mark.usefixtures("narrow")
 def test_one_screen_shows_match_rates_exactness_speedups_and_the_page(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    probe, bench = read_runs([ROOT / "results/readme/probe", ROOT / "results/readme/bench"])
-    shown(probe, bench, Path("results/demo/report.html"))
+    shown(STORED, Path("results/demo/report.html"))
     lines = capsys.readouterr().out.splitlines()
     text = "\n".join(lines)
     assert len(lines) <= 40
@@ -28,6 +30,39 @@ def test_one_screen_shows_match_rates_exactness_speedups_and_the_page(
     assert re.search(r"Exact: (\d+) of \1 outputs are greedy's, token by token", text)
     assert re.search(r"Promised by theory .* \d\.\d\dx on squad", text)
     assert "The page with all of it: results/demo/report.html" in text
+
+
+@pytest.mark.usefixtures("narrow")
+def test_two_models_share_a_screen_and_warnings_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    shown(STORED, Path("results/demo/report.html"), STORED)
+    lines = capsys.readouterr().out.splitlines()
+    text = "\n".join(lines)
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    assert text.count("How early is the next token known?") == 2
+    assert text.count("Degenerate outputs") == 2
+    assert "so it pays from" not in text
+    assert "What a method that loses would need" in text
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_real_model_is_shown_where_it_was_fetched(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.gguf"
+    if there:
+        file.touch()
+    monkeypatch.setattr(source, "smollm2", lambda: file)
+    work = steps(tmp_path, ["bench"], busy=False)
+    assert [step.log for step in work[2:]] == ["smollm2-probe", "smollm2-bench"] * there
+    if there:
+        assert sum(step.quiet_s for step in work) <= 150
+        assert all(step.words[1:3] == ("--model", "smollm2") for step in work[2:])
+
+
+def test_layers_that_have_a_column_lie_far_apart() -> None:
+    assert demo.spread([1, 2, 3]) == [1, 2, 3]
+    assert demo.spread(range(1, 31)) == [1, 5, 8, 12, 15, 19, 23, 26, 30]
 
 
 def test_a_busy_machine_gets_one_thread_and_less_to_do(tmp_path: Path) -> None:
@@ -53,8 +88,7 @@ def test_a_comparison_stopped_in_its_first_task_is_shown_as_far_as_it_came(
     (tmp_path / "run.json").write_bytes((stored / "run.json").read_bytes())
     first = (stored / "samples.jsonl").read_text("utf-8").splitlines(keepends=True)[:6]
     (tmp_path / "samples.jsonl").write_text("".join(first), "utf-8")
-    probe, bench = read_runs([ROOT / "results/readme/probe", tmp_path])
-    shown(probe, bench, Path("report.html"))
+    shown(DemoRuns(*read_runs([ROOT / "results/readme/probe", tmp_path])), Path("report.html"))
     out = capsys.readouterr().out
     assert "gsm8k: 1 example" in out
     assert "Unfinished" in out
