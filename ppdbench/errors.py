@@ -1,4 +1,4 @@
-"""Everything this package raises on purpose.
+"""The errors that this package raises on purpose.
 
 PpdbenchError
 ├── ConfigError           an option, a file or a combination of them that cannot work

@@ -33,7 +33,7 @@ Watches = Mapping[int, LogitWatch]  # by place in the stream
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """All that a stream of examples gave, by label and example."""
+    """The outcomes of a stream of examples, by label and example."""
 
     streams: Mapping[str, Stream]
     places: Mapping[str, Sequence[Place | None]]
@@ -85,7 +85,7 @@ class Batched:
         methods: Sequence[PreparedMethod] | None = None,
         watches: Mapping[str, LogitWatch] | None = None,
     ) -> list[dict[str, ExampleResult]]:
-        """All outcomes of each example by label; `turn` decides who goes first.
+        """Decode each example with every method; outcomes by label. `turn` decides who goes first.
 
         With `methods` the others rest. `watches` see the first example of each.
         """

@@ -61,7 +61,7 @@ class CompileRequest:
         return missing
 
     def rows(self) -> list[int]:
-        """All numbers of rows."""
+        """The numbers of rows, all of them."""
         return sorted(set(chain.from_iterable(self.counts.values())))
 
     def lacks_memory(self) -> str | None:

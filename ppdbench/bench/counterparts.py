@@ -34,7 +34,7 @@ class Beside:
 
 
 def beside(header: Header, sums: Sequence[SampleSums]) -> list[Beside]:
-    """Every counterpart that this run has, by the labels of both."""
+    """Pair each method with its counterpart in this run, by the labels of both."""
     done: dict[str, dict[tuple[str, str], SampleSums]] = {}
     for one in sums:
         if not one.failed:

@@ -44,7 +44,7 @@ class Crossover:
 
     @property
     def interval(self) -> str:
-        """Its interval; ends beyond the sizes that were measured are open."""
+        """The interval that it lies in; ends beyond the sizes that were measured are open."""
         if self.found is None:
             return "-"
         return f"[{self._end(self.found.low)}, {self._end(self.found.high)}]"

@@ -200,7 +200,7 @@ def _pooled(
 
 
 def _p_values(groups: Sequence[Group], counts: Sequence[Floats]) -> Floats:
-    """One p-value for each of several draws [draw, cell] of all groups."""
+    """Compute a p-value for each of several draws [draw, cell] of all groups."""
     each = np.stack(
         [g_test(c, g.probabilities) for g, c in zip(groups, counts, strict=True)], axis=-1
     )

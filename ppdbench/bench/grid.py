@@ -26,7 +26,7 @@ class Grid:
 
     @classmethod
     def parse(cls, name: str, grid: tuple[str, ...], pairs: tuple[str, ...]) -> Grid:
-        """From words such as `exit_layer=2,4,6`, and `key=value` for what stays."""
+        """Read words such as `exit_layer=2,4,6`, and `key=value` for what stays."""
         axes = {key: tuple(values.split(",")) for key, values in settings(grid).items()}
         fixed = settings(pairs)
         if not axes:
@@ -40,7 +40,7 @@ class Grid:
         return cls(method=name, axes=axes, fixed=fixed)
 
     def cells(self) -> dict[str, dict[str, str]]:
-        """All options of each cell, under a label that names what varies."""
+        """The options of each cell, under a label that names what varies."""
         return {
             label: {**self.fixed, **{k: v for k, v in varied.items() if k != TEMPERATURE}}
             for label, varied in self._varied()

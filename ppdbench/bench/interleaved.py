@@ -119,7 +119,7 @@ class WallTime:
         self.ms = 0.0
 
     def end(self) -> None:
-        """The output is there."""
+        """Note the time at which the output is there."""
         self._clock.synchronize()
         self.ms = 1e3 * (perf_counter() - self._began)
 
@@ -219,7 +219,7 @@ class Interleaved:
     def run(
         self, item: Item, *, turn: int, methods: Sequence[PreparedMethod] | None = None
     ) -> dict[str, ExampleResult]:
-        """All outcomes of one example by label; `turn` decides who goes first.
+        """Decode one example with every method; outcomes by label. `turn` decides who goes first.
 
         With `methods` the others rest, as in a run that is resumed: each is paired
         with the baseline of its own turn, and with no other method.

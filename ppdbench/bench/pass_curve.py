@@ -46,7 +46,7 @@ class SideTimes:
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The pass in the middle of all times."""
         return median(self.ms)
 
     @property

@@ -52,7 +52,7 @@ def measure_pass_model(
 
 
 def _one_of_each(methods: Sequence[PreparedMethod]) -> list[PreparedMethod]:
-    """Each method once, under the label that it has alone."""
+    """Keep each method once, under the label that it has alone."""
     found: dict[str, PreparedMethod] = {}
     for entry in methods:
         label = label_alone(entry.label, entry.size)

@@ -43,7 +43,7 @@ class PieceCall(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """All that it read."""
+        """The bytes that it read in all."""
         return self.held + bytes_touched(self.routed)
 
 
@@ -161,7 +161,7 @@ class Costs:
         return self._below[stop] - self._below[start] + seen
 
     def logits(self, hidden: Tensor) -> int:
-        """Norm and head."""
+        """The weights of the norm and of the head."""
         return self._head
 
     def embed(self, tokens: Tensor, step: Step) -> int:

@@ -391,7 +391,7 @@ def _load(meter: LoadMeter, folder: RunFolder) -> Load | None:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """So many places of a batch."""
+    """A number of places in a batch, ready for decoders."""
 
     setup: Setup
     batch: Batch

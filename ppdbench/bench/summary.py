@@ -1,4 +1,4 @@
-"""From stored decoding samples to the figures people quote; no model, no torch.
+"""The figures people quote, computed from stored decoding samples; no model, no torch.
 
 Decode time is the time of the steps; the first token belongs to the prefill and is counted
 with neither. Tokens are counted from ids, the same way for the method and its baseline.
@@ -138,7 +138,7 @@ def _summary(
 
 
 def _experts(held: int | None, group: Sequence[SampleSums]) -> dict[str, Any] | None:
-    """By a pass's rows the mean number of experts that it touches in a layer that holds `held`."""
+    """Count the experts that passes touch, by their rows: the mean in a layer that holds `held`."""
     calls, touched = Counter[int](), Counter[int]()
     for one in group:
         for rows, (n, experts) in (one.sample.experts or {}).items():

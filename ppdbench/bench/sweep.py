@@ -187,7 +187,7 @@ class Sweep:
         return tokens
 
     def run(self, report: Report, folder: RunFolder) -> None:
-        """From rung to rung; who goes on follows from what the folder holds."""
+        """Run rung after rung; who goes on follows from what the folder holds."""
         going = list(self._able)
         for number, (step, items) in enumerate(zip(self.steps, self._of_rung, strict=True)):
             if number:

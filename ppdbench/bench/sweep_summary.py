@@ -1,4 +1,4 @@
-"""From a stored sweep to its best setting; no model, no torch."""
+"""The best setting of a stored sweep; no model, no torch."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _lead(ordered: Sequence[Cell], sums: Sequence[SampleSums]) -> Ratio | None:
 def _relative_times(
     sums: Sequence[SampleSums], label: str
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """By example, return the time per token over the baseline's, and the baseline's time."""
+    """Return the time per token over the baseline's, and the baseline's time, by example."""
     times: dict[tuple[str, str], tuple[float, float]] = {}
     for one in sums:
         if one.method != label or one.failed:

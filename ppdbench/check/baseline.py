@@ -135,7 +135,7 @@ def _part(keys: Keys, part: Any) -> Part:
 
 
 def _refuse_unequal_lengths(keys: Keys, found: Snapshot) -> None:
-    """Everything per example is as long as its task has examples."""
+    """Refuse lists per example that are not as long as their task has examples."""
     lengths = {data.task: len(data.examples) for data in found.data}
     entries = [(o.task, o.subject, len(o.hashes)) for o in found.outputs]
     entries += [(f.task, f.subject, len(f.parts)) for f in found.figures]

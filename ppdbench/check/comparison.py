@@ -20,7 +20,7 @@ from ppdbench.runs.store import StoredRun, read_whole
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All checks of a run, in the order of its baseline; `unfinished` are its failures to run."""
+    """The checks of a run, in the order of its baseline; `unfinished` are its failures to run."""
 
     run: str
     baseline: str

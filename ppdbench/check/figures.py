@@ -1,4 +1,4 @@
-"""From samples to figures that can be compared: counts per example, of which rates are ratios.
+"""Figures of samples that can be compared: counts per example, of which rates are ratios.
 
 Every rate here is a total over a total (accepted over proposed, matches over tokens, one time
 over another). Kept per example, the counts tell equal from equal on average, show which example

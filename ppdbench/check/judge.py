@@ -143,7 +143,7 @@ def _interval(change: Change) -> str:
 
 
 def _listed(examples: Sequence[str]) -> str:
-    """Some names, and how many more."""
+    """List some names, and say how many more there are."""
     more = f" and {len(examples) - 5} more" if len(examples) > 5 else ""
     return f"{'example' if len(examples) == 1 else 'examples'} {', '.join(examples[:5])}{more}"
 

@@ -140,7 +140,7 @@ def _groups(run: StoredRun) -> Groups:
 
 
 def _by_number(example_id: str) -> tuple[int, str]:
-    """9 before 10."""
+    """Order examples by number, so that 9 stands before 10."""
     return (int(example_id), "") if example_id.isdecimal() else (-1, example_id)
 
 

@@ -1,4 +1,4 @@
-"""`ppdbench bench`."""
+"""`ppdbench bench`: several methods on several tasks, in one comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ppdbench check`."""
+"""`ppdbench check`: a run against its baseline."""
 
 from __future__ import annotations
 

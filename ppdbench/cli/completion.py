@@ -74,7 +74,7 @@ def methods(ctx: Context, param: Parameter, incomplete: str) -> Items:
 
 
 def method_names(ctx: Context, param: Parameter, incomplete: str) -> Items:
-    """Methods alone."""
+    """Complete names of methods, without their options."""
     return _starting(incomplete, known_methods())
 
 

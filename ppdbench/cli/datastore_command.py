@@ -1,4 +1,4 @@
-"""`ppdbench datastore`."""
+"""`ppdbench datastore`: an index of text that `rest` drafts from."""
 
 from __future__ import annotations
 

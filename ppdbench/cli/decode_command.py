@@ -1,4 +1,4 @@
-"""`ppdbench decode`."""
+"""`ppdbench decode`: one method on tasks. `bench` runs by the same functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ppdbench probe --what drafts`."""
+"""`ppdbench probe --what drafts`: how often guesses of trained methods are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ppdbench list`."""
+"""`ppdbench list`: the methods, tasks, models and metrics that there are."""
 
 from __future__ import annotations
 

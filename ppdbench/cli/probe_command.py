@@ -1,4 +1,4 @@
-"""`ppdbench probe`."""
+"""`ppdbench probe`: how often each layer already holds the final token."""
 
 from __future__ import annotations
 

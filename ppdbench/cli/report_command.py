@@ -1,4 +1,4 @@
-"""`ppdbench report`."""
+"""`ppdbench report`: tables, pictures and pages of stored runs."""
 
 from __future__ import annotations
 

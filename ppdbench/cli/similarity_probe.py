@@ -1,4 +1,4 @@
-"""`ppdbench probe --what similarity`."""
+"""`ppdbench probe --what similarity`: how close pseudo states are to true ones."""
 
 from __future__ import annotations
 

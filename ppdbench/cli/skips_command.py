@@ -1,4 +1,4 @@
-"""`ppdbench skips`."""
+"""`ppdbench skips`: the search for blocks that a draft can do without."""
 
 from __future__ import annotations
 

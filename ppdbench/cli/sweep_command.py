@@ -1,4 +1,4 @@
-"""`ppdbench sweep`."""
+"""`ppdbench sweep`: a grid over the options of one method."""
 
 from __future__ import annotations
 

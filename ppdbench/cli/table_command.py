@@ -1,4 +1,4 @@
-"""`ppdbench table`."""
+"""`ppdbench table`: a paper's table beside our numbers."""
 
 from __future__ import annotations
 

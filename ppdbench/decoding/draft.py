@@ -87,7 +87,7 @@ class Draft:
         probabilities: Tensor | None = None,
         insertions: Sequence[Insertion] = (),
     ) -> Draft:
-        """One token after another."""
+        """Make a draft of tokens that follow one another."""
         return cls(
             tuple(tokens),
             computed=computed,
@@ -105,7 +105,7 @@ class Draft:
         probabilities: Tensor | None = None,
         insertions: Sequence[Insertion] = (),
     ) -> Draft:
-        """Branching continuations."""
+        """Make a draft of continuations that branch."""
         return cls(
             tuple(tokens),
             tuple(parents),

@@ -1,4 +1,4 @@
-"""From logits to a token: the most likely one, or a seeded draw from the likeliest."""
+"""The choice of a token from logits: the most likely one, or a seeded draw from the likeliest."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _by_depth(watch: LogitWatch, n_layers: int, length: int) -> Mapping[int | No
 def _hold_rows(
     each: MethodOutput, positions: list[int], found: StockLogits, dtype: torch.dtype
 ) -> None:
-    """The logits themselves."""
+    """Refuse logits that are further from the stock model's than rounding explains."""
     ours = torch.stack([each.watch.logits[position] for position in positions]).cpu()
     truth = found.logits[positions].cpu()
     off = distance(ours, truth)

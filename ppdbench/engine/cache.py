@@ -206,5 +206,5 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Memory held."""
+        """The bytes of memory that it holds."""
         return sum(block.numel() * block.element_size() for _, block in self._blocks)

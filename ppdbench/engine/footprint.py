@@ -44,7 +44,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """Everything at once."""
+        """The bytes of all of it at once."""
         return self.weights + self.cache + self.passes
 
     @property

@@ -203,7 +203,7 @@ class MeetingPlace:
     # The choice
 
     def _chosen(self) -> list[greenlet]:
-        """Those whose turn it is: all ask for passes of one kind."""
+        """Choose whose turn it is: all who ask for passes of one kind."""
         prompts = {m: asked for m, asked in self._waiting.items() if asked.is_prompt}
         others = {m: asked for m, asked in self._waiting.items() if not asked.is_prompt}
         if self.prompt_rows is None:
@@ -219,7 +219,7 @@ class MeetingPlace:
         return [*chosen, *beside]
 
     def _cheapest(self, waiting: Mapping[greenlet, Asked]) -> list[greenlet]:
-        """Those who ask for the kind that comes first."""
+        """Choose who asks for the kind of pass that comes first."""
         if not waiting:
             return []
         first = min(waiting.values(), key=self._place).kind

@@ -71,7 +71,7 @@ class FreeMemory:
 
 
 def _limits(text: str, free: Mapping[Place, int]) -> dict[Place, int]:
-    """`cuda:0=20GB,cpu=64GB` to bytes."""
+    """Read limits such as `cuda:0=20GB,cpu=64GB` as bytes."""
     from accelerate.utils import convert_file_size_to_int
 
     limits: dict[Place, int] = {}

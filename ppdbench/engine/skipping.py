@@ -49,7 +49,7 @@ def _values_of(block: nn.Module) -> int | None:
 
 
 class NoMixer(nn.Module):
-    """In place of a mixer: it adds nothing, and what it remembers stays as it was."""
+    """A stand-in for a mixer: it adds nothing, and what it remembers stays as it was."""
 
     def forward(self, hidden_states: Tensor, **_: object) -> Tensor:
         """Zeros."""
@@ -65,7 +65,7 @@ class NoMLP(nn.Module):
 
 
 class NoAddingAttention(nn.Module):
-    """In place of an attention block that adds its output to the stream itself."""
+    """A stand-in for an attention block that adds its output to the stream itself."""
 
     def forward(
         self, hidden: Tensor, residual: Tensor, *_: object, **__: object
@@ -75,7 +75,7 @@ class NoAddingAttention(nn.Module):
 
 
 class NoAddingMLP(nn.Module):
-    """In place of an MLP block that adds its output to the stream itself."""
+    """A stand-in for an MLP block that adds its output to the stream itself."""
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         """The stream as it was."""
@@ -86,7 +86,7 @@ class NoExperts(NoMLP):
     """The same beside what the layer looks for behind its experts: the router's word."""
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """Nothing, and nobody's word."""
+        """Zeros, and no word of a router."""
         return super().forward(hidden), None
 
 

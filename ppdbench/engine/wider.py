@@ -53,7 +53,7 @@ class WideModule(nn.Module):
         self.mark = nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """Whatever the module gives."""
+        """Run a wide copy of the module."""
         return wide_copy(self._of[0], self.mark.dtype)(*given, **named)
 
 
@@ -61,7 +61,7 @@ class WideOutput(WideModule):
     """A module that runs as it is, its output in a wider type."""
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """Whatever the module gives, widened."""
+        """Run the module, and widen what it gives."""
         return self._of[0](*given, **named).to(self.mark.dtype)
 
 

@@ -308,7 +308,7 @@ def _memory() -> dict[str, int]:
 
 
 def _load_average() -> float | None:
-    """Over the last minute."""
+    """The load of the machine over the last minute."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):

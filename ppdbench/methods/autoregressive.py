@@ -27,7 +27,7 @@ class Autoregressive(Decoder):
     """One row per pass."""
 
     def decode(self, session: Session, request: Request) -> Decoded:
-        """The reference output."""
+        """Decode the output that all others are compared with."""
         from ppdbench.decoding.loop import autoregressive
 
         return autoregressive(session, request)

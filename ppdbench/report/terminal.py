@@ -67,7 +67,7 @@ def drawn(sheet: Sheet, width: int) -> Iterator[Text]:
 
 
 def _told(texts: Sequence[str], style: str, width: int) -> Iterator[Text]:
-    """Sentences, broken between words."""
+    """Break sentences into lines between words."""
     for text in filter(None, texts):
         for line in textwrap.wrap(text, width, break_on_hyphens=False) or [""]:
             yield Text(line, style=style)

@@ -22,7 +22,7 @@ SPARE = 16
 
 
 def with_later_turns(items: Iterable[Item], loaded: Loaded) -> list[Item]:
-    """Each item followed by its later turns, if it has some."""
+    """Put behind each item its later turns, if it has some."""
     made = [turn for item in items for turn in _turns(item, loaded)]
     keys = [(item.task.name, item.example.id) for item in made]
     if len(set(keys)) < len(keys):

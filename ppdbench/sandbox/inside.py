@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _taken(standard_input: int) -> bytes:
-    """Read all of it."""
+    """Read all that is asked for on standard input."""
     read = bytearray()
     while data := os.read(standard_input, 1 << 16):
         read += data

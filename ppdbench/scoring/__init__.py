@@ -57,11 +57,11 @@ class Scored(Protocol):
 
     @property
     def example_id(self) -> str:
-        """The example."""
+        """The id of the example."""
 
     @property
     def text(self) -> str:
-        """The output."""
+        """The text of the output."""
 
     @property
     def references(self) -> Sequence[str]:

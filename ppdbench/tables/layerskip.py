@@ -69,7 +69,7 @@ FINETUNED_CODE = RecipeStep(
 
 
 def _parses(name: str, draft_length: int, tokens: int) -> RecipeStep:
-    """TOPv2 with three exits."""
+    """Make a step that parses TOPv2 with three exits."""
     exits = ("{18/24}", "{12/24}", "{6/24}")
     early = " ".join(f"--method early-exit:exit_layer={e}" for e in exits)
     drafts = " ".join(

@@ -48,7 +48,7 @@ class ComparedRate:
     ours: Rate | None
 
     def measured(self, name: str) -> Cell:
-        """A number of ours."""
+        """Return a number of ours by its name."""
         value: Cell = getattr(self.ours, name, None)
         return value
 

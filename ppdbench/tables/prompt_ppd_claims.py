@@ -159,7 +159,7 @@ def _in_batches_of(size: int) -> Variants:
 
 
 def _less(span: Span | None) -> Span | None:
-    """Changes as losses."""
+    """Turn a range of changes into one of losses."""
     return None if span is None else (0.0 - span[1], 0.0 - span[0])
 
 

@@ -115,7 +115,7 @@ def trainings(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
 
 @table("prompt_ppd/4", recipe=_recipe("prompts-prefixes", [BASE, PREFIX]), tasks=(TASK,))
 def prefix_tuning(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
-    """With and without trained keys and values that prompt tokens alone see."""
+    """The rows with and without trained keys and values that prompt tokens alone see."""
     known = _usual(runs)
     return ablation(
         "Table 4: prefix tuning",

@@ -11,7 +11,7 @@ from ppdbench.tasks.spec import Columns, Task
 
 
 class _Missing:
-    """No such column (a column holding null is something else)."""
+    """The sign that there is no such column (a column holding null is something else)."""
 
 
 MISSING = _Missing()

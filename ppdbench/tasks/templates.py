@@ -64,7 +64,7 @@ class Template:
             raise ConfigError(f"{self._where(error)}: cannot be rendered: {why}") from error
 
     def _where(self, error: BaseException) -> str:
-        """Name and line."""
+        """Say in which template a mistake is, and on which line."""
         line = line_of(error)
         return f"{self.name}, line {line}" if line else self.name
 

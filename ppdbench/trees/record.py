@@ -48,7 +48,7 @@ class RankedOutput:
 
     @cached_property
     def paths(self) -> tuple[Node, ...]:
-        """At each place the way that the text itself takes through the guesses, until it leaves
+        """Follow the text through the guesses from each place on, until it leaves
         them: a node of a tree is accepted there if this begins with its path.
         """
         ways: list[Node] = []

@@ -46,7 +46,7 @@ def _random(made: torch.Generator, *size: int, dtype: torch.dtype) -> Tensor:
 
 
 def _wide(x: Tensor) -> np.ndarray:
-    """In float64, and numpy's: its sums start no threads that spin where others compute."""
+    """Copy into float64, and numpy's: its sums start no threads that spin where others compute."""
     return x.float().numpy().astype(np.float64)
 
 

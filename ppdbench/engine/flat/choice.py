@@ -130,7 +130,7 @@ class PairedTime:
 
 
 def _said(times: Sequence[PairedTime]) -> str:
-    """Words for a measurement."""
+    """Say in words what was measured."""
     if not times:
         return "asked for"
     parts = (
@@ -326,7 +326,7 @@ class ProductChecks:
 
 
 def _compare_product(made: FlatProduct, weight: Tensor, bias: Tensor | None) -> None:
-    """Some columns of a product, the first and the last among them, number by number."""
+    """Compare some columns of a product, the first and the last among them, number by number."""
     seed = torch.Generator().manual_seed(SEED)
     x = torch.randn(CHECKED_ROWS, made.in_features, generator=seed).to(weight.dtype)
     last = made.out_features

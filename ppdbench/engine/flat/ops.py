@@ -44,7 +44,7 @@ class Buffer:
     first: int = 0
 
     def part(self, first: int, width: int) -> Buffer:
-        """Some of the columns."""
+        """Take some of the columns."""
         if first < 0 or width < 1 or first + width > self.width:
             raise ValueError(f"columns {first}..{first + width} of {self.width}")
         return Buffer(self.number, width, self.first + first)
@@ -78,7 +78,7 @@ class CacheBlocks:
 
     @classmethod
     def joined(cls, several: Sequence[CacheBlocks]) -> CacheBlocks:
-        """Those of several caches, one behind another; the capacity of all must be the same."""
+        """Join the rows of several caches, one behind another; all must have one capacity."""
         first = several[0]
         if any((b.capacity, len(b.layers)) != (first.capacity, len(first.layers)) for b in several):
             raise ValueError(f"caches of {sorted({b.capacity for b in several})} rows in one pass")

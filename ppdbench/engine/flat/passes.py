@@ -84,7 +84,7 @@ class FlatLayers:
         return hidden
 
     def _run(self, hidden: Tensor, start: int, stop: int, given: Sequence[Pass]) -> Tensor:
-        """Some layers in passes of some of the rows each, one behind another."""
+        """Run some layers in passes of some of the rows each, one behind another."""
         source = hidden.contiguous()
         target = torch.empty_like(source)
         first, last, at = self._marks[start], self._marks[stop], 0

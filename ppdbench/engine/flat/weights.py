@@ -34,7 +34,7 @@ class FlatLinear:
 
     @property
     def nbytes(self) -> int:
-        """Memory held."""
+        """The bytes of memory that it holds."""
         return sum(t.numel() * t.element_size() for t in (self.blob, self._bias) if t is not None)
 
     def product(self, target: Columns | None = None) -> Product:

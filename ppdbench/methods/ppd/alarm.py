@@ -35,7 +35,7 @@ def set_alarm(look: Look) -> None:
 
 
 def drop_alarm(look: Look) -> None:
-    """Call it no more."""
+    """Stop calling it when a child dies."""
     if look not in _looks:
         return
     _looks.remove(look)

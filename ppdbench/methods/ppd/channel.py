@@ -171,11 +171,11 @@ class CommunicationTime:
         self.spent_s = 0.0
 
     def sent(self, began_ns: int) -> None:
-        """A message was handed over."""
+        """Count the time that handing a message over took."""
         self.spent_s += 1e-9 * (time.perf_counter_ns() - began_ns)
 
     def received(self, waited_from_ns: int, sent_ns: int) -> None:
-        """A message was read."""
+        """Count the time that a message was under way or waited to be read."""
         since = max(waited_from_ns, sent_ns)
         self.spent_s += 1e-9 * max(0, time.perf_counter_ns() - since)
 
@@ -185,7 +185,7 @@ WatchCall = Callable[[float], None]
 
 
 def nobody(waited_s: float = 0.0) -> None:
-    """Watches nobody."""
+    """Watch nobody while waiting."""
 
 
 # Lets another process have the core while a receiver watches; not everywhere.
@@ -347,7 +347,7 @@ class SharedLink:
 
     @classmethod
     def make(cls, context: Any, layout: MessageLayout) -> SharedLink:
-        """Fresh memory."""
+        """Make a link over fresh memory."""
         return cls(SharedChannel(context, layout), SharedChannel(context, layout))
 
     def open(self, rank: int, device: torch.device, watch: WatchCall) -> tuple[Channel, Channel]:

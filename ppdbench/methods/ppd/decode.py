@@ -48,7 +48,7 @@ class UpperHalf(Protocol):
         ...
 
     def end(self) -> UnitReport:
-        """The output ends."""
+        """End the output, and report on it."""
         ...
 
 
@@ -96,7 +96,7 @@ class LocalUpperHalf:
 
 @torch.inference_mode()
 def pipelined(lower: LowerLayers, upper: UpperHalf, request: Request) -> Decoded:
-    """One output."""
+    """Decode one output with both halves."""
     session, limits, clock = lower.session, request.limits, request.clock
     session.reset(request.prompt)
     whole = session.fixed_rows is not None

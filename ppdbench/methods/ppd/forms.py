@@ -75,7 +75,7 @@ class Form(Decoder):
         raise NotImplementedError
 
     def decode(self, session: Session, request: Request) -> Decoded:
-        """One output."""
+        """Decode one output."""
         clock = request.clock
         began = clock.now()
         with (

@@ -104,7 +104,7 @@ class Unit:
         return self._how_it_ended() if code is not None and code < 0 else None
 
     def stop(self) -> None:
-        """End it, kindly first."""
+        """End the process: asked first, then killed."""
         with contextlib.suppress(OSError, ValueError):
             self._line.send(None)
         self._process.join(STOP_S)

@@ -162,7 +162,7 @@ class Replica:
         self.facts: dict[str, Any] = {"weight_bytes": self._staged.weight_bytes()}
 
     def serve(self, task: ReplicaTask | JoinTask) -> UnitReport | None:
-        """One output."""
+        """Do a unit's part of one output."""
         order = self._order
         if isinstance(task, JoinTask):
             self._main, _ = order.link.open(order.rank, self._staged.device, self._watch)

@@ -164,7 +164,7 @@ class UpperServer:
         self.facts: dict[str, Any] = {"weight_bytes": weight_bytes}
 
     def serve(self, task: UpperTask | JoinTask) -> UnitReport | None:
-        """One output."""
+        """Do a unit's part of one output."""
         order = self._order
         if isinstance(task, JoinTask):
             self._wires = order.link.open(order.rank, self._staged.device, self._watch)

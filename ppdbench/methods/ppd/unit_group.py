@@ -215,7 +215,7 @@ class UnitGroup:
             unit.kill()
 
     def close(self) -> None:
-        """End the units, kindly."""
+        """Ask the units to end, and wait for them."""
         for unit in self._let_go():
             unit.stop()
 

@@ -176,7 +176,7 @@ class LowerLayers:
         return self.session.run(hidden, self.ahead, self.exit_after, step)
 
     def end(self) -> UnitReport:
-        """The output ends."""
+        """End the output, and report on it."""
         return UnitReport(events=self.log.events)
 
 

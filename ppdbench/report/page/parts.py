@@ -25,7 +25,7 @@ class Section:
 
     @property
     def drawings(self) -> list[Drawing]:
-        """Everything drawn in it."""
+        """The drawings of a section, those of its parts included."""
         return [d for child in self.body if isinstance(child, Gallery) for d in child.drawings]
 
     def node(self) -> Node:

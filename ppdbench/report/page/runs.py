@@ -97,7 +97,7 @@ class Run:
 
     @cached_property
     def done(self) -> list[Sample]:
-        """Examples with one."""
+        """Examples with a result."""
         return [sample for sample in self.samples if not isinstance(sample, FailedSample)]
 
     @cached_property

@@ -37,12 +37,12 @@ class Sized:
 
     @property
     def paint(self) -> str:
-        """Its colour."""
+        """The colour of the line."""
         return series(self.family)
 
     @property
     def key(self) -> Key:
-        """Its entry in the legend."""
+        """The line's entry in the legend."""
         return Key(self.name, self.paint, self.family)
 
 

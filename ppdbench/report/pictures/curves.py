@@ -55,12 +55,12 @@ class Curve:
 
     @property
     def paint(self) -> str:
-        """Its colour."""
+        """The colour of the line."""
         return self.ink or series(self.family)
 
     @property
     def key(self) -> Key:
-        """Its entry in a legend."""
+        """The line's entry in a legend."""
         shape = self.family if self.marks else None
         return Key(self.label, self.paint, shape, self.hollow, self.line, self.dash)
 

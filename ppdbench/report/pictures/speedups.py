@@ -43,7 +43,7 @@ class SpeedupBar:
 
     @property
     def ends(self) -> list[float]:
-        """Everything that has to fit in."""
+        """The ends of all that has to fit in."""
         found = [self.value, self.low, self.high, *(self.noise or ())]
         return [value for value in found if value is not None]
 
