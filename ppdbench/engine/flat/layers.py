@@ -132,7 +132,7 @@ class LayerWriter:
         write_norm(self.program, layer.get_submodule(_name(norms.after_mlp)), hidden, hidden)
 
     def _side_by_side(self, index: int, layer: nn.Module, norms: Norms) -> None:
-        """Both blocks over what came in; their sum is added to it."""
+        """Run both blocks over what came in; their sum is added to it."""
         hidden = self.program.hidden
         both = self._buffer("alone", hidden.width)
         normed = self._normed(layer, norms.before_attention)

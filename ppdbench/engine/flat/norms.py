@@ -34,7 +34,7 @@ class Norms:
 
     @property
     def names(self) -> set[str]:
-        """All that are there."""
+        """The names of the norms that a layer has."""
         found = self.before_attention, self.after_attention, self.before_mlp, self.after_mlp
         return {name for name in found if name is not None}
 
