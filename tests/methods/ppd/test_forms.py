@@ -28,7 +28,7 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load, take_over
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, NumericalError, UnitError
 from ppdbench.machine.cores import confined
-from ppdbench.methods.ppd import forms, process, ranks
+from ppdbench.methods.ppd import forms, ranks
 from ppdbench.methods.ppd.decode import LocalUpperHalf
 from ppdbench.methods.ppd.forms import Form
 from ppdbench.methods.ppd.strategy import PredictivePipelined
@@ -117,16 +117,6 @@ def test_matches_are_the_ranks_that_probing_finds() -> None:
 def test_more_candidates_are_never_fewer_matches() -> None:
     counts = [sum(check_everything(prepared(FAR, k=k), FAR)) for k in (1, 3, 40)]
     assert counts[0] < counts[1] < counts[2]
-
-
-def test_ties_go_to_the_lowest_token() -> None:
-    from ppdbench.methods.ppd.units import likeliest
-
-    logits = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
-    for k, wanted in ((1, [1]), (2, [1, 3]), (3, [1, 3, 2]), (4, [1, 3, 2, 4]), (6, None)):
-        for dtype in (torch.float32, torch.bfloat16):
-            assert likeliest(logits.to(dtype), k) == (wanted or [1, 3, 2, 4, 5, 0])
-        assert logits.tolist() == [1.0, 3.0, 2.0, 3.0, 2.0, 2.0]
 
 
 def test_reading_out_before_the_token_is_known_changes_nothing(
@@ -379,14 +369,6 @@ def test_children_that_are_no_units_may_die() -> None:
     ready.close()
 
 
-def test_what_a_unit_reports_while_others_are_waited_for_is_not_lost() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    unit = process.Unit("B", 1.0, multiprocessing.current_process(), ours)
-    theirs.send(("done", 7))
-    unit.watch(0.0)
-    assert unit.finish() == 7
-
-
 def test_units_of_torchrun_end_the_run_instead_of_beginning_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -405,16 +387,6 @@ def test_units_of_torchrun_end_the_run_instead_of_beginning_anew(
         decode(form, case, loaded(MODELS[0]).staged)
     monkeypatch.undo()
     form.close()
-
-
-def test_a_rank_that_hangs_is_not_waited_for_longer_than_patience(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ranks, "_receive", lambda source: time.sleep(60))
-    began = time.monotonic()
-    with pytest.raises(UnitError, match="unit B has not answered for 0 s"):
-        ranks.RankUnit("unit B", 1, 0, 0.2).finish()
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.slow
