@@ -28,7 +28,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["layerskip", "--model", MODEL], "(exit_layer=1 of 6, draft_length=4,", "exit_layer=0"),
         (["early-exit:exit_layer=2", "--model", MODEL], "exit_layer=2 of 6", "exit_layer=2,"),
         (["ppd", "--model", MODEL], "exit_after=3 of 6, k=3, head=the model's own", "head=,"),
-        (["draft-verify", "--model", MODEL], "skip=a set in the middle", "skip=,"),
+        (["draft-verify", "--model", MODEL], "skip=a set in the middle (", "skip=,"),
         (["medusa", "--offline"], "addon=reference, tree=tree.json", "tree=,"),
     ],
 )

@@ -39,6 +39,11 @@ class SkipSet:
         """The number of blocks that are skipped."""
         return len(self.attention) + len(self.mlp)
 
+    def told(self, n_layers: int) -> str:
+        """Return the default set as tables show it."""
+        blocks = f"{len(self.attention)} attention and {len(self.mlp)} MLP blocks"
+        return f"a set in the middle ({blocks} of {n_layers} layers)"
+
     def check(self, n_layers: int, where: str) -> None:
         """Refuse what a model of that many layers cannot skip, or what would be no draft."""
         for name in KEYS:

@@ -83,7 +83,7 @@ class DraftVerify:
             ("skipped", skips), lambda: SkippedModel(target.staged, skips.attention, skips.mlp)
         )
         drafter = SelfDrafter(self, skipped)
-        drafter.used = {"skip": self.skip or "a set in the middle"}
+        drafter.used = {"skip": self.skip or skips.told(target.staged.n_layers)}
         return drafter
 
 
