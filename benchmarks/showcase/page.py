@@ -6,41 +6,46 @@ Everything is made of stored runs, so that the page of an unfinished showcase is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
-from benchmarks.showcase.plan import BENCH, DRAFTS, PROBE, ShowcaseAsked, lacking, shown
-from ppdbench.errors import ConfigError
+from benchmarks.showcase.plan import BENCH, DRAFTS, GUESSING, PROBE, ShowcaseAsked, lacking, shown
+from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.files import papers
+from ppdbench.files.resources import came_with, trained_part
 from ppdbench.files.whole import write_whole
 from ppdbench.methods import METHODS
 from ppdbench.report import decode_tables, evidence
 from ppdbench.report.export import write
 from ppdbench.report.html import Child, h
 from ppdbench.report.page.document import page
-from ppdbench.report.page.parts import Section, folded, gallery, paragraphs, table
+from ppdbench.report.page.parts import Section, facts, folded, gallery, paragraphs, table
 from ppdbench.report.page.runs import Run, read_runs
+from ppdbench.report.page.sections.setting import told_of
 from ppdbench.report.page.sections.speed import losses
 from ppdbench.report.pictures.drawing import Drawing
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.runs.records import DecodingHeader
 from ppdbench.runs.store import HEADER
 from ppdbench.tables import TABLES
 from ppdbench.tables.steps import missing, stored_runs
 
 Summary = Mapping[str, Any]
 PAGE, MAIN = "showcase.html", "showcase"
+ABOUT = ("Model", "Numbers", "Ran on", "Tasks", "Prompts")  # facts that stand on top
 WORDS = (
-    "Times greedy decoding of the same model in the same run takes, over the method's, paired "
-    "example by example over all tasks; above 1 is a gain, below 1 a loss, and both stand here. "
-    "Greedy is this package's own, which is faster than generate() of transformers "
-    "(its rows are below too), so that no method shines beside a slow one."
+    "Speedup: the time that greedy decoding takes, over the time that the method takes, for the "
+    "same examples of the same run, all tasks together. Above 1 is a gain, below 1 a loss; both "
+    "stand here. Greedy decoding is this package's own; rows of transformers say how its "
+    "generate() compares, so that no method shines beside a slow baseline."
 )
 OF_PAPERS = (
     "Each table as its paper has it: ours, and the paper's number in brackets. The papers measured "
     "models of billions of parameters on GPUs; what compares is the shape of a table, not its "
     "numbers. Both settings stand above each."
+)
+INLINE = (
+    "{labels} ran what is meant for several units in turn in one process, so that its time says "
+    "nothing; units of their own stand in table ppd/3."
 )
 
 
@@ -75,11 +80,13 @@ def _front(asked: ShowcaseAsked, benches: Sequence[Run], failed: Sequence[str]) 
     """Build the section that a reader sees first."""
     body: list[Child] = []
     if benches:
-        body += [*paragraphs(WORDS), table(main_table(benches))]
+        about = [(name, told) for name, told in told_of(benches[0]) if name in ABOUT and told]
+        body += [facts(about), *paragraphs(WORDS), table(main_table(benches))]
         for run in benches:
             told = losses(run.overall)
             body += [h("h3", f"Losses, {run.header.model.dtype}"), *told[1:]] if told else []
-        body += [table(sheet) for sheet in trained_parts(benches[0])]
+    if (trained := trained_parts(asked.model)) is not None:
+        body.append(table(trained))
     absent = [*lacking(asked), *(f"failed: {why}" for why in failed), *_unfinished(asked)]
     if absent:
         body += [h("h3", "What is not here, and why"), h("ul", (h("li", why) for why in absent))]
@@ -114,12 +121,13 @@ def main_table(benches: Sequence[Run]) -> Sheet:
 
 
 def _rank(first: Mapping[str, Summary]) -> Any:
-    """Order labels by speedup, greedy above all; those without one last."""
+    """Order labels by speedup, greedy above all, what gives other outputs than greedy below."""
 
-    def rank(label: str) -> tuple[bool, float]:
+    def rank(label: str) -> tuple[bool, bool, float]:
         summary = first.get(label)
-        speedup = summary["speedup"] if summary else None
-        return label != "greedy", -(speedup or 0.0)
+        if summary is None:
+            return True, True, 0.0
+        return label != "greedy", not summary["exact"], -(summary["speedup"] or 0.0)
 
     return rank
 
@@ -145,37 +153,22 @@ def _notes(run: Run) -> Iterator[str]:
     for note in evidence.notes_on(run.overall):
         if note not in why and note != evidence.PAIRED:
             yield f"{dtype}: {note}"
+    if inline := [s["label"] for s in run.overall if s.get("form") == "inline"]:
+        yield INLINE.format(labels=", ".join(inline))
     if run.unfinished:
         yield f"{dtype}: {run.unfinished}"
 
 
-def trained_parts(run: Run) -> list[Sheet]:
-    """List the parts that were trained for the model: how large, on how much."""
-    header = run.header
-    assert isinstance(header, DecodingHeader)
-    told = {label: f for label, f in header.facts.items() if f.get("added_parameters")}
-    rows = tuple(
-        (label, f["added_parameters"], f["added_parameters"] / f["model_parameters"], _tokens(f))
-        for label, f in told.items()
-    )
-    if not rows:
-        return []
-    return [
-        Sheet(
-            "What was trained for it",
-            ("method", "numbers", "of the model's", "tokens seen"),
-            rows,
-            notes=("tokens seen: steps by sequences by their length, where the part says so.",),
-            digits={"of the model's": 2},
-            percent=frozenset({"of the model's"}),
-        )
-    ]
+def trained_parts(model: str) -> Sheet | None:
+    """List what was trained for the model and came with it, by size."""
+    parts = [name for name in ("heads", *GUESSING) if came_with(model, name)]
+    rows = tuple((name, _size(trained_part(model, name)) / 1e3) for name in parts)
+    title = f"What was trained for {model} and used here"
+    return Sheet(title, ("part", "kB"), rows, digits={"kB": 0}) if rows else None
 
 
-def _tokens(facts: Mapping[str, Any]) -> int | None:
-    told = facts.get("training") or {}
-    sizes = [told.get(name) for name in ("steps", "batch_size", "sequence")]
-    return None if None in sizes else prod(filter(None, sizes))
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
 
 
 def _papers(asked: ShowcaseAsked) -> Iterator[Child]:
@@ -186,7 +179,11 @@ def _papers(asked: ShowcaseAsked) -> Iterator[Child]:
         stored = [run for run in stored_runs(made.recipe, place) if run.samples]
         if not stored:
             continue
-        laid = made.build(stored)
+        try:
+            laid = made.build(stored)
+        except PpdbenchError as error:  # of runs that are not finished yet
+            yield h("p", f"{name}: {error}", class_="note")
+            continue
         write(asked.folder / "tables" / f"{name.replace('/', '-')}.md", laid.shown, None)
         paper = papers.paper_of(name)
         yield h("h3", f"{name}: {laid.data.title}")

@@ -250,6 +250,21 @@ def test_a_loss_says_in_words_what_acceptance_it_would_take_and_what_it_has(
     assert "Why some do not pay" not in text_of(gains)
 
 
+def test_tasks_that_no_speedup_can_be_told_of_are_named_and_have_no_empty_picture(
+    tmp_path: Path,
+) -> None:
+    few = [made.decoded("swift", "1", 2.0, task="squad")]
+    samples = [*(made.decoded("swift", str(n), 2.0) for n in range(1, 7)), *few]
+    head = made.header("bench", methods=made.methods("swift"))
+    text = text_of(made.write(tmp_path / "run", head, samples))
+    titles = re.findall(r"<figcaption>([^<]*): speedup over greedy</figcaption>", text)
+    assert titles == ["all tasks", "gsm8k"]
+    assert "No speedup can be told of squad;" in text
+    alone = text_of(made.write(tmp_path / "few", head, few))
+    assert "squad: speedup over greedy" in alone
+    assert "No speedup can be told of" not in alone
+
+
 def test_what_transformers_takes_stands_open_beside_ours(tmp_path: Path) -> None:
     names = {"greedy": 1.0, "transformers:greedy": 0.5}
     samples = [made.decoded(name, str(n), f) for n in range(1, 7) for name, f in names.items()]

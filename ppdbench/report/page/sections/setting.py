@@ -31,7 +31,7 @@ def _card(run: Run) -> Node:
         "article",
         h("h3", run.name, h("span", run.kind, class_="kind")),
         h("pre", h("code", command), tabindex=0, aria_label="command line") if command else None,
-        facts([(name, value) for name, value in _facts(run) if value]),
+        facts([(name, value) for name, value in told_of(run) if value]),
         *(h("p", note, class_="note") for note in _notes(run)),
         _methods(header),
         folded("Environment and configuration", facts(_flat(header, ("environment", "config")))),
@@ -46,7 +46,8 @@ def _notes(run: Run) -> Iterator[str]:
         yield "Its samples have no checksums, as earlier versions wrote none."
 
 
-def _facts(run: Run) -> list[tuple[str, Child]]:
+def told_of(run: Run) -> list[tuple[str, Child]]:
+    """Describe a run under the names that cards have; what is not known is None."""
     header = run.header
     return [
         ("Model", _model(header)),

@@ -52,6 +52,7 @@ def _of_run(run: Run) -> list[Child]:
     return [
         *few(run),
         gallery(_drawings(run)),
+        *paragraphs(_untold(run), class_="note"),
         *losses(run.overall),
         table(decode_tables.beside_peers(peers)) if peers else None,
         numbers(run, sheets),
@@ -66,13 +67,28 @@ def losses(summaries: Sequence[Summary]) -> list[Node]:
 
 
 def _drawings(run: Run) -> list[Drawing]:
+    """A picture of all tasks and of each where anything can be told; of all if it is nowhere."""
     tables = {task: [s for s in run.summaries if s["task"] == task] for task in run.tasks}
     if len(run.tasks) > 1:
-        tables["all tasks"] = run.overall
+        tables = {"all tasks": run.overall, **tables}
+    told = {task: summaries for task, summaries in tables.items() if _any_told(summaries)}
     return [
         _drawn(slug(run.name, "speed", task), task, [(s["label"], s) for s in summaries])
-        for task, summaries in tables.items()
+        for task, summaries in (told or tables).items()
     ]
+
+
+def _any_told(summaries: Sequence[Summary]) -> bool:
+    return any(s["speedup"] is not None and s["method"] != "greedy" for s in summaries)
+
+
+def _untold(run: Run) -> str:
+    """Name the tasks that have no picture."""
+    tables = {task: [s for s in run.summaries if s["task"] == task] for task in run.tasks}
+    without = [task for task, summaries in tables.items() if not _any_told(summaries)]
+    if not without or (not _any_told(run.overall) and len(without) == len(tables)):
+        return ""
+    return f"No speedup can be told of {', '.join(without)}; why stands under All numbers."
 
 
 def _together(runs: Sequence[Run]) -> list[Drawing]:
