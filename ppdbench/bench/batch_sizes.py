@@ -55,11 +55,11 @@ def check_memory(spec: ModelSpec, context: int, size: int) -> None:
     placement = reckon(spec, context)
     need, home = placement.need, placement.memory.home
     room = placement.memory.free[home] - need.total
-    if placement.places is not None or room < 0 or need.cache * size <= room:
+    if placement.places is not None or room < 0 or need.kept * size <= room:
         return  # of a model that does not fit itself loading says what would help
-    largest = room // need.cache
+    largest = room // need.kept
     raise ConfigError(
-        f"--batch {size} needs {gb(need.cache * size)} for keys and values of {need.context} "
+        f"--batch {size} needs {gb(need.kept * size)} for keys and values of {need.context} "
         f"tokens each beside the model's {gb(need.total)}, {name_of(home)} has "
         f"{gb(placement.memory.free[home])}: use --batch {max(1, largest)} or less, shorter "
         "sequences or --dtype bfloat16"

@@ -46,6 +46,7 @@ class Needs:
             "embedding_and_head_bytes": need.around,
             "packed_head_bytes": need.packed,
             "cache_bytes": need.cache,
+            "states_bytes": need.states,
             "passes_bytes": need.passes,
             "methods_bytes": self.methods,
             "total_bytes": need.total + sum(self.methods.values()),

@@ -16,6 +16,7 @@ from torch import nn
 
 from ppdbench.engine import packing
 from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.memory import states_bytes
 from ppdbench.engine.quantized import SCHEMES
 from ppdbench.errors import ConfigError
 from ppdbench.machine.garbage import import_for_good
@@ -33,7 +34,8 @@ class Footprint:
     layers: tuple[int, ...]  # the weights of each
     around: int  # embedding, final norm and head
     packed: int  # the packed copy of a head that shares the embedding's weights
-    cache: int  # keys and values
+    cache: int  # keys and values; of layers with a memory what they read
+    states: int  # of layers with a memory, as they are and as they were
     passes: int
     context: int
 
@@ -45,7 +47,7 @@ class Footprint:
     @property
     def total(self) -> int:
         """The bytes of all of it at once."""
-        return self.weights + self.cache + self.passes
+        return self.weights + self.kept + self.passes
 
     @property
     def at_home(self) -> int:
@@ -53,9 +55,14 @@ class Footprint:
         return self.around + self.packed + self.passes
 
     @property
-    def cache_per_weight(self) -> float:
-        """Bytes of keys and values for each byte of a layer's weights."""
-        return self.cache / sum(self.layers)
+    def kept(self) -> int:
+        """All that is kept of one sequence."""
+        return self.cache + self.states
+
+    @property
+    def kept_per_weight(self) -> float:
+        """Bytes that are kept of a sequence for each byte of a layer's weights."""
+        return self.kept / sum(self.layers)
 
 
 def on_meta(config: Any, dtype: torch.dtype, **how: Any) -> Any:
@@ -84,6 +91,7 @@ def measure(model: Any, device: torch.device, context: int, scheme: str | None =
         around=_bytes(model) - plain,
         packed=_packed_copy(adapter, device),
         cache=adapter.cache_shape().bytes(context),
+        states=states_bytes(adapter.layers, adapter.anatomy.memories, adapter.hidden_size),
         passes=context * row * itemsize,
         context=context,
     )
@@ -123,10 +131,11 @@ def _packed_copy(adapter: Adapter, device: torch.device) -> int:
 def check_fits(need: Footprint, place: str, free: int, ways: str) -> None:
     """Refuse a model that is larger than the memory it would go to, with what it consists of."""
     if need.total > free:
+        states = f"states {gb(need.states)}, " if need.states else ""
         raise ConfigError(
             f"model needs {gb(need.total)} (weights {gb(need.weights)}, keys and values of "
-            f"{need.context} tokens {gb(need.cache)}, passes {gb(need.passes)}), {place} has "
-            f"{gb(free)}: use {ways}"
+            f"{need.context} tokens {gb(need.cache)}, {states}passes {gb(need.passes)}), {place} "
+            f"has {gb(free)}: use {ways}"
         )
 
 

@@ -35,6 +35,9 @@ READ_AGAIN = 16
 # A state is kept before each pass of several rows, and of passes of one row before each so-manieth.
 APART = 16
 LATEST = 2
+# So many copies of a layer's states there are at most: the present one, the one behind the
+# prompt, and the latest of others.
+COPIES = 2 + LATEST
 CHAINS_ONLY = (
     "layers with a memory of their own read one row after another, so branches of a tree, rows "
     "that are no tokens and padding are not for this model; use a method that drafts chains "
@@ -120,7 +123,70 @@ class LayerMemory:
         return inputs + self.now.nbytes + sum(kept.nbytes for _, kept in self._marks)
 
 
-class RememberingCache(KVCache):
+class StatesByLayer:
+    """States as mixers ask for them, by the names and arguments that they have in transformers."""
+
+    def states(self, layer: int) -> States:
+        """The states of a layer as they are now."""
+        raise NotImplementedError
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The end of what a convolution has seen; None before the first row."""
+        return self.states(layer_idx).tails.get(state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The recurrent state, which may be written to; None before the first row."""
+        return self.states(layer_idx).recurrent.get(state_idx)
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: object,
+    ) -> Tensor:
+        """Take what a convolution sees next [batch, width, n]; the same behind what it saw."""
+        tails = self.states(layer_idx).tails
+        before = tails.get(state_idx)
+        if before is None:
+            length = conv_kernel_size or conv_states.shape[-1]
+            seen = pad(conv_states, (max(0, length - conv_states.shape[-1]), 0))
+        else:
+            length = before.shape[-1]
+            seen = torch.cat([before, conv_states], dim=-1)
+        tails[state_idx] = seen[..., -length:].clone()
+        return seen
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: object
+    ) -> Tensor:
+        """Take a new recurrent state."""
+        self.states(layer_idx).recurrent[state_idx] = recurrent_states
+        return recurrent_states
+
+    def is_recording_past(self, layer_idx: int = 0) -> bool:
+        """False: no more of what a convolution saw is kept than it looks at."""
+        return False
+
+
+class _Counted(StatesByLayer):
+    """States that are only counted."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, States] = {}
+
+    def states(self, layer: int) -> States:
+        """The states of a layer, none at first."""
+        return self._held.setdefault(layer, States())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they would take."""
+        return sum(states.nbytes for states in self._held.values())
+
+
+class RememberingCache(StatesByLayer, KVCache):
     """The cache of a model some of whose layers have a memory of their own.
 
     Mixers ask it for their states, and hand it new ones, as they would a cache of transformers.
@@ -136,6 +202,10 @@ class RememberingCache(KVCache):
     ) -> None:
         super().__init__(shape, capacity, batch=batch, layers=layers)
         self._memories = {i: LayerMemory(capacity) for i in self.layers if i in shape.remembering}
+
+    def states(self, layer: int) -> States:
+        """The states of a layer behind the rows that it has read."""
+        return self._memories[layer].now
 
     def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
         """Announce a pass; one whose rows do not follow each other is refused."""
@@ -165,47 +235,6 @@ class RememberingCache(KVCache):
         memory.length = step.end
         return pad(out[:, -new.shape[1] :], (0, 0, 0, step.idle))
 
-    # What mixers ask for, by the names and arguments that they have in transformers
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """The end of what a convolution has seen; None before the first row."""
-        return self._memories[layer_idx].now.tails.get(state_idx)
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """The recurrent state, which may be written to; None before the first row."""
-        return self._memories[layer_idx].now.recurrent.get(state_idx)
-
-    def update_conv_state(
-        self,
-        conv_states: Tensor,
-        layer_idx: int,
-        state_idx: int = 0,
-        conv_kernel_size: int | None = None,
-        **_: object,
-    ) -> Tensor:
-        """Take what a convolution sees next [batch, width, n]; the same behind what it saw."""
-        tails = self._memories[layer_idx].now.tails
-        before = tails.get(state_idx)
-        if before is None:
-            length = conv_kernel_size or conv_states.shape[-1]
-            seen = pad(conv_states, (max(0, length - conv_states.shape[-1]), 0))
-        else:
-            length = before.shape[-1]
-            seen = torch.cat([before, conv_states], dim=-1)
-        tails[state_idx] = seen[..., -length:].clone()
-        return seen
-
-    def update_recurrent_state(
-        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: object
-    ) -> Tensor:
-        """Take a new recurrent state."""
-        self._memories[layer_idx].now.recurrent[state_idx] = recurrent_states
-        return recurrent_states
-
-    def is_recording_past(self, layer_idx: int = 0) -> bool:
-        """False: no more of what a convolution saw is kept than it looks at."""
-        return False
-
     def wipe(self) -> None:
         """Forget all numbers, after a pass that wrote NaN."""
         super().wipe()
@@ -216,6 +245,22 @@ class RememberingCache(KVCache):
     def nbytes(self) -> int:
         """Memory held."""
         return super().nbytes + sum(memory.nbytes for memory in self._memories.values())
+
+
+def states_bytes(layers: Sequence[nn.Module], memories: Sequence[str | None], width: int) -> int:
+    """Memory of the states of layers on the meta device, copies to go back to included.
+
+    Each mixer reads one row of `width` numbers there, which costs nothing but says what it keeps.
+    """
+    there = _Counted()
+    for layer, path in zip(layers, memories, strict=True):
+        if path is None:
+            continue
+        mixer = layer.get_submodule(path)
+        taken = inspect.signature(inspect.unwrap(type(mixer).forward)).parameters
+        row = torch.empty(1, 1, width, device="meta", dtype=next(mixer.parameters()).dtype)
+        mixer(row, **{next(name for name in CACHES if name in taken): there})
+    return COPIES * there.nbytes
 
 
 def _one_by_one(run: Run, rows: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class FreeMemory:
                 f"embedding, head and passes of {need.context} tokens need {gb(need.at_home)}, "
                 f"{name_of(self.home)} has {gb(self.free[self.home])}; {SHORTER}"
             )
-        share = 1 / (1 + need.cache_per_weight)
+        share = 1 / (1 + need.kept_per_weight)
         return {place: int(size * share) for place, size in left.items()}
 
 
@@ -125,7 +125,7 @@ def refuse_too_large(spec: ModelSpec, placement: Placement) -> None:
             *(["--dtype bfloat16"] if spec.dtype in ("auto", "float32") else []),
             *([f"--quantize {' or '.join(SCHEMES)}"] if spec.quantize is None else []),
             *(["--device-map auto"] if spec.quantize is None else []),
-            *(["shorter sequences"] if need.cache + need.passes > need.total / 4 else []),
+            *(["shorter sequences"] if need.kept + need.passes > need.total / 4 else []),
         ]
         check_fits(need, name_of(home), memory.free[home], ", ".join(ways) or "a smaller model")
         return
@@ -155,7 +155,7 @@ def spread(places: DeviceMap, adapter: Adapter, need: Footprint) -> dict[Place, 
     for i, size in enumerate(need.layers):
         place = places[adapter.layer_path(i)]
         held[place] += size
-        held[home if place == DISK else place] += need.cache // len(need.layers)
+        held[home if place == DISK else place] += need.kept // len(need.layers)
     return dict(held)
 
 
@@ -188,7 +188,7 @@ def _distributed(mode: str, adapter: Adapter, need: Footprint, memory: FreeMemor
             return found
         if rooms[home] == 0:
             raise ConfigError(
-                f"keys and values of {need.context} tokens need {gb(need.cache)}, too much for "
+                f"keys and values of {need.context} tokens need {gb(need.kept)}, too much for "
                 f"{name_of(home)} with {gb(memory.free[home])}, where layers on disk keep theirs; "
                 f"{SHORTER}"
             )

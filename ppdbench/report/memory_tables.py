@@ -13,13 +13,14 @@ PARTS = {
     "embedding_and_head_bytes": "embedding, norms, head",
     "packed_head_bytes": "packed copy of a tied head",
     "cache_bytes": "keys and values of {context} tokens",
+    "states_bytes": "states of layers with a memory",
     "passes_bytes": "passes of {context} rows",
 }
 
 
 def memory_sheets(needs: Mapping[str, Any]) -> list[Sheet]:
     """Show the parts of a model's memory, and what each place would hold of it."""
-    rows = [(PARTS[name].format(**needs), needs[name] / GB) for name in PARTS if needs[name]]
+    rows = [(PARTS[name].format(**needs), needs[name] / GB) for name in PARTS if needs.get(name)]
     rows += [(f"{name}: what it adds", size / GB) for name, size in needs["methods_bytes"].items()]
     rows.append(("together", needs["total_bytes"] / GB))
     digits = {"GB": 3, "free GB": 3}

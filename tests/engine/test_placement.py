@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.families import tiny
 from ppdbench.engine import placement, synthetic
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.footprint import Footprint, measure, on_meta
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.placement import DeviceMap, FreeMemory, Place, device_map, spread
+from ppdbench.engine.session import Session
 from ppdbench.engine.shapes import parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
@@ -56,7 +58,25 @@ def test_weights_are_counted_to_the_byte_before_they_are_there(
     tables = sum(b.numel() * b.element_size() for b in model.model.buffers())
     assert need.weights == model.weight_bytes() - tables
     assert need.cache == KVCache(model.cache_shape, 64).nbytes
+    assert need.states == 0
     assert need.total == need.weights + need.cache + need.passes
+
+
+@pytest.mark.parametrize("family", ["lfm2", "falcon_h1", "mamba", "qwen3_next"])
+@torch.inference_mode()
+def test_states_are_counted_to_the_byte_with_the_copies_that_rejected_drafts_need(
+    family: str,
+) -> None:
+    model = tiny(family)
+    need = measure(on_meta(model.config, torch.float32), CPU, 64)
+    session = Session(StagedModel(model), 64)
+    session.reset(list(range(20)))
+    session.prefill()
+    for _ in range(4):
+        session.forward(session.ids([3, 4, 5]))
+    assert need.states > 0
+    assert session.cache.nbytes == need.cache + need.states
+    assert need.total == need.weights + need.cache + need.states + need.passes
 
 
 def test_half_the_type_is_half_the_memory() -> None:
