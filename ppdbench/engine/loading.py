@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +22,7 @@ from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.gguf import settings, source, weights, words
 from ppdbench.engine.gguf.file import GgufFile, read
 from ppdbench.engine.offload import NOTHING, StoredWeights
+from ppdbench.engine.packed_levels import Packing, plain_weights
 from ppdbench.engine.pass_check import TEXT
 from ppdbench.engine.placement import DISK, Placement, check_asked, place_parts, refuse_too_large
 from ppdbench.engine.quantized import check_scheme, check_stored, keep_types, plain_again, quantize
@@ -410,9 +411,9 @@ def _from_pretrained(
     is_quantised = check_stored(config, spec.name, spec.quantize)
     if mixed:
         _check_whole(spec, getattr(config, "quantization_config", None) is not None)
-    format_of = None
+    format_of, made_plain = None, None
     if (plain := plain_again(config)) is not None:
-        format_of, shared["quantization_config"] = plain
+        format_of, made_plain = plain
         if spec.device_map is not None:
             raise ConfigError(
                 f"{spec.name} holds weights in {format_of}, which become plain ones on one device; "
@@ -427,7 +428,11 @@ def _from_pretrained(
     elif placement.places is not None:
         _check_disk(path, spec, placement)
         shared["device_map"] = placement.places
-    if mixed:
+    if made_plain is not None and not isinstance(made_plain, Packing):
+        shared["quantization_config"] = made_plain
+    if isinstance(made_plain, Packing):
+        model, report = _made_plain(path, spec, config, made_plain, dtype)
+    elif mixed:
         model, report = text_part.load(path, stored, dtype, check=spec.family_check, **shared)
         setattr(model, PART_OF, stored.model_type)
     else:
@@ -440,6 +445,39 @@ def _from_pretrained(
     if "device_map" not in shared:
         model = model.to(_first_place(spec, device))
     return model.eval(), tokenizer
+
+
+def _made_plain(
+    path: str, spec: ModelSpec, config: Any, packing: Packing, dtype: torch.dtype
+) -> tuple[Any, Any]:
+    """A model whose packed weights are made plain, and what transformers reports of loading it."""
+    from transformers import GenerationConfig
+
+    tensors = plain_weights(_weight_files(path, spec), packing, dtype, spec.name)
+    kind: Any = type(on_meta(config, dtype, trust_remote_code=spec.trust_remote_code))
+    loaded: tuple[Any, Any] = kind.from_pretrained(
+        None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+    )
+    with suppress(OSError):  # some have none
+        shared = {"revision": spec.revision, "local_files_only": _how(spec)["local_files_only"]}
+        loaded[0].generation_config = GenerationConfig.from_pretrained(path, **shared)
+    return loaded
+
+
+def _weight_files(path: str, spec: ModelSpec) -> list[Path]:
+    """The safetensors files of a model, fetched from the hub where they have to be."""
+    if not Path(path).is_dir():
+        from huggingface_hub import snapshot_download
+
+        shared = _how(spec)
+        offline = shared["local_files_only"] or os.environ.get("HF_HUB_OFFLINE") == "1"
+        path = snapshot_download(
+            path,
+            revision=spec.revision,
+            allow_patterns="*.safetensors",
+            local_files_only=offline,
+        )
+    return sorted(Path(path).glob("*.safetensors"))
 
 
 def _check_whole(spec: ModelSpec, is_quantised: bool) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.families import transposed
+from ppdbench.engine.packed_levels import METHODS, Packing
 from ppdbench.errors import ConfigError, UnsupportedModel
 
 BLOCK = 64  # weights of 4 bits that share a scale
@@ -107,6 +108,9 @@ def check_stored(config: Any, name: str, asked: str | None) -> bool:
     method = str(facts.get("quant_method"))
     if method in PLAIN_AGAIN:
         return False
+    if method in METHODS:
+        Packing.of(facts, name)
+        return False
     if method == "bitsandbytes" and facts.get("load_in_4bit"):
         _check_library(name, "bitsandbytes")
     elif method == "torchao" and _types(facts.get("quant_type")) <= WEIGHT_ONLY:
@@ -115,26 +119,30 @@ def check_stored(config: Any, name: str, asked: str | None) -> bool:
         kind = "bitsandbytes in 8 bits" if method == "bitsandbytes" else method
         raise UnsupportedModel(
             f"{name} is quantised by {kind}, and rows of a pass must not depend on each other; "
-            "supported: bitsandbytes in 4 bits, torchao weight-only, fp8 and mxfp4 (which become "
-            "plain weights on loading). Use the plain model, with "
+            "supported: bitsandbytes in 4 bits, torchao weight-only, and fp8, mxfp4, gptq and awq, "
+            "which become plain weights on loading. Use the plain model, with "
             f"--quantize {' or '.join(SCHEMES)} if need be"
         )
     return True
 
 
 def plain_again(config: Any) -> tuple[str, Any] | None:
-    """The format of stored weights that become plain ones, and how to ask transformers for it.
+    """The format of stored weights that become plain ones, and how they do.
+
+    That is what to ask transformers for, or a `Packing` of which it needs others' libraries.
 
     `config` is then that of a plain model.
     """
     stored = getattr(config, "quantization_config", None)
     facts = {} if stored is None else _facts(stored)
     method = str(facts.get("quant_method"))
-    if method not in PLAIN_AGAIN:
+    if method not in (*PLAIN_AGAIN, *METHODS):
         return None
+    del config.quantization_config
+    if method in METHODS:
+        return method, Packing.of(facts, method)
     import transformers
 
-    del config.quantization_config
     asked = getattr(transformers, PLAIN_AGAIN[method])
     return method, asked.from_dict({**facts, "dequantize": True})
 

@@ -556,7 +556,7 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     experts: Count | None = None
     """Experts of a layer, in models that have them and choose some of them for each token."""
     stored_as: Name | None = None
-    """The format of the stored weights, `fp8` or `mxfp4`, where they became plain ones."""
+    """The format of the stored weights (fp8, mxfp4, gptq, awq), where they became plain ones."""
     part_of: Name | None = None
     """The `model_type` of the model for text and more whose text part ran."""
 

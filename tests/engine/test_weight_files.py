@@ -179,7 +179,7 @@ def test_experts_in_mxfp4_become_the_plain_ones_that_they_stand_for(tmp_path: Pa
     assert ours(folder) == truth(model)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors", "fbgemm_fp8"])
+@pytest.mark.parametrize("method", ["aqlm", "higgs", "compressed-tensors", "fbgemm_fp8"])
 def test_formats_that_do_not_run_are_named_in_one_line(method: str, tmp_path: Path) -> None:
     model = stock_model("llama", vocab_size=300)
     model.save_pretrained(tmp_path)
