@@ -25,7 +25,6 @@ from ppdbench.report.page.sections.setting import told_of
 from ppdbench.report.page.sections.speed import losses
 from ppdbench.report.pictures.drawing import Drawing
 from ppdbench.report.sheet import Cell, Sheet
-from ppdbench.runs.store import HEADER
 from ppdbench.tables import TABLES
 from ppdbench.tables.steps import missing, stored_runs
 
@@ -66,14 +65,18 @@ def make(asked: ShowcaseAsked, failed: Sequence[str]) -> Path:
 
 
 def _folders(asked: ShowcaseAsked) -> list[Path]:
-    """The runs that the report is about: those that have begun."""
+    """The runs that the report is about: those that have finished any example."""
     places = [
         asked.place(dtype) / name for name in (PROBE, DRAFTS, BENCH) for dtype in asked.dtypes
     ]
-    there = [place for place in places if (place / HEADER).is_file()]
+    there = [place for place in places if _has_samples(place)]
     if not there:
         raise ConfigError(f"{asked.folder} holds no run yet; run the showcase without --page")
     return there
+
+
+def _has_samples(place: Path) -> bool:
+    return any(file.stat().st_size for file in place.glob("samples*.jsonl"))
 
 
 def _front(asked: ShowcaseAsked, benches: Sequence[Run], failed: Sequence[str]) -> Section:

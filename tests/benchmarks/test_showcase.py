@@ -164,6 +164,10 @@ def test_an_estimate_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_page_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = tmp_path / "runs/bfloat16/probe"  # and interrupted before its first example
+    begun.mkdir(parents=True)
+    (begun / "run.json").write_text("{}", "utf-8")
+    (begun / "samples.jsonl").touch()
     assert showcase.main([str(tmp_path), "--model", SMALL, "--page"]) == 2
     assert "holds no run yet" in capsys.readouterr().err
 
