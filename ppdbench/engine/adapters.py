@@ -130,7 +130,7 @@ class Adapter:
     def place(self, words: Tensor, positions: Tensor, first: int = 0) -> Tensor:
         """Words, or what is trained to stand for one, at their positions.
 
-        Those of a pass [batch or 1, query], of which the words have some, from `first` on.
+        Those of a pass [1, query], of which the words have some, from `first` on.
         """
         if self.family.positions is None:
             return words
@@ -214,7 +214,7 @@ class Adapter:
         return kind
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
-        """cos and sin of the step's positions: [batch or 1, query, rotary_dim]."""
+        """cos and sin of the step's positions: [1, query, rotary_dim]."""
         if not self.anatomy.tables:
             return None
         tables = self._rotary[kind, step.positions.device]

@@ -38,11 +38,11 @@ class CacheShape:
     """Layers with a memory of their own, which keep their inputs, `hidden` wide."""
     hidden: int = 0
 
-    def bytes(self, capacity: int, batch: int = 1) -> int:
+    def bytes(self, capacity: int) -> int:
         """Memory that `capacity` rows take over all layers."""
         held = 2 * (self.n_layers - len(self.rowless)) * self.n_heads * self.head_dim
         row = (held + len(self.remembering) * self.hidden) * self.dtype.itemsize
-        return row * capacity * batch
+        return row * capacity
 
     def seen_bytes(self, layers: range, length: int) -> int:
         """Bytes of keys and values that a pass over `layers` looks at among `length` rows."""
@@ -62,7 +62,7 @@ class Rows(Protocol):
 
 
 class KVCache:
-    """Keys and values of the layers in `layers`: [batch, heads, capacity, head_dim] each.
+    """Keys and values of the layers in `layers`: [1, heads, capacity, head_dim] each.
 
     Layers may stand at different lengths (self-speculation drafts with the lower ones
     only). A pass may start at or before a layer's length, which drops what lay behind;
@@ -74,16 +74,14 @@ class KVCache:
         shape: CacheShape,
         capacity: int,
         *,
-        batch: int = 1,
         layers: range | None = None,
     ) -> None:
         self.shape = shape
         self.capacity = capacity
-        self.batch = batch
         self.layers = range(shape.n_layers) if layers is None else layers
         self.lengths = dict.fromkeys(self.layers, 0)
         self._step: Step | None = None
-        size = (2, batch, shape.n_heads, capacity, shape.head_dim)
+        size = (2, 1, shape.n_heads, capacity, shape.head_dim)
         # One block for neighbours on one device, so that rows of all move at once.
         self._blocks: list[tuple[range, Tensor]] = []
         groups = groupby(self.layers, lambda i: (shape.devices[i], i in shape.rowless))
@@ -162,7 +160,7 @@ class KVCache:
         return max(0, step.key_length - window)
 
     def blocks(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return all rows of `layer`, held or not: [batch, heads, capacity, head_dim] each."""
+        """Return all rows of `layer`, held or not: [1, heads, capacity, head_dim] each."""
         return self._keys[layer], self._values[layer]
 
     def wipe(self) -> None:
@@ -200,7 +198,7 @@ class KVCache:
             block[..., target, :] = block[..., source, :]
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The keys and values that `layer` holds: [batch, heads, length, head_dim]."""
+        """The keys and values that `layer` holds: [1, heads, length, head_dim]."""
         length = self.lengths[layer]
         return self._keys[layer][:, :, :length], self._values[layer][:, :, :length]
 

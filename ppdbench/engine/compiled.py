@@ -202,7 +202,7 @@ class CompiledLayers:
         """The pass of this step, if it is one that was compiled."""
         here = self._here
         n = here.fitting(step.n_query)
-        if n is None or cache.batch != 1 or step.given or step.key_length < 2:
+        if n is None or step.given or step.key_length < 2:
             return None  # of sizes 0 and 1 tracing makes constants
         idle = n - step.n_query
         last = cache.capacity - idle

@@ -228,7 +228,7 @@ def _windows(cache: KVCache, layers: range) -> list[int | None]:
 
 
 def _mask(step: Step, window: int | None, keys: int, idle: int) -> Tensor:
-    """Make the mask, [batch or 1, 1, row, key]; idle rows see all, so that nothing is NaN."""
+    """Make the mask, [1, 1, row, key]; idle rows see all, so that nothing is NaN."""
     mask = step.mask(window)
     assert mask is not None
     hidden = pad(mask, (0, keys - step.key_length), value=False)

@@ -2,8 +2,7 @@
 
 A `Step` is plain data made before the layers run, so that nothing inside them depends on
 the host. Rows are slots of the cache; positions are what the model is told. They differ
-for left-padded batches (row = position + padding) and for trees (siblings share a
-position, never a row).
+for trees (siblings share a position, never a row).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 # Rows that join a pass behind a tree: the rows that each one sees, and how deep it stands.
 Joined = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
-# Where queries and keys stand: [batch or 1, query] and [batch or 1, key].
+# Where queries and keys stand: [1, query] and [1, key].
 Places = tuple[Tensor, Tensor]
 
 # Chains of up to so many rows take their masks from one table that is made once.
@@ -87,10 +86,10 @@ def _by_depth(seen: np.ndarray, depths: np.ndarray, itself: int) -> np.ndarray:
 class Step:
     """One pass over `n_query` new rows that start at cache row `start`.
 
-    `contiguous` says that positions are start, start+1, ... for every sequence, so that
+    `contiguous` says that positions are start, start+1, ..., so that
     position tables can be sliced instead of gathered. `visible` is None where causal
-    order alone decides (one query, or a prefill from row 0); else a mask [batch or 1,
-    query, key], which may be part of a table that other steps share: never written to. `rows`
+    order alone decides (one query, or a prefill from row 0); else a mask [1, query,
+    key], which may be part of a table that other steps share: never written to. `rows`
     holds the rows to write as a tensor, for shapes that stay fixed; `idle` of them, the last,
     only fill up the shape, and `known` says whether the host knows where the others are.
     `given` are keys and values that are not left to the layers. `sights` says of a tree what
@@ -100,7 +99,7 @@ class Step:
     start: int
     n_query: int
     key_length: int
-    positions: Tensor  # [batch or 1, query]
+    positions: Tensor  # [1, query]
     contiguous: bool
     visible: Tensor | None = None
     # For windows to measure; worked out only where there are some.
@@ -127,7 +126,7 @@ class Step:
         return self.start + self.n_query - self.idle
 
     def key_places(self) -> Tensor:
-        """The positions of the keys that are looked at, [batch or 1, key]."""
+        """The positions of the keys that are looked at, [1, key]."""
         if self.places is not None:
             return self.places()[1]
         return torch.arange(self.key_length, device=self.positions.device)[None]
@@ -152,7 +151,7 @@ class Step:
         return queries.to(device), keys.to(device)
 
     def mask(self, window: int | None) -> Tensor | None:
-        """The boolean mask [batch or 1, 1, query, key] for layers with this window."""
+        """The boolean mask [1, 1, query, key] for layers with this window."""
         if self.visible is None:
             return None
         if window is None:
@@ -165,7 +164,7 @@ class Step:
         return self._windowed[window]
 
     def added(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
-        """The same as numbers added to scores, [batch or 1, 1, groups * query, key].
+        """The same as numbers added to scores, [1, 1, groups * query, key].
 
         Each layer would make them of booleans anew. `groups` query heads share a KV head, as
         rows of one product; a single query is broadcast to them.
@@ -218,14 +217,14 @@ class StepMaker:
         self._below = lru_cache(maxsize=KEPT_PARTS)(self._cut_below)
 
     def prefill(self, n_query: int) -> Step:
-        """The first tokens of one unpadded sequence."""
+        """The first tokens of a sequence."""
         step = Step(0, n_query, n_query, self.index[:, :n_query], contiguous=True, in_line=True)
         if n_query > 1 and self.window is not None and n_query > self.window:
             self._causal(step)
         return step
 
     def chain(self, start: int, n_query: int) -> Step:
-        """Consecutive tokens of one unpadded sequence; keys are exactly the rows so far."""
+        """Consecutive tokens of a sequence; keys are exactly the rows so far."""
         end = start + n_query
         step = Step(start, n_query, end, self._rows(start, end), contiguous=True, in_line=True)
         if self.shape is not None:
@@ -340,26 +339,6 @@ class StepMaker:
             sights=tree.sights,
         )
         return step if self.shape is None else self._filled_up(step, self.shape)
-
-    def padded(self, start: int, n_query: int, padding: Tensor) -> Step:
-        """Consecutive tokens of sequences padded on the left by `padding` rows each: [batch]."""
-        end = start + n_query
-        rows, keys = self.index[:, start:end], self.index[:, :end]
-        causal = keys[:, None, :] <= rows[:, :, None]  # [1, query, key]
-        real = keys >= padding[:, None]  # [batch, key]
-        # A padding row must see something, or its softmax would be NaN: itself.
-        itself = keys[:, None, :] == rows[:, :, None]
-        return Step(
-            start=start,
-            n_query=n_query,
-            key_length=end,
-            positions=(rows - padding[:, None]).clamp(min=0),
-            contiguous=False,
-            visible=(causal & real[:, None, :]) | itself,
-            # Rows, not positions: within a sequence their distance is the same, and padding
-            # has no positions of its own.
-            places=lambda: (rows, keys),
-        )
 
 
 def behind(length: int, reach: Tensor, positions: Tensor, own: Tensor) -> Step:

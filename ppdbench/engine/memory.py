@@ -40,7 +40,7 @@ LATEST = 2
 COPIES = 2 + LATEST
 CHAINS_ONLY = (
     "layers with a memory of their own read one row after another, so branches of a tree, rows "
-    "that are no tokens and padding are not for this model; use a method that drafts chains "
+    "that are no tokens are not for this model; use a method that drafts chains "
     "(prompt-lookup, speculative, layerskip, draft-verify, jacobi), one sequence at a time"
 )
 
@@ -197,10 +197,9 @@ class RememberingCache(StatesByLayer, KVCache):
         shape: CacheShape,
         capacity: int,
         *,
-        batch: int = 1,
         layers: range | None = None,
     ) -> None:
-        super().__init__(shape, capacity, batch=batch, layers=layers)
+        super().__init__(shape, capacity, layers=layers)
         self._memories = {i: LayerMemory(capacity) for i in self.layers if i in shape.remembering}
 
     def states(self, layer: int) -> States:

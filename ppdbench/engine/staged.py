@@ -122,12 +122,11 @@ class StagedModel:
         self,
         capacity: int,
         *,
-        batch: int = 1,
         layers: range | None = None,
         spare: int = 0,
         fixed_rows: int | None = None,
     ) -> tuple[KVCache, StepMaker]:
-        """A cache for sequences of up to `capacity` tokens, and the maker of its steps.
+        """A cache for a sequence of up to `capacity` tokens, and the maker of its steps.
 
         `spare` rows hold the branches of trees that the sequence will not keep. `fixed_rows`
         gives every decoding pass that many query rows and one key length.
@@ -136,7 +135,7 @@ class StagedModel:
         rows = capacity + spare
         shape = None if fixed_rows is None else FixedShape(fixed_rows, rows)
         kind = memory.RememberingCache if self.cache_shape.remembering else KVCache
-        cache = kind(self.cache_shape, rows + (fixed_rows or 0), batch=batch, layers=layers)
+        cache = kind(self.cache_shape, rows + (fixed_rows or 0), layers=layers)
         window = self.adapter.narrowest_window
         return cache, StepMaker(cache.capacity, self.device, window, shape)
 

@@ -4,23 +4,33 @@ Decoding goes on undisturbed and only keeps the hidden states it passes; the hea
 to them afterwards, in blocks of many rows, which costs a fraction of one call per layer and
 step and bounds the memory whatever the vocabulary. A rank is the number of strictly larger
 logits, so that one pass answers for every k: match iff rank < k.
+
+Sequences that are probed together decode in a batch (`decoding/batch.py`), where the next one
+takes the place of one that ends; the head is applied to the states of as many at once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from ppdbench.decoding.sampling import Target
+from ppdbench.decoding.batch import Batch
+from ppdbench.decoding.decoded import Decoded
+from ppdbench.decoding.decoder import Decoder, Request, Setup
+from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded
-from ppdbench.engine.session import PaddedBatch
+from ppdbench.engine.reading import Reading
+from ppdbench.engine.session import Session
 from ppdbench.engine.vocabulary import ranks_of
 from ppdbench.errors import NumericalError
+from ppdbench.machine.clock import Clock
 
 LOGITS_BUDGET = 16 << 20  # bytes of logits computed at once; comparing takes as much again
 HIDDEN_BUDGET = 32 << 20  # bytes of hidden states kept before they are turned into ranks
@@ -32,22 +42,29 @@ RanksByLayer = dict[int, list[int]]  # layers run -> rank per position
 class ProbedSequence:
     """The results for one sequence."""
 
-    output_ids: list[int]
-    ranks: RanksByLayer
+    output_ids: list[int] = field(default_factory=list)
+    ranks: RanksByLayer = field(default_factory=dict)
     head_ranks: RanksByLayer = field(default_factory=dict)
     predictions: dict[int, list[int]] = field(default_factory=dict)
     elapsed_ms: float = 0.0
 
-    def cut(self, length: int) -> None:
-        """Forget all positions from `length` on."""
-        del self.output_ids[length:]
-        for ranks in (self.ranks, self.head_ranks, self.predictions):
-            for values in ranks.values():
-                del values[length:]
+    def of(self, kind: str) -> RanksByLayer:
+        """What a layer's head says: the model's `own`, a `trained` one, or its `predictions`."""
+        kinds = {"own": self.ranks, "trained": self.head_ranks, "predictions": self.predictions}
+        return kinds[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt to probe, what its tokens are drawn with, and whose it is."""
+
+    prompt: list[int]
+    generator: torch.Generator
+    name: str = ""
 
 
 class Prober:
-    """Decodes batches of prompts and ranks their tokens in the layers asked for.
+    """Decodes prompts, several at once, and ranks their tokens in the layers asked for.
 
     `predictions` also keeps every layer's own first choice, for the token grid.
     """
@@ -63,19 +80,19 @@ class Prober:
     ) -> None:
         self.loaded = loaded
         self.model = loaded.staged
-        self.layers = list(layers)
+        self.layers = sorted(layers)
         self.heads = {n: head for n, head in (heads or {}).items() if n in self.layers}
         self.predictions = predictions
         self.capacity = capacity
-        self._batches: dict[int, PaddedBatch] = {}
+        self._made: Batch | None = None
 
-    def _batch(self, size: int) -> PaddedBatch:
-        if size not in self._batches:
-            self._batches.clear()  # one cache at a time
-            self._batches[size] = PaddedBatch(self.model, self.capacity, size)
-        return self._batches[size]
+    @property
+    def batch(self) -> Batch:
+        """The batch that sequences decode in, over passes as they were when one was first asked."""
+        if self._made is None:
+            self._made = Batch(Setup(self.loaded, self.capacity))
+        return self._made
 
-    @torch.inference_mode()
     def probe(
         self,
         prompts: list[list[int]],
@@ -86,28 +103,37 @@ class Prober:
         stop_at: frozenset[int] = frozenset(),
         names: Sequence[str] = (),
     ) -> list[ProbedSequence]:
-        """Generate `n_tokens` after each prompt, whatever they are, and rank them.
+        """Generate `n_tokens` after each prompt, all at once, and rank them.
 
         With `stop_at` an output ends at the first of these ids, that id included.
         """
-        started = time.perf_counter()
-        batch = self._batch(len(prompts))
-        kept = _Kept(self, names)
-        logits = batch.prefill(prompts, self.loaded.pad_id, tap=kept.tap)
-        tokens = kept.choose(logits, target, generators)
-        for _ in range(n_tokens - 1):
-            if stop_at and kept.all_stopped(stop_at):
-                break
-            logits = batch.advance(tokens, tap=kept.tap)
-            tokens = kept.choose(logits, target, generators)
-        results = kept.finish()
-        elapsed_ms = 1e3 * (time.perf_counter() - started) / len(prompts)
-        for result in results:
-            result.elapsed_ms = elapsed_ms
-            ends = [i for i, t in enumerate(result.output_ids) if t in stop_at]
-            if ends:
-                result.cut(ends[0] + 1)
-        return results
+        asked = list(map(Question, prompts, generators, names or [""] * len(prompts)))
+        found = dict(self.stream(asked, len(asked), target, Limits(n_tokens, stop_at)))
+        return [found[place] for place in range(len(asked))]
+
+    def stream(
+        self, asked: Iterable[Question], size: int, target: Target, limits: Limits
+    ) -> Iterator[tuple[int, ProbedSequence]]:
+        """Probe `size` prompts at a time; yield each, in groups, with its place among all."""
+        ranking, clock = _Ranking(self), Clock(self.model.device)
+        requests = (
+            (
+                (place, kept := ranking.begin(each.name)),
+                _Asked(each.prompt, limits, clock, Chooser(target, each.generator), kept=kept),
+            )
+            for place, each in enumerate(asked)
+        )
+        decoders = self.batch.prepare(lambda _: _Probe(), size)
+        group: list[tuple[int, _Kept]] = []
+        since = time.perf_counter()
+        for done in self.batch.decode(decoders, requests):
+            if done.error is not None:
+                raise done.error
+            group.append(done.key)
+            if len(group) == size:
+                yield from ranking.finish(group, since)
+                group, since = [], time.perf_counter()
+        yield from ranking.finish(group, since)
 
     def early_logits(self, layer: int, normed: Tensor, trained: bool) -> Tensor:
         """Logits after `layer` layers, through the model's head or the layer's trained one."""
@@ -117,120 +143,156 @@ class Prober:
 
 
 class _Kept:
-    """Hidden states and tokens of a decoding in progress, and the ranks made of them."""
+    """The tokens of a sequence in progress, and the hidden states that are not ranked yet."""
 
-    def __init__(self, prober: Prober, names: Sequence[str]) -> None:
-        self.prober = prober
-        self.names = names
-        self.wanted = frozenset(prober.layers)
-        self.last = prober.model.n_layers
-        self.hidden: dict[int, list[Tensor]] = {n: [] for n in prober.layers}
-        self.tokens: list[Tensor] = []  # [batch, 1] each, those already ranked included
+    def __init__(self, ranking: _Ranking, name: str) -> None:
+        self.ranking, self.name = ranking, name
+        self.output: list[int] = []
+        self.hidden: dict[int, list[Tensor]] = {n: [] for n in ranking.below}  # [1, hidden] each
         self.final_ranks: list[Tensor] = []
         self.peaks: list[Tensor] = []
+        self.found = ProbedSequence(self.output)
         self.ranked = 0
-        self.held = 0
-        self.blocks: dict[tuple[int, str], list[Tensor]] = {}  # [positions, batch] each
-        self.stopped: Tensor | None = None
 
     def tap(self, layer: int, hidden: Tensor) -> None:
         """Keep the newest position of a layer; a copy, so that a prefill can be freed."""
-        # The last layer's ranks come from the logits that chose the token.
-        if layer in self.wanted and layer < self.last:
+        if layer in self.hidden:
             newest = hidden[:, -1].clone() if hidden.shape[1] > 1 else hidden[:, 0]
             self.hidden[layer].append(newest)
-            self.held += newest.numel() * newest.element_size()
+            self.ranking.held += newest.numel() * newest.element_size()
 
-    def choose(self, logits: Tensor, target: Target, generators: list[torch.Generator]) -> Tensor:
-        """Pick the final tokens [batch, 1] and note their rank in the last layer."""
-        logits = logits[:, -1]
-        self.peaks.append(logits.amax(-1))
-        if not target.greedy:
-            self._check_final()  # nothing can be drawn from NaN
-        tokens = target.choose(logits, generators)
-        self.tokens.append(tokens)
-        if self.last in self.wanted:
-            self.final_ranks.append(ranks_of(logits, tokens[:, 0]))
-        if self.held >= HIDDEN_BUDGET:
-            self.rank_held()
-        return tokens
+    def choose(self, reading: Reading, session: Session, chooser: Chooser) -> Tensor:
+        """Pick the next token [1, 1] and note its rank in the last layer."""
+        self.peaks.append(reading.peaks[0, -1])
+        if not chooser.target.greedy:
+            self.check_final()  # nothing can be drawn from NaN
+        token = chooser.choose_last(reading, session.tokens)
+        # The last layer's ranks come from the logits that chose the token.
+        if self.ranking.ranks_last:
+            self.final_ranks.append(ranks_of(reading.logits[:, -1], token[0]))
+        self.output.append(int(token))
+        session.tokens.append(self.output[-1])
+        if self.ranking.held >= HIDDEN_BUDGET:
+            self.ranking.rank()
+        return token
 
-    def all_stopped(self, ids: frozenset[int]) -> bool:
-        """True if every sequence has met one of `ids`."""
-        newest = self.tokens[-1][:, 0]
-        now = torch.isin(newest, torch.tensor(sorted(ids), device=newest.device))
-        self.stopped = now if self.stopped is None else self.stopped | now
-        return bool(self.stopped.all())
+    def check_final(self) -> None:
+        """Refuse tokens that were chosen from NaN."""
+        finite = torch.isfinite(torch.stack(self.peaks))
+        if not bool(finite.all()):
+            self.refuse(self.ranking.last, int((~finite).nonzero()[0, 0]))
 
-    def rank_held(self) -> None:
-        """Turn the hidden states kept so far into ranks, and let them go."""
-        if self.ranked == len(self.tokens):
-            return
-        tokens = torch.stack([t[:, 0] for t in self.tokens[self.ranked :]])  # [positions, batch]
-        for layer, kept in self.hidden.items():
-            if kept:
-                self._rank_layer(layer, torch.stack(kept), tokens)
-                kept.clear()
-        self.ranked = len(self.tokens)
-        self.held = 0
-
-    def _rank_layer(self, layer: int, hidden: Tensor, tokens: Tensor) -> None:
-        prober = self.prober
-        device = prober.model.cache_shape.devices[-1]
-        rows = max(1, LOGITS_BUDGET // (prober.model.vocab_size * 4))
-        flat, flat_tokens = hidden.flatten(0, 1), tokens.flatten()
-        found: dict[str, list[Tensor]] = {}
-        for first in range(0, flat.shape[0], rows):
-            normed = prober.model.adapter.norm(flat[first : first + rows].to(device))
-            chosen = flat_tokens[first : first + rows]
-            for kind in ("own", "trained") if layer in prober.heads else ("own",):
-                logits = prober.early_logits(layer, normed, kind == "trained")
-                self._check(logits, layer, first, tokens.shape[1])
-                found.setdefault(kind, []).append(ranks_of(logits, chosen))
-                if prober.predictions and kind == "own":
-                    found.setdefault("predictions", []).append(logits.argmax(-1))
-        for kind, parts in found.items():
-            self.blocks.setdefault((layer, kind), []).append(torch.cat(parts).view(tokens.shape))
-
-    def _check(self, logits: Tensor, layer: int, first: int, batch: int) -> None:
-        low, high = logits.aminmax()
-        if not bool(torch.isfinite(low) & torch.isfinite(high)):
-            row = int((~torch.isfinite(logits)).any(-1).nonzero()[0, 0]) + first
-            self._refuse(layer, row // batch + self.ranked, row % batch)
-
-    def _refuse(self, layer: int, position: int, sequence: int) -> None:
-        name = f"example {self.names[sequence]}: " if self.names else ""
+    def refuse(self, layer: int, position: int) -> None:
+        """Say where logits are no numbers."""
+        name = f"example {self.name}: " if self.name else ""
         raise NumericalError(
             f"{name}NaN or infinite logits after layer {layer} at output position "
             f"{position + 1}; try --dtype float32 or check the weights"
         )
 
-    def _check_final(self) -> None:
-        peaks = torch.stack(self.peaks)
-        if not bool(torch.isfinite(peaks).all()):
-            position, sequence = (~torch.isfinite(peaks)).nonzero()[0].tolist()
-            self._refuse(self.last, position, sequence)
 
-    def finish(self) -> list[ProbedSequence]:
-        """The results of every sequence."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked(Request):
+    """A request that keeps what the layers give."""
+
+    kept: _Kept
+
+
+class _Probe(Decoder):
+    """Decoding token by token, whatever the tokens are."""
+
+    def decode(self, session: Session, request: Request) -> Decoded:
+        """Tokens of one prompt, and what layers gave for each."""
+        assert isinstance(request, _Asked)
+        kept, chooser = request.kept, request.chooser
+        session.reset(request.prompt)
+        token = kept.choose(session.read(session.run_prompt(tap=kept.tap)), session, chooser)
+        while (finish := request.limits.finish(kept.output)) is None:
+            reading = session.read(session.forward(token, tap=kept.tap))
+            token = kept.choose(reading, session, chooser)
+        return Decoded(tuple(kept.output), 0.0, (), finish)
+
+
+class _Ranking:
+    """Sequences in progress, and the ranks made of what layers gave for them."""
+
+    def __init__(self, prober: Prober) -> None:
+        self.prober = prober
+        self.last = prober.model.n_layers
+        self.below = [layer for layer in prober.layers if layer < self.last]
+        self.ranks_last = self.last in prober.layers
+        self.held = 0
+        self._kept: list[_Kept] = []
+
+    def begin(self, name: str) -> _Kept:
+        """Take in a sequence."""
+        self._kept.append(_Kept(self, name))
+        return self._kept[-1]
+
+    @torch.inference_mode()
+    def rank(self) -> None:
+        """Turn all hidden states kept so far into ranks, and let them go."""
+        parts = [(kept, len(kept.output) - kept.ranked) for kept in self._kept]
+        parts = [(kept, n) for kept, n in parts if n]
+        if parts:
+            tokens = torch.tensor([t for kept, n in parts for t in kept.output[-n:]])
+            for layer in self.below:
+                self._rank_layer(layer, parts, tokens)
+        for kept, n in parts:
+            kept.ranked += n
+        self.held = 0
+
+    def _rank_layer(self, layer: int, parts: Sequence[tuple[_Kept, int]], tokens: Tensor) -> None:
+        prober = self.prober
+        device = prober.model.cache_shape.devices[-1]
+        hidden = torch.cat([state for kept, n in parts for state in kept.hidden[layer][:n]])
+        rows = max(1, LOGITS_BUDGET // (prober.model.vocab_size * 4))
+        found: dict[str, list[Tensor]] = {}
+        for first in range(0, len(hidden), rows):
+            normed = prober.model.adapter.norm(hidden[first : first + rows].to(device))
+            for kind in ("own", "trained") if layer in prober.heads else ("own",):
+                logits = prober.early_logits(layer, normed, kind == "trained")
+                self._check(logits, layer, first, parts)
+                chosen = tokens[first : first + rows].to(logits.device)
+                found.setdefault(kind, []).append(ranks_of(logits, chosen))
+                if prober.predictions and kind == "own":
+                    found.setdefault("predictions", []).append(logits.argmax(-1))
+        for kind, blocks in found.items():
+            values = iter(torch.cat(blocks).tolist())
+            for kept, n in parts:
+                kept.found.of(kind).setdefault(layer, []).extend(islice(values, n))
+        for kept, n in parts:
+            del kept.hidden[layer][:n]
+
+    def _check(
+        self, logits: Tensor, layer: int, first: int, parts: Sequence[tuple[_Kept, int]]
+    ) -> None:
+        low, high = logits.aminmax()
+        if bool(torch.isfinite(low) & torch.isfinite(high)):
+            return
+        row = int((~torch.isfinite(logits)).any(-1).nonzero()[0, 0]) + first
+        for kept, n in parts:
+            if row < n:
+                kept.refuse(layer, kept.ranked + row)
+            row -= n
+
+    def finish(
+        self, group: Sequence[tuple[int, _Kept]], since: float
+    ) -> Iterator[tuple[int, ProbedSequence]]:
+        """Yield the results of sequences that have ended, each with its place."""
         # Lower layers first: what is wrong in one is wrong in all above it.
-        self.rank_held()
-        self._check_final()
-        tokens = torch.cat(self.tokens, dim=1).tolist()
-        results = [ProbedSequence(output, {}) for output in tokens]
-        for (layer, kind), parts in sorted(self.blocks.items()):
-            for result, values in zip(results, torch.cat(parts).T.tolist(), strict=True):
-                where = {
-                    "own": result.ranks,
-                    "trained": result.head_ranks,
-                    "predictions": result.predictions,
-                }[kind]
-                where[layer] = values
-        if self.final_ranks:
-            for result, values in zip(
-                results, torch.stack(self.final_ranks).T.tolist(), strict=True
-            ):
-                result.ranks[self.last] = values
-                if self.prober.predictions:
-                    result.predictions[self.last] = list(result.output_ids)
-        return results
+        self.rank()
+        for _, kept in group:
+            self._end(kept)
+        elapsed_ms = 1e3 * (time.perf_counter() - since)
+        for place, kept in group:
+            kept.found.elapsed_ms = elapsed_ms / len(group)
+            yield place, kept.found
+
+    def _end(self, kept: _Kept) -> None:
+        kept.check_final()
+        self._kept.remove(kept)
+        if self.ranks_last:
+            kept.found.ranks[self.last] = torch.cat(kept.final_ranks).tolist()
+            if self.prober.predictions:
+                kept.found.predictions[self.last] = list(kept.output)

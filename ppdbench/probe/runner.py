@@ -9,6 +9,7 @@ from functools import partial
 
 from ppdbench.bench.compiling import check_mode, settle
 from ppdbench.decoding.decoder import Decoder
+from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Target, generator_for
 from ppdbench.decoding.stock_check import hold_ranks
 from ppdbench.engine.heads import ExitHead, check_heads, load_heads
@@ -16,7 +17,7 @@ from ppdbench.engine.loading import Loaded
 from ppdbench.engine.truth import StockTruth
 from ppdbench.errors import ConfigError
 from ppdbench.probe.buckets import divisors
-from ppdbench.probe.match import ProbedSequence, Prober
+from ppdbench.probe.match import ProbedSequence, Prober, Question
 from ppdbench.runs.records import Compilation, ProbedSample
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.samples import Key
@@ -123,8 +124,9 @@ def run_probe(
 
 def _compile(config: ProbeConfig, ready: Ready) -> Compilation:
     """Compile the passes of one sequence where that pays, as in decoding."""
-    if config.batch_size > 1 and ready.loaded.staged.device.type == "cpu":
-        why = "on a CPU compiled passes are of one sequence"
+    if config.batch_size > 1:
+        on_cpu = ready.loaded.staged.device.type == "cpu"
+        why = f"{'on a CPU compiled' if on_cpu else 'captured'} passes are of one sequence"
         if config.compile == "on":
             raise ConfigError(f"--compile on: {why}; leave it or --batch-size out")
         return Compilation(mode=config.compile, rows=[], why=why)
@@ -173,24 +175,30 @@ def _probe_missing(
     report("probing", done, total)
     held = False
     for target, missing in left.items():
-        for batch in _batches(missing, config.batch_size):
-            results = prober.probe(
-                [item.ids for item in batch],
-                batch[0].max_new_tokens,
-                target,
-                [generator_for(config.seed, i.task.name, i.example.id) for i in batch],
-                stop_at=prober.loaded.eos_ids if config.stop_at_eos else frozenset(),
-                names=[item.example.id for item in batch],
-            )
-            if not held:
-                _hold(prober.loaded, batch[0], results[0])
-                held = True
-            for item, result in zip(batch, results, strict=True):
-                # Only an unbatched greedy probe is, pass for pass, the reference itself.
-                exact = target.greedy and config.batch_size == 1
+        # Only an unbatched greedy probe is, pass for pass, the reference itself.
+        exact = target.greedy and config.batch_size == 1
+        for of_task in _by_task(missing):
+            for place, result in _probed(config, prober, of_task, target):
+                item = of_task[place]
+                if not held:
+                    _hold(prober.loaded, item, result)
+                    held = True
                 folder.append(_sample(item, target, result, exact, item is shown))
-            done += len(batch)
-            report(f"probing {batch[0].task.name}", done, total)
+                done += 1
+                report(f"probing {item.task.name}", done, total)
+
+
+def _probed(
+    config: ProbeConfig, prober: Prober, items: Sequence[Item], target: Target
+) -> Iterator[tuple[int, ProbedSequence]]:
+    """Probe examples of one task; yield each when it is done, with its place."""
+    asked = [
+        Question(i.ids, generator_for(config.seed, i.task.name, i.example.id), i.example.id)
+        for i in items
+    ]
+    stop_at = prober.loaded.eos_ids if config.stop_at_eos else frozenset[int]()
+    limits = Limits(items[0].max_new_tokens, stop_at)
+    return prober.stream(asked, min(config.batch_size, len(items)), target, limits)
 
 
 def _hold(loaded: Loaded, item: Item, result: ProbedSequence) -> None:
@@ -203,16 +211,12 @@ def _key(item: Item, target: Target) -> Key:
     return item.key("probe", target.kind)
 
 
-def _batches(items: list[Item], size: int) -> Iterator[list[Item]]:
-    """Up to `size` neighbours of one task at a time."""
-    batch: list[Item] = []
+def _by_task(items: Sequence[Item]) -> list[list[Item]]:
+    """The examples of each task."""
+    found: dict[str, list[Item]] = {}
     for item in items:
-        if batch and (len(batch) == size or item.task is not batch[0].task):
-            yield batch
-            batch = []
-        batch.append(item)
-    if batch:
-        yield batch
+        found.setdefault(item.task.name, []).append(item)
+    return list(found.values())
 
 
 def _sample(

@@ -128,7 +128,7 @@ def test_early_exits_are_held_at_their_own_depth(
 def test_ranks_of_a_probe_are_held_layer_by_layer(
     name: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Padded batches too; a rank that is off by a few is found where it is no rounding."""
+    """Of batches, too; a rank that is off by a few is found where it is no rounding."""
     model = staged(name)
     loaded = Loaded(ModelSpec(), model, None, frozenset(), 0, "")
     prompts = [PROMPT, tokens(7, 5)][:batch]

@@ -16,7 +16,6 @@ PASSES = {
     "a chain": STEPS.chain(6, 3),
     "siblings": STEPS.tree(6, [-1, -1, -1]),
     "one row of a fixed shape": STEPS.fixed(torch.tensor([4]), 1, 9),
-    "a padded batch": STEPS.padded(6, 2, torch.tensor([0, 3])),
 }
 
 

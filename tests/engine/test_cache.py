@@ -31,7 +31,7 @@ def write(cache: KVCache, step: Step, *layers: int) -> dict[int, tuple[Tensor, T
     cache.begin(step, layers[0], layers[-1] + 1)
     first = step.start if step.rows is None else int(step.rows[0])
     numbers = torch.arange(first, first + step.n_query).float()[None, None, :, None]
-    numbers = numbers.expand(cache.batch, 2, -1, 4).to(cache.shape.dtype)
+    numbers = numbers.expand(1, 2, -1, 4).to(cache.shape.dtype)
     return {i: cache.update(numbers + 100 * i + 0.5, numbers + 100 * i, i) for i in layers}
 
 
@@ -161,11 +161,10 @@ def test_a_cache_of_some_layers_holds_those_alone() -> None:
         (3, [1, 2, 3, 4], [0, 1, 2, 4, 5, 6, 7]),
     ],
 )
-@pytest.mark.parametrize("batch", [1, 3])
 def test_keep_moves_the_rows_it_names_in_every_layer(
-    base: int, rows: list[int], left: list[float], batch: int
+    base: int, rows: list[int], left: list[float]
 ) -> None:
-    cache = KVCache(SHAPE, 8, batch=batch)
+    cache = KVCache(SHAPE, 8)
     write(cache, STEPS.chain(0, 8))
     cache.keep(base, rows)
     assert [row_numbers(cache, i) for i in range(3)] == [left] * 3
@@ -175,19 +174,16 @@ def test_keep_moves_the_rows_it_names_in_every_layer(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("batch", [1, 4])
-def test_rows_have_the_models_heads_and_dtype_and_nbytes_counts_them(
-    dtype: torch.dtype, batch: int
-) -> None:
+def test_rows_have_the_models_heads_and_dtype_and_nbytes_counts_them(dtype: torch.dtype) -> None:
     shape = replace(SHAPE, dtype=dtype)
-    cache = KVCache(shape, 16, batch=batch)
+    cache = KVCache(shape, 16)
     write(cache, STEPS.chain(0, 5))
     for kept in cache.rows(1):
-        assert kept.shape == (batch, 2, 5, 4)
+        assert kept.shape == (1, 2, 5, 4)
         assert kept.dtype == dtype
     # 3 layers, keys and values, 2 heads, 16 rows, 4 numbers each
-    assert cache.nbytes == batch * 3 * 2 * 2 * 16 * 4 * dtype.itemsize
-    assert shape.bytes(16, batch) == cache.nbytes
+    assert cache.nbytes == 3 * 2 * 2 * 16 * 4 * dtype.itemsize
+    assert shape.bytes(16) == cache.nbytes
 
 
 def test_a_new_cache_holds_zeros() -> None:
@@ -222,7 +218,7 @@ def test_a_single_query_reads_no_more_than_its_window() -> None:
 def test_several_queries_and_masked_ones_read_every_row_so_far() -> None:
     cache = KVCache(SHAPE, 8)
     write(cache, STEPS.chain(0, 4))
-    for step in (STEPS.chain(4, 2), STEPS.padded(4, 1, torch.tensor([2])), STEPS.tree(4, [-1])):
+    for step in (STEPS.chain(4, 2), STEPS.tree(4, [-1])):
         assert write(cache, step)[1][0].shape[2] == step.end
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import StepMaker
-from ppdbench.engine.session import PaddedBatch, Session
+from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel
 from tests.devices import CPU, FIRST, ORDER, devices, split
@@ -65,19 +65,6 @@ def test_keys_and_values_lie_where_their_layer_does(name: str) -> None:
     cache, _ = filled(split(name), tokens(9))
     for layer, device in enumerate(ORDER):
         assert {part.device for part in cache.blocks(layer)} == {device}
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "opt"])
-def test_padded_batches_run_over_several_devices(name: str) -> None:
-    prompts = [tokens(9), tokens(5, 1)]
-    for model in (split(name), whole(name)):
-        batch = PaddedBatch(model, CAPACITY, 2)
-        first = batch.prefill(prompts, 0)
-        out = (first, batch.advance(torch.tensor([[4], [5]])))
-        if model is split(name):
-            ours = out
-    for mine, truth in zip(ours, out, strict=True):
-        assert_near(mine, truth)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "opt"])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.graphs import CapturedFunction, Graphs, TensorCall
-from ppdbench.engine.session import PaddedBatch, Session
+from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
 from tests.decoding.matrix import Oracle, assert_exact, cases
@@ -149,23 +149,6 @@ def test_a_pass_at_the_end_of_the_cache_leaves_no_row_to_fill_up_and_runs_eagerl
         session.prefill()
         session.forward(session.ids([3, 4]))
     assert capture.made == 1  # the head over the prompt's last row
-
-
-@pytest.mark.parametrize("name", ["llama", WINDOWED[0]])
-def test_padded_batches_are_captured_too(name: str) -> None:
-    model, capture = captured(name, 1)
-
-    def answers() -> list[Tensor]:
-        batch = PaddedBatch(model, CAPACITY, 2)
-        first = batch.prefill([tokens(7), tokens(4, 1)], 0)
-        return [first, batch.advance(torch.tensor([[5], [6]])), batch.advance(first.argmax(-1))]
-
-    with torch.inference_mode():
-        with eager(model):
-            truth = answers()
-        for ours, expected in zip(answers(), truth, strict=True):
-            assert_near(ours, expected)
-    assert capture.made == 1
 
 
 def test_a_model_without_some_blocks_has_graphs_of_what_is_left() -> None:

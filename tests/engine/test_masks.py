@@ -182,34 +182,6 @@ def test_a_single_fixed_query_has_a_mask_too() -> None:
     assert drawn(STEPS.fixed(torch.tensor([3]), 1, 6).mask(None)) == ["xxxx.."]
 
 
-# Padding
-
-
-def test_padding_is_seen_by_nobody_but_itself() -> None:
-    step = STEPS.padded(0, 4, torch.tensor([0, 2]))
-    assert drawn(step.mask(None), 0) == ["x...", "xx..", "xxx.", "xxxx"]
-    assert drawn(step.mask(None), 1) == ["x...", ".x..", "..x.", "..xx"]
-    assert step.positions.tolist() == [[0, 1, 2, 3], [0, 0, 0, 1]]
-    assert not step.contiguous
-
-
-def test_padded_steps_go_on_where_the_prefill_ended() -> None:
-    step = STEPS.padded(4, 2, torch.tensor([0, 2]))
-    assert step.positions.tolist() == [[4, 5], [2, 3]]
-    assert drawn(step.mask(None), 1) == ["..xxx.", "..xxxx"]
-    assert drawn(step.mask(3), 0) == ["..xxx.", "...xxx"]
-    assert drawn(step.mask(3), 1) == ["..xxx.", "...xxx"]
-    assert (step.start, step.end, step.key_length) == (4, 6, 6)
-
-
-@pytest.mark.parametrize("window", [None, 1, 2, 7])
-def test_every_padded_row_sees_at_least_itself(window: int | None) -> None:
-    """A row that sees nothing is a softmax over nothing, NaN."""
-    mask = STEPS.padded(0, 12, torch.tensor([0, 3, 11])).mask(window)
-    assert mask is not None
-    assert bool(mask[:, 0].diagonal(dim1=1, dim2=2).all())
-
-
 def test_windows_of_different_layers_do_not_mix() -> None:
     step = windowed(2).chain(4, 2)
     masks = {window: drawn(step.mask(window)) for window in (2, 3, None, 2, 3)}

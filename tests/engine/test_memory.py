@@ -16,7 +16,7 @@ from ppdbench.engine import memory
 from ppdbench.engine.loading import ModelSpec, take_over
 from ppdbench.engine.meeting import MeetingPlace
 from ppdbench.engine.memory import LayerMemory, RememberingCache
-from ppdbench.engine.session import PaddedBatch, Session
+from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, at_meeting
 from ppdbench.errors import UnsupportedModel
@@ -164,19 +164,6 @@ def test_in_one_fixed_shape_rows_are_the_very_numbers_that_single_rows_are(famil
     session.cache.keep(len(PROMPT), [0, 1])
     second = forward(session, [40, 3, 8, 15])
     assert torch.equal(torch.cat([first[:, :2], second], dim=1), torch.cat(one_by_one, dim=1))
-
-
-def test_sequences_of_one_length_are_run_together_and_padded_ones_refused(family: str) -> None:
-    prompts = [tokens(9, seed) for seed in (1, 2)]
-    batch = PaddedBatch(staged(family), CAPACITY, 2)
-    logits = batch.prefill(prompts, 0)
-    for _ in range(3):
-        for row, prompt in enumerate(prompts):
-            assert_near(logits[row : row + 1], truth(family, prompt, 1))
-            prompt.append(int(logits[row, -1].argmax()))
-        logits = batch.advance(torch.tensor([[prompt[-1]] for prompt in prompts]))
-    with pytest.raises(UnsupportedModel, match="padding are not for this model"):
-        batch.prefill([tokens(9), tokens(7)], 0)
 
 
 def test_sequences_that_meet_remember_each_its_own(family: str) -> None:

@@ -1,4 +1,4 @@
-"""The laws of the engine, for every family: cuts, caches, trees, fixed shapes and padding."""
+"""The laws of the engine, for every family: cuts, caches, trees and fixed shapes."""
 
 from __future__ import annotations
 
@@ -324,43 +324,6 @@ def test_a_row_of_a_fixed_step_is_the_same_bits_whatever_the_other_rows_hold(
         later = [*ids[: i + 1], *tokens(ROWS - 1 - i, seed=20 + i)]
         again = model.logits(fixed_pass(model, cache, steps, base, later))
         assert torch.equal(again[0, : i + 1], together[0, : i + 1])
-
-
-# Padding
-
-
-@every_family
-@torch.inference_mode()
-def test_left_padded_batches_equal_each_sequence_alone(name: str) -> None:
-    model = staged(name)
-    # The paddings reach from none to several windows, and a sequence is one token long.
-    sequences = [tokens(25, 1), tokens(22, 2), tokens(WINDOW, 3), tokens(1, 4)]
-    longest, follow = 25, [tokens(2, 5), tokens(2, 6), tokens(2, 7), tokens(2, 8)]
-    padding = torch.tensor([longest - len(s) for s in sequences])
-    cache, steps = model.new_cache(CAPACITY, batch=len(sequences))
-    batch = [[0] * (longest - len(s)) + s for s in sequences]
-    parts = [go(model, batch, steps.padded(0, longest, padding), cache)]
-    for i in range(2):
-        step = steps.padded(longest + i, 1, padding)
-        parts.append(go(model, [[f[i]] for f in follow], step, cache))
-    together = torch.cat(parts, 1)
-    assert bool(torch.isfinite(together).all())
-    for row, (sequence, more) in enumerate(zip(sequences, follow, strict=True)):
-        alone = plain(model, [*sequence, *more])
-        assert_near(together[row : row + 1, longest - len(sequence) :], alone)
-
-
-@every_family
-@torch.inference_mode()
-def test_what_stands_in_the_padding_changes_nothing(name: str) -> None:
-    model, sequence = staged(name), tokens(6)
-    padding = torch.tensor([0, 10])
-    results = []
-    for filler in (0, 77):
-        cache, steps = model.new_cache(CAPACITY, batch=2)
-        batch = [tokens(16, 1), [filler] * 10 + sequence]
-        results.append(go(model, batch, steps.padded(0, 16, padding), cache)[1, 10:])
-    assert torch.equal(*results)
 
 
 # Taking a model over

@@ -151,18 +151,17 @@ def agreement(agree: float, seed: int) -> list[float]:
     model = StagedModel(stock(agree=agree, seed=seed))
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 259, (4, 128), generator=draw)
-    cache, steps = model.new_cache(128, batch=4)
+    cache, steps = model.new_cache(128)
     step = steps.chain(0, 128)
-    picks: list[Tensor] = []
-    model.run(
-        model.embed(ids, step),
-        0,
-        model.n_layers,
-        step,
-        cache,
-        tap=lambda _n, hidden: picks.append(model.logits(hidden).argmax(-1)),
-    )
-    return [float((pick == picks[-1]).float().mean()) for pick in picks]
+    picks: dict[int, list[Tensor]] = {n: [] for n in range(1, model.n_layers + 1)}
+
+    def pick(layer: int, hidden: Tensor) -> None:
+        picks[layer].append(model.logits(hidden).argmax(-1))
+
+    for text in ids:
+        model.forward(text[None], step, cache, tap=pick)
+    found = [torch.cat(picked) for picked in picks.values()]
+    return [float((picked == found[-1]).float().mean()) for picked in found]
 
 
 def test_more_agree_means_more_agreement_in_the_middle() -> None:

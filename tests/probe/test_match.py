@@ -110,7 +110,7 @@ def test_ranks_of_a_real_model_on_real_rows_equal_brute_force(
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2", "gemma3", "gpt2", "opt"])
-def test_batches_with_padding_give_the_ranks_of_single_runs(name: str) -> None:
+def test_sequences_in_a_batch_have_the_ranks_of_single_runs(name: str) -> None:
     model = loaded(stock_model(name))
     single = [probe_one(model, [prompt], 16)[0] for prompt in PROMPTS]
     together = probe_one(model, PROMPTS, 16)

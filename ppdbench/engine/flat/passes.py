@@ -2,8 +2,8 @@
 
 A pass over several rows computes each of them as a pass over that row alone would, so that what
 a method verifies is bit for bit what greedy decoding gives. Chains and trees of any size, any
-range of layers, taps behind each, of one sequence or several side by side; padded batches and
-masks of other kinds are left to eager passes.
+range of layers, taps behind each, of one sequence or several side by side; masks of other kinds
+are left to eager passes.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class FlatLayers:
             made: Sequence[Pass]
             if isinstance(cache, JoinedCache):
                 assert isinstance(step, JoinedStep)
-                if not all(map(_is_joinable, step.parts, cache.parts)):
+                if not all(map(_is_joinable, step.parts)):
                     return None
                 made = self._made_joined(step, cache)
-            elif _is_plain(step, cache):
+            elif _is_plain(step):
                 made = self._made(step, cache)
             else:
                 return None
@@ -171,14 +171,14 @@ class FlatLayers:
         return self._blocks[cache]
 
 
-def _is_plain(step: Step, cache: KVCache) -> bool:
-    """True for a chain or a tree of one sequence."""
-    return cache.batch == 1 and (step.contiguous or step.sights is not None)
+def _is_plain(step: Step) -> bool:
+    """True for a chain or a tree."""
+    return step.contiguous or step.sights is not None
 
 
-def _is_joinable(step: Step, cache: KVCache) -> bool:
+def _is_joinable(step: Step) -> bool:
     """True for one that can run beside others: of a tree alone some rows may be trained."""
-    return _is_plain(step, cache) and (step.sights is not None or not step.given)
+    return _is_plain(step) and (step.sights is not None or not step.given)
 
 
 def _put_trained(step: Step, cache: KVCache) -> None:

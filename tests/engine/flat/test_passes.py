@@ -10,11 +10,10 @@ from torch import Tensor
 
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.decoding.passes import run_pass
-from ppdbench.engine.session import PaddedBatch, Session
+from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from tests import flat_ops
 from tests.engine.flat.made import DTYPES, made, outputs
-from tests.families import stock_model
 from tests.helpers import CAPACITY, assert_near, tokens
 
 
@@ -78,17 +77,6 @@ def test_layers_in_stretches_and_behind_taps_are_those_of_one_run() -> None:
     assert torch.equal(session.logits(hidden), whole[:, 1:])
     assert sorted(seen) == [1, 2, 3, 4]
     assert torch.equal(seen[4], hidden)
-
-
-@torch.inference_mode()
-def test_batches_run_eagerly_over_the_same_weights() -> None:
-    model = made("llama-mha-tied")
-    plain = StagedModel(stock_model("llama-mha-tied"), packed=False)
-    prompts = [tokens(5, 1), tokens(7, 2)]
-    ours, theirs = (PaddedBatch(m, CAPACITY, 2).prefill(prompts, 0) for m in (model, plain))
-    assert_near(ours, theirs)
-    tied = plain.model.get_input_embeddings().weight
-    assert model.weight_bytes() == plain.weight_bytes() + tied.numel() * tied.element_size()
 
 
 def test_compiled_passes_take_their_place_where_they_are_asked_for(
