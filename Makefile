@@ -12,7 +12,7 @@ DEMO ?= results/demo
 WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
-	update-baselines tables measured curve readme reference reference-twin addons gpu-check wheel \
+	update-baselines tables measured curve batches readme reference reference-twin addons gpu-check wheel \
 	benchmark attack smollm2 smollm2-parts showcase families clean
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make tables     the papers' tables with our numbers, into results/tables/"
 	@echo "make measured   all runs that the README and docs/ show, and their tables anew"
 	@echo "make curve      passes of SmolLM2 by their rows, for docs/cpu.md (a quiet machine)"
+	@echo "make batches    SmolLM2 in batches, for docs/batches.md (a quiet machine)"
 	@echo "make readme     the tables of the README and docs/ from these runs"
 	@echo "make benchmark  greedy and probing against generate()"
 	@echo "make reference  train the embedded model again (hours; TEXT, HELD_OUT: your text)"
@@ -183,6 +184,13 @@ measured: $(READY)
 curve: $(READY) smollm2
 	$(BIN)/python -m benchmarks.curve smollm2 --threads 1,2 --save $(MEASURED)/curve.json \
 	    --plot docs/pass-curve.png > /dev/null
+	$(MAKE) readme
+
+# Speculation in batches, as docs/batches.md shows it.
+BATCHED ?= greedy prompt-lookup layerskip lookahead
+batches: $(READY) smollm2
+	$(BIN)/python -m benchmarks.batches --model smollm2 --methods $(BATCHED) --against \
+	    --save results/batches/smollm2.json > /dev/null
 	$(MAKE) readme
 
 readme: $(READY)

@@ -1,75 +1,234 @@
 """Methods by batch sizes on one model, in float32 and bfloat16: tokens per second and speedups.
 
-Each number type is one `bench --batch`, whose run folder is kept; printed are its tables, and
-beside them how greedy decoding in batches compares with one prompt after the other.
+    python -m benchmarks.batches [--model smollm2] [--batch 1,2,4,8,16] [--limit 64]
+        [--methods greedy prompt-lookup eagle:addon=FOLDER ...] [--save FILE.json]
+    python -m benchmarks.batches --exact [--model smollm2] [--limit 16]
 
-    python -m benchmarks.batches [--model reference] [--batch 1,2,4,8,16] [--limit 64]
+Each number type is one `bench --batch`, whose run folder is kept below `--out` and gone on with
+where it is not whole; `generate()` over as many prompts, padded on the left, takes part. Printed
+are its tables, and greedy decoding in batches beside one prompt after the other and beside
+`generate()`. `--save` keeps what `docs/batches.md` shows. Run it on a machine that does nothing
+else.
+
+`--exact` decodes with every method that runs, in batches of six sizes over four tasks, and counts
+verdicts: on passes that compute a row alike whatever stands beside it a single tie is a failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from ppdbench import api
-from ppdbench.api import Result
-from ppdbench.report.sheet import Sheet
+import msgspec
+
+from benchmarks.curve import this_machine
+from ppdbench.bench.choices import every_method
+from ppdbench.bench.counterparts import GREEDY as PEERS
+from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
+from ppdbench.bench.sums import add_up
+from ppdbench.cli.common import numbers
+from ppdbench.engine.flat.choice import FLAT, kind_of_passes
+from ppdbench.engine.loading import ModelSpec
+from ppdbench.engine.quiet import quiet
+from ppdbench.errors import PpdbenchError
+from ppdbench.files.whole import write_whole
+from ppdbench.report import batch_tables
+from ppdbench.report.outputs import of_decoding
+from ppdbench.report.sheet import Cell, Sheet, marked
 from ppdbench.report.terminal import print_sheets
+from ppdbench.runs.records import decoding
+from ppdbench.runs.running import Destination
+from ppdbench.runs.workload import FinishedRun
 
 METHODS = ("greedy", "prompt-lookup", "layerskip", "lookahead")
 DTYPES = ("float32", "bfloat16")
+EXACT_SIZES = "1,2,3,4,8,16"
+VERDICTS = ("identical", "tie", "mismatch", "inexact", "failed")
+EXACT_TASKS = ("gsm8k", "humaneval", "squad", "xsum")
+
+Summary = Mapping[str, Any]
 
 
-def table(found: dict[str, Result]) -> Sheet:
-    """Tokens per second of all sequences and speedup over greedy, method by size and type."""
-    rows = [
-        (dtype, row["method"], row["batch"], row["tokens_per_s"], row["speedup"], _verdicts(row))
-        for dtype, result in found.items()
-        for row in result.output.content
-    ]
-    return Sheet(
-        "Methods by batch",
-        ("dtype", "method", "batch", "tokens/s", "speedup", "output"),
-        tuple(rows),
-        digits={"tokens/s": 1, "speedup": 2},
-    )
+class MeasuredBatches(msgspec.Struct, frozen=True, kw_only=True):
+    """What `bench --batch` printed as JSON in each number type, and the machine that it is from."""
+
+    machine: str
+    summaries: dict[str, list[dict[str, Any]]]
 
 
-def _verdicts(row: dict[str, int]) -> str:
-    return f"{row['identical']} identical, {row['tie']} tie, {row['mismatch']} mismatch"
+def sheets(found: MeasuredBatches) -> list[Sheet]:
+    """The tables of each number type, with the machine below each."""
+    tables: list[Sheet] = []
+    for dtype, summaries in found.summaries.items():
+        ours = [s for s in summaries if s["method"] not in PEERS]
+        own = [*batch_tables.sheets(ours), *_beside_generate(summaries)]
+        tables += [replace(sheet, title=f"{dtype}: {sheet.title}") for sheet in own]
+    return marked(tables, found.machine)
 
 
-def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="reference")
-    parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--batch", default="1,2,4,8,16")
-    parser.add_argument("--task", default="squad")
-    parser.add_argument("--data", default="builtin")
-    parser.add_argument("--limit", type=int, default=16)
-    parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--out", default="results/batches")
-    given = parser.parse_args()
-    found: dict[str, Result] = {}
-    for dtype in DTYPES:
-        model = api.load(given.model, dtype=dtype, offline=True)
-        found[dtype] = api.bench(
-            model,
-            given.methods,
-            given.task,
-            batch=[int(size) for size in given.batch.split(",")],
-            data=given.data,
-            limit=given.limit,
-            max_new_tokens=given.max_new_tokens,
-            threads=given.threads,
-            out=Path(given.out) / dtype,
-            progress=True,
+def _beside_generate(summaries: Sequence[Summary]) -> list[Sheet]:
+    """Greedy decoding in batches beside one prompt after the other, and beside `generate()`."""
+    speeds = {(s["method"], s["batch"]): s["tokens_per_s"] for s in summaries}
+    alone = speeds.get(("greedy", 1))
+    rows = []
+    for size in sorted({s["batch"] for s in summaries}):
+        ours, peer = speeds.get(("greedy", size)), speeds.get((PEERS[0], size))
+        rows.append((size, ours, peer, _over(ours, alone), _over(ours, peer)))
+    columns = ("batch", "greedy", "generate()", "over batch 1", "over generate()")
+    return [
+        Sheet(
+            "greedy decoding in a batch, tokens/s of all sequences",
+            columns,
+            tuple(rows),
+            notes=("generate(): over as many prompts, the shorter ones padded on the left.",),
+            digits=dict.fromkeys(columns[1:3], 1) | dict.fromkeys(columns[3:], 2),
         )
-        print_sheets(found[dtype].output.sheets)
-    print_sheets([table(found)])
+    ]
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None
+
+
+def stored(path: Path) -> MeasuredBatches:
+    """Read what `--save` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=MeasuredBatches)
+
+
+# Running
+
+
+def decoded(
+    asked: argparse.Namespace,
+    dtype: str,
+    methods: Sequence[Choice],
+    tasks: Sequence[str],
+    optional: Sequence[Choice] = (),
+) -> FinishedRun:
+    """A run of these methods, as far as it is not there."""
+    config = DecodeConfig(
+        model=ModelSpec(name=asked.model, dtype=dtype, device=asked.device, offline=True),
+        tasks=tuple(tasks),
+        data=asked.data,
+        limit=asked.limit,
+        max_new_tokens=asked.max_new_tokens,
+        threads=asked.threads,
+        methods=tuple(methods),
+        batch=tuple(numbers("--batch", asked.batch)),
+    )
+    folder = Path(asked.out) / ("exact" if asked.exact else "runs") / f"{_named(asked)}-{dtype}"
+    begun = (folder / "run.json").exists()
+    to = Destination(out=folder, resume=begun, report=_report, warn=_warn)
+    return run_decode(config, to, kind="bench", optional=optional)
+
+
+def _named(asked: argparse.Namespace) -> str:
+    return Path(str(asked.model)).name.replace(":", "-")
+
+
+def _report(what: str, done: int, total: int | None) -> None:
+    print(f"{what}, {done} of {total}", file=sys.stderr, flush=True)
+
+
+def _warn(words: str) -> None:
+    print(f"note: {words}", file=sys.stderr, flush=True)
+
+
+def measure(asked: argparse.Namespace) -> int:
+    """Measure each number type, print and keep it; an exit code."""
+    machine, found = this_machine(), dict[str, list[dict[str, Any]]]()
+    methods = [Choice.parse(text) for text in asked.methods]
+    peers = [Choice(name=PEERS[0])] if asked.against else []
+    for dtype in asked.dtype.split(","):
+        run = decoded(asked, dtype, [*methods, *peers], [asked.task])
+        found[dtype] = of_decoding(run.header, add_up(run.samples)).content
+    kept = MeasuredBatches(machine=machine, summaries=found)
+    print_sheets(sheets(kept))
+    if asked.save is not None:
+        write_whole(asked.save, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+    return int(any(s["mismatch"] for each in found.values() for s in each))
+
+
+# Exactness
+
+
+def exact(asked: argparse.Namespace) -> int:
+    """Count the verdicts of every method in batches of every size; an exit code."""
+    given = [Choice.parse(text) for text in asked.methods]
+    usual, lacking = every_method(asked.model)
+    for words in [] if asked.named else lacking:
+        _warn(words)
+    wrong = False
+    for dtype in asked.dtype.split(","):
+        methods = given if asked.named else usual
+        run = decoded(asked, dtype, methods, asked.tasks, [] if asked.named else usual)
+        flat = run.header.passes is not None and kind_of_passes(run.header.passes.kernels) == FLAT
+        print_sheets([verdicts(run)])
+        for label, why in {**(run.header.left_out or {}), **run.header.not_run}.items():
+            _warn(f"{label}: {why}")
+        wrong |= is_wrong(run, flat=flat)
+    return int(wrong)
+
+
+def is_wrong(run: FinishedRun, *, flat: bool) -> bool:
+    """True if an output is not greedy's; where passes are flat, rounding is no excuse."""
+    refused = {"mismatch", "failed"} | ({"tie"} if flat else set())
+    methods = decoding(run.header).methods
+    return any(s.verdict in refused and methods[s.method].exact for s in run.samples)
+
+
+def verdicts(run: FinishedRun) -> Sheet:
+    """The verdicts of each method and batch."""
+    counts = Counter((s.method, s.verdict) for s in run.samples)
+    every = Counter(s.verdict for s in run.samples)
+    rows: list[tuple[Cell, ...]] = [
+        (label, *(counts[label, kind] for kind in VERDICTS)) for label in run.header.methods
+    ]
+    rows.append(("all", *(every[kind] for kind in VERDICTS)))
+    passes = "" if run.header.passes is None else f", {run.header.passes.kernels} passes"
+    title = f"Verdicts: {run.header.model.name}, {run.header.model.dtype}{passes}"
+    return Sheet(title, ("method", *VERDICTS), tuple(rows))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("--model", default="reference")
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--dtype", default=",".join(DTYPES))
+    made.add_argument("--methods", nargs="+", help="as --method of bench; all with --exact")
+    made.add_argument("--against", action="store_true", help="generate() in batches, too")
+    made.add_argument("--batch", help=f"default 1,2,4,8,16; with --exact {EXACT_SIZES}")
+    made.add_argument("--task", default="squad")
+    made.add_argument("--tasks", nargs="+", default=EXACT_TASKS, help="of --exact")
+    made.add_argument("--data", default="builtin")
+    made.add_argument("--limit", type=int, default=16)
+    made.add_argument("--max-new-tokens", type=int, default=48)
+    made.add_argument("--threads", type=int)
+    made.add_argument("--exact", action="store_true", help="count verdicts alone")
+    made.add_argument("--save", type=Path, help="keep what was measured, as .json")
+    made.add_argument("--out", default="results/batches")
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, or count verdicts; an exit code."""
+    quiet()
+    asked = parser().parse_args(words)
+    asked.named = asked.methods is not None
+    asked.methods = asked.methods or METHODS
+    asked.batch = asked.batch or (EXACT_SIZES if asked.exact else "1,2,4,8,16")
+    try:
+        return exact(asked) if asked.exact else measure(asked)
+    except PpdbenchError as error:
+        print(f"batches: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,7 +10,7 @@ of its tables begins, and whether it is to be Markdown instead of what a termina
 
 In place of a run there may be a file of `benchmarks.curve`, and in place of a title `picture` and
 the file that it was drawn into; until it is there, its places say how to measure it. Files in
-`results/faithful` are those of `benchmarks.sampled`.
+`results/faithful` are those of `benchmarks.sampled`, in `results/batches` of `benchmarks.batches`.
 
 `make measured` makes all of it, the pictures, too. Tests compare every table with what it is of,
 and look for measured numbers that stand elsewhere.
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import curve, sampled
+from benchmarks import batches, curve, sampled
 from ppdbench.report.export import to_markdown
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
@@ -37,6 +37,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PICTURE = "picture "
 SAMPLED = ROOT / "results" / "faithful"
+BATCHES = ROOT / "results" / "batches"
 AWAITED = "Not measured yet: `make curve`, on a machine that does nothing else."
 COLUMNS = 90  # as much as pages show beside their margins
 BLOCK = re.compile(r"<!-- (results/\S+): (.+?)( as markdown)? -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -51,7 +52,7 @@ def rendered(text: str) -> str:
 def _block(found: re.Match[str], said: set[str]) -> str:
     run, title, markdown = found[1], found[2], found[3] or ""
     if _is_awaited(ROOT / run):
-        return f"<!-- {run}: {title}{markdown} -->\n{AWAITED}\n<!-- end -->"
+        return f"<!-- {run}: {title}{markdown} -->\n{_awaited(ROOT / run)}\n<!-- end -->"
     if title.startswith(PICTURE):
         drawn = f"![Time of a pass by its rows]({title.removeprefix(PICTURE)})"
         return f"<!-- {run}: {title} -->\n{drawn}\n<!-- end -->"
@@ -68,8 +69,14 @@ def _is_awaited(path: Path) -> bool:
     return path.suffix == curve.STORED and not path.exists()
 
 
+def _awaited(path: Path) -> str:
+    return AWAITED.replace("curve", "batches") if path.parent == BATCHES else AWAITED
+
+
 def _sheets(path: Path) -> list[Sheet]:
-    """All tables of a run, or of measured curves."""
+    """All tables of a run, or of measured curves or batches."""
+    if path.parent == BATCHES:
+        return batches.sheets(batches.stored(path))
     if path.parent == SAMPLED:
         return sampled.sheets(json.loads(path.read_text(encoding="utf-8")))
     if path.suffix == curve.STORED:

@@ -29,7 +29,7 @@ from ppdbench.decoding.sampling import Target
 from ppdbench.engine import loading
 from ppdbench.engine.loading import Loaded, ModelSpec, check_there
 from ppdbench.engine.quiet import quiet
-from ppdbench.engine.staged import eager
+from ppdbench.engine.staged import restored
 from ppdbench.errors import PpdbenchError
 from ppdbench.machine.environment import set_threads
 from ppdbench.probe.runner import ProbeConfig, run_probe
@@ -268,7 +268,7 @@ def _running(
             if loaded is None:
                 check_there(_spec(model))
             else:  # what one run compiles is not there in the next
-                around.enter_context(eager(loaded.staged))
+                around.enter_context(restored(loaded.staged))
             if given["progress"]:
                 to = replace(to, report=around.enter_context(shown()))
             yield to, loaded

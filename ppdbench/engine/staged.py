@@ -333,15 +333,22 @@ def at_meeting(model: StagedModel, meeting: Meeting) -> StagedModel:
 
 
 @contextmanager
-def eager(model: StagedModel) -> Iterator[None]:
-    """Passes of `model` run eagerly for a while."""
-    before = model.compiled, model.graphs, model.flat
+def restored(model: StagedModel) -> Iterator[None]:
+    """Passes of `model` run afterwards as they do now, whatever is compiled meanwhile."""
+    before = model.compiled, model.graphs, model.flat, model.path
     model.compiled, model.graphs = CompiledLayers(model.adapter), Graphs(model.adapter)
-    model.flat = None
     try:
         yield
     finally:
-        model.compiled, model.graphs, model.flat = before
+        model.compiled, model.graphs, model.flat, model.path = before
+
+
+@contextmanager
+def eager(model: StagedModel) -> Iterator[None]:
+    """Passes of `model` run eagerly for a while."""
+    with restored(model):
+        model.flat = None
+        yield
 
 
 def wider(model: StagedModel) -> StagedModel:
