@@ -55,7 +55,7 @@ Summary = Mapping[str, Any]
 
 
 class MeasuredBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """What `bench --batch` printed as JSON in each number type, and the machine that it is from."""
+    """The JSON of `bench --batch` in each number type, and the machine that it is from."""
 
     machine: str
     summaries: dict[str, list[dict[str, Any]]]

@@ -324,14 +324,13 @@ def _run_together(asked: Sequence[LayersPass]) -> list[Tensor]:
     cache = JoinedCache([each.cache for each in asked])
     step = JoinedStep.of([each.step for each in asked], cache)
     hidden = torch.cat([each.hidden for each in asked], dim=1)
-    rows = step.rows_of_parts
-
-    def tap(layer: int, hidden: Tensor) -> None:
-        for each, own in zip(asked, rows, strict=True):
-            if each.tap is not None:
-                each.tap(layer, hidden[:, own])
-
-    tapped = tap if any(each.tap is not None for each in asked) else None
-    out = model.pass_over(hidden, layers.start, layers.stop, step, cache, tapped)
+    rows, seen = step.rows_of_parts, list[tuple[int, Tensor]]()
+    tap = (lambda *given: seen.append(given)) if any(each.tap for each in asked) else None
+    out = model.pass_over(hidden, layers.start, layers.stop, step, cache, tap)
     cache.check_attended()
+    # Only now: a pass that fails is made again, and nobody is to see its layers twice.
+    for each, own in zip(asked, rows, strict=True):
+        if each.tap is not None:
+            for layer, given in seen:
+                each.tap(layer, given[:, own])
     return [out[:, own] for own in rows]
