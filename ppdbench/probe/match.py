@@ -49,7 +49,7 @@ class ProbedSequence:
     elapsed_ms: float = 0.0
 
     def of(self, kind: str) -> RanksByLayer:
-        """Ranks by the model's `own` head, those by `trained` ones, or the layers' `predictions`."""
+        """Ranks by the model's `own` head or `trained` ones, or the layers' `predictions`."""
         kinds = {"own": self.ranks, "trained": self.head_ranks, "predictions": self.predictions}
         return kinds[kind]
 
