@@ -43,11 +43,12 @@ from ppdbench.report.progress import progress
 def command(**options: Any) -> int:
     """Write what a model answers to prompts: the text that drafters for it learn best from.
 
-    Each line of answers.jsonl is a prompt with its answer, as the model saw and wrote it.
+    Each line of answers.jsonl is a prompt with its answer, as the model saw and wrote it: the
+    --text of `ppdbench train`.
 
     \b
     ppdbench answers --model ./my-model --text ./prompts.jsonl --out ./answers
-    ppdbench train eagle --model ./my-model --text ./answers --out ./eagle
+    ppdbench answers --text ./questions.jsonl --column question --batch 8 --out ./answers --resume
     """
     from ppdbench.bench.answers import FILE, AnswersConfig, write_answers
     from ppdbench.machine.environment import set_threads

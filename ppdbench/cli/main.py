@@ -150,10 +150,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # where UTF-8 is not spoken, nothing fails for that
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    warnings.showwarning = partial(tell_warning, otherwise=warnings.showwarning)
     codes: list[int] = []
     atexit.register(_leave, codes)  # first in, so that it is called last
-    codes.append(run(sys.argv[1:]))
+    with warnings.catch_warnings():
+        warnings.showwarning = partial(tell_warning, otherwise=warnings.showwarning)
+        codes.append(run(sys.argv[1:]))
     sys.exit(codes[0])
 
 
