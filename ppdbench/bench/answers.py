@@ -82,7 +82,7 @@ def write_answers(
                 "answer_tokens": len(output),
                 "ended": output[-1] in loaded.eos_ids,
             }
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.write(json.dumps(line) + "\n")
             file.flush()
             lines.append(line)
             report("answers", len(lines), len(asked) - too_long)

@@ -37,6 +37,8 @@ WRITERS = {
     "runs/writers.py": "a register that is locked while it is written",
     "runs/store.py": "samples, which are appended",
     "bench/drawing.py": "draws, which are appended",
+    "bench/answers.py": "answers, which are appended",
+    "training/states.py": "states, which are appended",
     "training/trainer.py": "a log, which is appended",
     "runs/description.py": "a page of our own docs",
     "cli/check_command.py": "a job's page, which several programs append to",
