@@ -21,7 +21,7 @@ from ppdbench.decoding.sampling import GREEDY, Chooser
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
-from ppdbench.engine.staged import Tap
+from ppdbench.engine.taps import StateTap, Tap
 from ppdbench.errors import NumericalError
 
 if TYPE_CHECKING:
@@ -250,14 +250,7 @@ class Verifier:
 
     def _tap(self, into: dict[int, Tensor]) -> Tap | None:
         """Keeps what the layers give that the strategy wants to see."""
-        if not self.taps:
-            return None
-
-        def tap(layer: int, hidden: Tensor) -> None:
-            if layer in self.taps:
-                into[layer] = hidden
-
-        return tap
+        return StateTap(self.taps, into) if self.taps else None
 
 
 def _refuse_nan(

@@ -16,7 +16,7 @@ from torch import Tensor
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.engine.masks import Step, TrainedRows
 from ppdbench.engine.session import Session
-from ppdbench.engine.staged import Tap
+from ppdbench.engine.taps import Tap
 from ppdbench.errors import DraftError
 
 

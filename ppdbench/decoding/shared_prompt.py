@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ppdbench.engine.session import Session
-from ppdbench.engine.staged import Tap
+from ppdbench.engine.taps import Tap
 
 
 class SharedPrompt(Session):

@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from ppdbench.engine.few_rows import TracedRows
 from ppdbench.engine.reading import Reading
+from ppdbench.engine.taps import Tap
 from ppdbench.engine.weights import is_plain
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ WARM_UPS = 3  # libraries choose and allocate on the first calls, which no graph
 # A call over buffers that stay; capturing it gives what repeats it, and its outputs.
 TensorCall = Callable[[], Sequence[Tensor]]
 Capture = Callable[[TensorCall], tuple[Callable[[], object], Sequence[Tensor]]]
-Tap = Callable[[int, Tensor], None]
 
 
 class CudaCapture:

@@ -25,7 +25,8 @@ from ppdbench.engine.cache import KVCache
 from ppdbench.engine.joined import JoinedCache, JoinedStep, slices
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.reading import Reading
-from ppdbench.engine.staged import StagedModel, Tap
+from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.taps import Tap, joined
 
 Kind = tuple[object, ...]
 A = TypeVar("A", "Readout", "LayersPass")
@@ -324,13 +325,13 @@ def _run_together(asked: Sequence[LayersPass]) -> list[Tensor]:
     cache = JoinedCache([each.cache for each in asked])
     step = JoinedStep.of([each.step for each in asked], cache)
     hidden = torch.cat([each.hidden for each in asked], dim=1)
-    rows, seen = step.rows_of_parts, list[tuple[int, Tensor]]()
-    tap = (lambda *given: seen.append(given)) if any(each.tap for each in asked) else None
+    rows, seen = step.rows_of_parts, dict[int, Tensor]()
+    tap = joined([each.tap for each in asked], seen)
     out = model.pass_over(hidden, layers.start, layers.stop, step, cache, tap)
     cache.check_attended()
     # Only now: a pass that fails is made again, and nobody is to see its layers twice.
     for each, own in zip(asked, rows, strict=True):
         if each.tap is not None:
-            for layer, given in seen:
+            for layer, given in seen.items():
                 each.tap(layer, given[:, own])
     return [out[:, own] for own in rows]

@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.masks import Joined, Step
 from ppdbench.engine.reading import Reading
-from ppdbench.engine.staged import StagedModel, Tap
+from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.taps import Tap
 
 
 class Session:

@@ -25,7 +25,8 @@ from ppdbench.engine.joined import JoinedCache
 from ppdbench.engine.masks import Step
 from ppdbench.engine.packing import packed_bytes
 from ppdbench.engine.session import Session
-from ppdbench.engine.staged import StagedModel, Tap
+from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.taps import Tap
 from ppdbench.errors import UnsupportedModel
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -26,10 +26,9 @@ from ppdbench.engine.offload import NOTHING, StoredWeights
 from ppdbench.engine.packing import copied_bytes, packed_bytes
 from ppdbench.engine.pass_check import PassPlan, PassRun, PassTruth
 from ppdbench.engine.reading import Reading
+from ppdbench.engine.taps import Tap
 from ppdbench.engine.weights import count, kind_of, parts
 from ppdbench.engine.wider import WIDER, wide_adapter
-
-Tap = Callable[[int, Tensor], None]
 
 
 class Meeting(Protocol):

@@ -13,7 +13,7 @@ from ppdbench.engine import attention
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.cache import Rows
 from ppdbench.engine.masks import Step, StepMaker
-from ppdbench.engine.staged import Tap
+from ppdbench.engine.taps import Tap
 from ppdbench.errors import ConfigError
 from ppdbench.training.states import StatesOnDisk
 

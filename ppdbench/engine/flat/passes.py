@@ -9,7 +9,7 @@ are left to eager passes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
     from ppdbench.engine.cache import KVCache
     from ppdbench.engine.masks import Sights, Step
-
-Tap = Callable[[int, Tensor], None]
+from ppdbench.engine.taps import Tap, stretches
 
 # Rows of a prompt that run at once: room for them is kept.
 AT_ONCE = 256
@@ -76,11 +75,11 @@ class FlatLayers:
         given = self._given(step, cache) if len(hidden) == 1 else None
         if given is None:
             return None
-        if tap is None:
-            return self._run(hidden, layers.start, layers.stop, given)
-        for layer in layers:
-            hidden = self._run(hidden, layer, layer + 1, given)
-            tap(layer + 1, hidden)
+        done = layers.start
+        for end in stretches(layers, tap):
+            hidden, done = self._run(hidden, done, end, given), end
+            if tap is not None:
+                tap(end, hidden)
         return hidden
 
     def _run(self, hidden: Tensor, start: int, stop: int, given: Sequence[Pass]) -> Tensor:

@@ -28,7 +28,7 @@ from ppdbench.engine import attention
 from ppdbench.engine.adapters import LENGTH_DEPENDENT_ROPE, Adapter
 from ppdbench.engine.cache import CacheShape, KVCache
 from ppdbench.engine.masks import Step, StepMaker
-from ppdbench.engine.staged import Tap
+from ppdbench.engine.taps import StateTap, Tap
 from ppdbench.errors import ConfigError, UnsupportedModel
 
 # What makes the layer, by the names of transformers' configurations; the first must be said.
@@ -125,12 +125,7 @@ class DraftNetwork(nn.Module):
 
     def tap(self, into: dict[int, Tensor]) -> Tap:
         """Return the call for a pass of the target, so that `features` finds what it reads."""
-
-        def keep(layer: int, hidden: Tensor) -> None:
-            if layer in self.reads:
-                into[layer] = hidden
-
-        return keep
+        return StateTap(self.reads, into)
 
     def features(self, taps: Mapping[int, Tensor]) -> Tensor:
         """Gather the rows' input from the target's outputs by layer: [batch, n, hidden]."""
