@@ -9,7 +9,7 @@ import click
 
 from ppdbench.cli.common import chosen_chat, model_spec, notice, stand_in_note
 from ppdbench.cli.help import Command
-from ppdbench.cli.options import chat_options, model_options
+from ppdbench.cli.options import chat_options, model_options, text_options
 from ppdbench.engine.quiet import quiet
 from ppdbench.files.paths import check_folder
 from ppdbench.report.progress import progress
@@ -20,17 +20,7 @@ from ppdbench.report.progress import progress
     cls=Command,
     first=("text", "model", "out", "batch", "max_new_tokens", "max_documents", "resume", "dtype"),
 )
-@click.option(
-    "--text",
-    multiple=True,
-    required=True,
-    help="Prompts: file, folder of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]]; may be repeated.",
-)
-@click.option(
-    "--split-by", default="blank-line", show_default=True, help="Prompts: blank-line or file."
-)
-@click.option("--column", default="text", show_default=True, help="Column of .jsonl and hub.")
-@click.option("--max-documents", type=int, help="Use the first N prompts (all).")
+@text_options
 @click.option("--out", required=True, metavar="DIR", help="Folder for the answers.")
 @click.option("--resume", is_flag=True, help="Go on with the prompts without an answer in --out.")
 @click.option("--batch", default=16, show_default=True, help="Prompts decoded together.")
@@ -43,8 +33,8 @@ from ppdbench.report.progress import progress
 def command(**options: Any) -> int:
     """Write what a model answers to prompts: the text that drafters for it learn best from.
 
-    Each line of answers.jsonl is a prompt with its answer, as the model saw and wrote it: the
-    --text of `ppdbench train`.
+    Each document of --text is a prompt. A line of answers.jsonl is a prompt with its answer, as the
+    model saw and wrote it: what `ppdbench train` takes as --text.
 
     \b
     ppdbench answers --model ./my-model --text ./prompts.jsonl --out ./answers

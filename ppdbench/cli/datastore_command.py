@@ -8,23 +8,14 @@ from typing import Any
 import click
 
 from ppdbench.cli.common import chosen_model, notice, say, stand_in_note
+from ppdbench.cli.options import text_options
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import ConfigError
 from ppdbench.report.progress import progress
 
 
 @click.command("datastore")
-@click.option(
-    "--text",
-    multiple=True,
-    required=True,
-    help="File, folder of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]]; may be repeated.",
-)
-@click.option(
-    "--split-by", default="blank-line", show_default=True, help="Documents: blank-line or file."
-)
-@click.option("--column", default="text", show_default=True, help="Column of .jsonl and hub.")
-@click.option("--max-documents", type=int, help="Use the first N documents (all).")
+@text_options
 @click.option(
     "--depth", type=int, default=16, show_default=True, help="Tokens of the longest lookup."
 )

@@ -112,6 +112,20 @@ chat_options = stack(
     ),
 )
 
+text_options = stack(
+    click.option(
+        "--text",
+        multiple=True,
+        required=True,
+        help="File, folder of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]]; may be repeated.",
+    ),
+    click.option(
+        "--split-by", default="blank-line", show_default=True, help="Documents: blank-line or file."
+    ),
+    click.option("--column", default="text", show_default=True, help="Column of .jsonl and hub."),
+    click.option("--max-documents", type=int, help="Use the first N documents (all)."),
+)
+
 task_options = stack(
     data_option,
     click.option("--split", help="Split of the data set (the task's own)."),

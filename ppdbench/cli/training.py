@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ppdbench.cli.common import notice
-from ppdbench.cli.options import stack
+from ppdbench.cli.options import stack, text_options
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.paths import check_folder
@@ -31,12 +31,7 @@ FIRST = (
 )
 
 training_options = stack(
-    click.option(
-        "--text",
-        multiple=True,
-        required=True,
-        help="File, folder of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]]; may be repeated.",
-    ),
+    text_options,
     click.option("--held-out", multiple=True, help="Text to measure the result on."),
     click.option(
         "--held-out-tokens",
@@ -45,11 +40,6 @@ training_options = stack(
         show_default=True,
         help="Measure on its first N tokens; 0: on all of them.",
     ),
-    click.option(
-        "--split-by", default="blank-line", show_default=True, help="Documents: blank-line or file."
-    ),
-    click.option("--column", default="text", show_default=True, help="Column of .jsonl and hub."),
-    click.option("--max-documents", type=int, help="Use the first N documents (all)."),
     click.option("--out", required=True, metavar="DIR", help="Folder for everything written."),
     click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out."),
     click.option("--steps", type=int, help="Optimizer steps; instead of --epochs."),
