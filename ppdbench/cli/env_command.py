@@ -106,8 +106,11 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
     check_mode(options["compile"])
     choices = [Choice.parse(text) for text in options.pop("methods")]
     spec = model_spec(options) if baseline or curve or asked is not None else None
+    needs = None
     if spec is not None:
         built_for(spec, choices)
+        if not (baseline or curve):  # what cannot be is told before anything is measured
+            needs = _needs(spec, choices, options)
     description = environment.describe()
     warned = environment.warnings(description)
     for warning in warned:
@@ -148,9 +151,9 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
         speed = measure_bandwidth(device, BANDWIDTH_SECONDS)
         result |= {"device": str(device), "bandwidth_bytes_per_s": speed}
         sheets.append(_bandwidth_sheet(str(device), speed))
-        if spec is not None:
-            result["memory"] = _needs(spec, choices, options)
-            sheets += memory_sheets(result["memory"])
+        if needs is not None:
+            result["memory"] = needs
+            sheets += memory_sheets(needs)
     emit(sheets, result, form)
 
 

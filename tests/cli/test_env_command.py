@@ -26,6 +26,17 @@ def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppdbench.bench.pass_curve.measure_bandwidth", lambda *_: 1e10)
 
 
+def test_what_cannot_be_is_told_before_the_machine_is_looked_at(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ppdbench.machine.environment.warnings", lambda _: ["too hot; cool it"])
+    (tmp_path / "broken.json").write_text("{", "utf-8")
+    assert run(["env", "--model", TINY, "--device-map", str(tmp_path / "broken.json")]) == 2
+    err = capsys.readouterr().err
+    assert "is no JSON file" in err
+    assert err.count("\n") == 1
+
+
 def test_description_bandwidth_and_warnings(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
