@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ppdbench.cli.common import chosen_chat, model_spec, notice, stand_in_note
+from ppdbench.cli.common import chosen_chat, chosen_text, model_spec, notice, stand_in_note
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import chat_options, model_options, text_options
 from ppdbench.engine.quiet import quiet
@@ -44,18 +44,12 @@ def command(**options: Any) -> int:
     from ppdbench.machine.environment import set_threads
     from ppdbench.report.export import emit
     from ppdbench.report.sheet import Sheet
-    from ppdbench.training.text import TextSpec, check_sources
+    from ppdbench.training.text import check_sources
 
     quiet()
     set_threads(options["threads"])
     out, asked = check_folder("--out", options["out"]), options["model"]
-    text = TextSpec(
-        sources=options["text"],
-        split=options["split_by"],
-        column=options["column"],
-        max_documents=options["max_documents"],
-        offline=options["offline"],
-    )
+    text = chosen_text(options)
     check_sources(text)
     config = AnswersConfig(
         chat=chosen_chat(options),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ppdbench.runs.store import StoredRun
     from ppdbench.runs.workload import FinishedRun
     from ppdbench.tasks import ChatOptions
+    from ppdbench.training.text import TextSpec
 
 
 # Runs that could save less than this by compiled passes are not told so.
@@ -132,6 +133,19 @@ def chosen_chat(options: dict[str, Any]) -> ChatOptions:
         mode=options.pop("chat"),
         system=options.pop("system"),
         settings=read_settings(options.pop("chat_pairs")),
+    )
+
+
+def chosen_text(options: Mapping[str, Any]) -> TextSpec:
+    """The options of a text as one object."""
+    from ppdbench.training.text import TextSpec
+
+    return TextSpec(
+        sources=options["text"],
+        split=options["split_by"],
+        column=options["column"],
+        max_documents=options["max_documents"],
+        offline=options["offline"],
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ppdbench.cli.common import chosen_model, notice, say, stand_in_note
+from ppdbench.cli.common import chosen_model, chosen_text, notice, say, stand_in_note
 from ppdbench.cli.options import text_options
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import ConfigError
@@ -41,18 +41,12 @@ def command(**options: Any) -> int:
     """
     from ppdbench.engine.loading import ModelSpec, check_there, load_words
     from ppdbench.methods.rest.datastore import build
-    from ppdbench.training.text import TextSpec, check_sources
+    from ppdbench.training.text import check_sources
 
     quiet()
     if not options["out"]:
         raise ConfigError("--out is empty; give a folder")
-    text = TextSpec(
-        sources=options["text"],
-        split=options["split_by"],
-        column=options["column"],
-        max_documents=options["max_documents"],
-        offline=options["offline"],
-    )
+    text = chosen_text(options)
     names = ("gguf", "revision", "offline", "trust_remote_code")
     spec = ModelSpec(name=chosen_model(options["model"]), **{name: options[name] for name in names})
     check_there(spec, words_alone=True)
