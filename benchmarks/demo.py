@@ -74,7 +74,7 @@ def steps(folder: Path, comparison: Sequence[str], *, busy: bool) -> list[DemoSt
         DemoStep(
             "match rates: what every layer already knows of the next token", 15, probe, "probe"
         ),
-        DemoStep("decoding with five methods, in turns with greedy", 50, bench, "bench"),
+        DemoStep("decoding with five methods, in turns with greedy", 30, bench, "bench"),
         *(real_steps(folder, less) if source.smollm2().is_file() else ()),
     ]
 
@@ -91,7 +91,7 @@ def real_steps(folder: Path, less: Sequence[str]) -> list[DemoStep]:
     )
     return [
         DemoStep("match rates of SmolLM2, a real model of 30 layers", 15, probe, "smollm2-probe"),
-        DemoStep("decoding with it", 15 + 5 * len(methods), bench, "smollm2-bench"),
+        DemoStep("decoding with it", 20 + 7 * len(methods), bench, "smollm2-bench"),
     ]
 
 
