@@ -11,6 +11,7 @@ import torch
 
 from ppdbench.bench.pass_curve import (
     IN_A_TURN,
+    BehindOther,
     OurPasses,
     PassCurve,
     StockPasses,
@@ -88,7 +89,12 @@ def curve(ours: Loaded, stock: StockModel, ran: tuple[Worked, Ran]) -> PassCurve
 def test_times_are_each_sides_own_by_rows(curve: PassCurve) -> None:
     found = json.loads(json.dumps(curve.to_dict(), allow_nan=False))
     assert found["curve"] == [
-        {"rows": n, "ms": pytest.approx(40 + n), "generate_ms": pytest.approx(50 + 10 * n)}
+        {
+            "rows": n,
+            "ms": pytest.approx(40 + n),
+            "generate_ms": pytest.approx(50 + 10 * n),
+            "behind_other_ms": pytest.approx(40 + n),
+        }
         for n in (1, 3, 9)
     ]
     assert all(len(p.ours.ms) == len(p.stock.ms) == 2 * IN_A_TURN for p in curve.points)
@@ -113,8 +119,30 @@ def test_sizes_and_sides_take_turns_in_both_directions(
     curve: PassCurve, ran: tuple[Worked, Ran]
 ) -> None:
     turns = [run for i, run in enumerate(ran[1]) if not i or run != ran[1][i - 1]]
-    forward = [(side, n) for n in (1, 3, 9) for side in ("OurPasses", "StockPasses")]
+    sides = "OurPasses", "StockPasses", "OurPasses"  # the last behind other work
+    forward = [(side, n) for n in (1, 3, 9) for side in sides]
     assert turns[:-2] == [*forward, *forward[-2::-1]]  # the turn between both rounds is one
+
+
+def test_other_memory_is_read_before_each_pass_behind_other_work_and_is_not_timed(
+    ours: Loaded, stock: StockModel, ran: tuple[Worked, Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, seen = ran
+    read: list[int] = []
+
+    def before(self: BehindOther) -> None:
+        read.append(len(seen))
+        clock.at += 1.0
+
+    monkeypatch.setattr(BehindOther, "before", before)
+    found = time_curve(
+        ours, stock, rows=(1,), context=CONTEXT, rounds=2, clock=clock, bandwidth=BANDWIDTH
+    )
+    assert len(read) == 2 * IN_A_TURN
+    assert all(seen[n] == ("OurPasses", 1) for n in read)
+    (point,) = found.points
+    assert point.behind_other is not None
+    assert point.behind_other.ms == pytest.approx((41.0,) * 2 * IN_A_TURN)
 
 
 @torch.inference_mode()
