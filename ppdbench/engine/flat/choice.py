@@ -235,7 +235,7 @@ class Trial:
             found = program.run(hidden, layers, step, self._other)
             assert found is not None
             added = (wanted - hidden).abs().amax(-1, keepdim=True)
-            _hold(found, wanted, OF_LAYERS[found.dtype] * added, f"layer {index}")
+            hold_close(found, wanted, OF_LAYERS[found.dtype] * added, f"layer {index}")
             self.hidden[number] = wanted
 
     def compare_readout(self, flat: FlatReadout) -> None:
@@ -244,7 +244,7 @@ class Trial:
             wanted, found = self.adapter.logits(hidden), flat.read(hidden)
             assert found is not None
             largest = wanted.float().abs().amax(-1, keepdim=True)
-            _hold(found.logits, wanted, OF_LAYERS[wanted.dtype] * largest, "the readout")
+            hold_close(found.logits, wanted, OF_LAYERS[wanted.dtype] * largest, "the readout")
 
     def eagerly(self, adapter: Adapter, hidden: Tensor, layers: range, step: Step) -> Tensor:
         """Run layers as they are."""
@@ -337,7 +337,7 @@ def _compare_product(made: FlatProduct, weight: Tensor, bias: Tensor | None) -> 
     if bias is not None:
         wanted += bias[columns].float()
     found = made.multiply(x)[:, columns]
-    _hold(found, wanted, OF_TERMS[found.dtype] * terms, f"a product of {last} columns")
+    hold_close(found, wanted, OF_TERMS[found.dtype] * terms, f"a product of {last} columns")
 
 
 def _places(columns: int) -> list[int]:
@@ -345,7 +345,7 @@ def _places(columns: int) -> list[int]:
     return sorted({0, max(0, columns // 2 - COLUMNS), max(0, columns - COLUMNS)})
 
 
-def _hold(found: Tensor, wanted: Tensor, margin: Tensor, what: str) -> None:
+def hold_close(found: Tensor, wanted: Tensor, margin: Tensor, what: str) -> None:
     """Refuse numbers that are off by more than their own rounding and a margin."""
     allowed = ROUNDING[found.dtype] * wanted.float().abs() + margin.float()
     off = (found.float() - wanted.float()).abs() / allowed

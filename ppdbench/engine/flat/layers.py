@@ -213,7 +213,7 @@ class LayerWriter:
             _check_parts(block, {*GATES, *FIRSTS, *LASTS, INNER_NORM})
         last = _product(block, *LASTS)
         inner = self._buffer("inner", last.in_features)
-        act = _activation(_part(block, "act_fn", "activation_fn", "act"))
+        act = activation_of(_part(block, "act_fn", "activation_fn", "act"))
         if hasattr(block, "gate_proj"):
             gate, up = _product(block, "gate_proj"), _product(block, "up_proj")
             self.program.gated(source, inner, gate, up, act)
@@ -334,7 +334,7 @@ def _scaling(block: nn.Module) -> float:
     return float(found)
 
 
-def _activation(module: Callable[[Tensor], Tensor]) -> str:
+def activation_of(module: Callable[[Tensor], Tensor]) -> str:
     """Name an activation by what it computes."""
     x = torch.linspace(-6.0, 6.0, 193)
     given = module(x)

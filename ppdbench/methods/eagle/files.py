@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.addons import ADDON, Weights, addon_folder, open_addon
 from ppdbench.engine.loading import Loaded
-from ppdbench.engine.packing import pack
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_json
 from ppdbench.files.keys import Keys
+from ppdbench.methods.eagle.choice import lay_out
+from ppdbench.methods.eagle.flat import FlatDraft
 from ppdbench.methods.eagle.network import (
     SETTINGS,
     DraftNetwork,
@@ -42,10 +43,16 @@ OURS, THEIRS = "layers.0.", "midlayer."
 ONLY_IN_3 = {"norm.weight", "lm_head.weight", "d2t", "t2d", f"{OURS}hidden_norm.weight"}
 
 
-def load_network(
-    folder: str, loaded: Loaded, reads: tuple[int, ...] = ()
-) -> tuple[DraftNetwork, str]:
-    """The network in `folder`, ready to run, and the fingerprint of its weights.
+class LoadedDraft(NamedTuple):
+    """A network ready to run, flat where it can, and the fingerprint of its weights."""
+
+    network: DraftNetwork
+    flat: FlatDraft | None
+    fingerprint: str
+
+
+def load_network(folder: str, loaded: Loaded, reads: tuple[int, ...] = ()) -> LoadedDraft:
+    """The network in `folder`, run flat where the model itself is.
 
     `reads` names the layers that a published EAGLE-3 reads, where its files do not.
     """
@@ -59,8 +66,8 @@ def load_network(
         network = _recognized(weights, home, loaded, reads)
     fill(network, weights)
     network.eval().requires_grad_(False)
-    pack(network)
-    return network, weights.fingerprint
+    flat = lay_out(network, flat=loaded.staged.flat is not None)
+    return LoadedDraft(network, flat, weights.fingerprint)
 
 
 def _described(

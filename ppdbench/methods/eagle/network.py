@@ -168,6 +168,11 @@ class DraftNetwork(nn.Module):
         return wide
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        return self._like.dtype
+
+    @property
     def _like(self) -> Tensor:
         """A weight that is never packed, for its type and its device."""
         return self.layers[0].get_parameter("post_attention_layernorm.weight")
@@ -190,7 +195,13 @@ class DraftNetwork(nn.Module):
         shape = CacheShape(1, heads, config.head_dim, (None,), (like.device,), like.dtype)
         return KVCache(shape, rows), StepMaker(rows, like.device)
 
-    def _embedded(self, tokens: Tensor, like: Tensor) -> Tensor:
+    def turns(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines by position, [position, head_dim] each, once they are prepared."""
+        assert self._rotary is not None, "prepare() was not called"
+        return self._rotary
+
+    def embedded(self, tokens: Tensor, like: Tensor) -> Tensor:
+        """The embeddings of tokens, in the type of `like`."""
         own = self.embed_tokens
         found: Tensor = self.target.words(tokens) if own is None else own(tokens)
         return found.to(like.dtype)
@@ -198,8 +209,7 @@ class DraftNetwork(nn.Module):
     def _layer(self, residual: Tensor, entering: Tensor, step: Step, cache: Any) -> Tensor:
         """Attention over what enters, added to the residual stream, and the MLP."""
         layer: Any = self.layers[0]
-        assert self._rotary is not None, "prepare() was not called"
-        cos, sin = self._rotary
+        cos, sin = self.turns()
         attended, _ = layer.self_attn(
             hidden_states=entering,
             position_embeddings=(cos[step.positions], sin[step.positions]),
@@ -224,7 +234,7 @@ class Eagle1(DraftNetwork):
         return self.target.norm(taps[self.reads[0]]).to(self._like)
 
     def forward(self, tokens: Tensor, features: Tensor, step: Step, cache: Any = None) -> Tensor:
-        mixed = self.fc(torch.cat([self._embedded(tokens, features), features], dim=-1))
+        mixed = self.fc(torch.cat([self.embedded(tokens, features), features], dim=-1))
         return self._layer(mixed, mixed, step, cache)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -274,7 +284,7 @@ class Eagle3(DraftNetwork):
 
     def forward(self, tokens: Tensor, features: Tensor, step: Step, cache: Any = None) -> Tensor:
         layer: Any = self.layers[0]
-        words = layer.input_layernorm(self._embedded(tokens, features))
+        words = layer.input_layernorm(self.embedded(tokens, features))
         both = torch.cat([words, layer.hidden_norm(features)], dim=-1)
         return self._layer(features, both, step, cache)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.session import Session
     from ppdbench.methods.eagle.branching import DraftGrower
+    from ppdbench.methods.eagle.files import LoadedDraft
     from ppdbench.methods.eagle.network import DraftNetwork
 
 # EAGLE-2's own; and where each row more of a pass costs time, as it does on a CPU.
@@ -88,14 +89,12 @@ class Eagle:
         from ppdbench.methods.eagle.files import load_network
 
         reads = tuple(map(int, self.reads.split("+"))) if self.reads else ()
-        network, fingerprint = setup.part(
+        draft = setup.part(
             ("eagle", self.addon, reads), lambda: load_network(self.addon, setup.target, reads)
         )
         sizes = self._sizes(setup.target.staged.device.type)
-        grower = self._grower(network, setup, **sizes)
-        drafter = EagleProposer(
-            network, grower, setup.capacity, {"addon": fingerprint, **grower.loaded}
-        )
+        grower = self._grower(draft.network, setup, **sizes)
+        drafter = EagleProposer(draft, grower, setup.capacity)
         drafter.draws = self.drawn
         drafter.used = {"addon": self.addon or setup.target.spec.name}
         if isinstance(grower, DynamicGrower):
@@ -133,18 +132,16 @@ class EagleProposer(Proposer):
 
     draws = True
 
-    def __init__(
-        self, network: DraftNetwork, grower: DraftGrower, capacity: int, loaded: dict[str, str]
-    ) -> None:
+    def __init__(self, draft: LoadedDraft, grower: DraftGrower, capacity: int) -> None:
         from ppdbench.methods.eagle.branching import ChainGrower
         from ppdbench.methods.eagle.rows import DraftRows
 
-        self.network, self.grower = network, grower
+        self.network, self.grower = draft.network, grower
         self.rows = 1 + grower.nodes
         self.trees = not isinstance(grower, ChainGrower)
-        self.taps = network.reads
-        self.loaded = loaded
-        self._rows = DraftRows(network, capacity, grower.spare)
+        self.taps = draft.network.reads
+        self.loaded = {"addon": draft.fingerprint, **grower.loaded}
+        self._rows = DraftRows(draft.network, capacity, grower.spare, draft.flat)
         self._fresh: list[dict[int, Tensor]] = []  # states that no row has features of yet
 
     def start(self, session: Session, prefill: Prefill) -> None:

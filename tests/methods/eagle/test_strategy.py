@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ppdbench.decoding.decoder import Guesser, Request
@@ -105,14 +107,16 @@ def test_trained_networks_are_accepted(trained: tuple[Loaded, Path]) -> None:
 
 
 def test_disturbed_networks_are_accepted_less_and_the_output_stays(
-    trained: tuple[Loaded, Path],
+    trained: tuple[Loaded, Path], tmp_path: Path
 ) -> None:
-    model = trained[0].staged
-    decoder = ready(trained)
-    whole = accepted(decoder, model)
-    norm = decoder.network.layers[0].get_parameter("post_attention_layernorm.weight")
+    loaded, folder = trained
+    whole = accepted(ready(trained), loaded.staged)
+    shutil.copytree(folder, disturbed := tmp_path / "disturbed")
+    tensors = load_file(file := disturbed / "addon.safetensors")
+    norm = tensors["layers.0.post_attention_layernorm.weight"]
     norm.copy_(torch.randn(norm.shape, generator=torch.Generator().manual_seed(1)))
-    assert accepted(decoder, model) < whole - 1
+    save_file(tensors, file)
+    assert accepted(ready((loaded, disturbed)), loaded.staged) < whole - 1
 
 
 @pytest.mark.parametrize("mistake", ["late features", "late tokens", "no features"])
