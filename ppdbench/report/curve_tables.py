@@ -5,33 +5,33 @@ from __future__ import annotations
 from ppdbench.bench.pass_curve import OTHER_BYTES, PassCurve
 from ppdbench.report.sheet import Sheet
 
-TIMES = (
-    "ours ms",
-    "transformers ms",
-    "ours / one row",
-    "transformers / one row",
-    "ours behind other work ms",
+OTHER_WORDS = (
+    f"behind other work: right after {OTHER_BYTES >> 20} MB of other memory were read, as a draft "
+    "network's weights are; caches that held the model's weights do so no more"
 )
-DIGITS = dict.fromkeys(TIMES, 2)
 
 
 def curve_sheet(found: PassCurve) -> Sheet:
     """Both sides' times by rows, beside one row's, and below them the limit and the path."""
-    one = found.points[0]
-    rows = tuple(
-        (
-            *(p.rows, p.ours.median, p.stock.median),
-            *(p.ours.median / one.ours.median, p.stock.median / one.stock.median),
-            None if p.behind_other is None else p.behind_other.median,
-        )
-        for p in found.points
-    )
+    one, points = found.points[0], found.points
+    columns = {
+        "rows": [p.rows for p in points],
+        "ours ms": [p.ours.median for p in points],
+        "transformers ms": [p.stock.median for p in points],
+        "ours / one row": [p.ours.median / one.ours.median for p in points],
+        "transformers / one row": [p.stock.median / one.stock.median for p in points],
+    }
+    notes = [limit_words(found), path_words(found), _measured(found)]
+    behind = [p.behind_other.median for p in points if p.behind_other is not None]
+    if len(behind) == len(points):
+        columns["ours behind other work ms"] = behind
+        notes.insert(2, OTHER_WORDS)
     return Sheet(
         f"Passes by their rows: {curve_label(found)}",
-        ("rows", *TIMES),
-        rows,
-        notes=(limit_words(found), path_words(found), _other_words(), _measured(found)),
-        digits=DIGITS,
+        tuple(columns),
+        tuple(zip(*columns.values(), strict=True)),
+        notes=tuple(notes),
+        digits={name: 2 for name in columns if name != "rows"},
     )
 
 
@@ -57,13 +57,6 @@ def path_words(found: PassCurve) -> str:
     path = found.path
     ready = f"; ready after {path.prepared_s:.1f} s" if path.prepared_s else ""
     return f"our passes: {path.words}{ready}"
-
-
-def _other_words() -> str:
-    return (
-        f"behind other work: right after {OTHER_BYTES >> 20} MB of other memory were read, as a "
-        "draft network's weights are; caches that held the model's weights do so no more"
-    )
 
 
 def _measured(found: PassCurve) -> str:

@@ -26,6 +26,7 @@ from torch.nn.functional import silu
 from ppdbench.engine.addons import ADDON, Addon, Weights, addon_folder, open_addon
 from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
+from ppdbench.methods.medusa.flat import FlatHeads, HeadStates
 
 METHOD = "medusa"
 WORDS = "words"  # the tensor of a draft vocabulary
@@ -52,7 +53,7 @@ class MedusaHeads:
     """All heads stacked, so that one product serves them all: [heads, ...] each.
 
     `words` are the ids that they guess among, with the rows of the model's head for these; all
-    without.
+    without. Where a `flat` form is there, it holds all weights, and these are empty.
     """
 
     loaded: Loaded
@@ -60,7 +61,9 @@ class MedusaHeads:
     readout: tuple[Tensor, ...]  # the matrix, or down and up, or nothing
     count: int
     after: int  # layers run before the state that they read
+    whole: bool  # each reads words through a matrix of its own, not the model's
     words: tuple[Tensor, Tensor] | None = None  # [words] and [words, width]
+    flat: FlatHeads | None = None
 
     @property
     def n_words(self) -> int:
@@ -71,22 +74,28 @@ class MedusaHeads:
         """Return only the heads that guess least far ahead; they share memory with these."""
         blocks = tuple((weight[:count], bias[:count]) for weight, bias in self.blocks)
         readout = tuple(tensor[:count] for tensor in self.readout)
-        return replace(self, blocks=blocks, readout=readout, count=count)
+        flat = None if self.flat is None else self.flat.first(count)
+        return replace(self, blocks=blocks, readout=readout, count=count, flat=flat)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [heads, n, words] of states [n, hidden] before the final norm."""
         adapter = self.loaded.staged.adapter
         normed: Tensor = adapter.norm(hidden)
+        states, own, words = self._read(normed) if self.flat is None else self.flat.read(normed)
+        if own is not None and self.whole:
+            return adapter.cap(own)
+        shared = adapter.head(states) if words is None else words
+        return adapter.cap(shared if own is None else shared + own)
+
+    def _read(self, normed: Tensor) -> HeadStates:
         x = normed.expand(self.count, *normed.shape)
         for weight, bias in self.blocks:
             x = x + silu(torch.baddbmm(bias, x, weight.mT))
-        if len(self.readout) == 1:
-            return adapter.cap(x @ self.readout[0].mT)
-        own: Tensor = adapter.head(x) if self.words is None else x @ self.words[1].mT
-        if self.readout:
-            down, up = self.readout
-            own = own + x @ down.mT @ up.mT
-        return adapter.cap(own)
+        own = x
+        for matrix in self.readout:
+            own = own @ matrix.mT
+        words = None if self.words is None else x @ self.words[1].mT
+        return HeadStates(x, own if self.readout else None, words)
 
     def likeliest(self, hidden: Tensor, count: int) -> Tensor:
         """The ids [heads, count] that each head finds likeliest after one state [1, hidden]."""
@@ -186,7 +195,8 @@ def _stacked(weights: Weights, shape: HeadsShape, loaded: Loaded) -> MedusaHeads
     if shape.words:
         ids = weights.take(WORDS, (shape.words,))
         words = (ids, _head_rows(loaded, ids))
-    return MedusaHeads(loaded, blocks, readout, shape.heads, after, words)
+    whole = shape.rank is None
+    return MedusaHeads(loaded, blocks, readout, shape.heads, after, whole, words)
 
 
 @torch.inference_mode()

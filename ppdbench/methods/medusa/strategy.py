@@ -8,7 +8,7 @@ and one pass verifies it and yields the state that the next tree is filled from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.decoding.decoder import Proposer, Setup
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.session import Session
-    from ppdbench.methods.medusa.network import MedusaHeads
+    from ppdbench.methods.medusa.network import MedusaAddon, MedusaHeads
     from ppdbench.trees.tree import Tree
 
 
@@ -58,10 +58,15 @@ class Medusa:
 
     def prepare(self, setup: Setup) -> MedusaProposer:
         """Load the heads and the tree that they fill."""
+        from ppdbench.methods.medusa.choice import lay_out
         from ppdbench.methods.medusa.network import load_medusa
         from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
-        medusa = setup.part(("medusa", self.addon), lambda: load_medusa(self.addon, setup.target))
+        def found() -> MedusaAddon:
+            addon = load_medusa(self.addon, setup.target)
+            return replace(addon, heads=lay_out(addon.heads))
+
+        medusa = setup.part(("medusa", self.addon), found)
         tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)
         check_top("medusa", tree.top, medusa.heads.n_words)
         loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}
