@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # EAGLE-2's own; and where each row more of a pass costs time, as it does on a CPU.
 SIZES = {"depth": 5, "top_k": 10, "nodes": 60}
-SIZES_ON_CPU = {"depth": 3, "top_k": 4, "nodes": 8}
+SIZES_ON_CPU = {"depth": 2, "top_k": 3, "nodes": 5}
 
 
 @strategy(
@@ -65,11 +65,11 @@ class Eagle:
         "dynamic: grown by probability (EAGLE-2); chain; or a tree file (EAGLE-1)",
         names="tree",
     )
-    depth: int = option(0, "tokens guessed ahead at most; a tree file has its own (5, on a CPU 3)")
+    depth: int = option(0, "tokens guessed ahead at most; a tree file has its own (5, on a CPU 2)")
     top_k: int = option(
-        0, "nodes gone on from at each depth, and guesses after each (10, on a CPU 4)"
+        0, "nodes gone on from at each depth, and guesses after each (10, on a CPU 3)"
     )
-    nodes: int = option(0, "nodes verified at most, if dynamic (60, on a CPU 8)")
+    nodes: int = option(0, "nodes verified at most, if dynamic (60, on a CPU 5)")
     reads: str = option(
         "",
         "layers that a published EAGLE-3 reads, such as 2+16+29 (what its files say, or 2, "
