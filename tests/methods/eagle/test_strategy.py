@@ -291,8 +291,8 @@ def test_sampled_outputs_follow_the_model_through_a_draft_vocabulary(
     ("device", "asked", "sizes"),
     [
         ("cuda", {}, (5, 10, 60)),
-        ("cpu", {}, (3, 4, 8)),
-        ("cpu", {"nodes": 20, "depth": 6}, (6, 4, 20)),
+        ("cpu", {}, (2, 3, 5)),
+        ("cpu", {"nodes": 20, "depth": 6}, (6, 3, 20)),
     ],
 )
 def test_a_tree_is_small_where_rows_of_a_pass_are_dear(
