@@ -2,7 +2,7 @@
 
 Li et al. 2024 and 2025. What the target computes anyway for each token, its last hidden state
 (EAGLE-1 and 2) or those of three layers (EAGLE-3), tells a network of one layer far more than
-the tokens alone; `engine/eagle.py` says how it is made. The tokens it guesses form a tree,
+the tokens alone; `network.py` says how it is made. The tokens it guesses form a tree,
 which the target verifies in one pass. After that the accepted tokens run through the network
 again, this time on the features that the target has just computed for them, because guesses
 on top of guesses go astray.
