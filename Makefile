@@ -12,7 +12,7 @@ DEMO ?= results/demo
 WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
-	update-baselines tables measured curve batches readme reference reference-twin addons gpu-check wheel \
+	update-baselines tables measured curve batches sampled readme reference reference-twin addons gpu-check wheel \
 	benchmark attack smollm2 smollm2-parts showcase families clean
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make measured   all runs that the README and docs/ show, and their tables anew"
 	@echo "make curve      passes of SmolLM2 by their rows, for docs/cpu.md (a quiet machine)"
 	@echo "make batches    SmolLM2 in batches, for docs/batches.md (a quiet machine)"
+	@echo "make sampled    drawn outputs against the model's probabilities, for docs/measuring.md (hours)"
 	@echo "make readme     the tables of the README and docs/ from these runs"
 	@echo "make benchmark  greedy and probing against generate()"
 	@echo "make reference  train the embedded model again (hours; TEXT, HELD_OUT: your text)"
@@ -191,6 +192,17 @@ BATCHED ?= greedy prompt-lookup layerskip lookahead
 batches: $(READY) smollm2
 	$(BIN)/python -m benchmarks.batches --model smollm2 --methods $(BATCHED) --against \
 	    --save results/batches/smollm2.json > /dev/null
+	$(MAKE) readme
+
+# Drawn outputs of every method against the model's probabilities, the mistakes that this finds, and
+# what verifying them costs, for docs/measuring.md. The last needs a quiet machine.
+sampled: $(READY) smollm2
+	$(BIN)/python -m benchmarks.faithful --out results/faithful/planted.json > /dev/null
+	$(BIN)/python -m benchmarks.sampled --work results/sampled/reference \
+	    --save results/faithful/reference.json > /dev/null
+	$(BIN)/python -m benchmarks.sampled --model smollm2 --setting 'top-p 0.9, temperature 1' \
+	    --work results/sampled/smollm2 --save results/faithful/smollm2.json > /dev/null
+	$(BIN)/python -m benchmarks.sampled_cost --save results/faithful/cost.json > /dev/null
 	$(MAKE) readme
 
 readme: $(READY)

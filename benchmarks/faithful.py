@@ -1,6 +1,6 @@
 """The test of faithfulness itself: its false alarms, and planted bugs that it has to find.
 
-    python -m benchmarks.faithful --runs 200 --out results/faithful.json
+    python -m benchmarks.faithful --runs 200 --out results/faithful/planted.json
 
 Outputs are drawn from a made-up model over a small vocabulary, so that thousands of them take
 seconds: plainly for the alarms, through drafted trees and a rule with one mistake for the bugs.
@@ -25,6 +25,9 @@ from ppdbench.decoding import verify
 from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.decoding.verify import Outcome, accept_sampled
+from ppdbench.files.whole import write_whole
+from ppdbench.report.export import emit
+from ppdbench.report.sheet import Sheet
 
 VOCAB, LENGTH, OUTPUTS = 100, 4, 3000
 PARENTS = (-1, -1, 0, 0, 1)  # of the drafted trees
@@ -32,21 +35,18 @@ TARGET = Target(kind="top-p", top_p=0.95, temperature=0.7)
 
 Rule = Callable[..., Outcome]
 
-KEPT = "_uniform(generator) * likely < float(p[here].sum())"
+KEPT = "uniform(generator) * likely < float(p[here].sum())"
 RESIDUAL = "p = _scaled((p - source).clamp(min=0), or_else=p)"
 # What was written, and what is in its place.
 SLIPS = {
-    "the test is reversed": (KEPT, "_uniform(generator) * float(p[here].sum()) < likely"),
+    "the test is reversed": (KEPT, "uniform(generator) * float(p[here].sum()) < likely"),
     "everything is kept": (KEPT, "True"),
     "the residual is forgotten": (RESIDUAL, "pass"),
     "the residual is not scaled": (
         RESIDUAL,
         "r = (p - source).clamp(min=0); p = r if float(r.sum()) else p",
     ),
-    "a sibling's q stays as it was": (
-        "q = q.index_fill(0, torch.tensor([token]), 0)",
-        "pass",
-    ),
+    "a sibling's q stays as it was": ("q[token] = 0", "pass"),
     "q of the wrong row": ("families.index(row - 1)", "-1 - families.index(row - 1)"),
     "p of the wrong row": ("logits[row]", "logits[0]"),
 }
@@ -172,8 +172,23 @@ def planted() -> Mapping[str, float]:
     return found
 
 
+def sheets(content: Mapping[str, Any]) -> list[Sheet]:
+    """A row for each planted bug."""
+    alarms, planted = content["false_alarms"], content["planted"]
+    rows = [
+        (bug, f"{p:.2g}", "refused" if p < ALARM else "not refused") for bug, p in planted.items()
+    ]
+    notes = (
+        f"p of {content['outputs']} outputs of {content['tokens']} tokens over "
+        f"{content['vocabulary']} words, drafted as trees whose siblings are drawn.",
+        f"Plain sampling against its own probabilities: {alarms['unfaithful']} of {alarms['runs']} "
+        f"runs refused, smallest p {alarms['smallest_p']:.2g}.",
+    )
+    return [Sheet("Planted mistakes", ("mistake", "p", "verdict"), tuple(rows), notes)]
+
+
 def main() -> None:
-    """Measure both and write them down."""
+    """Measure both, show them and write them down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--out", type=Path)
@@ -186,10 +201,9 @@ def main() -> None:
         "planted": planted(),
         "false_alarms": false_alarms(asked.runs),
     }
-    text = json.dumps(content, indent=2) + "\n"
-    print(text, end="")
+    emit(sheets(content), None, "markdown")
     if asked.out is not None:
-        asked.out.write_text(text, encoding="utf-8")
+        write_whole(asked.out, json.dumps(content, indent=2) + "\n", make_folder=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ of its tables begins, and whether it is to be Markdown instead of what a termina
 
 In place of a run there may be a file of `benchmarks.curve`, and in place of a title `picture` and
 the file that it was drawn into; until it is there, its places say how to measure it. Files in
-`results/faithful` are those of `benchmarks.sampled`, in `results/batches` of `benchmarks.batches`.
+`results/faithful` are those of `make sampled`, in `results/batches` of `benchmarks.batches`.
 
 `make measured` makes all of it, the pictures, too. Tests compare every table with what it is of,
 and look for measured numbers that stand elsewhere.
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import batches, curve, sampled
+from benchmarks import batches, curve, faithful, sampled, sampled_cost
 from ppdbench.report.export import to_markdown
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
@@ -39,6 +39,7 @@ PICTURE = "picture "
 SAMPLED = ROOT / "results" / "faithful"
 BATCHES = ROOT / "results" / "batches"
 AWAITED = "Not measured yet: `make curve`, on a machine that does nothing else."
+MADE_BY = {BATCHES: "batches", SAMPLED: "sampled"}
 COLUMNS = 90  # as much as pages show beside their margins
 BLOCK = re.compile(r"<!-- (results/\S+): (.+?)( as markdown)? -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -70,15 +71,18 @@ def _is_awaited(path: Path) -> bool:
 
 
 def _awaited(path: Path) -> str:
-    return AWAITED.replace("curve", "batches") if path.parent == BATCHES else AWAITED
+    return AWAITED.replace("curve", MADE_BY.get(path.parent, "curve"))
 
 
 def _sheets(path: Path) -> list[Sheet]:
     """All tables of a run, or of measured curves or batches."""
     if path.parent == BATCHES:
         return batches.sheets(batches.stored(path))
+    if path == SAMPLED / "cost.json":
+        return sampled_cost.sheets(sampled_cost.stored(path))
     if path.parent == SAMPLED:
-        return sampled.sheets(json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return faithful.sheets(content) if "planted" in content else sampled.sheets(content)
     if path.suffix == curve.STORED:
         return curve.sheets(curve.stored(path))
     (stored,) = read_runs([path])

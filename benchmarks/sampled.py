@@ -1,11 +1,12 @@
 """Every method under sampling, held against the model's own probabilities: p-values in one table.
 
-    python -m benchmarks.sampled [--model reference] [--draws 3000] [--method NAME ...]
-        [--work FOLDER] [--save FILE.json]
+    python -m benchmarks.sampled [--model reference] [--dtype float32] [--draws 3000]
+        [--method NAME ...] [--setting NAME ...] [--work FOLDER] [--save FILE.json]
 
 What `ppdbench bench --verify-distribution` finds for two ways to cut the distribution at two
-temperatures. Draws are kept in --work: a run that is interrupted goes on. Takes a minute or two
-for each method and setting on the embedded model.
+temperatures, and for a third whose probabilities depend on the text. Draws are kept in --work: a
+run that is interrupted goes on. Takes a minute or two for each method and setting on the embedded
+model, several on SmolLM2.
 """
 
 from __future__ import annotations
@@ -33,34 +34,49 @@ SETTINGS = {
         *("--target", "top-k", "--top-k", "20"),
         *("--temperature", "0.6"),
     ),
+    "min-p 0.05, penalty 1.3": (
+        *("--target", "min-p", "--min-p", "0.05"),
+        *("--repetition-penalty", "1.3"),
+    ),
 }
+WITHOUT_TEXT = ("ppd",)  # its unit that picks tokens does not know what text they follow
 ANYWHERE = (
     *("greedy", "prompt-lookup", "layerskip", "layerskip:drawn=False", "draft-verify"),
-    *("lookahead", "jacobi", "early-exit"),
+    *("lookahead", "jacobi", "ppd", "early-exit"),
+)
+GUESSING = ("medusa", "eagle", "eagle:drawn=False")  # whose parts both models come with
+# Methods that need parts of the embedded model, and those of transformers, which decode one
+# output after another.
+EMBEDDED_ALONE = (
+    *("speculative:draft_model=reference-draft", "rest:datastore=reference"),
+    *("hidden-transfer", "prompt-tokens"),
     *("transformers:greedy", "transformers:prompt-lookup", "transformers:early-exit"),
+    "transformers:assistant:draft_model=reference-draft",
 )
-WITH_PARTS = (
-    *("speculative:draft_model=reference-draft", "rest:datastore=reference", "medusa"),
-    *("hidden-transfer", "prompt-tokens", "eagle", "eagle:drawn=False"),
-)
+USUAL = {
+    "reference": (*ANYWHERE, *GUESSING, *EMBEDDED_ALONE),
+    "smollm2": (*ANYWHERE, *GUESSING),
+}
 
 
 def tested(asked: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Return the verdicts of each setting, method by method."""
-    usual = ANYWHERE + (WITH_PARTS if asked.model == "reference" else ())
-    methods = asked.method or usual
+    methods = asked.method or USUAL.get(asked.model, ANYWHERE)
     found = {}
-    for setting, words in SETTINGS.items():
+    for setting in asked.setting or SETTINGS:
         print(f"{asked.model}, {setting}", file=sys.stderr, flush=True)
-        found[setting] = _of_setting(asked, methods, words, setting)
+        found[setting] = _of_setting(asked, methods, SETTINGS[setting], setting)
     return found
 
 
 def _of_setting(
     asked: argparse.Namespace, methods: Sequence[str], words: Sequence[str], setting: str
 ) -> list[dict[str, Any]]:
+    if "--repetition-penalty" in words:
+        methods = [method for method in methods if method not in WITHOUT_TEXT]
     folder = asked.work / setting.replace(", ", "-").replace(" ", "-")
-    command = ["bench", "--offline", "--model", asked.model, "--task", "gsm8k", *words]
+    command = ["bench", "--offline", "--model", asked.model, "--dtype", asked.dtype]
+    command += ["--data", "builtin", "--task", "gsm8k", *words]
     command += [word for method in methods for word in ("--method", method)]
     command += ["--verify-distribution", "--draws", str(asked.draws), "--format", "json"]
     command += ["--out", str(folder), *(["--resume"] if folder.exists() else [])]
@@ -69,28 +85,31 @@ def _of_setting(
     )
     if done.returncode not in (0, 1):
         raise SystemExit(done.returncode)
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
-    return rows
+    found = json.loads(done.stdout)
+    return found if isinstance(found, list) else [found]  # of one method it is that method's own
 
 
 def sheets(content: Mapping[str, Any]) -> list[Sheet]:
     """A table with a row for each method, a column for each setting."""
     settings: Mapping[str, Any] = content["settings"]
-    labels = [row["method"] for row in next(iter(settings.values()))]
+    found = {name: {row["method"]: row for row in own} for name, own in settings.items()}
     rows = []
-    for number, label in enumerate(labels):
-        own = [rows_of[number] for rows_of in settings.values()]
-        power = min(row["power_at_0_02"] for row in own)
-        high = max(row["total_variation_high"] for row in own)
-        shown = [_shown(row) for row in own]
+    for label in dict.fromkeys(label for own in found.values() for label in own):
+        own = [found[name].get(label) for name in settings]
+        told = [row for row in own if row is not None]
+        power = min(row["power_at_0_02"] for row in told)
+        high = max(row["total_variation_high"] for row in told)
+        shown = [None if row is None else _shown(row) for row in own]
         rows.append((label, *shown, f"{high:.3f}", f"{power:.0%}"))
     head = ("method", *settings, "total variation at most", "power")
     notes = (
         f"{content['draws']} outputs of 4 tokens each; p, and the verdict where it is not "
-        "`faithful`. Total variation: the highest upper end of the four intervals. Power: the "
+        "`faithful`. Total variation: the highest upper end of its intervals. Power: the "
         f"lowest, to find a total variation of 0.02. {content['versions']}.",
     )
-    return [Sheet(f"Drawn outputs of {content['model']}", head, tuple(rows), notes)]
+    return [
+        Sheet(f"Drawn outputs of {content['model']}, {content['dtype']}", head, tuple(rows), notes)
+    ]
 
 
 def _shown(row: Mapping[str, Any]) -> str:
@@ -108,13 +127,16 @@ def main() -> None:
     """Draw, judge, show and keep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="reference")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--draws", type=int, default=3000)
     parser.add_argument("--method", action="append", help="these alone")
+    parser.add_argument("--setting", action="append", choices=[*SETTINGS], help="these alone")
     parser.add_argument("--work", type=Path, default=Path("results/sampled"))
     parser.add_argument("--save", type=Path, help="keep the figures, as .json")
     asked = parser.parse_args()
     content = {
         "model": asked.model,
+        "dtype": asked.dtype,
         "draws": asked.draws,
         "versions": _versions(),
         "settings": tested(asked),

@@ -53,7 +53,7 @@ from ppdbench.machine.environment import (
     peak_memory_bytes,
     usable_cores,
 )
-from ppdbench.methods.base import Method
+from ppdbench.methods.base import Method, split_name
 from ppdbench.runs.conversation import continued
 from ppdbench.runs.workload import Item, limits_of
 
@@ -392,7 +392,8 @@ class Interleaved:
     def _chooser(self, item: Item, label: str) -> Chooser:
         if self.target.greedy:
             return Chooser(self.target)
-        seeds = (item.task.name, item.example.id, label)
+        # By the name alone: its label depends on which other methods the run has.
+        seeds = (item.task.name, item.example.id, split_name(label)[0])
         return Chooser(self.target, generator_for(self.setup.seed, *seeds))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,38 +97,55 @@ class Target:
         """One token per row of `logits` [batch, vocab]: [batch, 1]."""
         if self.greedy:
             return most_likely(logits)[:, None]
-        probabilities = self.distribution(logits, texts)
         draws = [
-            torch.multinomial(row, 1, generator=generator)
-            for row, generator in zip(probabilities.cpu(), generators, strict=True)
+            tokens[drawn(likely, generator)]
+            for (tokens, likely), generator in zip(
+                self._each(logits, texts), generators, strict=True
+            )
         ]
-        return torch.stack(draws).to(logits.device)
+        return torch.stack(draws)[:, None].to(logits.device)
 
     def distribution(self, logits: Tensor, texts: Texts | None = None) -> Tensor:
         """The probabilities [batch, vocab] that a draw follows, after a text for each row."""
-        if self.greedy:
-            certain = torch.zeros_like(logits, dtype=torch.float32)
-            return certain.scatter(-1, most_likely(logits)[:, None], 1.0)
-        scaled = self._steered(logits.float(), texts) / self.temperature
-        if self.kind == "top-k":
-            k = min(self.top_k, scaled.shape[-1])
-            threshold = scaled.topk(k).values[:, -1:]
-            return torch.softmax(scaled.masked_fill(scaled < threshold, float("-inf")), -1)
-        if self.kind == "min-p":
-            likely = torch.softmax(scaled, -1)
-            least = self.min_p * likely.amax(-1, keepdim=True)
-            return torch.softmax(scaled.masked_fill(likely < least, float("-inf")), -1)
-        return torch.stack([_nucleus(row, self.top_p) for row in torch.softmax(scaled, -1)])
+        rows = torch.zeros(logits.shape)
+        for row, (tokens, likely) in zip(rows, self._each(logits, texts), strict=True):
+            row[tokens] = likely
+        return rows.to(logits.device)
 
-    def possible(self, logits: Tensor, text: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def possible(self, logits: Tensor, text: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """The tokens that `logits` [vocab] can lead to after a text, and their probabilities.
 
         In float64 on the CPU, for the arithmetic of rejected drafts.
         """
-        probabilities = self.distribution(logits[None], [text])[0].cpu()
-        tokens = probabilities.nonzero()[:, 0]
-        likely = probabilities[tokens].double()
+        ((tokens, likely),) = self._each(logits[None], [text])
+        likely = likely.double()
         return tokens, likely / likely.sum()
+
+    def _each(self, logits: Tensor, texts: Texts | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the tokens that can follow each row, by their ids, and how likely they are.
+
+        On the CPU. Of 49,152 tokens mostly a few dozen are left: no others are sorted or scaled.
+        """
+        if not self.greedy:
+            logits = self._steered(logits.float(), texts)
+        for row in logits.cpu():
+            tokens, likely = self._left_of(row)
+            # Of NaN nothing is left. The first stands for it: whoever draws refuses NaN himself.
+            yield (tokens, likely) if len(tokens) else (most_likely(row[None]), torch.ones(1))
+
+    def _left_of(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """What temperature and `kind` leave of a row [vocab]."""
+        if self.greedy:
+            return most_likely(logits[None]), torch.ones(1)
+        scaled = logits if self.temperature == 1 else logits / self.temperature
+        if self.kind == "top-p":
+            return _nucleus(torch.softmax(scaled, -1), self.top_p)
+        if self.kind == "top-k":
+            tokens = _places(scaled >= _nth_largest(scaled, self.top_k))
+        else:
+            likely = torch.softmax(scaled, -1)
+            tokens = _places(likely >= self.min_p * likely.max())
+        return tokens, torch.softmax(scaled[tokens], -1)
 
     def _steered(self, logits: Tensor, texts: Texts | None) -> Tensor:
         """Logits [batch, vocab] with the bias and the penalty."""
@@ -149,28 +167,60 @@ class Target:
         return torch.stack(rows)
 
 
-# Of the tokens below these probabilities none is sorted where those above make up the nucleus.
-RARE = (1e-3, 1e-5)
+# A nucleus is looked for in steps of these probabilities, so that only tokens around its end are
+# put in order.
+LEVELS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0.0)
 
 
-def _nucleus(likely: Tensor, top_p: float) -> Tensor:
-    """Probabilities [vocab] without the tail behind the likeliest tokens that reach `top_p`.
+def _nucleus(likely: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens that reach `top_p`, by their ids, and their probabilities.
 
     A token is kept if those before it do not reach p yet; so the first always stays. Of tokens
     that are equally likely the lower id comes first.
     """
     # Nothing is cut at p=1, where rounding lets the sum reach p early.
     if top_p == 1:
-        return likely / likely.sum()
-    for least in (*RARE, 0.0):
-        tokens = (likely >= least).nonzero()[:, 0]
-        ordered, order = likely[tokens].sort(descending=True, stable=True)
-        before = ordered.cumsum(-1) - ordered
-        if least == 0 or float(before[-1]) >= top_p:
+        return torch.arange(len(likely)), likely / likely.sum()
+    kept: list[Tensor] = []
+    reached, below = 0.0, math.inf
+    for least in LEVELS:
+        level = _places((likely >= least) & (likely < below))
+        mass = float(likely[level].sum(dtype=torch.float64))
+        if reached + mass >= top_p or not least:
             break
-    kept = ordered * (before < top_p)
-    cut = torch.zeros_like(likely).scatter(-1, tokens[order], kept)
-    return cut / kept.sum()
+        kept.append(level)
+        reached, below = reached + mass, least
+    ordered, order = likely[level].sort(descending=True, stable=True)
+    before = (reached + ordered.double().cumsum(-1)).float() - ordered
+    tokens = torch.cat([*kept, level[order[before < top_p]]]).sort().values
+    found = likely[tokens]
+    return tokens, found / found.sum()
+
+
+def _nth_largest(row: Tensor, n: int) -> Tensor:
+    """The n-th largest number of a row, or the smallest of a shorter one."""
+    return row.topk(min(n, len(row))).values[-1]
+
+
+def _places(mask: Tensor) -> Tensor:
+    """The places where a mask [n] is true; numpy finds few among many several times faster."""
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+
+
+def drawn(likely: Tensor, generator: torch.Generator) -> int:
+    """A place in `likely`, drawn in proportion to it.
+
+    It takes one number of the generator however many places there are, so that a token that
+    rounding leaves or cuts does not change the draws that follow.
+    """
+    reached = likely.double().cumsum(-1)
+    place = int((reached <= uniform(generator) * float(reached[-1])).sum())
+    return place if place < len(likely) else int(likely.argmax())  # by rounding alone
+
+
+def uniform(generator: torch.Generator) -> float:
+    """A number from 0 up to, but not, 1."""
+    return float(torch.rand((), generator=generator, dtype=torch.float64))
 
 
 class Chooser:
@@ -207,9 +257,11 @@ class Chooser:
         """A drafted token [1, 1] and, if it was drawn, what from: [1, vocab]."""
         if self.target.greedy:
             return most_likely(logits)[:, None], None
-        probabilities = self.target.for_drafts.distribution(logits)
-        token = torch.multinomial(probabilities.cpu(), 1, generator=self.generator)
-        return token.to(logits.device), probabilities
+        tokens, likely = self.target.for_drafts.possible(logits[0])
+        probabilities = torch.zeros(logits.shape)
+        probabilities[0, tokens] = likely.float()
+        token = tokens[drawn(likely, self.generator)].view(1, 1)
+        return token.to(logits.device), probabilities.to(logits.device)
 
     def draw_siblings(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Tokens [n, count] drawn for each row of `logits`, none twice, and what from [n, vocab].

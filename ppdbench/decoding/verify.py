@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.decoding.draft import Draft, offspring
-from ppdbench.decoding.sampling import Target
+from ppdbench.decoding.sampling import Target, drawn, uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ def accept_sampled(
         tokens, p = target.possible(logits[row], so_far)
         q = None
         if draft.probabilities is not None and children[row]:
-            q = draft.probabilities[families.index(row - 1)].double().cpu()
+            # A copy, of which what was tried is struck out.
+            q = draft.probabilities[families.index(row - 1)].to("cpu", torch.float64, copy=True)
         for node in children[row]:
             if node >= draft.proposed:
                 continue
@@ -100,30 +101,21 @@ def accept_sampled(
             here = tokens == token
             source, likely = here.double(), 1.0  # of a token that was chosen
             if q is not None and float(q[token]) > 0:
-                source, likely = q[tokens] / q.sum(), float(q[token] / q.sum())
-            if _uniform(generator) * likely < float(p[here].sum()):
+                whole = float(q.sum())
+                source, likely = q[tokens] / whole, float(q[token]) / whole
+            if uniform(generator) * likely < float(p[here].sum()):
                 path.append(node)
                 row = 1 + node
                 break
             # Rounding alone may leave nothing where both are the same.
             p = _scaled((p - source).clamp(min=0), or_else=p)
             if q is not None:
-                q = q.index_fill(0, torch.tensor([token]), 0)
+                q[token] = 0
         else:
-            return Outcome(tuple(path), int(tokens[_drawn(p, generator)]))
+            return Outcome(tuple(path), int(tokens[drawn(p, generator)]))
 
 
 def _scaled(weights: Tensor, or_else: Tensor) -> Tensor:
     """Weights that add up to 1, or what else is given where there are none."""
     total = float(weights.sum())
     return weights / total if total > 0 else or_else
-
-
-def _uniform(generator: torch.Generator) -> float:
-    """A number from 0 up to, but not, 1."""
-    return float(torch.rand((), generator=generator, dtype=torch.float64))
-
-
-def _drawn(p: Tensor, generator: torch.Generator) -> int:
-    """A place in p, drawn as p says."""
-    return int(torch.multinomial(p, 1, generator=generator))

@@ -154,7 +154,6 @@ class GenerateDecoder(Decoder):
 
         if self.assistant is not None:
             self.assistant.draft_constantly(self.draft_length)
-        options = self.options | _drawing(request.chooser.target)
         if request.chooser.target.greedy:
             handed = self.stock.generate(request, session.watch, **self.options)
             return _decoded(handed, request.limits)

@@ -49,6 +49,25 @@ def test_neither_other_methods_nor_fewer_examples_change_an_output(whole: Output
     assert len(fewer) == 2 * 2 * 3
 
 
+def test_another_method_of_the_same_name_changes_no_output(whole: Outputs) -> None:
+    both = ["layerskip:exit_layer=1", "layerskip:exit_layer=1,draft_length=2"]
+    found = outputs("both", "--limit", "3", methods=both)
+    of_first = {
+        (task, example): ids for (task, example, name), ids in found.items() if name == both[0]
+    }
+    wanted = {
+        (task, example): ids for (task, example, name), ids in whole.items() if name == "layerskip"
+    }
+    assert of_first == wanted
+
+
+def test_a_batch_draws_what_is_drawn_one_by_one(whole: Outputs) -> None:
+    together = outputs("together", "--limit", "3", "--batch", "2")
+    assert {
+        (*key, name.removesuffix(" (batch 2)")): ids for (*key, name), ids in together.items()
+    } == whole
+
+
 def test_parts_of_a_run_draw_what_the_whole_does(whole: Outputs) -> None:
     outputs("parts", "--limit", "3", "--shard", "2/2")
     assert outputs("parts", "--limit", "3", "--shard", "1/2", "--resume") == whole

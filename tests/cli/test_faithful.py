@@ -19,6 +19,8 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "message"),
     [
         (["--target", "greedy"], "--verify-distribution is about drawn outputs"),
+        (["--target", "beam"], "'beam'"),
+        (["--target", "top-p", "--temperature", "0"], "temperature=0.0; use a value above 0"),
         (["--draws", "0"], "--draws 0; use 1 or more"),
         (["--top-k", "0"], "top-k sampling from 0 tokens; use 1 or more"),
         (["--temperature", "0"], "temperature=0.0; use a value above 0"),
@@ -31,7 +33,7 @@ def test_what_makes_no_sense_is_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usual = WORDS
-    if "greedy" in words:
+    if "--target" in words:
         usual = WORDS[: WORDS.index("--target")]
     assert run([*usual, *LAYERSKIP, *words]) == 2
     error = capsys.readouterr().err

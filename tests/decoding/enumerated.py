@@ -89,10 +89,10 @@ def distribution(patch: pytest.MonkeyPatch, run: Callable[[Choices], T]) -> dict
             return number
 
         def drawn(p: Tensor, generator: torch.Generator) -> int:
-            return choices.among((p / p.sum()).tolist())  # as multinomial scales
+            return choices.among((p / p.sum()).tolist())  # as a draw scales
 
-        patch.setattr(verify, "_uniform", uniform)
-        patch.setattr(verify, "_drawn", drawn)
+        patch.setattr(verify, "uniform", uniform)
+        patch.setattr(verify, "drawn", drawn)
         return run(choices)
 
     for result, probability in every_way(told):

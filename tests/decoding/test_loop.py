@@ -11,6 +11,7 @@ from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive, check_finite
+from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
@@ -183,6 +184,13 @@ def test_nan_weights_are_an_error_that_names_layer_and_position() -> None:
     session = Session(broken(None), 64)
     with pytest.raises(NumericalError, match="after layer 4 at output position 1;"):
         autoregressive(session, Request(PROMPT, Limits(3), Clock(CPU)))
+
+
+@pytest.mark.parametrize("kind", ["top-k", "top-p", "min-p"])
+def test_nan_is_the_same_error_where_tokens_are_drawn(kind: str) -> None:
+    session, chooser = Session(broken(None), 64), Chooser(Target(kind=kind), generator_for(0))
+    with pytest.raises(NumericalError, match="after layer 4 at output position 1;"):
+        autoregressive(session, Request(PROMPT, Limits(3), Clock(CPU), chooser))
 
 
 def test_nan_that_comes_up_late_is_placed_where_it_came_up(free: tuple[int, ...]) -> None:

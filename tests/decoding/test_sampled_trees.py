@@ -238,7 +238,7 @@ def test_a_rule_with_one_line_changed_is_off_by_more_than_rounding(
     p, q = model_of(1), model_of(5)
 
     def rule(*given: object) -> object:
-        for name in ("_uniform", "_drawn"):
+        for name in ("uniform", "drawn"):
             names[name] = getattr(verify, name)  # type: ignore[index]
         return names["accept_sampled"](*given)  # type: ignore[index]
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.decoding.sampling import Target, generator_for, most_likely
+from ppdbench.decoding import sampling
+from ppdbench.decoding.sampling import Chooser, Target, drawn, generator_for, most_likely
 from ppdbench.errors import ConfigError
 
 PROBABILITIES = [0.15, 0.4, 0.05, 0.3, 0.1]
@@ -256,3 +257,84 @@ def test_a_nucleus_is_what_sorting_the_whole_vocabulary_keeps(top_p: float) -> N
         n = len(row) if top_p == 1 else int((sums - row[order] < top_p).sum())
         assert sorted(order[:n]) == kept.nonzero()[:, 0].tolist()
         assert torch.allclose(kept[order[:n]], row[order[:n]] / row[order[:n]].sum())
+
+
+@pytest.mark.parametrize("top_p", [0.001, 0.5, 0.999])
+def test_a_nucleus_is_found_where_no_token_is_likely(top_p: float) -> None:
+    n = 20_000
+    logits = torch.arange(n) * (3.0 / n)
+    likely = logits.double().softmax(-1)
+    assert float(likely.max()) < 1e-3
+    found = Target(kind="top-p", top_p=top_p).distribution(logits[None])[0]
+    kept = found.nonzero()[:, 0].tolist()
+    assert kept == list(range(n - len(kept), n))  # the likeliest come last
+    assert float(likely[kept[1:]].sum()) < top_p + 1e-5
+    assert float(likely[kept].sum()) > top_p - 1e-5
+
+
+EVERY_KIND = [
+    Target(),
+    Target(kind="top-k", top_k=7),
+    Target(kind="top-p", top_p=0.7, temperature=0.8),
+    Target(kind="top-p", top_p=1.0),
+    Target(kind="min-p", min_p=0.2),
+    Target(kind="min-p", min_p=0.0, repetition_penalty=1.5, logit_bias=((5, 2.0),)),
+]
+
+
+@pytest.mark.parametrize("target", EVERY_KIND, ids=str)
+def test_possible_tokens_are_those_of_the_distribution(target: Target) -> None:
+    logits = 3 * torch.randn(4, 500, generator=torch.Generator().manual_seed(1))
+    logits[:, 100:300] = logits[:, 300:]  # equals
+    logits[0, 9] = float("-inf")
+    texts = [[1, 5, row] for row in range(4)]
+    for row, text, wanted in zip(logits, texts, target.distribution(logits, texts), strict=True):
+        tokens, likely = target.possible(row, text)
+        assert tokens.tolist() == sorted(tokens.tolist())
+        found = torch.zeros(500, dtype=torch.float64).index_copy(0, tokens, likely)
+        torch.testing.assert_close(found.float(), wanted)
+        assert float(likely.sum()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("target", EVERY_KIND, ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_gone_wrong_end_in_a_token_for_whoever_refuses_them(
+    target: Target, bad: float
+) -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
+    logits[0, 33] = bad
+    chooser = Chooser(target, generator_for(0, "bad"))
+    assert 0 <= int(chooser.choose(logits, [1])) < 50
+    assert 0 <= int(chooser.draw(logits)[0]) < 50
+
+
+# Draws
+
+
+def test_a_draw_takes_one_number_however_many_tokens_there_are() -> None:
+    """So that a token more or less, which rounding decides, leaves later draws as they are."""
+    states = []
+    for n in (1, 5, 4000):
+        generator = generator_for(0, "one")
+        drawn(torch.ones(n), generator)
+        states.append(generator.get_state())
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(states[0], states[2])
+
+
+def test_no_number_draws_what_is_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
+    likely = torch.tensor([0.0, 0.5, 0.0, 1.0, 0.0])
+    for number, place in ((0.0, 1), (0.333, 1), (0.334, 3), (1 - 2**-53, 3)):
+        monkeypatch.setattr(sampling, "uniform", lambda _, number=number: number)
+        assert drawn(likely, generator_for(0, "x")) == place
+
+
+def test_draws_come_as_often_as_they_are_likely() -> None:
+    generator, likely = generator_for(4, "often"), torch.tensor([1.0, 0.0, 4.0, 3.0, 2.0])
+    counts = torch.bincount(torch.tensor([drawn(likely, generator) for _ in range(DRAWS)]))
+    due = DRAWS * likely / likely.sum()
+    statistic = sum(
+        (c - d) ** 2 / d for c, d in zip(counts.tolist(), due.tolist(), strict=True) if d
+    )
+    assert counts[1] == 0
+    assert statistic < CHI_SQUARE[3]
