@@ -192,6 +192,8 @@ BATCHED ?= greedy prompt-lookup layerskip lookahead
 batches: $(READY) smollm2
 	$(BIN)/python -m benchmarks.batches --model smollm2 --methods $(BATCHED) --against \
 	    --save results/batches/smollm2.json > /dev/null
+	$(BIN)/python -m benchmarks.batch_steps --model smollm2 \
+	    --save results/batches/steps-smollm2.json > /dev/null
 	$(MAKE) readme
 
 # Drawn outputs of every method against the model's probabilities, the mistakes that this finds, and

@@ -2,7 +2,8 @@
 
     python -m benchmarks.batches [--model smollm2] [--batch 1,2,4,8,16] [--limit 64]
         [--methods greedy prompt-lookup eagle:addon=FOLDER ...] [--save FILE.json]
-    python -m benchmarks.batches --exact [--model smollm2] [--limit 16]
+    python -m benchmarks.batches --exact [--model smollm2] [--limit 16] [--save FILE.json]
+        [--also speculative:draft_model=NAME ...] [--kept]
 
 Each number type is one `bench --batch`, whose run folder is kept below `--out` and gone on with
 where it is not whole; `generate()` over as many prompts, padded on the left, takes part. Printed
@@ -11,44 +12,45 @@ are its tables, and greedy decoding in batches beside one prompt after the other
 else.
 
 `--exact` decodes with every method that runs, in batches of six sizes over four tasks, and counts
-verdicts: on passes that compute a row alike whatever stands beside it a single tie is a failure.
+verdicts. On passes that compute a row alike whatever stands beside it a single tie is a failure, as
+is an output that the same method does not give alone. Each task and type is a run of its own;
+what is cut off goes on where it was, and `--kept` counts what is there by now.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from benchmarks import verdicts
 from benchmarks.curve import this_machine
 from ppdbench.bench.choices import every_method
 from ppdbench.bench.counterparts import GREEDY as PEERS
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.sums import add_up
 from ppdbench.cli.common import numbers
-from ppdbench.engine.flat.choice import FLAT, kind_of_passes
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import PpdbenchError
 from ppdbench.files.whole import write_whole
 from ppdbench.report import batch_tables
 from ppdbench.report.outputs import of_decoding
-from ppdbench.report.sheet import Cell, Sheet, marked
+from ppdbench.report.sheet import Sheet, marked
 from ppdbench.report.terminal import print_sheets
-from ppdbench.runs.records import decoding
 from ppdbench.runs.running import Destination
+from ppdbench.runs.store import HEADER, read_whole
 from ppdbench.runs.workload import FinishedRun
 
 METHODS = ("greedy", "prompt-lookup", "layerskip", "lookahead")
 DTYPES = ("float32", "bfloat16")
+WARM_UP = 2
 EXACT_SIZES = "1,2,3,4,8,16"
-VERDICTS = ("identical", "tie", "mismatch", "inexact", "failed")
 EXACT_TASKS = ("gsm8k", "humaneval", "squad", "xsum")
 
 Summary = Mapping[str, Any]
@@ -107,24 +109,34 @@ def decoded(
     asked: argparse.Namespace,
     dtype: str,
     methods: Sequence[Choice],
-    tasks: Sequence[str],
+    task: str,
     optional: Sequence[Choice] = (),
 ) -> FinishedRun:
     """A run of these methods, as far as it is not there."""
     config = DecodeConfig(
         model=ModelSpec(name=asked.model, dtype=dtype, device=asked.device, offline=True),
-        tasks=tuple(tasks),
+        tasks=(task,),
         data=asked.data,
         limit=asked.limit,
         max_new_tokens=asked.max_new_tokens,
         threads=asked.threads,
+        warmup=0 if asked.exact else WARM_UP,
         methods=tuple(methods),
         batch=tuple(numbers("--batch", asked.batch)),
     )
-    folder = Path(asked.out) / ("exact" if asked.exact else "runs") / f"{_named(asked)}-{dtype}"
-    begun = (folder / "run.json").exists()
-    to = Destination(out=folder, resume=begun, report=_report, warn=_warn)
+    folder = _folder(asked, dtype, task)
+    to = Destination(out=folder, resume=_is_begun(folder), report=_report, warn=_warn)
     return run_decode(config, to, kind="bench", optional=optional)
+
+
+def _folder(asked: argparse.Namespace, dtype: str, task: str) -> Path:
+    """The place of a run: those that count verdicts are one for each task."""
+    name = f"{_named(asked)}-{dtype}"
+    return Path(asked.out) / (f"exact/{name}-{task}" if asked.exact else f"runs/{name}")
+
+
+def _is_begun(folder: Path) -> bool:
+    return (folder / HEADER).exists()
 
 
 def _named(asked: argparse.Namespace) -> str:
@@ -145,13 +157,18 @@ def measure(asked: argparse.Namespace) -> int:
     methods = [Choice.parse(text) for text in asked.methods]
     peers = [Choice(name=PEERS[0])] if asked.against else []
     for dtype in asked.dtype.split(","):
-        run = decoded(asked, dtype, [*methods, *peers], [asked.task])
+        run = decoded(asked, dtype, [*methods, *peers], asked.task)
         found[dtype] = of_decoding(run.header, add_up(run.samples)).content
     kept = MeasuredBatches(machine=machine, summaries=found)
     print_sheets(sheets(kept))
-    if asked.save is not None:
-        write_whole(asked.save, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+    _keep(asked, kept)
     return int(any(s["mismatch"] for each in found.values() for s in each))
+
+
+def _keep(asked: argparse.Namespace, found: MeasuredBatches | verdicts.VerdictCounts) -> None:
+    if asked.save is not None:
+        content = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
+        write_whole(asked.save, content, make_folder=True)
 
 
 # Exactness
@@ -159,40 +176,41 @@ def measure(asked: argparse.Namespace) -> int:
 
 def exact(asked: argparse.Namespace) -> int:
     """Count the verdicts of every method in batches of every size; an exit code."""
-    given = [Choice.parse(text) for text in asked.methods]
+    methods, usual, lacking = _wanted(asked)
+    runs = list(_counted_runs(asked, methods, usual))
+    found = verdicts.VerdictCounts(
+        machine=this_machine(),
+        model=_named(asked),
+        examples=asked.limit,
+        tokens=asked.max_new_tokens,
+        methods=verdicts.counted(runs),
+        lacking=[*lacking, *verdicts.left_out(runs)],
+    )
+    print_sheets([*map(verdicts.by_label, runs), *verdicts.sheets(found)])
+    _keep(asked, found)
+    return int(any(verdicts.is_wrong(run, flat=verdicts.is_flat(run)) for run in runs))
+
+
+def _wanted(asked: argparse.Namespace) -> tuple[list[Choice], list[Choice], list[str]]:
+    """The methods to count, those of them that nobody named, and what others lack."""
+    if asked.named:
+        return [Choice.parse(text) for text in asked.methods], [], []
+    also = [Choice.parse(text) for text in asked.also]
     usual, lacking = every_method(asked.model)
-    for words in [] if asked.named else lacking:
-        _warn(words)
-    wrong = False
-    for dtype in asked.dtype.split(","):
-        methods = given if asked.named else usual
-        run = decoded(asked, dtype, methods, asked.tasks, [] if asked.named else usual)
-        flat = run.header.passes is not None and kind_of_passes(run.header.passes.kernels) == FLAT
-        print_sheets([verdicts(run)])
-        for label, why in {**(run.header.left_out or {}), **run.header.not_run}.items():
-            _warn(f"{label}: {why}")
-        wrong |= is_wrong(run, flat=flat)
-    return int(wrong)
+    names = {choice.name for choice in also}
+    return [*usual, *also], usual, [w for w in lacking if w.partition(":")[0] not in names]
 
 
-def is_wrong(run: FinishedRun, *, flat: bool) -> bool:
-    """True if an output is not greedy's; where passes are flat, rounding is no excuse."""
-    refused = {"mismatch", "failed"} | ({"tie"} if flat else set())
-    methods = decoding(run.header).methods
-    return any(s.verdict in refused and methods[s.method].exact for s in run.samples)
-
-
-def verdicts(run: FinishedRun) -> Sheet:
-    """The verdicts of each method and batch."""
-    counts = Counter((s.method, s.verdict) for s in run.samples)
-    every = Counter(s.verdict for s in run.samples)
-    rows: list[tuple[Cell, ...]] = [
-        (label, *(counts[label, kind] for kind in VERDICTS)) for label in run.header.methods
-    ]
-    rows.append(("all", *(every[kind] for kind in VERDICTS)))
-    passes = "" if run.header.passes is None else f", {run.header.passes.kernels} passes"
-    title = f"Verdicts: {run.header.model.name}, {run.header.model.dtype}{passes}"
-    return Sheet(title, ("method", *VERDICTS), tuple(rows))
+def _counted_runs(
+    asked: argparse.Namespace, methods: Sequence[Choice], optional: Sequence[Choice]
+) -> Iterator[verdicts.CountedRun]:
+    """Yield the run of each task and type, decoded or as far as it is there."""
+    for task in asked.tasks:
+        for dtype in asked.dtype.split(","):
+            if not asked.kept:
+                yield decoded(asked, dtype, methods, task, optional)
+            elif _is_begun(folder := _folder(asked, dtype, task)):
+                yield read_whole(folder)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -211,6 +229,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max-new-tokens", type=int, default=48)
     made.add_argument("--threads", type=int)
     made.add_argument("--exact", action="store_true", help="count verdicts alone")
+    made.add_argument("--also", nargs="+", default=(), help="with --exact: beside all methods")
+    made.add_argument("--kept", action="store_true", help="with --exact: decode nothing more")
     made.add_argument("--save", type=Path, help="keep what was measured, as .json")
     made.add_argument("--out", default="results/batches")
     return made

@@ -10,7 +10,8 @@ of its tables begins, and whether it is to be Markdown instead of what a termina
 
 In place of a run there may be a file of `benchmarks.curve`, and in place of a title `picture` and
 the file that it was drawn into; until it is there, its places say how to measure it. Files in
-`results/faithful` are those of `make sampled`, in `results/batches` of `benchmarks.batches`.
+`results/faithful` are those of `make sampled`, in `results/batches` of `benchmarks.batches`
+and, by how their names begin, of `benchmarks.verdicts` and `benchmarks.batch_steps`.
 
 `make measured` makes all of it, the pictures, too. Tests compare every table with what it is of,
 and look for measured numbers that stand elsewhere.
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import batches, curve, faithful, sampled, sampled_cost
+from benchmarks import batch_steps, batches, curve, faithful, sampled, sampled_cost, verdicts
 from ppdbench.report.export import to_markdown
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
@@ -77,7 +78,7 @@ def _awaited(path: Path) -> str:
 def _sheets(path: Path) -> list[Sheet]:
     """All tables of a run, or of measured curves or batches."""
     if path.parent == BATCHES:
-        return batches.sheets(batches.stored(path))
+        return _sheets_of_batches(path)
     if path == SAMPLED / "cost.json":
         return sampled_cost.sheets(sampled_cost.stored(path))
     if path.parent == SAMPLED:
@@ -87,6 +88,14 @@ def _sheets(path: Path) -> list[Sheet]:
         return curve.sheets(curve.stored(path))
     (stored,) = read_runs([path])
     return of_run(stored).sheets
+
+
+def _sheets_of_batches(path: Path) -> list[Sheet]:
+    if path.name.startswith(verdicts.FILES):
+        return verdicts.sheets(verdicts.stored(path))
+    if path.name.startswith(batch_steps.FILES):
+        return batch_steps.sheets(batch_steps.stored(path))
+    return batches.sheets(batches.stored(path))
 
 
 def _as_markdown(sheet: Sheet) -> str:

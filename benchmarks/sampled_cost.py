@@ -47,7 +47,7 @@ DEPTH, TOP = 5, 8  # of the trees, so that they find room for so many nodes
 SIBLINGS = {"drawn": True, "chosen": False}
 
 
-class Judged(msgspec.Struct, frozen=True):
+class JudgedStep(msgspec.Struct, frozen=True):
     """A step whose pass ran over a whole tree: the rule's time, that of the rest without drafting.
 
     `accepted` of the tree's tokens were kept.
@@ -63,7 +63,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     target: str
     siblings: str
-    steps: list[Judged]
+    steps: list[JudgedStep]
 
     @property
     def rule_ms(self) -> float:
@@ -99,10 +99,10 @@ class TimedRule:
         return outcome
 
 
-def judged(decoded: Decoded, rule_ms: Sequence[float], nodes: int) -> list[Judged]:
+def judged(decoded: Decoded, rule_ms: Sequence[float], nodes: int) -> list[JudgedStep]:
     """The steps that verified so many nodes; near the end of an output trees are smaller."""
     return [
-        Judged(ms, step.ms - (step.draft_ms or 0.0) - ms, step.accepted)
+        JudgedStep(ms, step.ms - (step.draft_ms or 0.0) - ms, step.accepted)
         for step, ms in zip(decoded.steps, rule_ms, strict=True)
         if step.proposed == nodes
     ]
@@ -141,7 +141,7 @@ def _each(setup: Setup, items: Sequence[Item], nodes: int) -> Iterator[Cost]:
         decoder = strategy.prepare(setup)
         session = Session(loaded.staged, setup.capacity, spare=decoder.rows)
         for name, target in TARGETS.items():
-            steps: list[Judged] = []
+            steps: list[JudgedStep] = []
             for item in [items[0], *items]:  # once to warm up
                 rule = TimedRule()
                 chooser = Chooser(target, generator_for(0, item.example.id, name), rule)

@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from ppdbench.bench.batch_sizes import APART, parse_prefill
+from ppdbench.bench.batch_sizes import parse_prefill
+from ppdbench.bench.labels import APART
 from ppdbench.bench.runner import USUAL_METHODS, Choice, DecodeConfig, run_decode
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine import loading

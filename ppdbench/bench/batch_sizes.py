@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeVar
 
+from ppdbench.bench.labels import APART
 from ppdbench.engine.footprint import gb
 from ppdbench.engine.loading import ModelSpec, reckon
 from ppdbench.engine.placement import name_of
@@ -15,7 +16,6 @@ from ppdbench.runs.workload import Workload
 
 T = TypeVar("T")
 
-APART = "apart"  # the value of --prefill that runs a newcomer's prompt in a pass of its own
 # Examples that one stream takes for each of its places: at its end places are empty, and the more
 # there are, the less of the time that is.
 REFILLS = 4

@@ -1,6 +1,8 @@
-"""Labels of methods that decode in batches, for who runs them and who reads them back."""
+"""Names of what decodes in batches, for who runs it and who reads it back."""
 
 from __future__ import annotations
+
+APART = "apart"  # the value of --prefill that runs a newcomer's prompt in a pass of its own
 
 
 def label_of(label: str, size: int) -> str:

@@ -12,13 +12,15 @@ from typing import Any
 
 from ppdbench.bench.claims import claim, over_greedy
 from ppdbench.bench.conditions import Conditions
+from ppdbench.bench.counterparts import GREEDY as PEERS
 from ppdbench.bench.crossover import Crossover, crossovers
+from ppdbench.bench.labels import APART
 from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.sums import SampleSums
 from ppdbench.errors import DataError
 from ppdbench.runs.prompting import in_words, prompting
-from ppdbench.runs.records import DecodingHeader, Header, decoding
+from ppdbench.runs.records import DecodingHeader, DecodingMethod, Header, decoding
 from ppdbench.scoring import NEEDS_EXECUTION, score_samples
 from ppdbench.stats import mean
 
@@ -109,6 +111,7 @@ def _summary(
         "method": method.name,
         "label": label,
         "batch": method.batch,
+        "prefill": _joining(header, method),
         "options": method.options,
         "used": (header.used or {}).get(label, {}),
         "exact": method.exact,
@@ -135,6 +138,13 @@ def _summary(
         "quality": _quality(header, task, done) if scores and done else None,
         **_unscored(done),
     }
+
+
+def _joining(header: DecodingHeader, method: DecodingMethod) -> str | int | None:
+    """The value of `--prefill`, where prompts join a batch of ours."""
+    if method.batch == 1 or method.name in PEERS:
+        return None
+    return header.config.prefill or APART
 
 
 def _experts(held: int | None, group: Sequence[SampleSums]) -> dict[str, Any] | None:

@@ -134,7 +134,7 @@ class Target:
             yield (tokens, likely) if len(tokens) else (most_likely(row[None]), torch.ones(1))
 
     def _left_of(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """What temperature and `kind` leave of a row [vocab]."""
+        """Cut a row [vocab] as temperature and `kind` say."""
         if self.greedy:
             return most_likely(logits[None]), torch.ones(1)
         scaled = logits if self.temperature == 1 else logits / self.temperature

@@ -22,7 +22,7 @@ from greenlet import getcurrent, greenlet
 from torch import Tensor
 
 from ppdbench.engine.cache import KVCache
-from ppdbench.engine.joined import JoinedCache, JoinedStep, slices
+from ppdbench.engine.joined import JoinedCache, JoinedStep
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.staged import StagedModel
@@ -223,8 +223,10 @@ class MeetingPlace:
         """Choose who asks for the kind of pass that comes first."""
         if not waiting:
             return []
-        first = min(waiting.values(), key=self._place).kind
-        return [m for m, asked in waiting.items() if asked.kind == first]
+        kinds: dict[Kind, list[greenlet]] = {}
+        for member, asked in waiting.items():
+            kinds.setdefault(asked.kind, []).append(member)
+        return min(kinds.values(), key=lambda some: self._place(waiting[some[0]]))
 
     def _place(self, asked: Asked) -> tuple[int, int]:
         """Bytes of weights to read, then how far down the layers lie."""
@@ -312,7 +314,7 @@ def _read_together(asked: Sequence[Readout]) -> list[Reading]:
     if len(asked) == 1:
         return [model.read_out(asked[0].hidden)]
     found = model.read_out(torch.cat([each.hidden for each in asked], dim=1))
-    return [found.part(rows) for rows in slices([each.hidden.shape[1] for each in asked])]
+    return found.parts([each.hidden.shape[1] for each in asked])
 
 
 def _run_together(asked: Sequence[LayersPass]) -> list[Tensor]:

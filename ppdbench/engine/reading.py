@@ -6,6 +6,7 @@ everything else out of the processor's caches, each further call would cost more
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,14 @@ class Reading:
     def part(self, rows: slice) -> Reading:
         """Return the reading of some rows alone."""
         return Reading(self.logits[:, rows], self.likeliest[:, rows], self.peaks[:, rows])
+
+    def parts(self, counts: Sequence[int]) -> list[Reading]:
+        """Return the readings of so many rows each, one behind another."""
+        cut = (
+            torch.split(each, list(counts), dim=1)
+            for each in (self.logits, self.likeliest, self.peaks)
+        )
+        return list(map(Reading, *cut))
 
 
 def most_likely(logits: Tensor) -> Tensor:

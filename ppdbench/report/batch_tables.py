@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.counterparts import Beside
+from ppdbench.bench.labels import APART
 from ppdbench.report import decode_tables, evidence
 from ppdbench.report.sheet import Cell, Sheet
 
@@ -16,6 +17,8 @@ SPEED = (
     "steps' time in which every place was taken; the rest does not count."
 )
 ALONE = "x alone: tokens/s over those of greedy decoding of one prompt after the other."
+JOINED_APART = "Prompts joined in a pass of their own, between the steps of others."
+JOINED_BESIDE = "Prompts joined {} rows at a time, beside the steps of others."
 SAME_BATCH = (
     "Speedup: decode time of greedy in a batch of the same size over the method's, paired by "
     "example, 95% bootstrap. output: against greedy decoding of that prompt alone."
@@ -85,7 +88,7 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
         f"{first['task']}: {evidence.sized(summaries)}, {decode_tables.where(first)}",
         ("method", "batch", *columns, "x\nalone", "MiB"),
         rows,
-        notes=(SPEED, ALONE),
+        notes=(SPEED, ALONE, *_joining(summaries)),
         digits={
             **dict.fromkeys(("tokens/s", "each", "first ms"), 1),
             **dict.fromkeys(("step ms", "x\nalone"), 2),
@@ -94,6 +97,12 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
         percent=frozenset({"accepted", "full"}),
         spare=("MiB", "full", "step ms", "accepted"),
     )
+
+
+def _joining(summaries: Sequence[Summary]) -> list[str]:
+    """Say how prompts took their places, where any joined a batch."""
+    told = {s.get("prefill") for s in summaries} - {None}
+    return [JOINED_APART if rows == APART else JOINED_BESIDE.format(rows) for rows in told]
 
 
 def _over_alone(summary: Summary) -> Cell:

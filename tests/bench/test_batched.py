@@ -16,6 +16,7 @@ import pytest
 from ppdbench.bench import batch_sizes, claims
 from ppdbench.bench.batch_sizes import streams
 from ppdbench.bench.interleaved import Interleaved
+from ppdbench.bench.labels import label_alone
 from ppdbench.cli.main import run
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request, Setup
@@ -126,6 +127,22 @@ def test_batches_and_refill_change_no_token(capsys: pytest.CaptureFixture[str]) 
         outputs.setdefault(sample.example_id, set()).add(tuple(sample.output_ids))
     assert len(outputs) == 6
     assert all(len(found) == 1 for found in outputs.values())
+
+
+@pytest.mark.parametrize("target", ["top-p", "top-k"])
+def test_what_is_drawn_does_not_depend_on_the_batch(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = [*BOTH, "--method", "lookahead", "--method", "layerskip"]
+    found = bench(capsys, *methods, "--target", target, "--batch", "1,2,5", "--out", "run")
+    assert {(row["n_examples"], row["target"]) for row in found} == {(6, target)}
+    outputs: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+    for sample in read_run("run").samples:
+        assert isinstance(sample, DecodedSample)
+        alone = label_alone(sample.method, sample.batch)
+        outputs.setdefault((alone, sample.example_id), set()).add(tuple(sample.output_ids))
+    assert len(outputs) == 4 * 6
+    assert all(len(each) == 1 for each in outputs.values())
 
 
 def test_what_is_stored_says_what_was_timed_and_what_was_left_out(
@@ -285,9 +302,13 @@ def test_shards_decode_their_parts_in_batches(capsys: pytest.CaptureFixture[str]
 def test_prompts_in_pieces_beside_others_change_no_token(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = bench(capsys, *BOTH, "--batch", "3", "--prefill", "8", "--out", "run")
-    assert [row["identical"] for row in found] == [6, 6]
+    found = bench(capsys, *BOTH, "--batch", "1,3", "--prefill", "8", "--out", "run")
+    assert {row["identical"] for row in found} == {6}
     assert read_run("run").header.config.prefill == 8  # type: ignore[attr-defined]
+    assert [row["prefill"] for row in found] == [None, None, 8, 8]
+    notes = [note for sheet in of_run(read_runs(["run"])[0]).sheets for note in sheet.notes]
+    assert sum("8 rows at a time, beside the steps of others" in note for note in notes) == 1
+    assert {row["prefill"] for row in bench(capsys, *BOTH, "--batch", "2")} == {"apart"}
 
 
 def test_pages_and_pictures_show_batches(

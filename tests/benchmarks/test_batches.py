@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from benchmarks import batches
+from benchmarks import batches, readme, verdicts
 from ppdbench.bench import claims
 from ppdbench.runs.workload import FinishedRun
 
@@ -48,7 +48,7 @@ def test_all_methods_of_the_embedded_model_are_exact_in_batches(
     assert len(rows) >= 12
     # identical, tie, mismatch, inexact, failed
     assert {(row[-4], row[-3], row[-1]) for row in rows} == {("0", "0", "0")}
-    assert "ppd (batch 3)" in told.err
+    assert "ppd (in batches): " in told.out
 
 
 def test_a_single_tie_is_a_failure_where_passes_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,4 +71,59 @@ def test_a_single_tie_is_a_failure_where_passes_are_flat(monkeypatch: pytest.Mon
         ("mismatch", False, True),
     ):
         changed = replace(run, samples=[structs.replace(first, verdict=verdict), *others])
-        assert batches.is_wrong(changed, flat=flat) is wrong
+        assert verdicts.is_wrong(changed, flat=flat) is wrong
+
+
+EXACT = ["--exact", "--batch", "1,2", "--methods", "greedy", "early-exit", "ppd"]
+
+
+def test_counts_go_on_where_they_were_and_stand_on_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "results" / "batches" / "exact-small.json"
+    words = [*SMALL, *EXACT, "--save", str(kept)]
+    assert batches.main([*words, "--tasks", "squad"]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(batches, "run_decode", None)
+        assert batches.main([*words, "--tasks", "squad", "gsm8k", "--kept"]) == 0
+    found = verdicts.stored(kept)
+    assert {each.task for each in found.methods} == {"squad"}
+    counts = {(each.method, each.batch): each.verdicts for each in found.methods}
+    assert counts["greedy", 1] == counts["greedy", 2] == {"identical": 5}
+    assert sum(counts["early-exit", 2].values()) == 5
+    assert counts["ppd", 2] == {}
+    (why,) = found.lacking
+    assert why.startswith("ppd (in batches): ")
+    (sheet,) = verdicts.sheets(found)
+    rows = {row[0]: row[1:] for row in sheet.rows}
+    assert rows["greedy"] == ("10 of 10", 0, 0, 0, 0, 0)
+    assert found.machine in sheet.notes
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "BATCHES", kept.parent)
+    block = "<!-- results/batches/exact-small.json: Verdicts of all methods -->\n<!-- end -->"
+    assert "10 of 10" in readme.rendered(block)
+    capsys.readouterr()
+
+
+def test_an_output_that_a_method_does_not_give_alone_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of methods that are not exact too, whose outputs greedy decoding says nothing about."""
+    runs = []
+    real = batches.decoded
+
+    def kept(*arguments: Any) -> FinishedRun:
+        runs.append(real(*arguments))
+        return runs[-1]
+
+    monkeypatch.setattr(batches, "decoded", kept)
+    assert batches.main([*SMALL, *EXACT, "--tasks", "squad"]) == 0
+    (run,) = runs
+    assert not any(verdicts.changed(run).values())
+    at = next(i for i, s in enumerate(run.samples) if s.method == "early-exit (batch 2)")
+    samples = list(run.samples)
+    samples[at] = structs.replace(samples[at], output_ids=[1, 2], verdict="inexact")
+    other = replace(run, samples=samples)
+    assert verdicts.changed(other)["early-exit (batch 2)"] == 1
+    assert verdicts.is_wrong(other, flat=True)
+    assert not verdicts.is_wrong(other, flat=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import sampled_cost
-from benchmarks.sampled_cost import Cost, Judged, MeasuredCosts
+from benchmarks.sampled_cost import Cost, JudgedStep, MeasuredCosts
 from ppdbench.decoding.decoded import Decoded, StepRecord
 
 
@@ -17,11 +17,11 @@ def test_the_rule_is_taken_out_of_steps_of_whole_trees() -> None:
     last = StepRecord(20.0, rows=4, proposed=3, accepted=1, draft_ms=1.0)
     decoded = Decoded((1, 2, 3), 5.0, (whole, last, whole), "length")
     steps = sampled_cost.judged(decoded, [1.5, 9.0, 0.5], 8)
-    assert steps == [Judged(1.5, 22.5, 2), Judged(0.5, 23.5, 2)]
+    assert steps == [JudgedStep(1.5, 22.5, 2), JudgedStep(0.5, 23.5, 2)]
 
 
 def test_the_share_is_of_medians_with_the_machine_below() -> None:
-    steps = [Judged(1.0, 20.0, 1), Judged(2.0, 40.0, 3), Judged(90.0, 41.0, 2)]
+    steps = [JudgedStep(1.0, 20.0, 1), JudgedStep(2.0, 40.0, 3), JudgedStep(90.0, 41.0, 2)]
     costs = [
         Cost(target="top-k 20", siblings="drawn", steps=steps),
         Cost(target="top-k 20", siblings="chosen", steps=[]),

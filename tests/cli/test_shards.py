@@ -110,6 +110,21 @@ def test_outputs_of_ranks_are_those_of_one_process_and_times_say_how_many_ran(
     assert {row["processes"] for row in json.loads(capsys.readouterr().out)} == {2}
 
 
+def test_ranks_decode_their_parts_in_batches(whole: Whole) -> None:
+    words = [*BENCH, "--batch", "1,3"]
+    _, found = whole(words)
+    with ranks([*words, "--out", "run"], Path("said"), 2) as started:
+        assert [rank.wait() for rank in started] == [0, 0]
+    assert facts("run") == found
+    assert {sample.method for sample in read_run("run").samples} == {
+        *("greedy", "prompt-lookup"),
+        *("greedy (batch 3)", "prompt-lookup (batch 3)"),
+    }
+    with ranks([*words[:-1], "4", "--out", "four"], Path("said"), 2) as started:
+        assert [rank.wait() for rank in started] == [2, 2]
+    assert "each of 2 processes gets 3; use 3 or less" in started[0].said()
+
+
 def test_ranks_of_a_search_wait_for_each_other_before_they_drop_cells(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -134,6 +135,39 @@ def test_the_order_of_requests_changes_nothing(method: str) -> None:
     decoders = batch.prepare(make, 2)
     forth = facts(decoded(batch.decode(decoders, requests(SMALL))))
     assert facts(decoded(batch.decode(decoders, requests(SMALL)[::-1]))) == forth
+
+
+@functools.cache
+def many_alone(method: str, options: tuple[tuple[str, str], ...]) -> dict[int, tuple[Any, ...]]:
+    """What a dozen requests give by themselves."""
+    decoder = METHODS.get(method).build(dict(options)).prepare(setup(SMALL))
+    session = Session(model(SMALL).staged, CAPACITY, spare=decoder.rows)
+    return facts({key: decoder.decode(session, request) for key, request in many()})
+
+
+def many() -> list[tuple[int, Request]]:
+    draw = random.Random(5)
+    lengths = [1, 2, *(draw.randrange(3, 44) for _ in range(8))]
+    limits = [1, 2, *(draw.randrange(3, NEW + 1) for _ in range(8))]
+    draw.shuffle(limits)
+    return [
+        (key, Request(tokens(n, key % 7, 300), Limits(most), CLOCK))
+        for key, (n, most) in enumerate(zip(lengths, limits, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_neither_order_nor_size_nor_who_stands_beside_changes_anything(seed: int) -> None:
+    draw = random.Random(seed)
+    method, options = UNTRAINED[seed % len(UNTRAINED)]
+    make = METHODS.get(method).build(options).prepare
+    expected = many_alone(method, tuple(options.items()))
+    several = draw.sample(many(), draw.randrange(4, 11))
+    batch = Batch(setup(SMALL), prefill=draw.choice([None, 1, 3, 16]))
+    for size in draw.sample(range(1, 8), 2):  # the same places again, as they were left
+        draw.shuffle(several)
+        found = facts(decoded(batch.decode(batch.prepare(make, size), several)))
+        assert found == {key: expected[key] for key, _ in several}
 
 
 @pytest.mark.parametrize("method", ["greedy", "prompt-lookup", "layerskip"])

@@ -11,7 +11,7 @@ from ppdbench.cli.main import run
 from ppdbench.decoding.decoder import Setup
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.methods import method
-from ppdbench.testing import CAPACITY, MODELS, assert_exact, cases
+from ppdbench.testing import CAPACITY, MODELS, assert_exact, assert_exact_in_batches, cases
 from ppdbench_repeat.after_next.network import load_head
 
 MODEL = MODELS[0]
@@ -53,11 +53,13 @@ def test_what_was_saved_is_loaded(trained: Path, loaded: Loaded) -> None:
 
 
 def test_outputs_are_those_of_greedy(trained: Path, loaded: Loaded) -> None:
-    decoder = method("after-next").build({"addon": str(trained)}).prepare(Setup(loaded, CAPACITY))
+    make = method("after-next").build({"addon": str(trained)}).prepare
+    decoder = make(Setup(loaded, CAPACITY))
     found = [assert_exact(decoder, case, loaded.staged) for case in cases(loaded.staged)]
     assert sum(sum(one.proposed) for one in found)
     for case in cases(loaded.staged):
         assert_exact(decoder, case, loaded.staged, fixed_rows=decoder.rows)
+    assert_exact_in_batches(make, loaded)
 
 
 def test_it_stands_among_the_others(
@@ -69,6 +71,7 @@ def test_it_stands_among_the_others(
     assert "guesses the token after the next one" in capsys.readouterr().out
     words = ["bench", "--model", MODEL, "--task", "gsm8k", "--data", "builtin", "--limit", "2"]
     words += ["--max-new-tokens", "8", "--warmup", "0", "--out", str(tmp_path / "run")]
+    words += ["--batch", "1,2"]
     assert run([*words, "--method", f"after-next:addon={trained}", "--format", "json"]) == 0
     samples = (tmp_path / "run" / "samples.jsonl").read_text("utf-8").splitlines()
     assert {json.loads(line)["verdict"] for line in samples} == {"identical"}
