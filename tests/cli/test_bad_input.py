@@ -22,6 +22,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
 from ppdbench.probe.runner import parse_layers
+from tests import gguf_files
 from tests.families import stock_model
 
 MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
@@ -118,6 +119,31 @@ def write_models(folder: Path) -> None:
     (folder / "no-config").mkdir()
 
 
+def write_gguf(folder: Path) -> None:
+    whole = gguf_files.write(folder / "whole.gguf", stock_model("llama"))
+    content = whole.read_bytes()
+    spoiled = {
+        "cut": content[:-9],
+        "magic": b"GGML" + content[4:],
+        "old": content[:4] + b"\1" + content[5:],
+        "huge": content[:8] + b"\xff" * 8 + content[16:],
+        "family": content.replace(b"llama", b"lamma"),
+        "tensor": content.replace(b"blk.0.attn_q", b"blk.9.attn_q"),
+    }
+    for name, made in spoiled.items():
+        (folder / f"{name}.gguf").write_bytes(made)
+    changed: dict[str, dict[str, Any]] = {
+        "part": {"split.count": 3},
+        "wordless": {"tokenizer.ggml.tokens": None},
+        "layers": {"block_count": 0},
+        "raising": {"tokenizer.chat_template": "{{ raise_exception('one role') }}"},
+        "unwritten": {"tokenizer.chat_template": "{% for m in messages %}"},
+        "endless": {"tokenizer.chat_template": "{% for i in range(10**9) %}x{% endfor %}"},
+    }
+    for name, settings in changed.items():
+        gguf_files.write(folder / f"{name}.gguf", stock_model("llama"), **settings)
+
+
 def write_heads(folder: Path) -> None:
     from ppdbench.engine.loading import ModelSpec, load
 
@@ -151,7 +177,7 @@ def write_heads(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("files")
-    for write in (write_data, write_tasks, write_models, write_heads):
+    for write in (write_data, write_tasks, write_models, write_gguf, write_heads):
         name = write.__name__.removeprefix("write_")
         (root / name).mkdir()
         write(root / name)
@@ -190,6 +216,7 @@ def decode(words: str, *says: str) -> Case:
 
 SQUAD = "--task squad --data FILES/data"
 HUB = "--data hub --offline"
+GGUF = "--model FILES/gguf"
 
 CASES = {
     # names
@@ -315,6 +342,32 @@ CASES = {
     "NaN weights, decoded": decode(
         "--model FILES/models/nan", "example 0", r"after layer \d", "check the weights"
     ),
+    # GGUF files
+    "cut off": probe(f"{GGUF}/cut.gguf", "cut.gguf is cut off or damaged", "fetch"),
+    "another magic": probe(f"{GGUF}/magic.gguf", "no GGUF file: it does not begin with GGUF"),
+    "an old version": probe(f"{GGUF}/old.gguf", "version 1; supported"),
+    "more tensors than bytes": probe(f"{GGUF}/huge.gguf", "cut off or damaged: it promises"),
+    "a family of nobody's": probe(f"{GGUF}/family.gguf", "'lamma' are not read; supported: "),
+    "a tensor too few": decode(f"{GGUF}/tensor.gguf", "lacks 1 tensors, first blk.0.attn_q"),
+    "one part of several": probe(f"{GGUF}/part.gguf", "1 of 3|one of 3 parts", "join them first"),
+    "no words": probe(f"{GGUF}/wordless.gguf", "holds no tokenizer"),
+    "no layers": probe(f"{GGUF}/layers.gguf", "num_hidden_layers is 0"),
+    "several in a folder": probe(GGUF, "GGUF files; give --gguf one of cut.gguf"),
+    "none of that name": probe(f"{GGUF} --gguf no.gguf", "no.gguf", "no such file; it has cut"),
+    "a file within a file": probe(f"{GGUF}/whole.gguf --gguf a.gguf", "a file itself; leave"),
+    "an adapter beside it": probe(f"{GGUF}/whole.gguf --adapter x", "GGUF file holds rounded"),
+    "a file that is not there": probe("--model ./no.gguf", "no.gguf does not exist"),
+    # chat templates
+    "chat without a template": probe("--chat on", "no chat template; leave it out"),
+    "system without a template": probe("--system Short.", "--system: .* no chat template"),
+    "another way to chat": probe("--chat maybe", "'maybe'", "auto, on or off|auto.*on.*off"),
+    "plain, with a system text": probe("--chat off --system Short.", "--system is for chat"),
+    "a setting of nothing": probe(f"{GGUF}/whole.gguf --chat-set think=1", "reads no think"),
+    "a setting without a value": probe("--chat-set think", "'think'", "KEY=VALUE"),
+    "a setting of many": probe("--chat-set think=[1,2]", "--chat-set think", "not a list"),
+    "a template that refuses": probe(f"{GGUF}/raising.gguf", "template failed", "one role"),
+    "a template that ends early": probe(f"{GGUF}/unwritten.gguf", "template failed", "endfor"),
+    "a template without end": probe(f"{GGUF}/endless.gguf", "template failed", "--chat off"),
     # machine
     "unknown device": decode("--device tpu", "'tpu'", "cpu, cuda"),
     "device of another kind": decode("--device meta", "'meta'", "cpu, cuda"),
