@@ -90,7 +90,11 @@ def why_no_gain(summary: Summary) -> str | None:
     """Say of a method that loses what would have to be accepted, and what is; None of others."""
     speedup, proposed = summary["speedup"], summary.get("proposed_per_step")
     needed = summary.get("committed_to_pay")
-    if speedup is None or speedup >= 1 or not proposed or needed is None or no_difference(summary):
+    if speedup is None or speedup >= 1 or no_difference(summary):
+        return None
+    if "p" in summary:
+        return _why_units_lose(summary)
+    if not proposed or needed is None:
         return None
     found = summary["accepted_per_proposed"]
     step = f"{summary['label']}: a step takes as long as {needed:.2f} of greedy's"
@@ -103,6 +107,19 @@ def why_no_gain(summary: Summary) -> str | None:
         f"{step}, so it pays from {(needed - 1) / proposed:.0%} of {proposed:.1f} drafted tokens "
         f"accepted; {found:.0%} are."
     )
+
+
+def _why_units_lose(summary: Summary) -> str:
+    """Say what the matches of pipelined decoding promise, and what became of that."""
+    promised = summary["predicted_speedup_times"] or summary["predicted_speedup"]
+    told = (
+        f"{summary['label']}: candidates held {summary['p']:.0%} of the tokens, for which the "
+        f"times of its parts here promise {promised:.2f}x; "
+    )
+    if summary["form"] == "inline":
+        return told + "one process ran them in turn, which cannot pay."
+    spent = summary["communication_ms_per_token"] / summary["ms_per_token"]
+    return told + f"{spent:.0%} of each token's time went into messages between its units."
 
 
 def _experts_note(summaries: Sequence[Summary]) -> str | None:

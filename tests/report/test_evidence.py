@@ -42,3 +42,22 @@ def test_nothing_is_said_of_a_gain_of_noise_and_of_what_drafts_nothing() -> None
     assert why_no_gain(summary(speedup=None)) is None
     assert why_no_gain(summary(proposed_per_step=0.0)) is None
     assert why_no_gain(summary(committed_to_pay=None)) is None
+
+
+def test_what_drafts_nothing_says_what_its_matches_promise() -> None:
+    pipelined = {
+        "label": "ppd",
+        "proposed_per_step": 0.0,
+        "p": 0.44,
+        "predicted_speedup": 1.28,
+        "predicted_speedup_times": 1.1,
+        "form": "inline",
+        "communication_ms_per_token": 2.0,
+        "ms_per_token": 8.0,
+    }
+    told = "ppd: candidates held 44% of the tokens, for which the times of its parts here promise "
+    inline = why_no_gain(summary(**pipelined))
+    assert inline == told + "1.10x; one process ran them in turn, which cannot pay."
+    split = why_no_gain(summary(**{**pipelined, "form": "split", "predicted_speedup_times": None}))
+    assert split == (told + "1.28x; 25% of each token's time went into messages between its units.")
+    assert why_no_gain(summary(**pipelined, speedup=1.2)) is None
