@@ -12,9 +12,9 @@ are its tables, and greedy decoding in batches beside one prompt after the other
 else.
 
 `--exact` decodes with every method that runs, in batches of six sizes over four tasks, and counts
-verdicts. On passes that compute a row alike whatever stands beside it a single tie is a failure, as
-is an output that the same method does not give alone. Each task and type is a run of its own;
-what is cut off goes on where it was, and `--kept` counts what is there by now.
+verdicts: on passes that compute a row alike whatever stands beside it a single tie is a failure,
+and so is an output that the same method does not give alone. Each task and number type is a run of
+its own; what is cut off goes on where it was, and `--kept` counts what is there by now.
 """
 
 from __future__ import annotations
@@ -177,6 +177,8 @@ def _keep(asked: argparse.Namespace, found: MeasuredBatches | verdicts.VerdictCo
 def exact(asked: argparse.Namespace) -> int:
     """Count the verdicts of every method in batches of every size; an exit code."""
     methods, usual, lacking = _wanted(asked)
+    for words in lacking:
+        _warn(words)
     runs = list(_counted_runs(asked, methods, usual))
     found = verdicts.VerdictCounts(
         machine=this_machine(),
@@ -208,7 +210,10 @@ def _counted_runs(
     for task in asked.tasks:
         for dtype in asked.dtype.split(","):
             if not asked.kept:
-                yield decoded(asked, dtype, methods, task, optional)
+                run = decoded(asked, dtype, methods, task, optional)
+                for label, why in verdicts.not_there(run).items():
+                    _warn(f"{label}: {why}")
+                yield run
             elif _is_begun(folder := _folder(asked, dtype, task)):
                 yield read_whole(folder)
 

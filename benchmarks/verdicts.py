@@ -32,7 +32,7 @@ class CountedRun(Protocol):
 
     @property
     def header(self) -> Header:
-        """The settings, and the machine."""
+        """The header: what was run, on what."""
         ...
 
     @property
@@ -109,10 +109,15 @@ def left_out(runs: Iterable[CountedRun]) -> list[str]:
     """Say of methods that could not run why, once for all sizes of batches."""
     found: dict[str, str] = {}
     for run in runs:
-        for label, why in {**(run.header.left_out or {}), **run.header.not_run}.items():
+        for label, why in not_there(run).items():
             name, _, in_batch = label.partition(" (batch ")
             found.setdefault(name, f"{name}{' (in batches)' if in_batch else ''}: {why}")
     return list(found.values())
+
+
+def not_there(run: CountedRun) -> dict[str, str]:
+    """Methods of a run that could not run, by label, and why."""
+    return {**(run.header.left_out or {}), **run.header.not_run}
 
 
 # Judging

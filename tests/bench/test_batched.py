@@ -129,19 +129,16 @@ def test_batches_and_refill_change_no_token(capsys: pytest.CaptureFixture[str]) 
     assert all(len(found) == 1 for found in outputs.values())
 
 
-@pytest.mark.parametrize("target", ["top-p", "top-k"])
-def test_what_is_drawn_does_not_depend_on_the_batch(
-    target: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    methods = [*BOTH, "--method", "lookahead", "--method", "layerskip"]
-    found = bench(capsys, *methods, "--target", target, "--batch", "1,2,5", "--out", "run")
-    assert {(row["n_examples"], row["target"]) for row in found} == {(6, target)}
+def test_what_is_drawn_does_not_depend_on_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = [*BOTH, "--method", "lookahead"]
+    found = bench(capsys, *methods, "--target", "top-p", "--batch", "1,3", "--out", "run")
+    assert {(row["n_examples"], row["target"]) for row in found} == {(6, "top-p")}
     outputs: dict[tuple[str, str], set[tuple[int, ...]]] = {}
     for sample in read_run("run").samples:
         assert isinstance(sample, DecodedSample)
         alone = label_alone(sample.method, sample.batch)
         outputs.setdefault((alone, sample.example_id), set()).add(tuple(sample.output_ids))
-    assert len(outputs) == 4 * 6
+    assert len(outputs) == 3 * 6
     assert all(len(each) == 1 for each in outputs.values())
 
 

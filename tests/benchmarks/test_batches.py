@@ -48,7 +48,7 @@ def test_all_methods_of_the_embedded_model_are_exact_in_batches(
     assert len(rows) >= 12
     # identical, tie, mismatch, inexact, failed
     assert {(row[-4], row[-3], row[-1]) for row in rows} == {("0", "0", "0")}
-    assert "ppd (in batches): " in told.out
+    assert "ppd (batch 3)" in told.err
 
 
 def test_a_single_tie_is_a_failure_where_passes_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
