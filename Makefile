@@ -125,7 +125,7 @@ checked-runs: $(READY)
 	    --head reference --out $(CHECKED)/probe > /dev/null
 	$(BIN)/ppdbench bench $(CHECKED_RUN) --task gsm8k --task squad --limit 4 --warmup 1 --compile off \
 	    --method greedy --method layerskip --method speculative:draft_model=reference-draft \
-	    --method prompt-lookup --method lookahead --method ppd --out $(CHECKED)/bench > /dev/null
+	    --method prompt-lookup:max_draft=8 --method lookahead --method ppd --out $(CHECKED)/bench > /dev/null
 
 # Both are checked, and then the worst exit code counts.
 check-baselines: checked-runs

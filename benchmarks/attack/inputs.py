@@ -259,7 +259,7 @@ def others() -> Iterator[BadInput]:
         *(("early-exit", "exit_layer", value) for value in ("-1", "9")),
         *(("lookahead", name, "0") for name in ("window", "ngram", "guesses")),
         *(("jacobi", "window", value) for value in ("0", "-1", "x")),
-        *(("prompt-lookup", "max_draft", value) for value in ("0", "-1", "x")),
+        *(("prompt-lookup", "max_draft", value) for value in ("-2", "-1", "x")),
     ):
         for command in ("decode", "bench"):
             words = (command, *COMMANDS[command][:-4], "--out", "run")

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from ppdbench.bench.grid import LENGTHS
 from ppdbench.bench.sweep_summary import BATCH, Cell, Swept
-
-LENGTHS = ("draft_length", "max_draft")  # options that say how many tokens are drafted at most
 
 
 def schedule(found: Swept) -> dict[str, Any]:

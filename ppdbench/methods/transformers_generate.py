@@ -18,6 +18,7 @@ from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.methods.base import check_least, option, strategy
 from ppdbench.methods.early_exit import exit_layer_of
+from ppdbench.methods.prompt_lookup import drafted_on
 
 if TYPE_CHECKING:
     from ppdbench.decoding.decoded import Decoded
@@ -78,18 +79,21 @@ class GenerateLookup:
     """transformers' generate() with its prompt lookup: the peer of prompt-lookup."""
 
     longest_suffix: int = option(3, "tokens of the longest suffix looked up")
-    max_draft: int = option(8, "tokens proposed at most")
+    max_draft: int = option(0, "tokens proposed at most (0: as prompt-lookup chooses)")
 
     def __post_init__(self) -> None:
-        check_least(f"{PREFIX}prompt-lookup", self, longest_suffix=1, max_draft=1)
+        check_least(f"{PREFIX}prompt-lookup", self, longest_suffix=1, max_draft=0)
 
     def prepare(self, setup: Setup) -> GenerateDecoder:
         """Return the decoder; there is nothing to load but the stock model."""
+        length = self.max_draft or drafted_on(setup.target.staged.device.type)
         options = {
-            "prompt_lookup_num_tokens": self.max_draft,
+            "prompt_lookup_num_tokens": length,
             "max_matching_ngram_size": self.longest_suffix,
         }
-        return GenerateDecoder(setup.stock(), options)
+        decoder = GenerateDecoder(setup.stock(), options)
+        decoder.used = {"max_draft": str(length)}
+        return decoder
 
 
 @strategy("transformers:assistant")

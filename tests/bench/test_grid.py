@@ -53,6 +53,7 @@ def test_temperatures_are_cells_of_their_own_with_the_same_options() -> None:
         (["exit_layer=2", "exit_layer=4"], (), "given twice"),
         (["exit_layer=2,4"], ("exit_layer=3",), "given by both --grid and --set"),
         (["draft_length=0,2"], (), "draft_length=0; use 1 or more"),
+        (["max_draft=0,2"], (), "max_draft=0; use 1 or more"),
         (["adaptive=true,false", "draft_length=4,16"], (), "max_draft=12 is below draft_length=16"),
     ],
 )

@@ -251,7 +251,7 @@ def test_results_are_exported_in_every_form(capsys: pytest.CaptureFixture[str]) 
         (["--export", "table.docx"], "no table format has this suffix; use .json, .csv, .md, .tex"),
         (["--method", "promt-lookup"], "did you mean prompt-lookup"),
         (["--method", "prompt-lookup:max_drafts=3"], "did you mean max_draft?"),
-        (["--method", "prompt-lookup:max_draft=0"], "max_draft=0; use 1 or more"),
+        (["--method", "prompt-lookup:max_draft=-1"], "max_draft=-1; use 0 or more"),
         (["--method", "prompt-lookup:max_draft=many"], "is not a value of type int"),
         (["--method", "prompt-lookup:max_draft"], "use key=value"),
         (["--method", "greedy", "--method", "greedy"], "method greedy is given twice"),

@@ -179,7 +179,7 @@ def test_models_of_other_vocabularies_are_refused(setup: Setup) -> None:
     [
         ("early-exit", {"exit_layer": "4"}, "this model has 4 layers; use 1..3"),
         ("early-exit", {"draft_length": "0"}, "draft_length=0; use 1 or more"),
-        ("prompt-lookup", {"max_draft": "0"}, "max_draft=0; use 1 or more"),
+        ("prompt-lookup", {"max_draft": "-1"}, "max_draft=-1; use 0 or more"),
         ("assistant", {}, "no draft_model"),
         ("assistant", {"draft_model": "./nowhere"}, "draft model: .*folder ./nowhere"),
     ],
