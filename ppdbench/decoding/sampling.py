@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -128,7 +129,7 @@ class Target:
         """
         if not self.greedy:
             logits = self._steered(logits.float(), texts)
-        for row in logits.cpu():
+        for row in logits.detach().cpu():
             tokens, likely = self._left_of(row)
             # Of NaN nothing is left. The first stands for it: whoever draws refuses NaN himself.
             yield (tokens, likely) if len(tokens) else (most_likely(row[None]), torch.ones(1))
@@ -141,10 +142,10 @@ class Target:
         if self.kind == "top-p":
             return _nucleus(torch.softmax(scaled, -1), self.top_p)
         if self.kind == "top-k":
-            tokens = _places(scaled >= _nth_largest(scaled, self.top_k))
+            tokens = _places(scaled.numpy() >= _nth_largest(scaled, self.top_k))
         else:
             likely = torch.softmax(scaled, -1)
-            tokens = _places(likely >= self.min_p * likely.max())
+            tokens = _places(likely.numpy() >= (self.min_p * likely.max()).numpy())
         return tokens, torch.softmax(scaled[tokens], -1)
 
     def _steered(self, logits: Tensor, texts: Texts | None) -> Tensor:
@@ -169,7 +170,7 @@ class Target:
 
 # A nucleus is looked for in steps of these probabilities, so that only tokens around its end are
 # put in order.
-LEVELS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0.0)
+LEVELS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6, 0.0)
 
 
 def _nucleus(likely: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
@@ -182,9 +183,9 @@ def _nucleus(likely: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     if top_p == 1:
         return torch.arange(len(likely)), likely / likely.sum()
     kept: list[Tensor] = []
-    reached, below = 0.0, math.inf
+    reached, below, numbers = 0.0, math.inf, likely.numpy()
     for least in LEVELS:
-        level = _places((likely >= least) & (likely < below))
+        level = _places((numbers >= least) & (numbers < below))
         mass = float(likely[level].sum(dtype=torch.float64))
         if reached + mass >= top_p or not least:
             break
@@ -197,14 +198,14 @@ def _nucleus(likely: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     return tokens, found / found.sum()
 
 
-def _nth_largest(row: Tensor, n: int) -> Tensor:
+def _nth_largest(row: Tensor, n: int) -> float:
     """The n-th largest number of a row, or the smallest of a shorter one."""
-    return row.topk(min(n, len(row))).values[-1]
+    return float(row.topk(min(n, len(row))).values[-1])
 
 
-def _places(mask: Tensor) -> Tensor:
-    """The places where a mask [n] is true; numpy finds few among many several times faster."""
-    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+def _places(mask: npt.NDArray[np.bool_]) -> Tensor:
+    """The places where a mask is true; numpy compares and finds several times faster than torch."""
+    return torch.from_numpy(np.flatnonzero(mask))
 
 
 def drawn(likely: Tensor, generator: torch.Generator) -> int:
