@@ -278,7 +278,7 @@ addons: $(READY)
 # The same beside SmolLM2, on what it answers itself to training rows of tasks (benchmarks/prompts.py
 # says what ROWS holds): a night on two cores.
 SMOLLM2_WORK ?= results/smollm2
-ROWS ?= ../shared/data
+ROWS ?= $(or $(wildcard ../shared/data),hub)
 SMOLLM2 := --model smollm2 --offline
 LEARN := $(SMOLLM2) --dtype float32 --save-dtype bfloat16 --text $(SMOLLM2_WORK)/answers \
     --held-out $(SMOLLM2_WORK)/held-out --held-out-tokens 16384 --states $(SMOLLM2_WORK)/states \

@@ -2,9 +2,11 @@
 
     python -m benchmarks.prompts DATA FILE.jsonl [--limit 1650] [--held-out OTHER.jsonl]
 
-DATA holds `gsm8k/train.jsonl`, `cnn_dailymail/train.jsonl`, `topv2/train.jsonl` and `corpus/`,
-texts with one question, instruction, sentence or passage a paragraph. Nothing is read that a task
-is scored on. Kinds are mixed evenly, in an order that the seed gives; one in sixteen is held out.
+DATA is `hub`, or a folder with training splits of tasks as `--data` takes it: `gsm8k/train.jsonl`.
+Beside `gsm8k`, `cnn_dailymail` and `topv2` a folder may have `corpus/`, texts with one question,
+instruction, sentence or passage a paragraph, which stand for other tasks. Nothing is read that a
+task is scored on. Kinds are mixed evenly, in an order that the seed gives; one in sixteen is held
+out.
 """
 
 from __future__ import annotations
@@ -20,15 +22,35 @@ from pathlib import Path
 import jinja2
 
 from ppdbench.files.resources import folder
+from ppdbench.tasks import build_examples, load_rows, load_task, task_names
 
 # Longer passages would be most of what is read, and of what a prompt may have.
 PASSAGE = 1200  # characters
 FEWEST = 200
+HUB = "hub"
 HELD_OUT = 16
 
 
-def kinds(data: Path) -> Iterator[Iterator[str]]:
-    """Prompts by kind."""
+def kinds(data: str, most: int) -> Iterator[Iterator[str]]:
+    """Prompts by kind, `most` of a kind where there may be any number."""
+    if (Path(data) / "corpus").is_dir():
+        yield from _with_corpus(Path(data))
+    else:
+        yield from _of_tasks(data, most)
+
+
+def _of_tasks(data: str, most: int) -> Iterator[Iterator[str]]:
+    """Prompts of the rows that tasks have apart from those that they are scored on."""
+    for task in map(load_task, task_names()):
+        split = task.shots_split
+        place = Path(data) / task.name
+        if split is None or (data != HUB and not any(place.glob(f"{split}.*"))):
+            continue
+        rows = load_rows(task, data, split=split, limit=most, offline=False)
+        yield (example.prompt.text for example in build_examples(task, rows))
+
+
+def _with_corpus(data: Path) -> Iterator[Iterator[str]]:
     corpus = data / "corpus"
     yield (_asked("gsm8k", question=row["question"]) for row in _rows(data / "gsm8k"))
     yield _instructions(corpus)
@@ -100,7 +122,7 @@ def _programs(file: Path) -> Iterator[str]:
 def main() -> None:
     """Write the prompts, one a line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data")
     parser.add_argument("file", type=Path)
     parser.add_argument("--limit", type=int, default=1650)
     parser.add_argument("--held-out", type=Path)
@@ -108,11 +130,13 @@ def main() -> None:
     given = parser.parse_args()
     draw = random.Random(given.seed)
     mixed = []
-    for kind in kinds(given.data):
+    for kind in kinds(given.data, given.limit):
         texts = sorted(set(kind))
         draw.shuffle(texts)
         mixed.append(texts)
         print(f"{len(texts):6} such as {texts[0][:60]!r}")
+    if not mixed:
+        parser.error(f"no training split of a task in {given.data}; use hub, or a folder of them")
     asked = [text for row in zip_longest(*mixed) for text in row if text is not None]
     asked = asked[: given.limit]
     if given.held_out is not None:
