@@ -8,7 +8,7 @@ import pytest
 
 from ppdbench.runs.records import Decoding
 from ppdbench.runs.store import read_once
-from tests.filled import add_up, overall, summarize, sums_of
+from tests.filled import add_up, sums_of
 from tests.report.page import made
 
 RUNS = Path(__file__).parents[2] / "results" / "tables" / "runs"
@@ -47,26 +47,3 @@ def test_an_output_of_another_length_counts_by_its_tokens() -> None:
     assert sums.same_length == 2.0
     assert sums.baseline_tokens == 5
     assert sums_of(made.decoded("swift", output_ids=[5])).same_length == 0.0
-
-
-def test_a_failed_example_counts_as_failed_and_adds_nothing() -> None:
-    broken = {"example_id": "2", "task": "gsm8k", "method": "swift", "verdict": "failed"}
-    sums = add_up([made.decoded("swift", peak_memory_bytes=7), {**broken, "output_ids": []}])
-    assert [one.failed for one in sums] == [False, True]
-    (found,) = overall(made.header("bench", methods=made.methods("swift")), sums)
-    assert (found["n_examples"], found["failed"], found["n_tokens"]) == (2, 1, 5)
-    assert found["ms_per_token"] == pytest.approx(3.0)
-
-
-def test_tasks_and_all_of_them_are_made_of_the_same_sums() -> None:
-    samples = [
-        made.decoded("swift", str(n), task=task, faster=faster)
-        for task, faster in (("gsm8k", 2.0), ("squad", 0.5))
-        for n in range(5)
-    ]
-    head, sums = made.header("bench", methods=made.methods("swift")), add_up(samples)
-    one, other = summarize(head, sums, scores=False)
-    (together,) = overall(head, sums)
-    assert (one["speedup"], other["speedup"]) == (pytest.approx(2.0), pytest.approx(0.5))
-    assert together["speedup"] == pytest.approx(120 / (30 + 120))
-    assert together["n_tokens"] == one["n_tokens"] + other["n_tokens"]

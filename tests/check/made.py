@@ -6,6 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppdbench.check.comparison import Comparison, compare_paths
+from ppdbench.check.judge import Check
+from ppdbench.check.metrics import Rule
+from ppdbench.check.thresholds import Thresholds
 from tests import records
 
 Sample = dict[str, Any]
@@ -27,6 +31,7 @@ METHODS = {
         "loaded": {},
     },
 }
+INEXACT = {**METHODS, "layerskip": {**METHODS["layerskip"], "exact": False}}
 N_EXAMPLES = 8
 
 
@@ -127,3 +132,28 @@ def failed(sample: Sample) -> Sample:
 def elsewhere() -> dict[str, Any]:
     """The header's environment on another machine."""
     return {**MACHINE, "cpu": {"model": "another processor", "features": ["avx2"]}}
+
+
+def compared(
+    tmp_path: Path, *changes: Change, rules: dict[str, Rule] | None = None, **header: Any
+) -> Comparison:
+    """A changed bench run against the plain one."""
+    baseline = bench_run(tmp_path / "baseline")
+    now = bench_run(tmp_path / "now", *changes, **header)
+    return compare_paths(now, baseline, Thresholds(rules=rules or {}))
+
+
+def checked(found: Comparison, metric: str, subject: str = "layerskip") -> Check:
+    """The check of one metric."""
+    (check,) = [c for c in found.checks if (c.metric, c.subject) == (metric, subject)]
+    return check
+
+
+def one_accepted_less(sample: Sample) -> Sample:
+    """A change of a sample whose first draft was accepted in part."""
+    return {"accepted": [0, *sample["accepted"][1:]]}
+
+
+def slower(factor: float) -> Change:
+    """A change of layerskip's times."""
+    return drafting(lambda s: {"step_ms": [factor * ms for ms in s["step_ms"]]})

@@ -1,4 +1,4 @@
-"""Commands that train, and what they log."""
+"""Commands that train, what they log and measure, and a task that what they made decodes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from typing import Any
 
 import torch
 
-SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-3", "--split-by", "file"]
-LAYERSKIP = ["train", "layerskip", "--model", "./model", "--text", "text.txt", *SMALL]
-LAYERSKIP += ["--rotation", "3", "--p-max", "0.3", "--checkpoint-every", "4"]
+
+def small(rate: str) -> list[str]:
+    """Steps of a few short sequences."""
+    return ["--sequence", "16", "--batch-size", "4", "--learning-rate", rate, "--split-by", "file"]
+
+
+def training(what: str, rate: str = "1e-2") -> list[str]:
+    """A training beside the model in `./model`."""
+    return ["train", what, "--model", "./model", "--text", "text.txt", *small(rate)]
+
+
+SMALL = small("1e-3")
+LAYERSKIP = [*training("layerskip", "1e-3"), "--rotation", "3", "--p-max", "0.3"]
+LAYERSKIP += ["--checkpoint-every", "4"]
 
 
 def blocks(batch: int = 4, length: int = 17) -> torch.Tensor:
@@ -20,3 +31,22 @@ def blocks(batch: int = 4, length: int = 17) -> torch.Tensor:
 def log(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "train.jsonl").read_text("utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_s"} for line in lines]
+
+
+def quality(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / "quality.json").read_text("utf-8"))
+    return found
+
+
+def write_task(folder: Path, tokens: int = 24) -> list[str]:
+    """A task of one short question, which fits a tiny model's context; the words that name it."""
+    question = json.dumps({"question": "what is a match?"})
+    (folder / "rows.jsonl").write_text(f"{question}\n", "utf-8")
+    (folder / "task.yaml").write_text(
+        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
+        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
+        "reference: question\n"
+        f"max_new_tokens: {tokens}\nbucket: {tokens}\ncontext_field: null\n",
+        "utf-8",
+    )
+    return ["--task", "task.yaml", "--data", "rows.jsonl"]

@@ -13,7 +13,7 @@ from ppdbench.cli.main import run
 from ppdbench.training.heads import HeadsObjective
 from tests.families import stock_model
 from tests.training.conftest import HELD_OUT
-from tests.training.made import SMALL, blocks
+from tests.training.made import SMALL, blocks, quality, write_task
 
 
 @pytest.mark.parametrize("rank", [None, 3])
@@ -58,23 +58,10 @@ def test_trained_heads_are_read_by_probe_and_raise_match_rates_on_their_text(
     told = capsys.readouterr()
     assert "perplexity" in told.out
     assert "text.txt is trained on and measured on" in told.err
-    small = ["--limit", "2", "--max-new-tokens", "8", "--data", "builtin", "--task", "wmt_en_fr"]
-    probe = ["probe", "--model", "./model", "--head", "heads", *small, "--format", "json"]
-    # These prompts are longer than the tiny model's context allows.
-    data = home / "rows.jsonl"
-    data.write_text(json.dumps({"question": "what is a match?"}) + "\n", "utf-8")
-    (home / "task.yaml").write_text(
-        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
-        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
-        "reference: question\n"
-        "max_new_tokens: 8\nbucket: 8\ncontext_field: null\n",
-        "utf-8",
-    )
-    probe[probe.index("builtin")] = "rows.jsonl"
-    probe[probe.index("wmt_en_fr")] = "task.yaml"
+    words = ["--limit", "2", "--max-new-tokens", "8", *write_task(home, 8), "--format", "json"]
+    probe = ["probe", "--model", "./model", "--head", "heads", *words]
     assert run(probe) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["head"] for row in rows} == {"N", "Y"}
-    quality = json.loads((home / "heads" / "quality.json").read_text("utf-8"))
-    loss = {(q["head"], q["layer"]): q["loss"] for q in quality}
+    loss = {(q["head"], q["layer"]): q["loss"] for q in quality(home / "heads")}
     assert all(loss["Y", n] < loss["N", n] for n in (1, 2, 3))

@@ -14,10 +14,9 @@ from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.states import StatesOnDisk
 from tests.families import stock_model
 from tests.helpers import tokens
+from tests.training.made import training
 
-SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-2", "--split-by", "file"]
-WORDS = ["--model", "./model", "--text", "text.txt", *SMALL]
-MEDUSA = ["train", "medusa", *WORDS, "--heads", "2", "--rank", "4", "--steps", "4"]
+MEDUSA = [*training("medusa"), "--heads", "2", "--rank", "4", "--steps", "4"]
 
 
 def layers_with(folder: Path, length: int = 16) -> TrainedLayers:
@@ -74,6 +73,6 @@ def test_trainings_with_kept_states_end_with_the_same_weights(home: Path) -> Non
 def test_what_needs_more_than_states_says_so(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["train", "prompt-tokens", *WORDS, "--steps", "1", "--insertions", "4"]
+    asked = [*training("prompt-tokens"), "--steps", "1", "--insertions", "4"]
     assert run([*asked, "--states", "states", "--out", "prompts"]) == 2
     assert "this training needs more than these; leave it out" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from ppdbench.trees.tree import Node, Tree
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, decode
 from tests.helpers import staged, tokens
 from tests.methods.hidden_transfer.test_strategy import transferring
-from tests.methods.medusa.test_strategy import random_heads
+from tests.methods.medusa.made import random_heads
 from tests.methods.prompt_tokens.made import prompted
 from tests.trees.made import drawn, outputs
 

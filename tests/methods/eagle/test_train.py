@@ -28,15 +28,11 @@ from tests.decoding.matrix import CAPACITY, free
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens
 from tests.training.conftest import HELD_OUT
+from tests.training.made import blocks, quality, training, write_task
 
-SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-2", "--split-by", "file"]
-TRAIN = ["train", "eagle", "--model", "./model", "--text", "text.txt", *SMALL]
+TRAIN = training("eagle")
 FITTING = sorted(set(FAMILIES) - {"opt-350m-like"})
 WORDS = torch.tensor([3, 5, 8, 13, 21, 34, 55, 89])
-
-
-def blocks(batch: int = 4, length: int = 17) -> Tensor:
-    return torch.randint(3, 96, (batch, length), generator=torch.Generator().manual_seed(3))
 
 
 def objective(family: str = "llama", words: Tensor | None = None, **plan: Any) -> EagleObjective:
@@ -222,11 +218,6 @@ def test_gradients_flow_through_its_own_states_and_keys(version: int) -> None:
 # Whole runs
 
 
-def quality(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "quality.json").read_text("utf-8"))
-    return found
-
-
 RUNS = {
     "version 1": ["--version", "1"],
     "version 3": ["--passes", "3"],
@@ -248,15 +239,8 @@ def test_a_run_leaves_a_network_that_decodes_and_that_guesses_better_than_at_fir
     for trained, untrained in zip(ours, fresh, strict=True):
         assert trained["top10"] > untrained["top10"]
         assert trained["top1"] <= trained["top3"] <= trained["top5"] <= trained["top10"] <= 1
-    (home / "rows.jsonl").write_text(json.dumps({"question": "what is a match?"}) + "\n", "utf-8")
-    (home / "task.yaml").write_text(
-        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
-        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
-        "reference: question\nmax_new_tokens: 24\nbucket: 8\ncontext_field: null\n",
-        "utf-8",
-    )
     decode = ["decode", "--model", "./model", "--method", "eagle", "--set", "addon=eagle"]
-    decode += ["--task", "task.yaml", "--data", "rows.jsonl", "--format", "json"]
+    decode += [*write_task(home), "--format", "json"]
     assert run(decode) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["identical"] == found["n_examples"] == 1

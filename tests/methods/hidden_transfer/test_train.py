@@ -27,15 +27,11 @@ from ppdbench.trees.tree import Tree
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged
 from tests.training.conftest import HELD_OUT
+from tests.training.made import blocks, log, quality, training, write_task
 
 LAYERS = (1, 2, 3)
 CHAIN = Tree(((0,), (0, 0), (0, 0, 0)))
-SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-2", "--split-by", "file"]
-TRAIN = ["train", "hidden-transfer", "--model", "./model", "--text", "text.txt", *SMALL]
-
-
-def blocks(batch: int = 2, length: int = 17) -> Tensor:
-    return torch.randint(3, 96, (batch, length), generator=torch.Generator().manual_seed(3))
+TRAIN = training("hidden-transfer")
 
 
 def objective(family: str = "llama", **plan: Any) -> TransferObjective:
@@ -81,7 +77,7 @@ def as_written(model: Any, matrix: Tensor, step: int, layer: int, tokens: Tensor
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_loss_is_that_of_the_paper_written_out(family: str, step: int) -> None:
-    made, rows = objective(family), blocks()
+    made, rows = objective(family), blocks(2)
     found = made(rows, step - 1, 3)
     assert set(found) == {"loss", f"step {step}"}
     with torch.no_grad():
@@ -90,7 +86,7 @@ def test_the_loss_is_that_of_the_paper_written_out(family: str, step: int) -> No
 
 
 def test_the_gradient_is_that_of_the_paper_written_out() -> None:
-    made, rows = objective(), blocks()
+    made, rows = objective(), blocks(2)
     made(rows, 1, 3)["loss"].backward()
     matrix = made.matrices[1].detach().clone().requires_grad_(True)
     frozen = stock_model("llama").requires_grad_(False)
@@ -101,7 +97,7 @@ def test_the_gradient_is_that_of_the_paper_written_out() -> None:
 
 
 def test_the_other_direction_of_the_divergence_is_the_papers_formula() -> None:
-    rows = blocks()
+    rows = blocks(2)
     made = objective(loss="reverse-kl")
     guessed, own = (log_softmax(x.float(), -1) for x in made._trained(rows[:, :-1], 1))
     truth = (guessed.exp() * (guessed - own)).sum(-1).mean()
@@ -111,7 +107,7 @@ def test_the_other_direction_of_the_divergence_is_the_papers_formula() -> None:
 
 @pytest.mark.parametrize("mask", ["teacher-forced", "chained", "masked"])
 def test_a_first_step_knows_nothing_more_whatever_the_mask(mask: str) -> None:
-    rows = blocks()
+    rows = blocks(2)
     truth = objective()(rows, 0, 3)["loss"].detach()
     assert float(objective(mask=mask)(rows, 0, 3)["loss"].detach()) == pytest.approx(float(truth))
 
@@ -167,7 +163,7 @@ def test_one_matrix_is_trained_at_a_time_and_the_model_stays(mask: str) -> None:
     losses: list[float] = []
     for t in range(60):
         held = [matrix.detach().clone() for matrix in made.matrices]
-        found = made(blocks(), t, 60)
+        found = made(blocks(2), t, 60)
         found["loss"].backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -220,11 +216,6 @@ def test_a_sequence_without_a_token_so_far_ahead_is_refused() -> None:
 # Whole runs
 
 
-def log(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "train.jsonl").read_text("utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_s"} for line in lines]
-
-
 def test_a_run_trains_all_steps_and_measures_them(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,8 +228,7 @@ def test_a_run_trains_all_steps_and_measures_them(
     assert [line["learning_rate"] for line in lines[:8]] == [
         line["learning_rate"] for line in lines[16:]
     ]
-    quality = json.loads((home / "ht" / "quality.json").read_text("utf-8"))
-    assert [q["distance"] for q in quality] == [1, 2, 3]
+    assert [q["distance"] for q in quality(home / "ht")] == [1, 2, 3]
     header = json.loads((home / "ht" / "addon.json").read_text("utf-8"))
     assert header["options"] == {"layers": [2, 2, 3], "mask": "teacher-forced", "loss": "kl"}
     tensors = load_file(home / "ht" / "addon.safetensors")
@@ -283,8 +273,11 @@ def test_candidates_are_measured_and_written_side_by_side(
     assert run([*TRAIN, *more, "--out", "study"]) == 0
     shown = capsys.readouterr().out
     assert "layer" in shown
-    quality = json.loads((home / "study" / "quality.json").read_text("utf-8"))
-    assert [(q["layer"], q["distance"]) for q in quality] == [(1, 2), (2, 2), (3, 2)]
+    assert [(q["layer"], q["distance"]) for q in quality(home / "study")] == [
+        (1, 2),
+        (2, 2),
+        (3, 2),
+    ]
     assert not (home / "study" / "addon.json").exists()
     first = set()
     for layer in (1, 2, 3):
@@ -301,16 +294,7 @@ def test_what_was_trained_decodes_and_is_probed(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*TRAIN, "--out", "ht", "--steps", "4", "--layers", "1,2"]) == 0
-    data = home / "rows.jsonl"
-    data.write_text(json.dumps({"question": "what is a match?"}) + "\n", "utf-8")
-    (home / "task.yaml").write_text(
-        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
-        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
-        "reference: question\n"
-        "max_new_tokens: 12\nbucket: 12\ncontext_field: null\n",
-        "utf-8",
-    )
-    common = ["--model", "./model", "--task", "task.yaml", "--data", "rows.jsonl"]
+    common = ["--model", "./model", *write_task(home, 12)]
     capsys.readouterr()
     asked = ["--method", "hidden-transfer", "--set", "addon=./ht", "--strict", "--format", "json"]
     assert run(["decode", *common, *asked]) == 0

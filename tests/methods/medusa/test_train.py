@@ -18,13 +18,9 @@ from ppdbench.methods.medusa.train import MedusaObjective
 from tests.families import FAMILIES, stock_model
 from tests.helpers import tokens
 from tests.training.conftest import HELD_OUT
+from tests.training.made import blocks, quality, training, write_task
 
-SMALL = ["--sequence", "16", "--batch-size", "4", "--learning-rate", "1e-2", "--split-by", "file"]
-TRAIN = ["train", "medusa", "--model", "./model", "--text", "text.txt", *SMALL]
-
-
-def blocks(batch: int = 4, length: int = 17) -> torch.Tensor:
-    return torch.randint(3, 96, (batch, length), generator=torch.Generator().manual_seed(3))
+TRAIN = training("medusa")
 
 
 def objective(family: str = "llama", **plan: Any) -> MedusaObjective:
@@ -114,22 +110,10 @@ def test_only_heads_are_trained_and_all_of_them(loss: str, rank: int | None) -> 
 # Whole runs
 
 
-def quality(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "quality.json").read_text("utf-8"))
-    return found
-
-
 def decode(home: Path, heads: str) -> None:
     """Run an example with these heads; its results as JSON on stdout."""
-    (home / "rows.jsonl").write_text(json.dumps({"question": "what is a match?"}) + "\n", "utf-8")
-    (home / "task.yaml").write_text(
-        "name: t\nversion: 1\ndescription: d\ndataset: {hub_id: null, config: null, split: x}\n"
-        'fields: {question: question}\nid: null\nprompt_text: "{{ question }}"\n'
-        "reference: question\nmax_new_tokens: 24\nbucket: 8\ncontext_field: null\n",
-        "utf-8",
-    )
     words = ["decode", "--model", "./model", "--method", "medusa", "--set", f"addon={heads}"]
-    words += ["--task", "task.yaml", "--data", "rows.jsonl", "--format", "json"]
+    words += [*write_task(home), "--format", "json"]
     assert run(words) == 0
 
 

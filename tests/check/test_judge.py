@@ -1,0 +1,77 @@
+"""Figures under rules: what they let through, and what they call worse or better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ppdbench.check.metrics import Rule
+from tests.check.made import Sample, checked, compared, drafting, one_accepted_less, slower
+
+
+def test_a_tolerance_on_counts_is_firm_and_one_sided(tmp_path: Path) -> None:
+    rules = {"accepted_per_proposed": Rule("max_drop", 0.1)}
+    little = compared(tmp_path / "a", drafting(one_accepted_less, 1, 2), rules=rules)
+    assert checked(little, "accepted_per_proposed").verdict == "ok"
+    # 4 of 40 fewer is exactly the tenth; 5 is more, though the interval is wide.
+    for n, fails in ((4, False), (5, True)):
+        found = compared(tmp_path / f"{n}", drafting(one_accepted_less, *range(n)), rules=rules)
+        assert bool(found.failed) == fails
+    more = compared(tmp_path / "d", drafting(lambda s: {"accepted": [2] * 5}), rules=rules)
+    assert checked(more, "accepted_per_proposed").verdict == "better"
+    assert more.exit_code == 0
+
+
+def test_an_interval_lets_through_what_few_examples_changed(tmp_path: Path) -> None:
+    rules = {"accepted_per_proposed": Rule("interval")}
+    assert not compared(tmp_path / "a", drafting(one_accepted_less, 1), rules=rules).failed
+    assert compared(tmp_path / "b", drafting(one_accepted_less, *range(7)), rules=rules).failed
+
+
+def test_a_speedup_may_fall_to_its_limit_and_no_further(tmp_path: Path) -> None:
+    rules = {"speedup": Rule("max_drop", 0.2)}
+    assert not compared(tmp_path / "a", slower(1.2), rules=rules).failed
+    found = compared(tmp_path / "b", slower(1.3), rules=rules)
+    assert [c.metric for c in found.failed] == ["speedup"]
+    assert checked(found, "speedup").limit == ">= 1.55x"
+    found = compared(tmp_path / "c", slower(0.8), rules=rules)
+    assert checked(found, "speedup").verdict == "better"
+
+
+def test_a_slowdown_within_the_noise_of_greedy_is_none(tmp_path: Path) -> None:
+    def noisy(sample: Sample) -> None:
+        sample["baseline_again_ms"] = 16.0 if int(sample["example_id"]) % 2 else 10.0
+
+    found = compared(tmp_path, slower(1.3), noisy, rules={"speedup": Rule("max_drop", 0.1)})
+    assert not found.failed
+    assert checked(found, "speedup").limit.startswith("noise: ")
+
+
+def test_a_slowdown_that_one_example_made_is_not_beyond_the_interval(tmp_path: Path) -> None:
+    slow = drafting(lambda s: {"step_ms": [20.0] * 5}, 4)
+    found = compared(tmp_path, slow, rules={"speedup": Rule("max_drop", 0.1)})
+    assert not found.failed
+    assert "may be none" in checked(found, "speedup").note
+
+
+def test_a_faster_machine_is_no_speedup(tmp_path: Path) -> None:
+    def halved(sample: Sample) -> None:
+        for name in ("step_ms", "baseline_step_ms"):
+            sample[name] = [ms / 2 for ms in sample[name]]
+        sample["baseline_again_ms"] /= 2
+
+    assert checked(compared(tmp_path, halved), "speedup").verdict == "ok"
+
+
+def test_more_memory_than_allowed_fails(tmp_path: Path) -> None:
+    def more(sample: Sample) -> None:
+        sample["peak_memory_bytes"] = 130 << 20
+
+    found = compared(tmp_path, more)
+    assert [c.sentence for c in found.failed] == ["130 MiB, baseline 100 MiB, limit <= 120 MiB"]
+
+
+def test_ignored_metrics_are_not_checked(tmp_path: Path) -> None:
+    rules = {"speedup": Rule("ignored"), "outputs": Rule("ignored"), "peak_memory": Rule("ignored")}
+    found = compared(tmp_path, slower(9), rules=rules)
+    assert found.exit_code == 0
+    assert not {c.metric for c in found.checks} & rules.keys()
