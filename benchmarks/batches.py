@@ -31,7 +31,7 @@ import msgspec
 from benchmarks import verdicts
 from benchmarks.curve import this_machine
 from ppdbench.bench.choices import every_method
-from ppdbench.bench.counterparts import GREEDY as PEERS
+from ppdbench.bench.counterparts import peers
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.sums import add_up
 from ppdbench.cli.common import numbers
@@ -52,6 +52,7 @@ DTYPES = ("float32", "bfloat16")
 WARM_UP = 2
 EXACT_SIZES = "1,2,3,4,8,16"
 EXACT_TASKS = ("gsm8k", "humaneval", "squad", "xsum")
+PEERS = [each.name for each in peers() if each.peer_of == "greedy"]
 
 Summary = Mapping[str, Any]
 
@@ -155,9 +156,9 @@ def measure(asked: argparse.Namespace) -> int:
     """Measure each number type, print and keep it; an exit code."""
     machine, found = this_machine(), dict[str, list[dict[str, Any]]]()
     methods = [Choice.parse(text) for text in asked.methods]
-    peers = [Choice(name=PEERS[0])] if asked.against else []
+    beside = [Choice(name=PEERS[0])] if asked.against else []
     for dtype in asked.dtype.split(","):
-        run = decoded(asked, dtype, [*methods, *peers], asked.task)
+        run = decoded(asked, dtype, [*methods, *beside], asked.task)
         found[dtype] = of_decoding(run.header, add_up(run.samples)).content
     kept = MeasuredBatches(machine=machine, summaries=found)
     print_sheets(sheets(kept))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from ppdbench import methods as methods  # tells how their guesses come
 from ppdbench.probe.accuracy import calibration
 from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets

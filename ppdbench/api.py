@@ -25,7 +25,7 @@ import torch
 
 from ppdbench.bench.batch_sizes import parse_prefill
 from ppdbench.bench.labels import APART
-from ppdbench.bench.runner import USUAL_METHODS, Choice, DecodeConfig, run_decode
+from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.decoding.sampling import Target
 from ppdbench.engine import loading
 from ppdbench.engine.loading import Loaded, ModelSpec, check_there
@@ -33,6 +33,7 @@ from ppdbench.engine.quiet import quiet
 from ppdbench.engine.staged import restored
 from ppdbench.errors import PpdbenchError
 from ppdbench.machine.environment import set_threads
+from ppdbench.methods import USUAL
 from ppdbench.probe.runner import ProbeConfig, run_probe
 from ppdbench.report.page.runs import read_runs
 from ppdbench.report.progress import progress as shown
@@ -160,7 +161,7 @@ def decode(
 
 def bench(
     model: str | Model = loading.REFERENCE,
-    methods: Several = USUAL_METHODS,
+    methods: Several = USUAL,
     tasks: Several = "gsm8k",
     *,
     target: str | Target = "greedy",

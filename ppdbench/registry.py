@@ -61,12 +61,17 @@ class Registry(Generic[T]):
         """The thing called `name`, or `UnknownName` with suggestions."""
         if name not in self._items:
             raise UnknownName(self.kind, name, self._items)
-        item = self._items[name]
+        item = self.find(name)
+        assert item is not None, f"nothing registers {self.kind} {name!r}"
+        return item
+
+    def find(self, name: str) -> T | None:
+        """The thing called `name`, if there is one: what is named need not register any."""
+        item = self._items.get(name)
         if isinstance(item, _Later):
             import_module(item.module)
             item = self._items[name]
-            assert not isinstance(item, _Later), f"nothing registers {self.kind} {name!r}"
-        return item
+        return None if isinstance(item, _Later) else item
 
     def names(self) -> list[str]:
         """List all names, in order of registration."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppdbench.bench.counterparts import ASSISTANT, COUNTERPARTS, GREEDY
+from ppdbench.bench.counterparts import peers
 from ppdbench.bench.runner import Choice
 from ppdbench.engine.addons import no_addon
-from ppdbench.engine.loading import REFERENCE
 from ppdbench.errors import ConfigError
 from ppdbench.files.resources import came_with
 from ppdbench.methods import METHODS
 
-DRAFTS = {REFERENCE: "reference-draft"}
+ONE_AT_A_TIME = "beside batches stand plain modes of generate(): it assists one sequence at a time"
 
 
 def every_method(model: str) -> tuple[list[Choice], list[str]]:
@@ -32,13 +31,11 @@ def every_method(model: str) -> tuple[list[Choice], list[str]]:
         if _takes_addon(name) and not came_with(model, name):
             lacking.append(no_addon(name, model))
             continue
-        choice = Choice(name=name, options=_shipped(name, model))
-        try:
-            choice.build()
-        except ConfigError as error:
-            lacking.append(str(error))
-        else:
+        choice = _with_shipped_parts(name, model)
+        if (lack := _lack(choice)) is None:
             chosen.append(choice)
+        else:
+            lacking.append(lack)
     return chosen, lacking
 
 
@@ -48,13 +45,18 @@ def _takes_addon(name: str) -> bool:
     return method.trained and any(option.name == "addon" for option in method.options())
 
 
-def _shipped(name: str, model: str) -> dict[str, str]:
-    """Options that name a part which came with the model."""
-    if name == "speculative" and model in DRAFTS:
-        return {"draft_model": DRAFTS[model]}
-    if name == "rest" and came_with(model, "datastore"):
-        return {"datastore": model}
-    return {}
+def _with_shipped_parts(name: str, model: str) -> Choice:
+    """The method with the parts that came with the model."""
+    return Choice(name=name, options=METHODS.get(name).shipped_with(model))
+
+
+def _lack(choice: Choice) -> str | None:
+    """The reason why a method cannot be had as it is chosen."""
+    try:
+        choice.build()
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def with_peers(
@@ -66,22 +68,21 @@ def with_peers(
     """
     if peer != "transformers":
         raise ConfigError(f"--against {peer}: use transformers")
-    wanted = [Choice(name=name) for name in GREEDY]
-    note = None
-    if together:
-        note = "beside batches stand plain modes of generate(): it assists one sequence at a time"
-    for ours, theirs, shared in () if together else COUNTERPARTS:
+    theirs = [method for method in peers() if method.name.startswith(f"{peer}:")]
+    wanted = [Choice(name=each.name) for each in theirs if each.peer_of == "greedy"]
+    assisted = [] if together else [each for each in theirs if each.peer_of != "greedy"]
+    note = ONE_AT_A_TIME if together else None
+    for each in assisted:
         same = [
-            Choice(name=theirs, options={n: v for n, v in c.options.items() if n in shared})
+            Choice(name=each.name, options={n: v for n, v in c.options.items() if n in each.alike})
             for c in choices
-            if c.name == ours
+            if c.name == each.peer_of
         ]
-        if not same and theirs == ASSISTANT:
-            if model not in DRAFTS:
-                note = f"{theirs} stays away; it needs --method speculative:draft_model=NAME"
-                continue
-            same = [Choice(name=theirs, options={"draft_model": DRAFTS[model]})]
-        wanted += same or [Choice(name=theirs)]
+        alone = _with_shipped_parts(each.name, model)
+        if not same and _lack(alone) is not None:
+            note = f"{each.name} stays away; it needs --method {each.peer_of}:{each.alike[0]}=NAME"
+        else:
+            wanted += same or [alone]
     asked = {str(choice) for choice in choices}
     added = {str(choice): choice for choice in wanted if str(choice) not in asked}
     return [*choices, *added.values()], note

@@ -6,21 +6,25 @@ paired by example like a speedup. No torch: stored runs are read with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppdbench.bench.claims import Speedup, TimedPair, claim
 from ppdbench.bench.sums import SampleSums
+from ppdbench.methods import METHODS
+from ppdbench.methods.base import Method
 from ppdbench.runs.records import DecodingMethod, Header, decoding
 
-GREEDY = ("transformers:greedy", "transformers:greedy-static")
-ASSISTANT = "transformers:assistant"
-# Our method, its counterpart, and the options that mean the same in both.
-COUNTERPARTS = (
-    ("layerskip", "transformers:early-exit", ("exit_layer", "draft_length")),
-    ("prompt-lookup", "transformers:prompt-lookup", ("longest_suffix", "max_draft")),
-    ("speculative", ASSISTANT, ("draft_model", "draft_length")),
-)
+
+def peers(names: Collection[str] | None = None) -> list[Method]:
+    """The methods of other engines, or those among some names; each says what it is the peer of."""
+    found = (METHODS.get(name) for name in METHODS if names is None or name in names)
+    return [method for method in found if method.peer_of]
+
+
+def is_greedy(name: str) -> bool:
+    """True of plain greedy decoding, by our engine or another."""
+    return name == "greedy" or any(peer.peer_of == "greedy" for peer in peers({name}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +52,12 @@ def beside(header: Header, sums: Sequence[SampleSums]) -> list[Beside]:
 
 
 def _pairs(methods: Mapping[str, DecodingMethod]) -> Iterator[tuple[str, str]]:
-    kinds = (*(("greedy", theirs, ()) for theirs in GREEDY), *COUNTERPARTS)
-    for ours, theirs, shared in kinds:
+    for peer in peers({about.name for about in methods.values()}):
         for label, about in methods.items():
-            for other, peer in methods.items():
-                same = all(about.options.get(n) == peer.options.get(n) for n in shared)
-                if (about.name, about.batch) != (ours, peer.batch):
-                    continue
-                if peer.name == theirs and same:
+            for other, theirs in methods.items():
+                alike = all(about.options.get(n) == theirs.options.get(n) for n in peer.alike)
+                names = about.name, theirs.name
+                if names == (peer.peer_of, peer.name) and about.batch == theirs.batch and alike:
                     yield label, other
 
 

@@ -14,7 +14,7 @@ from math import inf, isfinite
 from typing import Any
 
 from ppdbench.bench.claims import LEAST_EXAMPLES, over_greedy
-from ppdbench.bench.counterparts import GREEDY as PEERS
+from ppdbench.bench.counterparts import is_greedy
 from ppdbench.bench.labels import label_alone
 from ppdbench.bench.predicted import predicted_speedups
 from ppdbench.bench.sums import SampleSums
@@ -108,7 +108,7 @@ def _families(methods: Mapping[str, DecodingMethod]) -> Iterator[tuple[str, dict
     """Yield each method with its labels by the size of the batch."""
     labels: dict[str, dict[int, str]] = {}
     for label, about in methods.items():
-        if about.name not in ("greedy", *PEERS):
+        if not is_greedy(about.name):
             labels.setdefault(label_alone(label, about.batch), {})[about.batch] = label
     yield from ((alone, of) for alone, of in labels.items() if len(of) > 1)
 

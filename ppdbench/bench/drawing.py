@@ -40,7 +40,7 @@ from ppdbench.decoding.verify import Outcome, accept_sampled
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.clock import Clock
-from ppdbench.methods import method
+from ppdbench.methods import LENDER, method
 from ppdbench.methods.base import Strategy
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.workload import Item, Workload, limits_of
@@ -115,7 +115,6 @@ def _plain(
 
 
 CONTROLS = {"accepts with probability 1": keeps_all, "forgets the residual": forgets_residual}
-LENDER = "layerskip"  # needs no part of its own and drafts well enough to be rejected often
 
 
 @dataclass

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
-from ppdbench.bench.counterparts import GREEDY as PEERS
 from ppdbench.bench.interleaved import BASELINE, Interleaved, PreparedMethod
 from ppdbench.bench.labels import label_alone
 from ppdbench.bench.profile import Meter
@@ -56,7 +55,7 @@ def _one_of_each(methods: Sequence[PreparedMethod]) -> list[PreparedMethod]:
     found: dict[str, PreparedMethod] = {}
     for entry in methods:
         label = label_alone(entry.label, entry.size)
-        if entry.method.name not in PEERS and not entry.decoder.foreign:
+        if not entry.decoder.foreign:
             found.setdefault(label, replace(entry, label=label, slots=()))
     return [entry for entry in found.values() if entry.decoder.alone is None]
 

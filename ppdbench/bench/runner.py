@@ -12,7 +12,6 @@ from typing import Any
 from ppdbench.bench.batch_sizes import check_examples, check_memory, check_sizes, streams
 from ppdbench.bench.batched import Batched
 from ppdbench.bench.compiling import check_mode, settle
-from ppdbench.bench.counterparts import GREEDY
 from ppdbench.bench.execution import UNPROTECTED, CodeRuns
 from ppdbench.bench.interleaved import BASELINE, Interleaved, PreparedMethod
 from ppdbench.bench.labels import label_of
@@ -28,7 +27,7 @@ from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
 from ppdbench.machine.bandwidth import measure_bandwidth
 from ppdbench.machine.environment import forget_peak_memory
 from ppdbench.machine.load import LoadMeter
-from ppdbench.methods import method
+from ppdbench.methods import METHODS, method
 from ppdbench.methods.base import Exiting, Method, Strategy, settings, split_name
 from ppdbench.runs.records import (
     DecodingMethod,
@@ -96,8 +95,6 @@ def labels(choices: Sequence[Choice]) -> list[str]:
     return [choice.name if names.count(choice.name) == 1 else str(choice) for choice in choices]
 
 
-# What needs neither training nor other files.
-USUAL_METHODS = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "jacobi")
 MOST_WARMUP = 1000  # untimed runs before the first
 WARM_TOKENS = 16  # of the outputs with which batches are warmed up
 
@@ -399,7 +396,7 @@ class Places:
 
     def prepare(self, chosen: Method, strategy: Strategy) -> list[Decoder]:
         """A decoder for each; one for all of a peer, which batches by itself."""
-        if chosen.name in GREEDY:
+        if chosen.peer_of == "greedy":
             return [strategy.prepare(self.setup)] * self.size
         return self.batch.prepare(strategy.prepare, self.size)
 
@@ -446,7 +443,7 @@ def prepare(
         slots = [strategy.prepare(setup)] if places is None else places.prepare(chosen, strategy)
         decoder = slots[0]
         if decoder.trees and setup.target.staged.remembers:
-            raise UnsupportedModel(f"{label} drafts trees: {CHAINS_ONLY}")
+            raise UnsupportedModel(f"{label} drafts trees: {CHAINS_ONLY} ({_with_chains()})")
         if target.by_text and not decoder.knows_text:
             raise ConfigError(
                 f"{label}: the part that picks tokens does not know the text; leave "
@@ -463,6 +460,11 @@ def prepare(
         )
 
     return _or_why_not(ready, alone=alone)
+
+
+def _with_chains() -> str:
+    """Name the methods that draft chains."""
+    return ", ".join(name for name in METHODS if METHODS.get(name).chains)
 
 
 def exits_used(strategy: Strategy, n_layers: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ppdbench.bench.claims import claim, over_greedy
 from ppdbench.bench.conditions import Conditions
-from ppdbench.bench.counterparts import GREEDY as PEERS
+from ppdbench.bench.counterparts import peers
 from ppdbench.bench.crossover import Crossover, crossovers
 from ppdbench.bench.labels import APART
 from ppdbench.bench.pipelined import pipelined
@@ -142,7 +142,7 @@ def _summary(
 
 def _joining(header: DecodingHeader, method: DecodingMethod) -> str | int | None:
     """The value of `--prefill`, where prompts join a batch of ours."""
-    if method.batch == 1 or method.name in PEERS:
+    if method.batch == 1 or peers({method.name}):
         return None
     return header.config.prefill or APART
 

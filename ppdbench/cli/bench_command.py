@@ -65,9 +65,9 @@ def command(
         left = [n for n in options if ctx.get_parameter_source(n) is ParameterSource.DEFAULT]
         options |= {n: content.settings[n] for n in left if n in content.settings}
     import_for_good("torch")
-    from ppdbench.bench.runner import USUAL_METHODS
+    from ppdbench.methods import USUAL
 
-    asked = [(text, _chosen(text, options["model"])) for text in methods or USUAL_METHODS]
+    asked = [(text, _chosen(text, options["model"])) for text in methods or USUAL]
     choices = [choice for _, chosen in asked for choice in chosen]
     optional = [choice for text, chosen in asked if text == ALL for choice in chosen]
     if (peer := options.pop("against")) is not None:

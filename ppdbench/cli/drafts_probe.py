@@ -13,6 +13,7 @@ from ppdbench.cli.common import (
     notice,
 )
 from ppdbench.errors import ConfigError
+from ppdbench.trees.guessing import guessers
 
 if TYPE_CHECKING:
     from ppdbench.probe.drafts import DraftsConfig
@@ -28,8 +29,8 @@ def config_of(
     from ppdbench.runs.workload import usual_data
 
     if not methods:
-        usual = "hidden-transfer" if what == "similarity" else "medusa"
-        raise ConfigError(f"--what {what} needs --method: whose guesses, such as {usual}")
+        able = guessers("pseudo_states" if what == "similarity" else None)
+        raise ConfigError(f"--what {what} needs --method: whose guesses, such as {able[0]}")
     data = usual_data(options.pop("data"), options["model"])
     return DraftsConfig(
         chat=chosen_chat(options),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ppdbench import methods as methods  # tells how their guesses come
 from ppdbench.cli.common import (
     check_pictures,
     model_spec,

@@ -221,3 +221,29 @@ class Joining(Protocol):
     ) -> Iterator[TokenLine]:
         """Yield each of those rows behind some places with all it sees, for the stock model."""
         ...
+
+
+@runtime_checkable
+class Transferring(Protocol):
+    """A guesser that puts pseudo states of tokens to come among the states of a text."""
+
+    @property
+    def transferred_at(self) -> Sequence[int]:
+        """The number of layers that have run where the pseudo state of each step is put in."""
+        ...
+
+    def read(self, session: Session, text: list[int]) -> dict[int, Tensor]:
+        """Run a text; its states by layers run."""
+        ...
+
+    def portions(
+        self, session: Session, text: list[int], places: Sequence[int]
+    ) -> Iterator[Sequence[int]]:
+        """Yield as many of the places at a time as the cache has rows for behind a text."""
+        ...
+
+    def passed(
+        self, session: Session, states: Mapping[int, Tensor], length: int, places: Sequence[int]
+    ) -> dict[int, Tensor]:
+        """Return all pseudo states behind some places, [1, step * place, hidden] by layers run."""
+        ...

@@ -40,8 +40,8 @@ LATEST = 2
 COPIES = 2 + LATEST
 CHAINS_ONLY = (
     "layers with a memory of their own read one row after another, so branches of a tree, rows "
-    "that are no tokens are not for this model; use a method that drafts chains "
-    "(prompt-lookup, speculative, layerskip, draft-verify, jacobi), one sequence at a time"
+    "that are no tokens are not for this model; use a method that drafts chains, one sequence at a "
+    "time"
 )
 
 # The names by which mixers take their cache.

@@ -11,6 +11,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1]
 # Models that trained parts travel with: heads, add-ons, a data store.
 SHIPPED = ("reference", "smollm2")
+# Small models that came with these to draft for them.
+DRAFT_MODELS = {"reference": "reference-draft"}
 CHECKOUT_FOLDERS = {"tasks": "tasks", "prompts": "prompts", "papers": "results/papers"}
 
 
@@ -43,3 +45,9 @@ def came_with(model: str, part: str) -> bool:
 def reference_is_there() -> bool:
     """True if this copy of the package carries the trained reference model."""
     return (reference_model() / "config.json").is_file()
+
+
+def drafting_for(model: str) -> dict[str, str]:
+    """Return the option of a method that names the draft model which came with a model, if any."""
+    found = DRAFT_MODELS.get(model)
+    return {} if found is None else {"draft_model": found}

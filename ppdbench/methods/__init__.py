@@ -11,6 +11,7 @@ from ppdbench.methods.base import option as option
 from ppdbench.methods.base import strategy as strategy
 from ppdbench.methods.plugins import load_plugins
 from ppdbench.training.plans import TRAINABLES
+from ppdbench.trees.guessing import GUESSING
 
 # Ours: where each method is registered, and the options of its training where there is one.
 # The modules are imported when a method is first asked for.
@@ -35,8 +36,14 @@ OURS = {
     "transformers:prompt-lookup": ["transformers_generate"],
     "transformers:assistant": ["transformers_generate"],
 }
+# What a comparison is of unless it is told: methods that need neither training nor other files.
+USUAL = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "jacobi")
+# The one whose drafts are borrowed where those of a method are too few for a test to see anything.
+LENDER = USUAL[1]
+
 for _name, (_strategy, *_plan) in OURS.items():
     METHODS.later(_name, f"{__name__}.{_strategy}")
+    GUESSING.later(_name, f"{__name__}.{_strategy}")
     for _module in _plan:
         TRAINABLES.later(_name, f"{__name__}.{_module}")
 

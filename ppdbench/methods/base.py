@@ -17,6 +17,7 @@ from ppdbench.files.publications import Publication
 from ppdbench.files.resources import SHIPPED
 from ppdbench.registry import Registry, key_values, option_types
 from ppdbench.registry import option as option
+from ppdbench.trees.guessing import GUESSING, Guessing
 
 C = TypeVar("C", bound=type[Any])
 
@@ -43,6 +44,16 @@ class Exiting(Protocol):
 
     def exit_in(self, n_layers: int) -> int:
         """Return the number of layers up to the exit in a model of `n_layers`."""
+        ...
+
+
+@runtime_checkable
+class ShippedParts(Protocol):
+    """A strategy with options that name parts which came with some models."""
+
+    @classmethod
+    def parts_of(cls, model: str) -> dict[str, str]:
+        """Return these options for `model`; none where nothing came with it."""
         ...
 
 
@@ -74,6 +85,9 @@ class Method:
     trained: bool
     summary: str
     papers: tuple[Publication, ...] = ()  # that it comes from
+    chains: bool = False  # it drafts, and its drafts are chains whatever its options
+    peer_of: str = ""  # our method that does the same, of a method that is another engine's
+    alike: tuple[str, ...] = ()  # options that mean the same in both
 
     def options(self) -> list[Option]:
         """The options, from the fields of the dataclass."""
@@ -86,6 +100,10 @@ class Method:
             )
             for f in dataclasses.fields(self.make)
         ]
+
+    def shipped_with(self, model: str) -> dict[str, str]:
+        """Return options that name the parts of this method which came with `model`."""
+        return self.make.parts_of(model) if issubclass(self.make, ShippedParts) else {}
 
     def values(self, strategy: Strategy) -> dict[str, Any]:
         """The options that a strategy of this method has."""
@@ -140,13 +158,28 @@ METHODS: Registry[Method] = Registry("method")
 
 
 def strategy(
-    name: str, *, exact: bool = True, trained: bool = False, papers: Sequence[Publication] = ()
+    name: str,
+    *,
+    exact: bool = True,
+    trained: bool = False,
+    papers: Sequence[Publication] = (),
+    chains: bool = False,
+    guessing: Guessing | None = None,
+    peer_of: str = "",
+    alike: Sequence[str] = (),
 ) -> Callable[[C], C]:
-    """Register a dataclass as the method called `name`."""
+    """Register a dataclass as the method called `name`; whatever others know of it stands here.
+
+    `chains` says that it drafts chains and no trees, `guessing` how its guesses come if it guesses
+    at any place of a text. `peer_of` and `alike` are for methods of other engines.
+    """
 
     def register(cls: C) -> C:
         summary = (cls.__doc__ or "").strip().splitlines()[0]
-        METHODS.add(name, Method(name, cls, exact, trained, summary, tuple(papers)))
+        told = tuple(papers), chains, peer_of, tuple(alike)
+        METHODS.add(name, Method(name, cls, exact, trained, summary, *told))
+        if guessing is not None:
+            GUESSING.add(name, guessing)
         return cls
 
     return register

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 @strategy(
     "jacobi",
+    chains=True,
     papers=(
         arxiv(
             "2305.10427", "Accelerating Transformer Inference for Translation via Parallel Decoding"

@@ -25,6 +25,7 @@ LENGTH_ON_CPU = 5
 
 @strategy(
     "prompt-lookup",
+    chains=True,
     papers=(
         Publication(
             "Prompt Lookup Decoding", "https://github.com/apoorvumang/prompt-lookup-decoding"

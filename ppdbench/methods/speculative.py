@@ -19,6 +19,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError, NumericalError, PpdbenchError
 from ppdbench.files.publications import arxiv
+from ppdbench.files.resources import drafting_for
 from ppdbench.methods.base import DRAWN, check_least, option, strategy
 from ppdbench.methods.prompt_tokens.strategy import PromptTokens
 
@@ -40,6 +41,7 @@ PROBES = (
 
 @strategy(
     "speculative",
+    chains=True,
     papers=(arxiv("2211.17192", "Fast Inference from Transformers via Speculative Decoding"),),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,11 @@ class Speculative:
                 "speculative: confidence stops drafts token by token, but with draft_addon several "
                 "are drafted at once; leave one out"
             )
+
+    @classmethod
+    def parts_of(cls, model: str) -> dict[str, str]:
+        """Return the model that came with `model` to draft for it."""
+        return drafting_for(model)
 
     def prepare(self, setup: Setup) -> ModelDrafter:
         """Load the draft model and see that it fits the target and the longest sequence."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError, PpdbenchError
+from ppdbench.files.resources import drafting_for
 from ppdbench.methods.base import check_least, option, strategy
 from ppdbench.methods.early_exit import exit_layer_of
 from ppdbench.methods.prompt_lookup import drafted_on
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 PREFIX = "transformers:"
 
 
-@strategy("transformers:greedy")
+@strategy("transformers:greedy", peer_of="greedy")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
     """transformers' generate(), as a user calls it."""
@@ -41,7 +42,7 @@ class Generate:
         return GenerateDecoder(setup.stock())
 
 
-@strategy("transformers:greedy-static")
+@strategy("transformers:greedy-static", peer_of="greedy")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateStatic:
     """transformers' generate() over its static cache."""
@@ -51,7 +52,7 @@ class GenerateStatic:
         return GenerateDecoder(setup.stock(), {"cache_implementation": "static"})
 
 
-@strategy("transformers:early-exit")
+@strategy("transformers:early-exit", peer_of="layerskip", alike=("exit_layer", "draft_length"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateEarlyExit:
     """transformers' generate() that drafts with its first layers: the peer of layerskip."""
@@ -73,7 +74,9 @@ class GenerateEarlyExit:
         return GenerateDecoder(stock, options, assistant=stock, draft_length=self.draft_length)
 
 
-@strategy("transformers:prompt-lookup")
+@strategy(
+    "transformers:prompt-lookup", peer_of="prompt-lookup", alike=("longest_suffix", "max_draft")
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateLookup:
     """transformers' generate() with its prompt lookup: the peer of prompt-lookup."""
@@ -96,7 +99,7 @@ class GenerateLookup:
         return decoder
 
 
-@strategy("transformers:assistant")
+@strategy("transformers:assistant", peer_of="speculative", alike=("draft_model", "draft_length"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateAssistant:
     """transformers' generate() with a second, smaller model: the peer of speculative."""
@@ -113,6 +116,11 @@ class GenerateAssistant:
                 "folder or synthetic:SPEC"
             )
         check_least(f"{PREFIX}assistant", self, draft_length=1)
+
+    @classmethod
+    def parts_of(cls, model: str) -> dict[str, str]:
+        """Return the model that came with `model` to draft for it."""
+        return drafting_for(model)
 
     def prepare(self, setup: Setup) -> GenerateDecoder:
         """The stock model and a smaller one."""

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from ppdbench.decoding.decoder import Decoder
+from ppdbench.decoding.decoder import Decoder, Transferring
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError
-from ppdbench.methods.hidden_transfer.strategy import HiddenTransferProposer
 from ppdbench.runs.workload import Item
+from ppdbench.trees.guessing import guessers
 
 DIGITS = 5  # kept of a cosine
 
@@ -27,13 +27,14 @@ class Cosines:
     """The cosine of each pseudo state and the true one: by step, then by layers run."""
 
     def __init__(self, label: str, decoder: Decoder) -> None:
-        if not isinstance(decoder, HiddenTransferProposer):
-            raise ConfigError(f"--method {label}: it has no pseudo states; use hidden-transfer")
+        if not isinstance(decoder, Transferring):
+            able = " or ".join(guessers("pseudo_states"))
+            raise ConfigError(f"--method {label}: it has no pseudo states; use {able}")
         self.decoder = decoder
 
     @torch.inference_mode()
     def __call__(self, session: Session, item: Item, output: Sequence[int]) -> dict[str, Any]:
-        text, steps = [*item.ids, *output], len(self.decoder.all_steps)
+        text, steps = [*item.ids, *output], len(self.decoder.transferred_at)
         # From the last token of the prompt to the last one with a true token for every step.
         places = range(len(item.ids) - 1, len(text) - steps)
         cosines: dict[str, dict[str, list[float]]] = {}
@@ -49,7 +50,7 @@ class Cosines:
         true = self.decoder.read(session, text)
         for some in self.decoder.portions(session, text, places):
             seen, n = self.decoder.passed(session, true, len(text), some), len(some)
-            for i, transferred_at in enumerate(self.decoder.all_steps.layers):
+            for i, transferred_at in enumerate(self.decoder.transferred_at):
                 positions = slice(some[0] + i + 1, some[-1] + i + 2)
                 for layer in range(transferred_at, session.model.n_layers + 1):
                     pseudo = seen[layer][0, i * n : (i + 1) * n]

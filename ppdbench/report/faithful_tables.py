@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ppdbench.methods import LENDER
 from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ NOTE = (
     "p: of all tests together, by Holm's correction; below 0.01 a method is unfaithful. Total "
     "variation with its 95% interval. Power: to find a total variation of 0.02. Controls: p of the "
     "same method with a rule that accepts with probability 1, and one that forgets the residual; "
-    "* with the drafts of layerskip."
+    f"* with the drafts of {LENDER}."
 )
 
 

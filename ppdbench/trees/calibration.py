@@ -21,6 +21,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_versioned, write_versioned
 from ppdbench.files.keys import Keys, kind
 from ppdbench.stats import wilson
+from ppdbench.trees.guessing import guessing_of
 from ppdbench.trees.record import RankedOutput
 
 FORMAT, VERSION = "ppdbench-calibration", 2
@@ -62,8 +63,8 @@ class Accuracies:
 
     @property
     def unguided(self) -> int:
-        """Steps at the start of an output without guesses: prompt tokens have to run first."""
-        return int(self.method.partition(":")[0] == "prompt-tokens")
+        """Steps at the start of an output that have no guesses yet."""
+        return guessing_of(self.method).unguided_steps
 
     def p(self, j: int, r: int) -> float:
         """The probability that rank r is right at distance j + 1."""

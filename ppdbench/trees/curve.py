@@ -1,10 +1,8 @@
 """The size of tree that pays: Speedup(n) = tau(n) / L_fp(n), and the n where it is largest.
 
 A size is the number of rows of a pass: the newest token, the nodes and what is inserted to
-guess with. How many rows the last takes is up to the method. `medusa` and `eagle` insert
-nothing. `prompt-tokens` inserts a row for each prompt token (or its embeddings, if it has
-several), `hidden-transfer` one for each distance at every node. Static and random trees carry
-as much at every node, only dynamic ones save some.
+guess with. How many rows the last takes is up to the method, which says so where it is registered
+(`Guessing`). Static and random trees carry as much at every node, only dynamic ones save some.
 """
 
 from __future__ import annotations
@@ -19,12 +17,11 @@ from ppdbench.trees import dynamic, static
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.dynamic import DynamicTree
 from ppdbench.trees.expected import expected
+from ppdbench.trees.guessing import guessers, guessing_of
 from ppdbench.trees.latency import Latency
 from ppdbench.trees.tree import Tree
 
 KINDS = ("dynamic", "static", "random")
-PROMPT_TOKENS = "prompt-tokens"  # the method whose nodes need not all be followed by the same
-WITH_ROWS = (PROMPT_TOKENS, "hidden-transfer")  # methods that insert rows to guess with
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class TreePlan:
                 f"ahead; use 1..{reach}"
             )
         if inserted is None:
-            inserted = 1 if _method(accuracies) in WITH_ROWS else 0
+            inserted = guessing_of(accuracies.method).rows_per_guess
         elif not 0 <= inserted < math.inf:
             raise ConfigError(f"--rows-per-guess {inserted}: use 0 or more")
         return cls(accuracies, depth or reach, inserted, seed)
@@ -63,15 +60,16 @@ class TreePlan:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of trees that the method can decode with, the best first."""
-        return KINDS if _method(self.accuracies) == PROMPT_TOKENS else KINDS[1:]
+        return KINDS if guessing_of(self.accuracies.method).dynamic_trees else KINDS[1:]
 
     def check(self, kind: str) -> None:
         """Refuse a kind of tree that there is not, or not for this method."""
         if kind not in KINDS:
             raise UnknownName("kind of tree", kind, KINDS)
         if kind not in self.kinds:
+            able = " and ".join(guessers("dynamic_trees"))
             raise ConfigError(
-                f"dynamic trees are for {PROMPT_TOKENS}, and these are the accuracies of "
+                f"dynamic trees are for {able}, and these are the accuracies of "
                 f"{self.accuracies.method}; use --method {' or '.join(self.kinds)}"
             )
         if kind == "dynamic" and (self.inserted < 1 or self.inserted % 1):
@@ -114,11 +112,6 @@ class TreePlan:
     def tokens(self, tree: Tree | DynamicTree) -> Ratio:
         """Tokens that a step with the tree gives, the model's own included: tau."""
         return expected(tree, self.accuracies)
-
-
-def _method(accuracies: Accuracies) -> str:
-    """The method's name, without the options that it may be labelled with."""
-    return accuracies.method.partition(":")[0]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_versioned, write_versioned
 from ppdbench.files.keys import Keys, kind
+from ppdbench.trees.guessing import guessers
 
 if TYPE_CHECKING:
     import torch
@@ -145,9 +146,10 @@ class Tree:
         """The tree in a file, checked against what the method that asks for it can do."""
         keys = open_tree(path)
         if "states" in keys.names():
+            able = " and ".join(guessers("dynamic_trees"))
             raise keys.error(
-                "a dynamic tree, which only prompt-tokens decodes with; make another with "
-                "`ppdbench tree build --method static`"
+                f"a dynamic tree, which only {able} decodes with; make another "
+                "with `ppdbench tree build --method static`"
             )
         paths = read_paths(keys)
         keys.refuse_the_rest()

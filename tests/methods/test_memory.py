@@ -107,5 +107,8 @@ def test_outputs_in_one_fixed_shape_are_those_of_generate(name: str) -> None:
 def test_methods_that_branch_are_refused_before_anything_runs(name: str) -> None:
     target = loaded("lfm2")
     strategy = method(name).build({})
-    with pytest.raises(UnsupportedModel, match=f"{name} drafts trees: layers with a memory"):
+    with pytest.raises(
+        UnsupportedModel, match=f"{name} drafts trees: layers with a memory"
+    ) as said:
         prepare(name, method(name), strategy, Setup(target, 64), Target(), alone=True)
+    assert "(draft-verify, jacobi, layerskip, prompt-lookup, speculative)" in str(said.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from ppdbench import methods as methods
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.record import RANKS, RankedOutput
 

@@ -35,6 +35,7 @@ THRESHOLD_MEMORY = 0.9  # beta 2: weight of the threshold as it was
 
 @strategy(
     "draft-verify",
+    chains=True,
     papers=(
         arxiv(
             "2309.08168",

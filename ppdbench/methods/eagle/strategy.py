@@ -18,6 +18,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import DRAWN, check_least, option, strategy
+from ppdbench.trees.guessing import Guessing
 from ppdbench.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ SIZES_ON_CPU = {"depth": 2, "top_k": 3, "nodes": 5}
 @strategy(
     "eagle",
     trained=True,
+    guessing=Guessing(by_branch=True),
     papers=(
         arxiv("2401.15077", "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty"),
         arxiv(

@@ -19,6 +19,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.files.publications import HIDDEN_TRANSFER
 from ppdbench.methods.base import option, strategy
+from ppdbench.trees.guessing import Guessing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,12 @@ if TYPE_CHECKING:
     from ppdbench.trees.tree import Tree
 
 
-@strategy("hidden-transfer", trained=True, papers=(HIDDEN_TRANSFER,))
+@strategy(
+    "hidden-transfer",
+    trained=True,
+    papers=(HIDDEN_TRANSFER,),
+    guessing=Guessing(rows_per_guess=1, pseudo_states=True),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenTransfer:
     """States put ahead of a token at middle layers guess the tokens that will stand there."""
@@ -118,6 +124,11 @@ class HiddenTransferProposer(Proposer):
     def farthest(self) -> int:
         """The number of places by which the last of the pseudo states is ahead."""
         return len(self.all_steps)
+
+    @property
+    def transferred_at(self) -> Sequence[int]:
+        """The number of layers that have run where the pseudo state of each step is put in."""
+        return self.all_steps.layers
 
     def lines(
         self, session: Session, text: list[int], places: Sequence[int]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 REUSES = ("kvq", "kv", "none")
 
 
-@strategy("layerskip", papers=(LAYERSKIP,))
+@strategy("layerskip", chains=True, papers=(LAYERSKIP,))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSkip:
     """Draft with the model's own first layers, check with the others."""

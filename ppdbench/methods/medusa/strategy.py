@@ -16,6 +16,7 @@ from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
 from ppdbench.methods.base import option, strategy
+from ppdbench.trees.guessing import Guessing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @strategy(
     "medusa",
     trained=True,
+    guessing=Guessing(),
     papers=(
         arxiv(
             "2401.10774",

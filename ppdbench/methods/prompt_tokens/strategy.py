@@ -17,6 +17,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.files.publications import PROMPT_TOKENS
 from ppdbench.methods.base import option, strategy
+from ppdbench.trees.guessing import Guessing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,13 @@ if TYPE_CHECKING:
     from ppdbench.trees.dynamic import DynamicTree
 
 
-@strategy("prompt-tokens", trained=True, papers=(PROMPT_TOKENS,))
+@strategy(
+    "prompt-tokens",
+    trained=True,
+    papers=(PROMPT_TOKENS,),
+    # Before there are guesses, prompt tokens have to run once.
+    guessing=Guessing(rows_per_guess=1, dynamic_trees=True, unguided_steps=1),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokens:
     """Trained rows behind every node of a tree guess the tokens that follow."""

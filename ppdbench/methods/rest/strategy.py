@@ -16,7 +16,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
-from ppdbench.files.resources import SHIPPED, trained_part
+from ppdbench.files.resources import SHIPPED, came_with, trained_part
 from ppdbench.methods.base import check_least, option, strategy
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ class Rest:
                 "rest: no datastore; build one with `ppdbench datastore --text FILE --out DIR` "
                 "and give --set datastore=DIR"
             )
+
+    @classmethod
+    def parts_of(cls, model: str) -> dict[str, str]:
+        """Return the datastore that came with `model`."""
+        return {"datastore": model} if came_with(model, STORE) else {}
 
     def prepare(self, setup: Setup) -> RestProposer:
         """Open the datastore, which must be this model's."""

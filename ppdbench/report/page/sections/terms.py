@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ppdbench.files.publications import Publication
+from ppdbench.files.publications import PPD, Publication
 from ppdbench.methods import METHODS
 from ppdbench.report.html import Child, h
 from ppdbench.report.page.parts import Section, facts
@@ -69,8 +69,8 @@ def _words(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 def _works(runs: Sequence[Run]) -> Iterator[tuple[str, Publication]]:
     """Yield each paper once, under the method that is of it."""
     methods = {s["method"] for run in of_kind(runs, DECODES) for s in run.summaries}
-    if of_kind(runs, PROBES):
-        methods.add("ppd")  # which match rates are about
+    probed = bool(of_kind(runs, PROBES))
     for name in METHODS:
-        if name in methods:
-            yield from ((name, work) for work in METHODS.get(name).papers)
+        for work in METHODS.get(name).papers:
+            if name in methods or (probed and work == PPD):  # which match rates are about
+                yield name, work
