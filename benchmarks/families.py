@@ -74,11 +74,29 @@ SMALL: dict[str, Any] = {
     "mamba_d_ssm": 64,
 }
 ALTERNATING = {"layer_types": ["linear_attention", "full_attention"] * 2}
+# Layers of two sizes, of which the last take keys and values of the first.
+SHARING = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+}
+TWO_SIZES = {
+    **SHARING,
+    "per_layer_config": {i: {"head_dim": 16, "num_key_value_heads": 1} for i in (1, 3)},
+}
 LATENT = {"num_key_value_heads": 4, "head_dim": None}
 TURNED = {"rope_type": "default", "rope_theta": 10000.0}
 # Where the small settings alone make no model, or not one that says enough.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "falcon": {"head_dim": None},
+    "gemma3n_text": {
+        **SHARING,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0],
+    },
+    "gemma4_text": {**TWO_SIZES, "hidden_size_per_layer_input": 8, "use_double_wide_mlp": True},
+    "gemma4_unified_text": TWO_SIZES,
+    "mimo_v2_flash": {"v_head_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
@@ -221,6 +239,9 @@ PARTS = [
     "exaone4_5",
     "fuyu",
     "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_unified",
     "glmasr",
     "got_ocr2",
     "granite_speech",
@@ -259,7 +280,6 @@ PARTS = [
 # The others, and what stands between them and text alone.
 NO_PARTS = {
     **dict.fromkeys(["cohere_compass_text", "emu3"], "its text part is no model of its own"),
-    **dict.fromkeys(["gemma3n", "gemma4", "gemma4_unified"], "its text part does not run"),
     "git": "words stand behind a picture, and its layers look at that",
     "mllama": "some of its layers look at nothing but pictures",
     **dict.fromkeys(["musicgen", "musicgen_melody"], "it writes sounds and no text"),
@@ -275,16 +295,10 @@ OTHERS = {
         ["dots3_note", "dots3_note_text"],
         "the smallest model that its settings make has 77 million weights, too many to try it with",
     ),
-    "gemma3n_text": "its layers hand on several streams of states side by side",
-    **dict.fromkeys(
-        ["gemma4_text", "gemma4_unified_text"],
-        "each of its layers is handed words of its own beside the states of the one before",
-    ),
     **dict.fromkeys(
         ["gemma4_assistant", "gemma4_unified_assistant"],
         "it drafts for another model, whose keys and values it reads",
     ),
-    "mimo_v2_flash": "its layers keep keys of different numbers of heads, here of one number",
     **dict.fromkeys(
         ["qwen4_exp", "qwen4_exp_text"],
         "its layers choose the rows that they look at by an index of their own",
@@ -303,16 +317,25 @@ def model_types() -> list[str]:
     return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *PARTS})
 
 
-def tiny(model_type: str, **settings: Any) -> Any:
-    """A tiny random model of a family, its weights large enough to have opinions."""
-    base = CONFIG_MAPPING[model_type]().get_text_config(decoder=True)
+def _of_one_size(config: Any) -> Any:
+    """Settings that may be asked for what differs from layer to layer, too."""
+    config.allow_global_per_layer_attribute_access = True
+    return config
+
+
+def tiny(model_type: str, *, most: int = MOST, std: float = 0.25, **settings: Any) -> Any:
+    """A tiny random model of a family, its weights large enough to have opinions.
+
+    With other `settings` one of up to `most` numbers.
+    """
+    base = _of_one_size(CONFIG_MAPPING[model_type]().get_text_config(decoder=True))
     known = base.to_dict()
     asked = {**SMALL, **OWN.get(model_type, {}), **settings}
     chosen = {k: v for k, v in asked.items() if v is not None and (k in known or hasattr(base, k))}
     config = type(base)(**chosen)
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-    if size > MOST:
+    if size > most:
         raise ValueError(f"{size} numbers, which is not tiny")
     torch.manual_seed(0)
     attention = ATTENTION.get(model_type, "eager")
@@ -320,8 +343,8 @@ def tiny(model_type: str, **settings: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.25)
-            elif "bias" in name or "sink" in name:
+                parameter.normal_(0.0, std)
+            elif any(part in name for part in ("bias", "sink", "output_scale")):
                 parameter.normal_(0.0, 0.1)
     model.generation_config.eos_token_id = None
     return model
@@ -350,7 +373,7 @@ def differs(model: Any, tokens: int = TOKENS) -> str | None:
     truth, logits = _states(model, ours, ids)
     session, seen = Session(ours, len(PROMPT) + tokens + 8), []
     session.reset(PROMPT)
-    last = session.prefill(tap=lambda _layer, hidden: seen.append(hidden))
+    last = session.prefill(tap=lambda _layer, hidden: seen.append(ours.adapter.given(hidden)))
     for layer, (mine, true) in enumerate(zip(seen, truth, strict=True), start=1):
         if _gap(mine, true) > CLOSE:
             return f"after layer {layer} states are {_gap(mine, true):.0%} off"
@@ -418,7 +441,7 @@ def mixed(model_type: str) -> Any:
     asked = {**SMALL, **OWN.get(family, {})}
     if family != text.model_type:
         asked["rope_parameters"] = {**TURNED, "mrope_section": [2, 1, 1]}
-    known = text.to_dict()
+    known = _of_one_size(text).to_dict()
     small = type(text)(**{k: v for k, v in asked.items() if v is not None and k in known})
     name = next(name for name in base.sub_configs if getattr(base, name, None) is text)
     config = CONFIG_MAPPING[model_type](**{name: small})
@@ -434,6 +457,11 @@ def mixed(model_type: str) -> Any:
                 module.register_parameter(leaf, torch.nn.Parameter(drawn, requires_grad=False))
     model.tie_weights()
     return model
+
+
+def _text_of(model_type: str) -> Any:
+    """A tiny model of the text part alone."""
+    return tiny(CONFIG_MAPPING[model_type]().get_text_config(decoder=True).model_type)
 
 
 @torch.inference_mode()
@@ -457,8 +485,9 @@ def _part_differs(model_type: str, tokens: int) -> str | None:
 
 
 def _tried_part(model_type: str, tokens: int) -> Known:
+    alone = model_type in text_part.ALONE
     try:
-        why = _part_differs(model_type, tokens)
+        why = differs(_text_of(model_type), tokens) if alone else _part_differs(model_type, tokens)
     except UnsupportedModel as refusal:
         said = str(refusal).partition(" on its own: ")[2]
         return Known(model_type, "text and more", False, said.partition("; `ppdbench")[0])
@@ -500,7 +529,8 @@ def page(rows: Iterable[Known]) -> str:
         "`transformers` whenever one is loaded. This page is written by `make families`, which",
         "builds a tiny random model of every family that `transformers` has and compares hidden",
         "states after every layer, logits, a tree of drafts, and 64 tokens with `generate()`.",
-        "Of models for text and more the part that writes text runs, held against the whole.",
+        "Of models for text and more the part that writes text runs, held against the whole; that",
+        "of Gemma 3n is loaded alone, because the whole needs another library for its pictures.",
         "",
         "Families of the kind `hybrid`, and `recurrent` where nothing attends, have layers with a",
         "memory of their own: recurrent states, and what convolutions saw last. They run drafts",

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.anatomy import LONGEST, TABLES, read, text_config
-from ppdbench.engine.cache import CacheShape, Rows
+from ppdbench.engine.anatomy import LONGEST, SHARED, TABLES, layer_config, read, text_config
+from ppdbench.engine.cache import CacheShape, HeldRows, Rows, SharedRows
+from ppdbench.engine.families import RowShape
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
 from ppdbench.engine.packing import Exchange, PackedLinear, exchange, packed, spans, unpack
@@ -57,6 +58,8 @@ class Adapter:
         self.logit_scale = self.family.logit_scale(self.config)
         self._tells = None if self.family.told is None else self.family.told(self.body, self.config)
         self._told: tuple[Step, dict[str, Any]] | None = None
+        self.carried = self.family.carried(self.body, self.config)
+        self._shared: tuple[Step | None, dict[str, Any]] = None, {}
         self.windows = self._windows()
         self._rotary: dict[tuple[str | None, torch.device], tuple[Tensor, ...]] = {}
 
@@ -117,8 +120,9 @@ class Adapter:
     # What a pass is made of
 
     def embed(self, tokens: Tensor, step: Step) -> Tensor:
-        """Tokens [batch, query] to hidden states [batch, query, hidden]."""
-        return self.place(self.words(tokens), step.positions)
+        """Tokens [batch, query] to what layers take of them [batch, query, width]."""
+        words = self.place(self.words(tokens), step.positions)
+        return words if self.carried is None else self.carried.begin(words, tokens)
 
     def words(self, tokens: Tensor) -> Tensor:
         """Embed tokens [batch, query] without their positions."""
@@ -156,9 +160,30 @@ class Adapter:
         arguments = self.arguments(mask, rotary, cache)
         if self.told:
             arguments |= self._said(step)
-        out: Any = self._passes[index](hidden, **arguments)
+        if self.anatomy.sources:
+            arguments[SHARED] = self._rows_of_others(index, cache, step)
+        if self.carried is None:
+            return self._called(index, hidden, arguments)
+        states, own = self.carried.handed(index, hidden)
+        return self.carried.behind(hidden, self._called(index, states, arguments | own))
+
+    def _called(self, index: int, states: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+        out: Any = self._passes[index](states, **arguments)
         state: Tensor = out[0] if isinstance(out, tuple) else out
         return state
+
+    def _rows_of_others(
+        self, index: int, cache: Rows | None, step: Step | None
+    ) -> SharedRows | dict[str, Any]:
+        """Where layer `index` asks for keys and values of another, and puts what others ask for.
+
+        Without a cache that holds them they are those of the same pass over all layers.
+        """
+        if isinstance(cache, HeldRows):
+            return SharedRows(cache, index)
+        if step is None or self._shared[0] is not step:
+            self._shared = step, {}
+        return self._shared[1]
 
     def _said(self, step: Step | None) -> dict[str, Any]:
         """Tell layers of a pass beyond the usual: made once for all of them."""
@@ -173,7 +198,7 @@ class Adapter:
     def arguments(self, mask: Tensor | None, rotary: Rotary, cache: Rows | None) -> dict[str, Any]:
         """Return the arguments that the family's layers take beside hidden states."""
         arguments: dict[str, Any] = {
-            "attention_mask": self.family.mask(mask),
+            self.family.mask_argument: self.family.mask(mask),
             self._named(self.family.cache_argument): cache,
         }
         if self.anatomy.tables:  # none for layers whose attention is left out
@@ -182,7 +207,8 @@ class Adapter:
 
     def norm(self, hidden: Tensor) -> Tensor:
         """Apply all that stands between the last layer and the head."""
-        normed: Tensor = hidden if self.final_norm is None else self.final_norm(hidden)
+        state = self.state(hidden)
+        normed: Tensor = state if self.final_norm is None else self.final_norm(state)
         if self.before_head != 1.0:
             normed = normed / self.before_head
         return self._projected(self.family.project_out, normed)
@@ -243,6 +269,14 @@ class Adapter:
             return "which experts a pass reads depends on its tokens"
         if self.told or self.anatomy.own_attention:
             return "its layers place rows or mask them in code of their own"
+        return self.why_not_alone()
+
+    def why_not_alone(self) -> str | None:
+        """Say what layers take beside a state and rows of their own; None if nothing."""
+        if self.carried is not None:
+            return "its layers take more of a token than one state"
+        if self.anatomy.sources:
+            return "some of its layers look at keys and values of others"
         return None
 
     def why_not_joined(self) -> str | None:
@@ -251,7 +285,7 @@ class Adapter:
             return "its layers are told how far rows are apart"
         if self.anatomy.own_attention:
             return "its layers compute attention in code of their own"
-        if self.family.rows(self.config).latent:
+        if self._row_shapes()[0].latent:
             return "its layers expand what the cache holds"
         return None
 
@@ -292,9 +326,8 @@ class Adapter:
             trim()
         self.head = exchange(self.head, make)
         self.model.set_output_embeddings(self.head)
-        for name in (self.family.project_in, self.family.project_out):
-            if name is not None and getattr(self.body, name) is not None:
-                setattr(self.body, name, exchange(getattr(self.body, name), make))
+        for name in self.around:
+            setattr(self.body, name, exchange(getattr(self.body, name), make))
         files.release()
         trim()
 
@@ -333,12 +366,31 @@ class Adapter:
         norm = [] if self.final_norm is None else [self.final_norm]
         return [*first, *own, *norm, self.head]
 
+    @property
+    def around(self) -> list[str]:
+        """Names of the modules of the body that make what layers take, or read what they give.
+
+        Beside the embedding and the norms.
+        """
+        carrying = () if self.carried is None else self.carried.parts
+        named = (self.family.project_in, self.family.project_out, *carrying)
+        return [n for n in named if n is not None and getattr(self.body, n) is not None]
+
     def readout_parts(self) -> nn.Sequential:
         """Return all that stands between the last layer and the logits, as one module."""
         norm = [] if self.final_norm is None else [self.final_norm]
         return nn.Sequential(*norm, self.head)
 
     # Facts read once
+
+    def check_one_state(self, method: str) -> None:
+        """Refuse a method that makes states of its own where tokens carry more than one."""
+        if self.carried is not None:
+            raise UnsupportedModel(
+                f"{method}: tokens of {self.family.name} carry more from layer to layer than a "
+                f"state, and {method} guesses a state alone; use a method that guesses tokens "
+                "(prompt-lookup, layerskip, draft-verify, medusa)"
+            )
 
     def prepare(self, capacity: int) -> None:
         """Build position tables for sequences of up to `capacity` tokens."""
@@ -432,22 +484,46 @@ class Adapter:
         return int(self.config.hidden_size)
 
     @property
+    def width(self) -> int:
+        """Numbers of a token that go from layer to layer: its state, and what else it carries."""
+        return self.hidden_size if self.carried is None else self.carried.width
+
+    def state(self, hidden: Tensor) -> Tensor:
+        """The one state [..., hidden] in what goes from layer to layer."""
+        return hidden if self.carried is None else self.carried.state(hidden)
+
+    def given(self, hidden: Tensor) -> Tensor:
+        """The states that a layer gives, as it gives them, out of what goes on to the next."""
+        return hidden if self.carried is None else self.carried.handed(0, hidden)[0]
+
+    @property
     def head_width(self) -> int:
         """Width of what the head reads: that of the hidden states, unless a projection follows."""
         return int(getattr(self.config, self.family.head_width))
 
     @property
-    def heads_per_kv(self) -> int:
-        """The number of query heads that share a KV head, as rows of one product."""
-        nothing = not self.anatomy.attending
-        if nothing or self.anatomy.own_attention or self.family.rows(self.config).latent:
-            return 1
-        return int(self.config.num_attention_heads) // self.cache_shape().n_heads
+    def heads_per_kv(self) -> tuple[int, ...]:
+        """The number of query heads of each layer that share a KV head, as rows of one product."""
+        whole = self.anatomy.own_attention or self._row_shapes()[0].latent
+        return tuple(
+            1
+            if whole or i not in self.anatomy.attending
+            else int(layer_config(self.config, i).num_attention_heads) // row.heads
+            for i, row in enumerate(self._row_shapes())
+        )
+
+    def _row_shapes(self) -> list[RowShape]:
+        """What each layer keeps of a token."""
+        settings = (layer_config(self.config, i) for i in range(len(self.layers)))
+        return [self.family.rows(each, i) for i, each in enumerate(settings)]
 
     def cache_shape(self) -> CacheShape:
         """Return the shape of a KV cache for this model."""
-        row = self.family.rows(self.config)
-        widest = max(row.key, row.value)
+        rows = self._row_shapes()
+        row, sources = rows[0], self.anatomy.sources
+        sizes = tuple((each.heads, max(each.key, each.value)) for each in rows)
+        widest = sizes[0][1]
+        holding = {i for i in self.anatomy.attending if not sources or sources[i] == i}
         return CacheShape(
             n_layers=len(self.layers),
             n_heads=row.heads,
@@ -457,9 +533,11 @@ class Adapter:
             windows=self.windows,
             devices=tuple(map(self.device_of, range(len(self.layers)))),
             dtype=self.dtype,
-            rowless=frozenset(range(len(self.layers))) - self.anatomy.attending,
+            rowless=frozenset(range(len(self.layers))) - holding,
             remembering=frozenset(i for i, path in enumerate(self.anatomy.memories) if path),
             hidden=self.hidden_size,
+            sizes=sizes if len(set(sizes)) > 1 else (),
+            sources=sources,
         )
 
 

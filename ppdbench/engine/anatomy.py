@@ -21,15 +21,17 @@ from ppdbench.errors import UnsupportedModel
 CACHES = ("past_key_values", "layer_past", "cache_params")
 TABLES = "position_embeddings"
 POSITIONS = "position_ids"
+SHARED = "shared_kv_states"
 # What layers may ask for and get; of the rest only what may be left out is left out.
-GIVEN = {"hidden_states", "x", "attention_mask", *CACHES, TABLES, POSITIONS, "use_cache"}
+GIVEN = {"hidden_states", "x", "attention_mask", *CACHES, TABLES, POSITIONS, SHARED, "use_cache"}
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 # Kinds of layers that a mask alone tells apart.
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "global", "attention"}
 # Kinds of layers beside those: with a memory of their own, or with nothing to remember.
 OTHERS = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
 # Names under which a part of a layer asks a cache for what it remembers, or tells it.
-STATES = {"get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state"}
+RECURRENT = {"get_recurrent_state", "update_recurrent_state"}
+STATES = {"get_conv_state", "update_conv_state", *RECURRENT}
 # The two blocks of a layer, by their usual names.
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
 MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
@@ -63,7 +65,11 @@ class Anatomy:
     memories: tuple[str | None, ...]
     """Of each layer the path in it of the mixer that remembers, in layers that have one."""
     attending: frozenset[int]
-    """The layers that keep keys and values."""
+    """The layers that look at keys and values."""
+    kinds: tuple[str, ...]
+    """The kind of each layer: how it looks back at rows before its own."""
+    sources: tuple[int, ...]
+    """The layer whose keys and values each layer looks at, where some look at those of another."""
 
     @property
     def remembers(self) -> bool:
@@ -74,6 +80,11 @@ class Anatomy:
 def text_config(model: Any) -> Any:
     """The settings of the part of a model that writes text."""
     return model.config.get_text_config(decoder=True)
+
+
+def layer_config(config: Any, layer: int) -> Any:
+    """The settings of one layer, where layers have some of their own."""
+    return config.per_layer_config[layer] if getattr(config, "is_heterogeneous", False) else config
 
 
 def read(model: Any) -> tuple[Family, Anatomy]:
@@ -126,6 +137,11 @@ def read(model: Any) -> tuple[Family, Anatomy]:
         experts=any(map(_chooses, (p for layer in layers for p in layer.modules()))),
         memories=memories,
         attending=frozenset(attending),
+        kinds=tuple(
+            _kind(layer, memory, attends=i in attending)
+            for i, (layer, memory) in enumerate(zip(layers, memories, strict=True))
+        ),
+        sources=_sources(config) if SHARED in taken else (),
     )
 
 
@@ -158,9 +174,29 @@ def _mixers(layer: nn.Module) -> list[str]:
     return [path for path, part in layer.named_modules() if STATES & set(_names_in_class(part))]
 
 
+def _sources(config: Any) -> tuple[int, ...]:
+    """Each layer's own number, or that of the layer of its type whose keys and values it takes."""
+    keeper: dict[str, int] = {}
+    found: list[int] = []
+    for i, (mode, kind) in enumerate(zip(config.kv_sharing_modes, config.layer_types, strict=True)):
+        if mode == "store":
+            keeper[kind] = i
+        found.append(keeper[kind] if mode == "reuse" else i)
+    return tuple(found) if found != list(range(len(found))) else ()
+
+
 def _tops(paths: Iterable[str | None]) -> tuple[str, ...]:
     """The first names of paths."""
     return tuple(sorted({path.partition(".")[0] for path in paths if path is not None}))
+
+
+def _kind(layer: nn.Module, memory: str | None, *, attends: bool) -> str:
+    """Name how a layer looks back, by its own code."""
+    looks = ["attention"] if attends else []
+    if memory is not None:
+        keeps = set(_names_in_class(layer.get_submodule(memory)))
+        looks.append("recurrent" if keeps & RECURRENT else "convolution")
+    return " and ".join(looks) or "feed-forward"
 
 
 def _attends(layer: nn.Module) -> bool:

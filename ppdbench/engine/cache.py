@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ppdbench.engine.masks import Step
+from ppdbench.errors import UnsupportedModel
 from ppdbench.machine.pages import zeros
 
 
@@ -33,22 +34,48 @@ class CacheShape:
     """The width of values, where it is not that of keys; the wider of the two is `head_dim`."""
     key_dim: int | None = None
     rowless: frozenset[int] = frozenset()
-    """Layers that do not attend, and hold no keys and values."""
+    """Layers that hold no keys and values: they do not attend, or look at those of another."""
     remembering: frozenset[int] = frozenset()
     """Layers with a memory of their own, which keep their inputs, `hidden` wide."""
     hidden: int = 0
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Heads and width of the rows of each layer, where layers differ in them."""
+    sources: tuple[int, ...] = ()
+    """The layer whose rows each layer looks at, where some look at those of another."""
+
+    def size_of(self, layer: int) -> tuple[int, int]:
+        """Heads and width of the rows that a layer holds."""
+        return self.sizes[layer] if self.sizes else (self.n_heads, self.head_dim)
+
+    def source_of(self, layer: int) -> int:
+        """The layer whose rows `layer` looks at."""
+        return self.sources[layer] if self.sources else layer
+
+    @property
+    def looked_at(self) -> frozenset[int]:
+        """Layers whose rows others look at, too."""
+        return frozenset(source for i, source in enumerate(self.sources) if source != i)
 
     def bytes(self, capacity: int) -> int:
         """Memory that `capacity` rows take over all layers."""
-        held = 2 * (self.n_layers - len(self.rowless)) * self.n_heads * self.head_dim
+        holding = (i for i in range(self.n_layers) if i not in self.rowless)
+        held = sum(map(self._numbers, holding))
         row = (held + len(self.remembering) * self.hidden) * self.dtype.itemsize
         return row * capacity
 
     def seen_bytes(self, layers: range, length: int) -> int:
         """Bytes of keys and values that a pass over `layers` looks at among `length` rows."""
-        attending = (self.windows[i] for i in layers if i not in self.rowless)
-        rows = sum(min(length, window or length) for window in attending)
-        return 2 * self.n_heads * self.head_dim * self.dtype.itemsize * rows
+        attending = (i for i in layers if self.source_of(i) not in self.rowless)
+        seen = (
+            min(length, self.windows[i] or length) * self._numbers(self.source_of(i))
+            for i in attending
+        )
+        return sum(seen) * self.dtype.itemsize
+
+    def _numbers(self, layer: int) -> int:
+        """Numbers that one row of a layer holds."""
+        heads, width = self.size_of(layer)
+        return 2 * heads * width
 
 
 class Rows(Protocol):
@@ -59,6 +86,28 @@ class Rows(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Take the new rows of `layer`; all rows that its queries may look at."""
         ...
+
+
+@runtime_checkable
+class HeldRows(Rows, Protocol):
+    """Rows that stay where they are from pass to pass, so that other layers may look at them."""
+
+    def look(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All rows that the queries of `layer` may look at, where another layer holds them."""
+        ...
+
+
+class SharedRows:
+    """Rows of another layer as `layer` asks for them: by a kind of layers, which is its own."""
+
+    def __init__(self, cache: HeldRows, layer: int) -> None:
+        self.cache, self.layer = cache, layer
+
+    def __getitem__(self, kind: str) -> tuple[Tensor, Tensor]:
+        return self.cache.look(self.layer)
+
+    def __setitem__(self, kind: str, rows: tuple[Tensor, Tensor]) -> None:
+        """Nothing: the cache has what a layer puts here already."""
 
 
 class KVCache:
@@ -81,16 +130,17 @@ class KVCache:
         self.layers = range(shape.n_layers) if layers is None else layers
         self.lengths = dict.fromkeys(self.layers, 0)
         self._step: Step | None = None
-        size = (2, 1, shape.n_heads, capacity, shape.head_dim)
         # One block for neighbours on one device, so that rows of all move at once.
         self._blocks: list[tuple[range, Tensor]] = []
-        groups = groupby(self.layers, lambda i: (shape.devices[i], i in shape.rowless))
-        for (device, rowless), group in groups:
+        groups = groupby(
+            self.layers, lambda i: (shape.devices[i], i in shape.rowless, shape.size_of(i))
+        )
+        for (device, rowless, (heads, width)), group in groups:
             if rowless:
                 continue
             some = list(group)
             # Zeros, not empty: rows that are masked out still enter products, and 0 * NaN is NaN.
-            block = zeros((len(some), *size), shape.dtype, device)
+            block = zeros((len(some), 2, 1, heads, capacity, width), shape.dtype, device)
             self._blocks.append((range(some[0], some[-1] + 1), block))
         parts = {i: block[i - some[0]] for some, block in self._blocks for i in some}
         self._keys = {i: part[0] for i, part in parts.items()}
@@ -124,11 +174,7 @@ class KVCache:
         """Write the new rows of `layer` and return all rows its queries may look at."""
         step = self._step
         assert step is not None, "begin() was not called"
-        keys, values = self._keys[layer], self._values[layer]
-        if self.shape.key_dim is not None:
-            keys = keys[..., : self.shape.key_dim]
-        if self.shape.value_dim is not None:
-            values = values[..., : self.shape.value_dim]
+        keys, values = self._places(layer)
         for given in step.given:
             key, value = given.over(key, value, layer)
         if step.rows is not None:
@@ -137,6 +183,31 @@ class KVCache:
         else:
             keys[:, :, step.start : step.end] = key
             values[:, :, step.start : step.end] = value
+        return self._seen(step, layer, keys, values)
+
+    def look(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All rows that the queries of `layer` may look at, where another layer holds them."""
+        assert self._step is not None, "begin() was not called"
+        source = self.shape.source_of(layer)
+        if source not in self._keys:
+            raise UnsupportedModel(
+                f"layer {layer} looks at the keys and values of layer {source}, which is "
+                "not run here: this model cannot be cut between them"
+            )
+        device = self.shape.devices[layer]
+        keys, values = self._seen(self._step, layer, *self._places(source))
+        return keys.to(device), values.to(device)
+
+    def _places(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Where the keys and values of a layer are written."""
+        keys, values = self._keys[layer], self._values[layer]
+        if self.shape.key_dim is not None:
+            keys = keys[..., : self.shape.key_dim]
+        if self.shape.value_dim is not None:
+            values = values[..., : self.shape.value_dim]
+        return keys, values
+
+    def _seen(self, step: Step, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         first = self._first_row(step, layer)
         return keys[:, :, first : step.key_length], values[:, :, first : step.key_length]
 

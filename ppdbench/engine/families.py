@@ -16,6 +16,7 @@ from ppdbench.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ppdbench.engine.carried import Carried
     from ppdbench.engine.masks import Step
 
 
@@ -91,7 +92,7 @@ def _usual_logit_scale(config: Any) -> LogitScale:
     return LogitScale(1.0 if times is None else times, 1.0 if per is None else per)
 
 
-def _usual_rows(config: Any) -> RowShape:
+def _usual_rows(config: Any, layer: int) -> RowShape:
     heads = getattr(config, "num_attention_heads", None)
     if heads is None:  # nothing in it attends
         return RowShape(1, 1, 1)
@@ -132,12 +133,16 @@ class Family:
     """Layers of different types turn at different speeds."""
     told: Callable[[Any, Any], Told] | None = None
     """Makes, of body and configuration, what layers are told of a pass beyond the usual."""
+    carried: Callable[[Any, Any], Carried | None] = lambda body, config: None
+    """Makes, of body and configuration, what tokens carry through layers beside one state."""
     windows: Callable[[Any], Sequence[int | None]] | None = None
     """Gives each layer's window, where the usual settings do not say it."""
     unturned: Callable[[Any], Iterable[int]] = lambda config: ()
     """Gives the layers that turn no heads, where others do."""
     taken: Callable[[Any], None] | None = None
     """Changes layers of a body that would mask rows in ways of their own, once it is ours."""
+    mask_argument: str = "attention_mask"
+    """The name by which a layer takes the mask of its attention."""
     mask: Callable[[Tensor | None], Any] = lambda mask: mask
     """Turns the numbers that are added to scores into the mask that layers take."""
     project_in: str | None = None
@@ -152,8 +157,8 @@ class Family:
     """Gives the divisor of normed states before the head."""
     logit_scale: Callable[[Any], LogitScale] = _usual_logit_scale
     """Gives the scale of logits."""
-    rows: Callable[[Any], RowShape] = _usual_rows
-    """Gives the sizes of what one layer keeps of a token."""
+    rows: Callable[[Any, int], RowShape] = _usual_rows
+    """Gives, of a layer's settings and its number, the sizes of what it keeps of a token."""
     blocks: BlockNames | None = None
     normed_stream: Callable[[Any], bool] = lambda config: False
     """The norms stand in the residual stream itself, so that none serves one block alone."""
@@ -208,22 +213,56 @@ def _both_ways(config: Any) -> str | None:
     return None
 
 
-def _falcon_rows(config: Any) -> RowShape:
-    own = _usual_rows(config)
+def _in_all_directions(config: Any) -> str | None:
+    if getattr(config, "use_bidirectional_attention", None) == "all":
+        return "bidirectional Gemma 4 models do not decode left to right"
+    return None
+
+
+def _words_again(body: Any, config: Any) -> Carried:
+    from ppdbench.engine.carried import WordsAgain
+
+    return WordsAgain(body, config)
+
+
+def _layer_inputs(body: Any, config: Any) -> Carried | None:
+    from ppdbench.engine.carried import LayerInputs
+
+    return LayerInputs(body, config) if config.hidden_size_per_layer_input else None
+
+
+def _streams(body: Any, config: Any) -> Carried:
+    from ppdbench.engine.carried import StreamsAndInputs
+
+    return StreamsAndInputs(body, config)
+
+
+def _falcon_rows(config: Any, layer: int) -> RowShape:
+    own = _usual_rows(config, layer)
     several = config.new_decoder_architecture or not config.multi_query
     return RowShape(config.num_attention_heads if several else 1, own.key, own.value)
 
 
-def _one_head(config: Any) -> RowShape:
-    own = _usual_rows(config)
+def _one_head(config: Any, layer: int) -> RowShape:
+    own = _usual_rows(config, layer)
     return RowShape(1 if config.multi_query else own.heads, own.key, own.value)
 
 
-def _repeated_heads(config: Any) -> RowShape:
-    return replace(_usual_rows(config), latent=True)
+def _more_in_windows(config: Any, layer: int) -> RowShape:
+    own = _usual_rows(config, layer)
+    return replace(own, heads=own.heads * (1 + (config.layer_types[layer] == "sliding_attention")))
 
 
-def _every_head(config: Any) -> RowShape:
+def _doubled_width(config: Any, layer: int) -> RowShape:
+    width = config.attention_head_dim
+    return RowShape(config.num_key_value_heads, width, width)
+
+
+def _repeated_heads(config: Any, layer: int) -> RowShape:
+    return replace(_usual_rows(config, layer), latent=True)
+
+
+def _every_head(config: Any, layer: int) -> RowShape:
     width = config.hidden_size // config.num_attention_heads
     return RowShape(config.num_attention_heads, width, width)
 
@@ -353,6 +392,15 @@ for _family in (
         blocks=NORMS_AROUND,
         refusal=_both_ways,
     ),
+    Family(name="gemma3n_text", members="Gemma 3n text", norm="norm", carried=_streams),
+    Family(
+        name="gemma4_text",
+        members="Gemma 4 text",
+        norm="norm",
+        carried=_layer_inputs,
+        refusal=_in_all_directions,
+    ),
+    Family(name="gemma4_unified_text", members="Gemma 4 unified, text", refusal=_in_all_directions),
     Family(name="gpt_neox", members="GPT-NeoX, Pythia", compiled=True),
     Family(
         name="gpt2",
@@ -400,6 +448,7 @@ for _family in (
         mask=lambda mask: 0.0 if mask is None else mask,  # it adds whatever it is given
     ),
     Family(name="jetmoe", members="JetMoE", rows=_repeated_heads),
+    Family(name="mimo_v2_flash", members="MiMo V2 Flash", rows=_more_in_windows),
     Family(name="gptj", members="GPT-J", rows=_every_head),
     Family(name="codegen", members="CodeGen", rows=_every_head),
     Family(
@@ -434,7 +483,9 @@ for _family in (
         Family(
             name=name,
             members=called,
-            refusal=lambda config: "its layers take the embedded words once more, beside states",
+            carried=_words_again,
+            mask_argument="causal_mask",
+            rows=_doubled_width,
         )
         for name, called in (("zamba", "Zamba"), ("zamba2", "Zamba 2"))
     ),

@@ -83,7 +83,7 @@ def measure(model: Any, device: torch.device, context: int, scheme: str | None =
     context = min(context, adapter.max_positions)
     widest = max(max(p.shape) for p in adapter.layers[0].parameters())
     itemsize = adapter.dtype.itemsize
-    row = HIDDEN_WIDTHS * adapter.hidden_size + WIDEST_WIDTHS * widest
+    row = HIDDEN_WIDTHS * adapter.width + WIDEST_WIDTHS * widest
     layers = tuple(_layer_bytes(layer, scheme) for layer in adapter.layers)
     plain = sum(_bytes(layer) for layer in adapter.layers)
     return Footprint(

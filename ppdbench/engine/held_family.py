@@ -21,6 +21,7 @@ from ppdbench.engine.anatomy import read, text_config
 from ppdbench.engine.masks import Step
 from ppdbench.engine.nearness import gap
 from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.taps import Tap
 from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
 from ppdbench.machine.pages import Files
@@ -105,9 +106,7 @@ def hold(staged: StagedModel, stock: StockPass, name: str) -> None:
     try:
         step = steps.prefill(n)
         embedded, depth = staged.embed(stock.ids, step), len(stock.states)
-        hidden = staged.run(
-            embedded, 0, depth, step, cache, tap=lambda _layer, state: ours.append(state)
-        )
+        hidden = staged.run(embedded, 0, depth, step, cache, tap=_into(ours, staged))
         logits = staged.logits(hidden[:, -1:])
         if staged.remembers:
             again = _again(staged, stock.ids, depth)
@@ -120,9 +119,14 @@ def hold(staged: StagedModel, stock: StockPass, name: str) -> None:
     if staged.remembers:
         for layer, (mine, true) in enumerate(zip(again, stock.states, strict=True), start=1):
             what = f"behind rows that were taken back, after layer {layer} hidden states"
-            _hold(staged, name, what, mine, true[:, -mine.shape[1] :])
+            _hold(staged, name, what, mine, true)
     # Embedding the tokens has read parts of the weights' files again.
     Files.behind(t for p in staged.model.parameters() for t in parts(p)).release()
+
+
+def _into(states: list[Tensor], staged: StagedModel) -> Tap:
+    """Collect what layers give, as they give it."""
+    return lambda _, hidden: states.append(staged.adapter.given(hidden))
 
 
 def _again(staged: StagedModel, ids: Tensor, depth: int) -> list[Tensor]:
@@ -138,7 +142,7 @@ def _again(staged: StagedModel, ids: Tensor, depth: int) -> list[Tensor]:
     def run(step: Step, tokens: Tensor) -> None:
         ours.clear()
         embedded = staged.embed(tokens, step)
-        staged.run(embedded, 0, depth, step, cache, tap=lambda _, state: ours.append(state))
+        staged.run(embedded, 0, depth, step, cache, tap=_into(ours, staged))
 
     wrong = ids.flip(1)[:, :TAKEN_BACK]
     run(steps.prefill(first), ids[:, :first])
@@ -149,7 +153,10 @@ def _again(staged: StagedModel, ids: Tensor, depth: int) -> list[Tensor]:
 
 
 def _hold(staged: StagedModel, name: str, what: str, mine: Tensor, true: Tensor) -> None:
-    rows = gap(mine[0].float(), true[0].float().to(mine.device))
+    """Refuse rows [..., row, hidden] that are too far off; stock models may give the last alone."""
+    n = min(mine.shape[-2], true.shape[-2])
+    own, stock = (each[..., -n:, :].flatten(0, -2).float() for each in (mine, true))
+    rows = gap(own, stock.to(own.device))
     off = float(rows.max() if staged.dtype == torch.float32 else rows.median())
     close = CLOSE[staged.dtype]
     if not off <= close:

@@ -79,6 +79,13 @@ class JoinedCache:
         self._returned = key, value
         return self._returned
 
+    def look(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The same for a layer that writes no rows: `newest` are those of the layer it shares."""
+        self.newest = [part.look(layer) for part in self.parts]
+        self.check_attended()
+        self._returned = torch.empty(0), torch.empty(0)
+        return self._returned
+
     def attended(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Hand out what each part looks at; `key` and `value` are what a layer attends to."""
         returned, self._returned = self._returned, None

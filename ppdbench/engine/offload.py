@@ -127,6 +127,10 @@ NOTHING = StoredWeights({})
 
 def at_home(module: nn.Module, prefix: str, stored: StoredWeights, home: torch.device) -> nn.Module:
     """`module` as it can be called with tensors at `home`, wherever its weights are."""
+    if isinstance(module, nn.ModuleList):
+        return nn.ModuleList(
+            at_home(each, f"{prefix}.{i}", stored, home) for i, each in enumerate(module)
+        )
     if stored.holds(module, prefix):
         return FromDisk(module, prefix, stored, home)
     there = next((p.device for p in module.parameters()), None)

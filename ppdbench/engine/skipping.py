@@ -49,6 +49,19 @@ def _values_of(block: nn.Module) -> int | None:
     return max((len(value.elts) for value in given if isinstance(value, ast.Tuple)), default=None)
 
 
+class RowsAlone(nn.Module):
+    """An attention block that adds nothing, but makes the keys and values others look at."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *given: Any, **named: Any) -> tuple[Tensor | None, ...]:
+        """Zeros, and nothing for what else the block gives."""
+        first, *others = self.block(*given, **named)
+        return torch.zeros_like(first), *[None] * len(others)
+
+
 class NoMixer(nn.Module):
     """A stand-in for a mixer: it adds nothing, and what it remembers stays as it was."""
 
@@ -126,8 +139,13 @@ def mlp_bytes(blocks: BlockNames, layer: nn.Module) -> int:
     return sum(weight_bytes(layer.get_submodule(name)) for name in blocks.mlp)
 
 
-def without(blocks: BlockNames, layer: nn.Module, *, attention: bool, mlp: bool) -> nn.Module:
-    """A copy of `layer` that shares its modules but lacks one block or both."""
+def without(
+    blocks: BlockNames, layer: nn.Module, *, attention: bool, mlp: bool, looked_at: bool = False
+) -> nn.Module:
+    """A copy of `layer` that shares its modules but lacks one block or both.
+
+    Where other layers look at its keys and values, these are made all the same.
+    """
     twin = copy.copy(layer)
     replaced: dict[str, nn.Module] = {}
     if attention:
@@ -135,7 +153,9 @@ def without(blocks: BlockNames, layer: nn.Module, *, attention: bool, mlp: bool)
         for name in _looking_back(blocks, layer):
             block = layer.get_submodule(name)
             values = _values_of(block)
-            if adds_itself(block):
+            if looked_at:
+                replaced[name] = RowsAlone(block)
+            elif adds_itself(block):
                 replaced[name] = NoAddingAttention()
             elif name in blocks.mixers and values is None:
                 replaced[name] = NoMixer()
@@ -180,12 +200,20 @@ class SkippedModel(StagedModel):
         layers = model.adapter.layers
         blocks = model.adapter.blocks
         _check_parts(blocks, layers)
-        self._nothing_left = self.attention & self.mlp if blocks.apart else frozenset()
+        looked_at = model.cache_shape.looked_at
+        self._not_attending = self.attention - looked_at
+        self._nothing_left = self._not_attending & self.mlp if blocks.apart else frozenset()
         self.compiled = model.compiled.without(self.attention | self.mlp)
         self.flat = None if model.flat is None else model.flat.without(self.attention, self.mlp)
         self.adapter = model.adapter.with_layers(
             {
-                i: without(blocks, layers[i], attention=i in self.attention, mlp=i in self.mlp)
+                i: without(
+                    blocks,
+                    layers[i],
+                    attention=i in self.attention,
+                    mlp=i in self.mlp,
+                    looked_at=i in looked_at,
+                )
                 for i in (self.attention | self.mlp) - self._nothing_left
             }
         )
@@ -216,7 +244,7 @@ class SkippedModel(StagedModel):
 
     def _stretches(self, start: int, stop: int) -> Iterator[tuple[list[int], bool]]:
         """Layers in a row that all have their attention, or all lack it."""
-        for attends, layers in groupby(range(start, stop), lambda i: i not in self.attention):
+        for attends, layers in groupby(range(start, stop), lambda i: i not in self._not_attending):
             yield list(layers), attends
 
     def _run_without_attention(
@@ -254,5 +282,5 @@ class SkippedModel(StagedModel):
         attention = [attention_bytes(self.adapter.blocks, layer) for layer in layers]
         mlp = [mlp_bytes(self.adapter.blocks, layer) for layer in layers]
         whole = sum(attention) + sum(mlp) + weight_bytes(self.adapter.head)
-        saved = sum(attention[i] for i in self.attention) + sum(mlp[i] for i in self.mlp)
+        saved = sum(attention[i] for i in self._not_attending) + sum(mlp[i] for i in self.mlp)
         return (whole - saved) / whole

@@ -96,6 +96,7 @@ class StagedModel:
         memory.install(self.adapter.layers, self.adapter.anatomy.memories)
         self.n_layers = len(self.adapter.layers)
         self.hidden_size = self.adapter.hidden_size
+        self.width = self.adapter.width
         self.vocab_size = int(model.config.vocab_size)
         self.text = tuple(i for i in text if i < self.vocab_size) or _words(self.vocab_size)
         self.device = self.adapter.device
@@ -158,7 +159,7 @@ class StagedModel:
         *,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Layers [start, stop) over `hidden` [batch, query, hidden].
+        """Layers [start, stop) over `hidden` [batch, query, width].
 
         `tap` is handed the output of every layer, with the number of layers run by then.
         """
@@ -216,7 +217,7 @@ class StagedModel:
             if quick is not None and i not in quick.left_out:
                 hidden = quick(i, hidden)
             else:
-                mask = step.added(self.windows[i], self._groups, hidden.dtype)
+                mask = step.added(self.windows[i], self._groups[i], hidden.dtype)
                 turn = rotary[self._kinds[i]]
                 hidden = self.adapter.call_layer(i, hidden, mask, turn, cache, step)
             if tap is not None:
@@ -316,8 +317,10 @@ class StagedModel:
         return _read_bytes(self.adapter.layers[layer])
 
     def readout_bytes(self) -> int:
-        """Count the bytes that reading out reads of the final norm and the head."""
-        return _read_bytes(self.adapter.readout_parts())
+        """Count the bytes that a pass reads around its layers: projections, final norm and head."""
+        around = (getattr(self.adapter.body, name) for name in self.adapter.around)
+        projections = [part for part in around if not isinstance(part, nn.Embedding)]
+        return sum(map(_read_bytes, (*projections, self.adapter.readout_parts())))
 
     def part_bytes(self, layers: range) -> int:
         """Memory of what runs these layers and reads out after them."""

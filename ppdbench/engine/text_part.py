@@ -25,6 +25,8 @@ TWINS = {
 }
 # What twins have a setting for and the text parts do without asking.
 ALWAYS = {"qwen3_moe": {"norm_topk_prob": True}}
+# Those whose text part transformers loads alone; the whole needs another library for its pictures.
+ALONE = frozenset({"gemma3n"})
 OF_PLACES = ("mrope_section", "mrope_interleaved")
 TOKENS = 6
 # Of the length of logits, in each type of numbers.
@@ -75,6 +77,11 @@ def load(
     """The text part of a checkpoint, and what transformers said of loading the whole."""
     import transformers
 
+    if config.model_type in ALONE:
+        how |= {"config": configuration(config), "dtype": dtype, "output_loading_info": True}
+        alone: tuple[Any, dict[str, Any]]
+        alone = transformers.AutoModelForCausalLM.from_pretrained(path, **how)
+        return alone
     whole_class = getattr(transformers, of_text_and_more()[config.model_type])
     whole, report = whole_class.from_pretrained(path, dtype=dtype, output_loading_info=True, **how)
     part = part_of(whole.eval())

@@ -90,6 +90,14 @@ def one_by_one(module: nn.Module, dtype: torch.dtype) -> dict[nn.Module, Any]:
     return before
 
 
+def _wide(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The same in a wider type; words are looked up as they are."""
+    if isinstance(module, nn.ModuleList):
+        return nn.ModuleList(_wide(each, dtype) for each in module)
+    kind = WideOutput if isinstance(module, nn.Embedding) else WideModule
+    return kind(module, dtype)
+
+
 def wide_adapter(adapter: Adapter, dtype: torch.dtype) -> Adapter:
     """The same parts, computing in a wider type on the very words that the model itself reads."""
     layers = {i: WideModule(layer, dtype) for i, layer in enumerate(adapter.layers)}
@@ -100,8 +108,9 @@ def wide_adapter(adapter: Adapter, dtype: torch.dtype) -> Adapter:
         twin.final_norm = WideModule(adapter.final_norm, dtype)
     twin.body = copy.copy(adapter.body)
     twin.body._modules = dict(adapter.body._modules)
-    for name in (adapter.family.project_in, adapter.family.project_out):
-        if name is not None and getattr(twin.body, name) is not None:
-            setattr(twin.body, name, WideModule(getattr(twin.body, name), dtype))
+    for name in adapter.around:
+        setattr(twin.body, name, _wide(getattr(twin.body, name), dtype))
+    if adapter.carried is not None:
+        twin.carried = adapter.carried.over(twin.body)
     twin._rotary = {}
     return twin

@@ -206,8 +206,10 @@ class ConfidentDescent(Descent):
         raise AssertionError("no state after the last layer")
 
     def _sure(self, before: Tensor, hidden: Tensor, logits: Tensor | None) -> bool:
-        certainty = _cosine(before, hidden) if logits is None else self._certainty(logits)
-        return certainty > self.options.confidence
+        if logits is not None:
+            return self._certainty(logits) > self.options.confidence
+        states = map(self.session.model.adapter.state, (before, hidden))
+        return _cosine(*states) > self.options.confidence
 
     def _layer_by_layer(self, hidden: Tensor) -> Iterator[Tensor]:
         """The newest row after each layer, computed when asked for."""

@@ -14,7 +14,7 @@ from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.cache import Rows
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.taps import Tap
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, UnsupportedModel
 from ppdbench.training.states import StatesOnDisk
 
 
@@ -79,6 +79,11 @@ class TrainedLayers:
         if kept is None:
             rows = None if cache is None else cache.at(index)
             return self.adapter.call_layer(index, hidden, mask, rotary, rows, step)
+        if self.adapter.anatomy.sources:
+            raise UnsupportedModel(
+                "layers of this model look at keys and values of others, so no sample can go "
+                "around one of them; use --p-max 0"
+            )
         if not kept.numel():
             return hidden
         passed = self.adapter.call_layer(index, hidden[kept], mask, rotary, None, step)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.loading import DTYPES, resolve_device, weight_fingerprint
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, NumericalError
@@ -216,8 +217,7 @@ class Training:
         """The states of this process's blocks."""
         own = folder / str(self.processes.process_index)
         facts = {"weights": weight_fingerprint(self.model), "dtype": str(self.model.dtype)}
-        width = int(self.model.config.get_text_config().hidden_size)
-        return StatesOnDisk.open(own, facts, self.config.sequence, width)
+        return StatesOnDisk.open(own, facts, self.config.sequence, Adapter(self.model).width)
 
     def quality(self, watch: Report = silent) -> Sequence[Quality]:
         """Measure what was trained on the held-out text, if there is any."""

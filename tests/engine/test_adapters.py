@@ -49,7 +49,7 @@ def test_sizes_are_those_of_the_configuration(name: str) -> None:
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     assert (shape.n_layers, shape.n_heads, shape.head_dim) == (4, heads, width)
-    assert adapter.heads_per_kv == config.num_attention_heads // heads
+    assert set(adapter.heads_per_kv) == {config.num_attention_heads // heads}
     assert adapter.is_tied() == config.tie_word_embeddings
     assert adapter.narrowest_window == (WINDOW if name in WINDOWED else None)
     assert (adapter.hidden_size, adapter.max_positions) == (32, 96)

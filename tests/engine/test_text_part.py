@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING
 
+from benchmarks.families import OWN, tiny
 from ppdbench.cli.main import run
 from ppdbench.engine import synthetic, text_part
 from ppdbench.engine.loading import ModelSpec, load, load_stock, load_words
@@ -49,6 +52,18 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
             "text_config": {**TEXT, "sliding_window": 7, "query_pre_attn_scalar": 8},
             "vision_config": SEEN,
             "image_token_index": 290,
+        },
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "text_config": {
+                **TEXT,
+                "num_hidden_layers": 4,
+                "vocab_size_per_layer_input": 300,
+                **OWN["gemma4_text"],
+                "sliding_window": 7,
+            }
         },
     ),
     "llama4": (
@@ -132,6 +147,31 @@ def test_a_text_part_writes_what_the_whole_writes(model_type: str, tmp_path: Pat
     assert found == wanted
 
 
+def test_a_part_whose_whole_needs_another_library_is_loaded_alone(tmp_path: Path) -> None:
+    text = tiny("gemma3n_text", vocab_size=300, vocab_size_per_layer_input=300)
+    config = CONFIG_MAPPING["gemma3n"](text_config=text.config.to_dict())
+    config.save_pretrained(tmp_path)
+    own = {
+        name.replace("model.", "model.language_model.", 1): tensor.contiguous()
+        for name, tensor in text.state_dict().items()
+        if name != "lm_head.weight"  # which is the embedding
+    }
+    pictures = {"model.vision_tower.timm_model.conv_stem.weight": torch.zeros(2, 2)}
+    save_file(own | pictures, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    synthetic.tokenizer(300, 128).save_pretrained(tmp_path)
+    prompt = [5, 17, 33, 8, 61, 90, 12, 44, 70, 23, 9]
+    wanted = greedy_truth(text, prompt, 16)
+    loaded = load(ModelSpec(name=str(tmp_path)))
+    assert loaded.part_of == "gemma3n"
+    session = Session(loaded.staged, len(prompt) + 16)
+    session.reset(prompt)
+    token, found = session.prefill().argmax(-1), []
+    for _ in wanted:
+        found.append(int(token))
+        token = session.advance(token).argmax(-1)
+    assert found == wanted
+
+
 def test_only_the_weights_of_the_text_are_kept_and_ties_with_them(tmp_path: Path) -> None:
     folder = saved(whole("gemma3", tie_word_embeddings=True), tmp_path / "model")
     model, _ = load_stock(ModelSpec(name=str(folder)))
@@ -167,8 +207,6 @@ def test_a_part_that_computes_something_else_is_refused(
 
 
 def test_weights_that_are_missing_are_told(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     folder = saved(whole("mistral3"), tmp_path / "model")
     file = folder / "model.safetensors"
     tensors = load_file(file)

@@ -28,10 +28,11 @@ METHOD_OPTIONS: dict[str, dict[str, str]] = {
     "jacobi": {},
 }
 # One of each make: windows, tables by type, distances, parallel blocks, scales, experts, sinks,
-# latent attention, layers without places.
+# latent attention, layers without places, keys and values that several layers look at, inputs of
+# each layer's own, several streams.
 MAKES = [
-    *("bloom", "cohere2", "deepseek_v3", "gpt_oss", "gptj", "granite", "llama4_text", "minicpm3"),
-    *("mixtral", "mpt", "olmo3", "smollm3"),
+    *("bloom", "cohere2", "deepseek_v3", "gemma3n_text", "gemma4_text", "gpt_oss", "gptj"),
+    *("granite", "llama4_text", "minicpm3", "mixtral", "mpt", "olmo3", "smollm3"),
 ]
 RUNNING = [row.family for row in known().values() if row.runs and row.kind != "text and more"]
 CAPACITY = len(PROMPT) + TOKENS + 40

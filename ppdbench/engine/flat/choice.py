@@ -252,7 +252,7 @@ class Trial:
         kinds = [adapter.rope_kind(i) for i in layers]
         rotary = {kind: adapter.rotary(step, kind) for kind in set(kinds)}
         for i, kind in zip(layers, kinds, strict=True):
-            mask = step.added(adapter.windows[i], self._heads_per_kv, hidden.dtype)
+            mask = step.added(adapter.windows[i], self._heads_per_kv[i], hidden.dtype)
             hidden = adapter.call_layer(i, hidden, mask, rotary[kind], self.cache, step)
         return hidden
 

@@ -69,9 +69,13 @@ def check_model(adapter: Adapter) -> None:
         raise NotUnderstoodError("its layers attend in code of their own")
     if adapter.family.told is not None:
         raise NotUnderstoodError("its layers place rows in code of their own")
+    if (why := adapter.why_not_alone()) is not None:
+        raise NotUnderstoodError(why)
+    if shape.sizes:
+        raise NotUnderstoodError("its layers keep rows of different sizes")
     if shape.key_dim is not None or shape.value_dim is not None:
         raise NotUnderstoodError("its keys and values are of different widths")
-    if adapter.heads_per_kv * shape.n_heads != adapter.config.num_attention_heads:
+    if adapter.heads_per_kv[0] * shape.n_heads != adapter.config.num_attention_heads:
         raise NotUnderstoodError("its layers keep rows that keys and values are made of")
     if adapter.family.positions is None and adapter.rotary_tables != 2:
         raise NotUnderstoodError("its layers take no pair of rotary tables")

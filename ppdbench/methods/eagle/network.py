@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine import attention
 from ppdbench.engine.adapters import LENGTH_DEPENDENT_ROPE, Adapter
+from ppdbench.engine.anatomy import layer_config
 from ppdbench.engine.cache import CacheShape, KVCache
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.taps import StateTap, Tap
@@ -45,7 +46,7 @@ SETTINGS = (
 
 def default_settings(target: Adapter) -> dict[str, Any]:
     """A layer of the target's own size, with its rotary positions where these will do."""
-    config, hidden = target.config, target.hidden_size
+    config, hidden = layer_config(target.config, 0), target.hidden_size
     heads = int(config.num_attention_heads)
     rope = dict(getattr(config, "rope_parameters", None) or {})
     kind = rope.get("rope_type")
@@ -300,6 +301,7 @@ class Eagle3(DraftNetwork):
 
 
 def _check_widths(target: Adapter) -> None:
+    target.check_one_state("eagle")
     width = target.hidden_size
     if target.head_width != width:
         raise UnsupportedModel(

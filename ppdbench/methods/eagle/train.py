@@ -58,6 +58,7 @@ class EagleObjective(BesideStates):
         compiled: bool = False,
     ) -> None:
         super().__init__(model, sequence, compiled=compiled)
+        self.layers.adapter.check_one_state("eagle")
         if sequence <= plan.n_passes:
             raise ConfigError(
                 f"--sequence {sequence} is too short for {plan.n_passes} passes; use "

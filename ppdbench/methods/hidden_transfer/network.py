@@ -68,6 +68,7 @@ def check_layers(layers: Sequence[int], n_layers: int) -> None:
 
 def load_transfer(folder: str | Path, loaded: Loaded) -> tuple[TransferMatrices, Path, str]:
     """The transfer in `folder`, where it lies, and its fingerprint."""
+    loaded.staged.adapter.check_one_state(METHOD)
     addon = open_addon(folder, METHOD, loaded)
     keys = Keys(addon.options, f"{addon.folder}, options")
     layers = keys.items("layers")

@@ -49,6 +49,7 @@ class TransferObjective(BesideModel):
         self, model: Any, plan: TransferPlan, sequence: int, *, compiled: bool = False
     ) -> None:
         super().__init__(model, sequence, compiled=compiled)
+        self.layers.adapter.check_one_state(METHOD)
         self.plan, self.jobs = plan, plan.jobs
         self.deepest = max(map(len, self.jobs))
         self.shortest = self.deepest + 1

@@ -180,7 +180,7 @@ class Replicas:
 
     def __init__(self, config: PipelineConfig, threads: int, cores: Sequence[Cores]) -> None:
         staged = config.target.staged
-        layout = MessageLayout(1, 1, staged.hidden_size, staged.dtype)
+        layout = MessageLayout(1, 1, staged.width, staged.dtype)
         names = [f"replica {rank}" for rank in range(1, 1 + config.k)]
         self._group = UnitGroup(config, names, Replica, layout, threads, cores, shared=False)
         self.weight_bytes = self._group.weight_bytes

@@ -186,7 +186,7 @@ class UpperUnit:
 
     def __init__(self, config: PipelineConfig, threads: int, cores: Cores) -> None:
         staged, rows = config.target.staged, max(config.k, PROMPT_ROWS)
-        layout = MessageLayout(max(config.k, 2), rows, staged.hidden_size, staged.dtype)
+        layout = MessageLayout(max(config.k, 2), rows, staged.width, staged.dtype)
         self._group = UnitGroup(
             config, ["unit B"], UpperServer, layout, threads, [cores], shared=True
         )

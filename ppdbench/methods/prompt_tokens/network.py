@@ -160,6 +160,7 @@ class Prompts:
 
 def load_prompts(folder: str | Path, loaded: Loaded) -> Prompts:
     """The prompt tokens in `folder`, which `train prompt-tokens` or PEFT wrote."""
+    loaded.staged.adapter.check_one_state(METHOD)
     home = addon_folder(folder, METHOD, loaded)
     if (home / PEFT_CONFIG).is_file():
         return _of_peft(home, loaded)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ppdbench.engine.addons import Addon, save_addon
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.masks import TrainedRows
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, UnsupportedModel
 from ppdbench.methods.prompt_tokens.network import METHOD, Prompts, chains_behind
 from ppdbench.methods.prompt_tokens.plan import LEARNED, PromptPlan
 from ppdbench.runs.workload import Report, silent
@@ -70,6 +70,7 @@ class PromptsObjective(BesideModel):
     ) -> None:
         """Prompt tokens start as `words`: one id for each of their rows, then for the prefix."""
         super().__init__(model, sequence, compiled=compiled)
+        self.layers.adapter.check_one_state(METHOD)
         self.plan, self.chain, self.seed = plan, plan.chain, seed
         self.shortest = plan.insertions + plan.prompts
         self._check(sequence)
@@ -92,6 +93,12 @@ class PromptsObjective(BesideModel):
         plan, n_layers = self.plan, self.layers.n_layers
         if plan.exits > n_layers:
             raise ConfigError(f"--exits {plan.exits}, but this model has {n_layers} layers")
+        shape = self.layers.adapter.cache_shape()
+        if plan.prefix and (shape.sizes or shape.sources):
+            raise UnsupportedModel(
+                "--prefix: layers of this model keep keys and values of different sizes, or none "
+                "of their own; use --prefix 0"
+            )
         if plan.insertions > sequence - plan.prompts:
             raise ConfigError(
                 f"--insertions {plan.insertions}: a sequence of {sequence} tokens has "

@@ -1,0 +1,190 @@
+"""Tokens that carry more than a state, and layers that look at keys and values of others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.families import differs, tiny
+from ppdbench.engine.meeting import MeetingPlace
+from ppdbench.engine.session import Session
+from ppdbench.engine.skipping import SkippedModel
+from ppdbench.engine.staged import StagedModel, at_meeting, wider
+from ppdbench.errors import UnsupportedModel
+from tests.helpers import assert_near, tokens
+
+FAMILIES = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
+REMEMBERING = ("zamba", "zamba2")
+PROMPT = tokens(19)  # longer than the window
+CAPACITY = 64
+
+
+@cache
+def stock(family: str) -> Any:
+    return tiny(family)
+
+
+@cache
+def staged(family: str) -> StagedModel:
+    return StagedModel(copy.deepcopy(stock(family)))
+
+
+@pytest.fixture(autouse=True)
+def inferring() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def prefilled(model: StagedModel, text: list[int] = PROMPT) -> Session:
+    session = Session(model, CAPACITY, spare=8)
+    session.reset(text)
+    session.prefill()
+    return session
+
+
+def forward(session: Session, rows: list[int]) -> Tensor:
+    """Logits of a pass over these tokens [1, row, vocab]."""
+    return session.logits(session.forward(session.ids(rows)))
+
+
+def truth(model: Any, text: list[int], n: int) -> Tensor:
+    """The stock model's logits of the last `n` tokens of a text."""
+    logits: Tensor = model(torch.tensor([text]), use_cache=False).logits
+    return logits[:, -n:]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("family", [*FAMILIES, *REMEMBERING])
+def test_layers_above_a_cut_look_at_rows_that_those_below_it_wrote(family: str, cut: int) -> None:
+    session = prefilled(staged(family))
+    rows, below = [31, 77, 40], []
+    for row, token in enumerate(rows, start=len(PROMPT)):  # below the cut one by one
+        step = session.chain(1, row)
+        below.append(session.run(session.embed(session.ids([token]), step), 0, cut, step))
+    step = session.chain(len(rows), len(PROMPT))
+    found = session.logits(session.run(torch.cat(below, dim=1), cut, 4, step))
+    assert_near(found, truth(stock(family), [*PROMPT, *rows], 3))
+
+
+def test_branches_see_their_own_rows_of_layers_that_are_looked_at(family: str) -> None:
+    session = prefilled(staged(family))
+    step = session.tree([-1, -1, 0, 1])
+    found = session.logits(session.forward(session.ids([31, 77, 40, 3]), step))
+    for first in (0, 1):
+        branch = [[31, 40], [77, 3]][first]
+        assert_near(found[:, [first, first + 2]], truth(stock(family), [*PROMPT, *branch], 2))
+    session.cache.keep(len(PROMPT), [1, 3])
+    assert_near(forward(session, [8]), truth(stock(family), [*PROMPT, 77, 3, 8], 1))
+
+
+def test_keys_and_values_that_others_look_at_are_made_where_attention_is_left_out(
+    family: str,
+) -> None:
+    model = staged(family)
+    shape = model.cache_shape
+    assert shape.looked_at == {0, 1}
+    skipped = SkippedModel(model, {0, 1, 2}, set())
+    emptied = copy.deepcopy(stock(family))
+    for i in (0, 1, 2):
+        emptied.model.layers[i].self_attn.o_proj.weight.zero_()
+    assert_near(prefilled(skipped).prefill(), truth(emptied, PROMPT, 1))
+    session = prefilled(model)
+    view = skipped.over(session)
+    for row, token in enumerate((31, 77), start=len(PROMPT)):
+        view.forward(view.ids([token]), view.chain(1, row))
+    assert [session.cache.lengths[i] for i in range(4)] == [21, 21, 19, 21]
+    session.cache.truncate(len(PROMPT))
+    assert_near(forward(session, [31, 9]), truth(stock(family), [*PROMPT, 31, 9], 2))
+
+
+def test_a_cache_holds_rows_of_the_size_of_each_layer_and_none_of_those_that_share() -> None:
+    model = staged("gemma4_text")
+    shape = model.cache_shape
+    assert shape.sizes == ((2, 8), (1, 16), (2, 8), (1, 16))
+    assert (shape.sources, shape.rowless) == ((0, 1, 0, 1), {2, 3})
+    cache, _ = model.new_cache(20)
+    assert cache.nbytes == shape.bytes(20) == 20 * 2 * (2 * 8 + 16) * 4
+    # All layers look at rows, those with a window at as many as it holds.
+    assert shape.seen_bytes(range(4), 20) == 2 * 2 * (7 * 16 + 20 * 16) * 4
+    assert staged("gemma3n_text").cache_shape.sizes == ()
+
+
+def test_layers_whose_rows_another_process_would_hold_are_refused() -> None:
+    model = staged("gemma4_text")
+    session = Session(model, CAPACITY)
+    session.cache, _ = model.new_cache(CAPACITY, layers=range(2, 4))
+    step = session.steps.prefill(3)
+    rows = session.embed(session.ids([5, 6, 7]), step)
+    with pytest.raises(UnsupportedModel, match="layer 2 looks at the keys and values of layer 0"):
+        session.run(rows, 2, 4, step)
+
+
+def test_sequences_that_meet_look_each_at_its_own(family: str) -> None:
+    place = MeetingPlace()
+    model, found = at_meeting(staged(family), place), {}
+
+    def work(seed: int) -> None:
+        text = tokens(9 + seed, seed)
+        session = prefilled(model, text)
+        found[seed] = forward(session, [31, 77, 40][seed:]), [*text, *[31, 77, 40][seed:]]
+
+    for seed in (0, 1):
+        place.invite(partial(work, seed))
+    while not place.is_over:
+        place.advance()
+    assert not place.unjoined
+    for mine, text in found.values():
+        assert_near(mine, truth(stock(family), text, mine.shape[1]))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *REMEMBERING])
+def test_the_same_in_a_wider_type_is_the_stock_model_in_that_type(family: str) -> None:
+    found = prefilled(wider(staged(family))).prefill()
+    assert found.dtype == torch.float64
+    wide = copy.deepcopy(stock(family)).double()
+    close = 1e-5 if family in REMEMBERING else 1e-6  # recurrent states are of float32 all the same
+    torch.testing.assert_close(found, truth(wide, PROMPT, 1), rtol=close, atol=close)
+
+
+def test_experts_beside_an_mlp_and_keys_that_are_values() -> None:
+    model = tiny(
+        "gemma4_text",
+        enable_moe_block=True,
+        top_k_experts=2,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0,
+    )
+    assert model.model.layers[1].self_attn.v_proj is None
+    assert differs(model, 16) is None
+    assert StagedModel(model).adapter.anatomy.experts
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+def test_methods_that_make_states_are_refused_in_one_line(family: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"eagle: tokens of {family} carry more") as told:
+        staged(family).adapter.check_one_state("eagle")
+    assert "\n" not in str(told.value)
+    staged("gemma4_unified_text").adapter.check_one_state("eagle")
+
+
+def test_passes_of_such_models_run_eagerly_and_say_why() -> None:
+    for family, why in (
+        ("gemma4_text", "its layers take more of a token than one state"),
+        ("gemma4_unified_text", "some of its layers look at keys and values of others"),
+    ):
+        model = StagedModel(copy.deepcopy(stock(family)), passes="flat")
+        assert model.flat is None and why in str(model.path)
+        assert str(model.why_eager()) == why
