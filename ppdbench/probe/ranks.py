@@ -13,6 +13,7 @@ from ppdbench.errors import DataError
 from ppdbench.runs.records import ProbedSample, Sample
 
 Group = tuple[str, str]  # task and target
+RANKS_OF_HEAD = {"N": "ranks", "Y": "head_ranks"}  # the model's own head, a trained one
 
 
 class RankMatrix(NamedTuple):

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ppdbench.errors import DataError
-from ppdbench.probe.ranks import Group, RankMatrix, StoredRanks, rank_matrix
+from ppdbench.probe.kinds import KindRate
+from ppdbench.probe.ranks import RANKS_OF_HEAD, Group, RankMatrix, StoredRanks, rank_matrix
 from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import Asked, Header
 from ppdbench.stats import clustered_wilson
 
 TOTAL = "total"
-RANKS_OF_HEAD = {"N": "ranks", "Y": "head_ranks"}  # the model's own head, a trained one
 INTERVAL = "95% Wilson intervals with the effective sample size by example"
 
 BEYOND = -1  # more layers than were probed
@@ -160,6 +160,7 @@ def to_json(
     samples: Sequence[Asked],
     rates: Sequence[Rate],
     saturations: Sequence[Saturation],
+    kinds: Sequence[KindRate],
     run: str,
 ) -> dict[str, Any]:
     """Return what `probe --format json` prints."""
@@ -175,5 +176,6 @@ def to_json(
         "interval": INTERVAL,
         "rows": [asdict(rate) for rate in rates],
         "saturation": [asdict(s) for s in saturations],
+        "by_kind": [asdict(rate) for rate in kinds],
         "run": run,
     }

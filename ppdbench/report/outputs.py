@@ -15,6 +15,7 @@ from ppdbench.bench.summary import overall, summarize
 from ppdbench.bench.sums import SampleSums
 from ppdbench.bench.sweep_summary import swept
 from ppdbench.probe import accuracy, similarity, summary
+from ppdbench.probe.kinds import by_kind
 from ppdbench.probe.ranks import StoredRanks
 from ppdbench.report import batch_tables, decode_tables, draft_tables, probe_tables, sweep_tables
 from ppdbench.report.export import emit
@@ -95,8 +96,9 @@ def of_matches(
 ) -> PrintedOutput:
     """Build the output of `probe`."""
     saturations = summary.saturation(ranks, header.model.n_layers)
-    sheets = probe_tables.sheets(header, rates, saturations, fewest_examples(samples))
-    content = summary.to_json(header, samples, rates, saturations, run)
+    kinds = by_kind(header.model.layer_kinds, ranks, sorted({rate.k for rate in rates}))
+    sheets = probe_tables.sheets(header, rates, kinds, saturations, fewest_examples(samples))
+    content = summary.to_json(header, samples, rates, saturations, kinds, run)
     return PrintedOutput(sheets, probe_tables.long(rates), content)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from ppdbench.probe.kinds import KindRate
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, Saturation
 from ppdbench.report.evidence import chat_notes
 from ppdbench.report.sheet import Cell, Sheet
@@ -60,6 +61,7 @@ def label(header: Header) -> str:
 def sheets(
     header: Header,
     rates: Sequence[Rate],
+    kinds: Sequence[KindRate],
     saturations: Sequence[Saturation],
     n_examples: int,
 ) -> list[Sheet]:
@@ -67,6 +69,7 @@ def sheets(
     n_layers = header.model.n_layers
     return [
         pooled(header, rates, n_examples),
+        *([by_kind_sheet(kinds)] if kinds else []),
         *(
             by_position(group, n_layers, task, target)
             for (task, target), group in _split(rates).items()
@@ -110,6 +113,37 @@ def pooled(header: Header, rates: Sequence[Rate], n_examples: int) -> Sheet:
             *((FEW,) if n_examples < FEW_EXAMPLES else ()),
         ),
     )
+
+
+def by_kind_sheet(rates: Sequence[KindRate]) -> Sheet:
+    """One row per task, head and kind of layer; for each k the rate and what a layer adds."""
+    ks = sorted({rate.k for rate in rates})
+    several = len({rate.target for rate in rates}) > 1
+    rows: dict[tuple[Cell, ...], dict[int, KindRate]] = {}
+    for rate in rates:
+        names = (rate.task, *((rate.target,) if several else ()), rate.head, rate.kind, rate.layers)
+        rows.setdefault(names, {})[rate.k] = rate
+    added = [f"a layer adds, k={k}" for k in ks]
+    return Sheet(
+        "Match rate in % by kind of layer",
+        (
+            *("task", *(("target",) if several else ()), "head", "kind", "layers"),
+            *(column for k, more in zip(ks, added, strict=True) for column in (f"k={k}", more)),
+        ),
+        tuple(
+            (*names, *(cell for k in ks for cell in _of_kind(of[k]))) for names, of in rows.items()
+        ),
+        notes=(
+            "Over all tokens after each of the probed layers of a kind, wherever these stand.",
+            "A layer adds: percentage points more than after the layer before it, on average.",
+        ),
+        digits=dict.fromkeys(added, 2),
+    )
+
+
+def _of_kind(rate: KindRate) -> tuple[Cell, Cell]:
+    added = None if rate.added is None else 100 * rate.added
+    return with_interval(rate.match_rate, rate.low, rate.high), added
 
 
 def prompt_notes(header: Header) -> tuple[str, ...]:

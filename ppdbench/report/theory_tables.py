@@ -19,8 +19,7 @@ from ppdbench import theory
 from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.publications import PPD
-from ppdbench.probe.ranks import Group, StoredRanks
-from ppdbench.probe.summary import RANKS_OF_HEAD
+from ppdbench.probe.ranks import RANKS_OF_HEAD, Group, StoredRanks
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.records import ProbedSample, probing
 from ppdbench.runs.store import StoredRun

@@ -11,6 +11,7 @@ import msgspec
 from ppdbench import __version__
 from ppdbench.engine.experts import experts_of_a_layer
 from ppdbench.engine.loading import Loaded
+from ppdbench.engine.staged import StagedModel
 from ppdbench.machine.environment import describe
 from ppdbench.runs.records import (
     KINDS,
@@ -22,6 +23,12 @@ from ppdbench.runs.records import (
     Passes,
 )
 from ppdbench.runs.workload import RunConfig, Workload
+
+
+def _kinds(staged: StagedModel) -> tuple[str, ...] | None:
+    """The kind of each layer; None where all are of one."""
+    kinds = staged.adapter.anatomy.kinds
+    return kinds if len(set(kinds)) > 1 else None
 
 
 def run_header(
@@ -55,6 +62,7 @@ def run_header(
             experts=experts_of_a_layer(staged),
             stored_as=loaded.stored_as,
             part_of=loaded.part_of,
+            layer_kinds=_kinds(staged),
         ),
         layers=staged.layers_by_place(),
         chat=None

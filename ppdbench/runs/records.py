@@ -559,6 +559,9 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     """The format of the stored weights (fp8, mxfp4, gptq, awq), where they became plain ones."""
     part_of: Name | None = None
     """The `model_type` of the model for text and more whose text part ran."""
+    layer_kinds: Sequence[Name] | None = None
+    """How each layer looks back (`attention`, `recurrent`, `convolution`, or `feed-forward` where
+    it does not), in models whose layers differ in it."""
 
 
 class Chat(Record, frozen=True, kw_only=True):

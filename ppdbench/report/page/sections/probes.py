@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppdbench.probe.kinds import by_kind
 from ppdbench.report import draft_tables, probe_tables
 from ppdbench.report.html import Child, h
 from ppdbench.report.page.parts import Section, by_run, few, folded, gallery, numbers, table
@@ -34,7 +35,8 @@ def matches(runs: Sequence[Run]) -> Section | None:
 
 def _matches(run: Run, heading: str) -> list[Child]:
     # Without the saturation, which this page does not draw on.
-    sheets = probe_tables.sheets(run.header, run.rates, [], run.fewest_examples)[:-1]
+    kinds = by_kind(run.header.model.layer_kinds, run.ranks, sorted({rate.k for rate in run.rates}))
+    sheets = probe_tables.sheets(run.header, run.rates, kinds, [], run.fewest_examples)[:-1]
     return [
         *few(run),
         gallery(match_rates(run.name, run.rates)),
