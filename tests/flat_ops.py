@@ -170,6 +170,16 @@ class Program:
 
         self._add(target, make)
 
+    def xielu(self, source: Buffer, target: Buffer, factors: tuple[float, float, float]) -> None:
+        above, below, slope = factors
+
+        def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
+            x = _view(rooms, source)
+            bent = torch.where(x > 0, above * x * x, below * (torch.expm1(x.clamp(max=0)) - x))
+            return bent + slope * x
+
+        self._add(target, make)
+
     def rms_norm(
         self,
         source: Buffer,

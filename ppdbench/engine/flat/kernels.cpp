@@ -111,7 +111,10 @@ class Runner : public Work {
                 const int64_t units = op.kv_heads * row_blocks(op) * parts_apart();
                 return {&Runner::attend, units, n * parts_ * PART * op.heads * op.head_dim / 4};
             }
-            default: return {&Runner::simple, n, op.kind == ACT || op.kind == CAP ? 4 * rows : rows};
+            case ACT:
+            case CAP:
+            case XIELU: return {&Runner::simple, n, 4 * rows};
+            default: return {&Runner::simple, n, rows};
         }
     }
     Job two(const Operation& op) const {
@@ -331,6 +334,13 @@ class Runner : public Work {
                 for (int64_t i = 0; i < width; i++) out[i] = x[op_->order[i]];
                 return;
             case CAP: return cap(x, out, width, op_->value, narrow_);
+            case XIELU: {
+                const float* by = op_->weight;
+                return by_vectors(width, [&](int64_t i, int64_t n) {
+                    Vec v = xielu(load_some(x + i, n), by[0], by[1], by[2]);
+                    store_some(out + i, rounded_if(narrow_, v), n);
+                });
+            }
             case SCALE:
                 return by_vectors(width, [&](int64_t i, int64_t n) {
                     store_some(out + i, rounded_if(narrow_, load_some(x + i, n) * op_->value), n);

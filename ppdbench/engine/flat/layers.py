@@ -8,6 +8,7 @@ what was read wrongly differs from the layer itself, which is looked for before 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -209,23 +210,27 @@ class LayerWriter:
     def _mlp(self, layer: nn.Module, source: Buffer, target: Buffer, add: Buffer | None) -> None:
         names = self.adapter.blocks.mlp
         block = layer if len(names) > 1 else layer.get_submodule(names[0])
+        module = _part(block, "act_fn", "activation_fn", "act")
+        factors = _xielu(module)
         if block is not layer:
-            _check_parts(block, {*GATES, *FIRSTS, *LASTS, INNER_NORM})
+            bent = () if factors is None else ("act_fn",)
+            _check_parts(block, {*GATES, *FIRSTS, *LASTS, INNER_NORM, *bent})
         last = _product(block, *LASTS)
         inner = self._buffer("inner", last.in_features)
-        act = activation_of(_part(block, "act_fn", "activation_fn", "act"))
         if hasattr(block, "gate_proj"):
             gate, up = _product(block, "gate_proj"), _product(block, "up_proj")
-            self.program.gated(source, inner, gate, up, act)
+            self.program.gated(source, inner, gate, up, activation_of(module))
         elif hasattr(block, "gate_up_proj"):
             both = self._buffer("gated", 2 * inner.width)
             self.program.linear(source, (both, _product(block, "gate_up_proj")))
             gates, ups = both.part(0, inner.width), both.part(inner.width, inner.width)
-            self.program.act(gates, inner, act, times=ups)
+            self.program.act(gates, inner, activation_of(module), times=ups)
         else:
-            first = _product(block, *FIRSTS)
-            self.program.linear(source, (inner, first))
-            self.program.act(inner, inner, act)
+            self.program.linear(source, (inner, _product(block, *FIRSTS)))
+            if factors is None:
+                self.program.act(inner, inner, activation_of(module))
+            else:
+                self.program.xielu(inner, inner, factors)
         if hasattr(block, INNER_NORM):
             write_norm(self.program, block.get_submodule(INNER_NORM), inner, inner)
         self.program.linear(inner, (target, last), add=add)
@@ -332,6 +337,24 @@ def _scaling(block: nn.Module) -> float:
     if not isinstance(found, float | int):
         raise NotUnderstoodError(f"{type(block).__name__} does not say how scores are scaled")
     return float(found)
+
+
+@torch.no_grad()
+def _xielu(module: Callable[[Tensor], Tensor]) -> tuple[float, float, float] | None:
+    """The factors of a trained activation that is a square above zero, as `Program.xielu` takes it.
+
+    None of any other, those without factors of their own included.
+    """
+    if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
+        return None
+    one, two, under = map(float, module(torch.tensor([1.0, 2.0, -4.0])))
+    above = two / 2 - one
+    slope = one - above
+    below = (under + 4 * slope) / (math.expm1(-4) + 4)
+    x = torch.linspace(-6.0, 6.0, 193)
+    bent = torch.where(x > 0, above * x * x, below * (torch.expm1(x.clamp(max=0)) - x))
+    known = torch.allclose(module(x), bent + slope * x, rtol=1e-5, atol=1e-5)
+    return (above, below, slope) if known else None
 
 
 def activation_of(module: Callable[[Tensor], Tensor]) -> str:

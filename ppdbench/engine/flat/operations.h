@@ -21,6 +21,7 @@ enum Kind {
     PICK,        // columns in another order
     CAP,
     SCALE,
+    XIELU,       // an activation with three factors of its own
     KINDS,
 };
 

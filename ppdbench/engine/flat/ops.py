@@ -283,6 +283,13 @@ class Program:
         flags = 0 if times is None else TIMES
         self._op("act", source, target, other=times, act=_activation(name), flags=flags)
 
+    def xielu(self, source: Buffer, target: Buffer, factors: tuple[float, float, float]) -> None:
+        """Of factors a, b and c: a * x * x above zero, b * (e^x - 1 - x) below it, and c * x."""
+        _same_width(source, target)
+        held = torch.tensor(factors, dtype=torch.float32)
+        self._kept.append(held)
+        self._op("xielu", source, target, weight=held.data_ptr())
+
     def add(self, a: Buffer, b: Buffer, target: Buffer) -> None:
         """The sum of two buffers."""
         _same_width(a, b, target)

@@ -198,6 +198,25 @@ inline Vec erf(Vec x) {
     return x < 0.0f ? -found : found;
 }
 
+// e^x - 1 - x, for x that is not above zero.
+inline Vec bend(Vec x) {
+    Vec series = all(2.4801587e-5f);
+    series = fma(series, x, all(1.9841270e-4f));
+    series = fma(series, x, all(1.3888889e-3f));
+    series = fma(series, x, all(8.3333333e-3f));
+    series = fma(series, x, all(4.1666667e-2f));
+    series = fma(series, x, all(1.6666667e-1f));
+    series = fma(series, x, all(0.5f));
+    Vec far = exp(x) - 1.0f - x;
+    return x < -0.5f ? far : series * x * x;
+}
+
+// A square above zero and an exponential below it, bent away from a line.
+inline Vec xielu(Vec x, float above, float below, float slope) {
+    Vec bent = x > 0.0f ? x * x * above : bend(x) * below;
+    return bent + x * slope;
+}
+
 enum Activation { SILU, GELU_TANH, GELU, RELU, RELU2 };
 
 inline Vec activated(int which, Vec x) {

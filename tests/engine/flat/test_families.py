@@ -19,6 +19,7 @@ TEXT, MORE = tokens(11), [7, 8, 9, 10, 11]
 PARENTS = (-1, 0, 0, 1)
 # Settings that bring out what a family does at times.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "apertus": [{}],
     "cohere": [{"use_qk_norm": True}],
     "cohere2": [{}],
     "ernie4_5": [{}],

@@ -59,6 +59,21 @@ def test_activations_are_those_of_float64(name: str, dtype: torch.dtype) -> None
     assert close(times, WANTED[name](x.double()) * x.double(), 3)
 
 
+@pytest.mark.parametrize("factors", [(0.8, 0.8, 0.5), (1.7, 0.3, 0.25)])
+def test_an_activation_with_factors_is_that_of_float64(
+    factors: tuple[float, float, float], dtype: torch.dtype
+) -> None:
+    above, below, slope = factors
+    spread = torch.cat([drawn(2, 1024, dtype=dtype) * 5, drawn(2, 1024, dtype=dtype) / 16])
+    x, wide = spread, spread.double()
+    bent = torch.where(wide > 0, above * wide**2, below * (torch.expm1(wide.clamp(max=0)) - wide))
+    assert close(of_row(x, lambda p, out: p.xielu(p.hidden, out, factors)), bent + slope * wide)
+    far = torch.tensor([[-100.0, -1e-30, 0.0, torch.nan]])
+    found = of_row(far, lambda p, out: p.xielu(p.hidden, out, factors))[0]
+    assert float(found[0]) == pytest.approx(below * 99 - 100 * slope)
+    assert found[1:3].abs().max() < 1e-29 and found[3].isnan()
+
+
 def test_extreme_numbers_pass_through_activations() -> None:
     x = torch.tensor([[-1e30, -100.0, 0.0, 100.0, 1e30, torch.inf, -torch.inf, torch.nan]])
     found = of_row(x, lambda p, out: p.act(p.hidden, out, "silu"))

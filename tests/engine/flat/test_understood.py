@@ -49,7 +49,6 @@ def test_families_of_known_parts_run_flat_though_nothing_names_them(family: str)
         ("minicpm3", "its keys and values are of different widths"),
         ("granite_swa", "GraniteSWAAttention uses F, logsumexp, sigmoid, sinks"),
         ("diffllama", "DiffLlamaAttention uses exp, groupnorm"),
-        ("apertus", "its part act_fn is not known"),
     ],
 )
 def test_what_no_operation_stands_for_is_named_and_runs_eagerly(family: str, why: str) -> None:
