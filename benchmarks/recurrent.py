@@ -68,7 +68,7 @@ class TakenBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, and the machine that it is from."""
+    """All that was measured, and the machine that it is from."""
 
     machine: str
     width: int

@@ -175,7 +175,7 @@ class Adapter:
     def _rows_of_others(
         self, index: int, cache: Rows | None, step: Step | None
     ) -> SharedRows | dict[str, Any]:
-        """Where layer `index` asks for keys and values of another, and puts what others ask for.
+        """Rows as layer `index` asks for those of another, and puts what others ask for.
 
         Without a cache that holds them they are those of the same pass over all layers.
         """
@@ -513,7 +513,7 @@ class Adapter:
         )
 
     def _row_shapes(self) -> list[RowShape]:
-        """What each layer keeps of a token."""
+        """The sizes of what each layer keeps of a token."""
         settings = (layer_config(self.config, i) for i in range(len(self.layers)))
         return [self.family.rows(each, i) for i, each in enumerate(settings)]
 

@@ -199,7 +199,7 @@ class KVCache:
         return keys.to(device), values.to(device)
 
     def _places(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Where the keys and values of a layer are written."""
+        """The places where keys and values of a layer are written."""
         keys, values = self._keys[layer], self._values[layer]
         if self.shape.key_dim is not None:
             keys = keys[..., : self.shape.key_dim]

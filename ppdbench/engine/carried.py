@@ -1,4 +1,4 @@
-"""What tokens carry from layer to layer where that is more than a state.
+"""Rows of numbers that tokens carry from layer to layer where that is more than a state.
 
 Some families hand every layer an input of its own, made of the word alone, or the embedded word
 once more. Others pass on several states of a token side by side. Between layers all of it lies in
@@ -18,7 +18,7 @@ SHORTEST = 1e-5
 
 
 class Carried(Protocol):
-    """What the tokens of one model carry."""
+    """All that the tokens of one model carry."""
 
     parts: tuple[str, ...]
     """The modules of the body that make and read it, by their names there."""

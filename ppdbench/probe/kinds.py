@@ -19,7 +19,7 @@ from ppdbench.stats import clustered_wilson, mean
 
 @dataclass(frozen=True, slots=True)
 class KindRate:
-    """How often the final token is among the top k after layers of one kind."""
+    """The share of final tokens among the top k after layers of one kind."""
 
     task: str
     kind: str

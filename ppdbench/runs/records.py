@@ -560,8 +560,8 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     part_of: Name | None = None
     """The `model_type` of the model for text and more whose text part ran."""
     layer_kinds: Sequence[Name] | None = None
-    """How each layer looks back (`attention`, `recurrent`, `convolution`, or `feed-forward` where
-    it does not), in models whose layers differ in it."""
+    """The way each layer looks back: `attention`, `recurrent`, `convolution`, or `feed-forward`
+    where it does not. None in models whose layers do not differ in it."""
 
 
 class Chat(Record, frozen=True, kw_only=True):
