@@ -16,6 +16,8 @@ from ppdbench.engine.known import known, of_text_and_more
 from ppdbench.engine.shapes import MOST
 from ppdbench.errors import ConfigError, UnsupportedModel
 
+BY_LAYER = ("intermediate_size",)  # what may be a list of numbers, one of each layer
+
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 ADAPTER = "adapter_config.json"  # of weights that change others, such as LoRA
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -97,7 +99,8 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
     """Refuse numbers that no model has, before anything is built by them."""
     for name, size in sizes().items():
         value, most = config.get(name), MOST[size]
-        if value is not None and (type(value) is not int or not 1 <= value <= most):
+        each = value if name in BY_LAYER and isinstance(value, list) and value else [value]
+        if value is not None and not all(type(n) is int and 1 <= n <= most for n in each):
             shown = repr(value)[:40]
             raise ConfigError(f"{where}: {name} is {shown}; use a whole number from 1 to {most}")
 

@@ -73,3 +73,12 @@ def test_it_is_told_at_once(words: list[str], said: str, capsys: Capture) -> Non
 def test_numbers_that_no_model_has_are_refused(value: object) -> None:
     with pytest.raises(ConfigError, match=r"num_hidden_layers is .* from 1 to 1000"):
         check_sizes({"num_hidden_layers": value}, "config.json")
+
+
+@pytest.mark.parametrize("value", [[48, 0], [48, "48"], [], [[48]], [10**9]])
+def test_sizes_of_layers_are_whole_numbers_each(value: object) -> None:
+    check_sizes({"intermediate_size": [48, 64]}, "config.json")
+    with pytest.raises(ConfigError, match="intermediate_size is "):
+        check_sizes({"intermediate_size": value}, "config.json")
+    with pytest.raises(ConfigError, match="num_hidden_layers is "):
+        check_sizes({"num_hidden_layers": [2, 2]}, "config.json")
