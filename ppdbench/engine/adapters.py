@@ -388,8 +388,8 @@ class Adapter:
         if self.carried is not None:
             raise UnsupportedModel(
                 f"{method}: tokens of {self.family.name} carry more from layer to layer than a "
-                f"state, and {method} guesses a state alone; use a method that guesses tokens "
-                "(prompt-lookup, layerskip, draft-verify, medusa)"
+                f"state, and {method} guesses a state alone; use a method that guesses tokens, "
+                "as `ppdbench list methods` tells"
             )
 
     def prepare(self, capacity: int) -> None:
