@@ -73,13 +73,23 @@ METHODS: dict[str, Callable[[Loaded], Decoder]] = {
 }
 
 
-# Every method over convolutions and delta nets; over the others those that differ most.
-TRIED = [(family, name) for family in ("lfm2", "qwen3_5_text") for name in METHODS]
+# Every method over convolutions and delta nets; over all others those that leave layers out.
+WHOLE = ("lfm2", "qwen3_5_text")
+OTHERS = (
+    *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "nemotron_h"),
+    "qwen3_next",
+)
+LEAVING_OUT = ("layerskip", "draft-verify", "early-exit, never sure")
+# Their layers are one block each, so there is none to leave out of one.
+OF_ONE_BLOCK = ("mamba2", "nemotron_h")
+TRIED = [(family, name) for family in WHOLE for name in METHODS]
 TRIED += [
     (family, name)
-    for family in ("falcon_h1", "jamba")
-    for name in ("layerskip", "draft-verify", "drafts that are half right")
+    for family in OTHERS
+    for name in LEAVING_OUT
+    if name != "draft-verify" or family not in OF_ONE_BLOCK
 ]
+TRIED += [(family, "drafts that are half right") for family in ("falcon_h1", "jamba")]
 
 
 def decoded(family: str, name: str, *, strict: bool = False) -> Decoded:
@@ -103,9 +113,60 @@ def test_outputs_in_one_fixed_shape_are_those_of_generate(name: str) -> None:
     assert decoded("qwen3_5_text", name, strict=True).output_ids == truth("qwen3_5_text")
 
 
+@pytest.mark.parametrize("family", OF_ONE_BLOCK)
+def test_single_blocks_are_not_left_out_of_layers_that_are_one_block(family: str) -> None:
+    with pytest.raises(UnsupportedModel, match="cannot be run without single blocks"):
+        METHODS["draft-verify"](loaded(family))
+
+
+def read_by_the_stock_model(family: str, ids: list[int]) -> torch.Tensor:
+    """What each layer of it would say behind every token, [layer, row, vocab], in one pass."""
+    ours, states = loaded(family).staged.adapter, list[torch.Tensor]()
+    model = tiny(family)
+
+    def see(_: torch.nn.Module, __: object, out: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        states.append(out[0] if isinstance(out, tuple) else out)
+
+    for layer in model.get_submodule(f"{ours.family.body}.{ours.family.layers}"):
+        layer.register_forward_hook(see)
+    model(torch.tensor([ids]), use_cache=False)
+    return torch.cat([ours.logits(state) for state in states])
+
+
+def exits_of_the_stock_model(family: str, sure: float, n: int) -> tuple[list[int], list[int]]:
+    """The tokens of exits that are sure, and their depths: whole passes of the stock model."""
+    ids, depths = list(PROMPT), list[int]()
+    for _ in range(n):
+        read = read_by_the_stock_model(family, ids)[:, -1]
+        enough = (read.softmax(-1).amax(-1) > sure).tolist()
+        depths.append(enough.index(True) + 1 if any(enough) else len(read))
+        ids.append(int(read[depths[-1] - 1].argmax()))
+    return ids[len(PROMPT) :], depths
+
+
+EXITS = 16
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", [*WHOLE, *OTHERS])
+def test_exits_that_are_sure_leave_the_layers_above_behind_every_row(family: str) -> None:
+    """A layer that a token did not reach reads it later, before the next one that comes so far."""
+    below = read_by_the_stock_model(family, PROMPT)[:-1]
+    sure = float(below.softmax(-1).amax(-1).quantile(0.8))
+    options = {"exit_layer": "1", "confidence": str(sure), "measure": "top"}
+    target = loaded(family)
+    decoder = built("early-exit", **options)(target)
+    session = Session(target.staged, len(PROMPT) + EXITS)
+    found = decoder.decode(session, Request(PROMPT, Limits(EXITS), Clock(torch.device("cpu"))))
+    output, depths = exits_of_the_stock_model(family, sure, EXITS)
+    assert (list(found.output_ids), list(found.exits)) == (output, depths)
+    assert len(set(depths)) > 1
+
+
+@pytest.mark.parametrize("family", [*WHOLE, *OTHERS])
 @pytest.mark.parametrize("name", ["lookahead", "ppd"])
-def test_methods_that_branch_are_refused_before_anything_runs(name: str) -> None:
-    target = loaded("lfm2")
+def test_methods_that_branch_are_refused_before_anything_runs(name: str, family: str) -> None:
+    target = loaded(family)
     strategy = method(name).build({})
     with pytest.raises(
         UnsupportedModel, match=f"{name} drafts trees: layers with a memory"
