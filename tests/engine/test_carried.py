@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -17,22 +16,13 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, at_meeting, wider
 from ppdbench.errors import UnsupportedModel
+from tests.engine.tiny_models import staged, stock, whole_pass
 from tests.helpers import assert_near, tokens
 
 FAMILIES = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 REMEMBERING = ("zamba", "zamba2")
 PROMPT = tokens(19)  # longer than the window
 CAPACITY = 64
-
-
-@cache
-def stock(family: str) -> Any:
-    return tiny(family)
-
-
-@cache
-def staged(family: str) -> StagedModel:
-    return StagedModel(copy.deepcopy(stock(family)))
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +49,6 @@ def forward(session: Session, rows: list[int]) -> Tensor:
     return session.logits(session.forward(session.ids(rows)))
 
 
-def truth(model: Any, text: list[int], n: int) -> Tensor:
-    """The stock model's logits of the last `n` tokens of a text."""
-    logits: Tensor = model(torch.tensor([text]), use_cache=False).logits
-    return logits[:, -n:]
-
-
 @pytest.mark.parametrize("cut", [1, 2, 3])
 @pytest.mark.parametrize("family", [*FAMILIES, *REMEMBERING])
 def test_layers_above_a_cut_look_at_rows_that_those_below_it_wrote(family: str, cut: int) -> None:
@@ -75,7 +59,7 @@ def test_layers_above_a_cut_look_at_rows_that_those_below_it_wrote(family: str, 
         below.append(session.run(session.embed(session.ids([token]), step), 0, cut, step))
     step = session.chain(len(rows), len(PROMPT))
     found = session.logits(session.run(torch.cat(below, dim=1), cut, 4, step))
-    assert_near(found, truth(stock(family), [*PROMPT, *rows], 3))
+    assert_near(found, whole_pass(stock(family), [*PROMPT, *rows], 3))
 
 
 def test_branches_see_their_own_rows_of_layers_that_are_looked_at(family: str) -> None:
@@ -84,9 +68,9 @@ def test_branches_see_their_own_rows_of_layers_that_are_looked_at(family: str) -
     found = session.logits(session.forward(session.ids([31, 77, 40, 3]), step))
     for first in (0, 1):
         branch = [[31, 40], [77, 3]][first]
-        assert_near(found[:, [first, first + 2]], truth(stock(family), [*PROMPT, *branch], 2))
+        assert_near(found[:, [first, first + 2]], whole_pass(stock(family), [*PROMPT, *branch], 2))
     session.cache.keep(len(PROMPT), [1, 3])
-    assert_near(forward(session, [8]), truth(stock(family), [*PROMPT, 77, 3, 8], 1))
+    assert_near(forward(session, [8]), whole_pass(stock(family), [*PROMPT, 77, 3, 8], 1))
 
 
 def test_keys_and_values_that_others_look_at_are_made_where_attention_is_left_out(
@@ -99,14 +83,14 @@ def test_keys_and_values_that_others_look_at_are_made_where_attention_is_left_ou
     emptied = copy.deepcopy(stock(family))
     for i in (0, 1, 2):
         emptied.model.layers[i].self_attn.o_proj.weight.zero_()
-    assert_near(prefilled(skipped).prefill(), truth(emptied, PROMPT, 1))
+    assert_near(prefilled(skipped).prefill(), whole_pass(emptied, PROMPT, 1))
     session = prefilled(model)
     view = skipped.over(session)
     for row, token in enumerate((31, 77), start=len(PROMPT)):
         view.forward(view.ids([token]), view.chain(1, row))
     assert [session.cache.lengths[i] for i in range(4)] == [21, 21, 19, 21]
     session.cache.truncate(len(PROMPT))
-    assert_near(forward(session, [31, 9]), truth(stock(family), [*PROMPT, 31, 9], 2))
+    assert_near(forward(session, [31, 9]), whole_pass(stock(family), [*PROMPT, 31, 9], 2))
 
 
 def test_a_cache_holds_rows_of_the_size_of_each_layer_and_none_of_those_that_share() -> None:
@@ -146,7 +130,7 @@ def test_sequences_that_meet_look_each_at_its_own(family: str) -> None:
         place.advance()
     assert not place.unjoined
     for mine, text in found.values():
-        assert_near(mine, truth(stock(family), text, mine.shape[1]))
+        assert_near(mine, whole_pass(stock(family), text, mine.shape[1]))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *REMEMBERING])
@@ -155,7 +139,7 @@ def test_the_same_in_a_wider_type_is_the_stock_model_in_that_type(family: str) -
     assert found.dtype == torch.float64
     wide = copy.deepcopy(stock(family)).double()
     close = 1e-5 if family in REMEMBERING else 1e-6  # recurrent states are of float32 all the same
-    torch.testing.assert_close(found, truth(wide, PROMPT, 1), rtol=close, atol=close)
+    torch.testing.assert_close(found, whole_pass(wide, PROMPT, 1), rtol=close, atol=close)
 
 
 def test_experts_beside_an_mlp_and_keys_that_are_values() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.families import tiny
 from ppdbench.engine import memory
 from ppdbench.engine.loading import ModelSpec, take_over
 from ppdbench.engine.meeting import MeetingPlace
@@ -20,6 +19,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, at_meeting
 from ppdbench.errors import UnsupportedModel
+from tests.engine.tiny_models import staged, stock, whole_pass
 from tests.families import greedy_truth
 from tests.helpers import assert_near, tokens
 
@@ -28,16 +28,6 @@ FAMILIES = ("lfm2", "qwen3_5_text", "falcon_h1", "jamba")
 PROMPT = tokens(19)
 CLOSE = 1e-4  # of the largest logit: another order of sums, over many rows
 CAPACITY = 120
-
-
-@cache
-def stock(family: str) -> Any:
-    return tiny(family)
-
-
-@cache
-def staged(family: str) -> StagedModel:
-    return StagedModel(copy.deepcopy(stock(family)))
 
 
 @pytest.fixture(autouse=True)
@@ -69,11 +59,6 @@ def forward(session: Session, rows: list[int], start: int | None = None) -> Tens
 def truth(family: str, text: list[int], n: int) -> Tensor:
     """The stock model's logits of the last `n` tokens of a text, in one pass from the start."""
     return whole_pass(stock(family), text, n)
-
-
-def whole_pass(model: Any, text: list[int], n: int) -> Tensor:
-    logits: Tensor = model(torch.tensor([text]), use_cache=False).logits
-    return logits[:, -n:]
 
 
 def layers_of(model: Any, family: str) -> nn.ModuleList:
