@@ -235,7 +235,7 @@ class Trial:
             found = program.run(hidden, layers, step, self._other)
             assert found is not None
             added = (wanted - hidden).abs().amax(-1, keepdim=True)
-            hold_close(found, wanted, OF_LAYERS[found.dtype] * added, f"layer {index}")
+            _hold_close(found, wanted, OF_LAYERS[found.dtype] * added, f"layer {index}")
             self.hidden[number] = wanted
 
     def compare_readout(self, flat: FlatReadout) -> None:
@@ -243,8 +243,7 @@ class Trial:
         for hidden in self.hidden:
             wanted, found = self.adapter.logits(hidden), flat.read(hidden)
             assert found is not None
-            largest = wanted.float().abs().amax(-1, keepdim=True)
-            hold_close(found.logits, wanted, OF_LAYERS[wanted.dtype] * largest, "the readout")
+            hold_rows(found.logits, wanted, "the readout")
 
     def eagerly(self, adapter: Adapter, hidden: Tensor, layers: range, step: Step) -> Tensor:
         """Run layers as they are."""
@@ -337,7 +336,7 @@ def _compare_product(made: FlatProduct, weight: Tensor, bias: Tensor | None) -> 
     if bias is not None:
         wanted += bias[columns].float()
     found = made.multiply(x)[:, columns]
-    hold_close(found, wanted, OF_TERMS[found.dtype] * terms, f"a product of {last} columns")
+    _hold_close(found, wanted, OF_TERMS[found.dtype] * terms, f"a product of {last} columns")
 
 
 def _places(columns: int) -> list[int]:
@@ -345,7 +344,13 @@ def _places(columns: int) -> list[int]:
     return sorted({0, max(0, columns // 2 - COLUMNS), max(0, columns - COLUMNS)})
 
 
-def hold_close(found: Tensor, wanted: Tensor, margin: Tensor, what: str) -> None:
+def hold_rows(found: Tensor, wanted: Tensor, what: str) -> None:
+    """Refuse rows that are off by more than a layer may be, of the largest number of each."""
+    largest = wanted.float().abs().amax(-1, keepdim=True)
+    _hold_close(found, wanted, OF_LAYERS[wanted.dtype] * largest, what)
+
+
+def _hold_close(found: Tensor, wanted: Tensor, margin: Tensor, what: str) -> None:
     """Refuse numbers that are off by more than their own rounding and a margin."""
     allowed = ROUNDING[found.dtype] * wanted.float().abs() + margin.float()
     off = (found.float() - wanted.float()).abs() / allowed

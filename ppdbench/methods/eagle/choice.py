@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ppdbench.engine.flat.choice import OF_LAYERS, ProductChecks, RefusedError, hold_close
+from ppdbench.engine.flat.choice import ProductChecks, RefusedError, hold_rows
 from ppdbench.engine.flat.products import plain
 from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.packing import exchange, pack
@@ -49,16 +49,11 @@ def _compare(flat: FlatDraft) -> None:
     tokens = torch.randint(network.target_vocab, (1, TRUE_ROWS), generator=drawn)
     features = torch.randn(1, TRUE_ROWS, flat.width, generator=drawn).to(flat.dtype)
     wanted, found = (rows.read(tokens, features) for rows in both)
-    _hold(found, wanted, "a draft of true rows")
+    hold_rows(found, wanted, "a draft of true rows")
     levels = [rows.branches(wanted[:, -1:]) for rows in both]
     for origin in LEVELS:
         tokens = torch.randint(network.target_vocab, (len(origin),), generator=drawn)
         wanted, found = (level.extend(torch.tensor(origin), tokens) for level in levels)
-        _hold(found, wanted, "a draft of guesses")
+        hold_rows(found, wanted, "a draft of guesses")
     wanted, found = (level.logits() for level in levels)
-    _hold(found, wanted, "the readout of a draft")
-
-
-def _hold(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    largest = wanted.float().abs().amax(-1, keepdim=True)
-    hold_close(found, wanted, OF_LAYERS[wanted.dtype] * largest, what)
+    hold_rows(found, wanted, "the readout of a draft")

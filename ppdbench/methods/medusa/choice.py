@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from ppdbench.engine.flat.choice import OF_LAYERS, RefusedError, hold_close
+from ppdbench.engine.flat.choice import RefusedError, hold_rows
 from ppdbench.engine.flat.weights import pack
 from ppdbench.methods.medusa.flat import FlatHead, FlatHeads
 from ppdbench.methods.medusa.network import MedusaHeads
@@ -38,9 +38,8 @@ def lay_out(heads: MedusaHeads) -> MedusaHeads:
     )
     states = torch.randn(CHECKED, width, generator=torch.Generator().manual_seed(0))
     wanted, found = (each.logits(states.to(staged.dtype)) for each in (heads, flat))
-    largest = wanted.float().abs().amax(-1, keepdim=True)
     try:
-        hold_close(found, wanted, OF_LAYERS[staged.dtype] * largest, "Medusa's heads")
+        hold_rows(found, wanted, "Medusa's heads")
     except RefusedError:
         return heads
     return flat
