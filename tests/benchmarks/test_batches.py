@@ -51,15 +51,21 @@ def test_all_methods_of_the_embedded_model_are_exact_in_batches(
     assert "ppd (batch 3)" in told.err
 
 
-def test_a_single_tie_is_a_failure_where_passes_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[FinishedRun]:
+    """The runs that the benchmark makes, as they come."""
+    made: list[FinishedRun] = []
     real = batches.decoded
 
     def kept(*arguments: Any) -> FinishedRun:
-        runs.append(real(*arguments))
-        return runs[-1]
+        made.append(real(*arguments))
+        return made[-1]
 
     monkeypatch.setattr(batches, "decoded", kept)
+    return made
+
+
+def test_a_single_tie_is_a_failure_where_passes_are_flat(runs: list[FinishedRun]) -> None:
     words = ["--exact", "--batch", "2", "--tasks", "squad", "--methods", "greedy"]
     assert batches.main([*SMALL, *words]) == 0
     (run,) = runs
@@ -106,17 +112,9 @@ def test_counts_go_on_where_they_were_and_stand_on_pages(
 
 
 def test_an_output_that_a_method_does_not_give_alone_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
+    runs: list[FinishedRun],
 ) -> None:
     """Of methods that are not exact too, whose outputs greedy decoding says nothing about."""
-    runs = []
-    real = batches.decoded
-
-    def kept(*arguments: Any) -> FinishedRun:
-        runs.append(real(*arguments))
-        return runs[-1]
-
-    monkeypatch.setattr(batches, "decoded", kept)
     assert batches.main([*SMALL, *EXACT, "--tasks", "squad"]) == 0
     (run,) = runs
     assert not any(verdicts.changed(run).values())
