@@ -35,18 +35,16 @@ TARGET = Target(kind="top-p", top_p=0.95, temperature=0.7)
 
 Rule = Callable[..., Outcome]
 
-KEPT = "uniform(generator) * likely < float(p[here].sum())"
-RESIDUAL = "p = _scaled((p - source).clamp(min=0), or_else=p)"
+KEPT = "uniform(generator) * likely < float(p[here].sum()) * whole"
+LEFT = "p.sub(source, alpha=1 / whole).clamp_(min=0)"
+RESIDUAL = f"p = _scaled({LEFT}, or_else=p)"
 # What was written, and what is in its place.
 SLIPS = {
-    "the test is reversed": (KEPT, "uniform(generator) * float(p[here].sum()) < likely"),
+    "the test is reversed": (KEPT, "uniform(generator) * float(p[here].sum()) * whole < likely"),
     "everything is kept": (KEPT, "True"),
     "the residual is forgotten": (RESIDUAL, "pass"),
-    "the residual is not scaled": (
-        RESIDUAL,
-        "r = (p - source).clamp(min=0); p = r if float(r.sum()) else p",
-    ),
-    "a sibling's q stays as it was": ("q[token] = 0", "pass"),
+    "the residual is not scaled": (RESIDUAL, f"r = {LEFT}; p = r if float(r.sum()) else p"),
+    "a sibling's q stays as it was": ("q[token : token + 1] = shared[here] = 0", "pass"),
     "q of the wrong row": ("families.index(row - 1)", "-1 - families.index(row - 1)"),
     "p of the wrong row": ("logits[row]", "logits[0]"),
 }

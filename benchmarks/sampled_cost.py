@@ -1,7 +1,7 @@
 """The cost of sampled verification beside the pass whose rows it judges, for trees of 32 nodes.
 
-    python -m benchmarks.sampled_cost [--model smollm2] [--threads 2] [--nodes 32] [--limit 4]
-        [--save FILE.json]
+    python -m benchmarks.sampled_cost [--model smollm2] [--dtype float32,bfloat16] [--threads 2]
+        [--nodes 32] [--limit 4] [--save FILE.json]
 
 EAGLE's trees are drafted, run and judged as in any drawn output; the rule is timed apart from the
 rest of each step. Run it on a machine that does nothing else.
@@ -61,6 +61,7 @@ class JudgedStep(msgspec.Struct, frozen=True):
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of one way to draw, with siblings that are drawn or chosen."""
 
+    dtype: str
     target: str
     siblings: str
     steps: list[JudgedStep]
@@ -109,11 +110,20 @@ def judged(decoded: Decoded, rule_ms: Sequence[float], nodes: int) -> list[Judge
 
 
 def measured(asked: argparse.Namespace) -> MeasuredCosts:
-    """Decode the same examples for every way to draw."""
+    """Decode the same examples for every way to draw, in each number type."""
     environment.set_threads(asked.threads)
-    machine = this_machine()
+    return MeasuredCosts(
+        machine=this_machine(),
+        model=asked.model,
+        threads=torch.get_num_threads(),
+        nodes=asked.nodes,
+        costs=[cost for dtype in asked.dtype.split(",") for cost in _in_type(asked, dtype)],
+    )
+
+
+def _in_type(asked: argparse.Namespace, dtype: str) -> Iterator[Cost]:
     config = RunConfig(
-        model=ModelSpec(name=asked.model, dtype=asked.dtype, device="cpu", offline=True),
+        model=ModelSpec(name=asked.model, dtype=dtype, device="cpu", offline=True),
         tasks=("gsm8k",),
         data="builtin",
         limit=asked.limit,
@@ -122,16 +132,10 @@ def measured(asked: argparse.Namespace) -> MeasuredCosts:
     work = Workload.read(config)
     loaded = load(config.model, context=work.context())
     items = work.encode(loaded)
-    return MeasuredCosts(
-        machine=machine,
-        model=f"{asked.model}, {str(loaded.staged.dtype).removeprefix('torch.')}",
-        threads=torch.get_num_threads(),
-        nodes=asked.nodes,
-        costs=list(_each(Setup(loaded, capacity(items)), items, asked.nodes)),
-    )
+    yield from _each(Setup(loaded, capacity(items)), items, dtype, asked.nodes)
 
 
-def _each(setup: Setup, items: Sequence[Item], nodes: int) -> Iterator[Cost]:
+def _each(setup: Setup, items: Sequence[Item], dtype: str, nodes: int) -> Iterator[Cost]:
     loaded = setup.target
     clock = Clock(loaded.staged.device)
     for siblings, is_drawn in SIBLINGS.items():
@@ -147,7 +151,7 @@ def _each(setup: Setup, items: Sequence[Item], nodes: int) -> Iterator[Cost]:
                 chooser = Chooser(target, generator_for(0, item.example.id, name), rule)
                 request = Request(list(item.ids), limits_of(item, loaded), clock, chooser)
                 steps += judged(decoder.decode(session, request), rule.ms, nodes)
-            yield Cost(target=name, siblings=siblings, steps=steps)
+            yield Cost(dtype=dtype, target=name, siblings=siblings, steps=steps)
 
 
 def stored(path: Path) -> MeasuredCosts:
@@ -159,6 +163,7 @@ def sheets(found: MeasuredCosts) -> list[Sheet]:
     """A row for each way to draw."""
     rows = tuple(
         (
+            cost.dtype,
             cost.target,
             cost.siblings,
             len(cost.steps),
@@ -177,7 +182,7 @@ def sheets(found: MeasuredCosts) -> list[Sheet]:
     return [
         Sheet(
             f"Sampled verification of {found.nodes} nodes, {found.model}",
-            ("target", "siblings", "steps", "kept", "rule ms", "pass ms", "share"),
+            ("dtype", "target", "siblings", "steps", "kept", "rule ms", "pass ms", "share"),
             rows,
             (note,),
             digits={"kept": 2, "rule ms": 3, "pass ms": 2},
@@ -191,7 +196,7 @@ def main() -> None:
     quiet()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2", help="one that has an EAGLE network")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="float32,bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--nodes", type=int, default=32)
     parser.add_argument("--limit", type=int, default=4, help="examples")

@@ -90,32 +90,37 @@ def accept_sampled(
         so_far = [*text, *(draft.tokens[node] for node in path)]
         # Only the tokens that p can give matter: of 49,152 mostly a few dozen.
         tokens, p = target.possible(logits[row], so_far)
-        q = None
+        q = shared = torch.zeros(0)
         if draft.probabilities is not None and children[row]:
-            # A copy, of which what was tried is struck out.
+            # Copies, of which what was tried is struck out; the second of what p can give as well.
             q = draft.probabilities[families.index(row - 1)].to("cpu", torch.float64, copy=True)
+            shared = q[tokens]
         for node in children[row]:
             if node >= draft.proposed:
                 continue
             token = draft.tokens[node]
-            here = tokens == token
-            source, likely = here.double(), 1.0  # of a token that was chosen
-            if q is not None and float(q[token]) > 0:
-                whole = float(q.sum())
-                source, likely = q[tokens] / whole, float(q[token]) / whole
-            if uniform(generator) * likely < float(p[here].sum()):
+            here = _place(token, tokens)
+            source, likely, whole = shared, float(q[token : token + 1].sum()), float(q.sum())
+            if likely == 0:
+                source, likely, whole = (tokens == token).double(), 1.0, 1.0  # it was chosen
+            if uniform(generator) * likely < float(p[here].sum()) * whole:
                 path.append(node)
                 row = 1 + node
                 break
             # Rounding alone may leave nothing where both are the same.
-            p = _scaled((p - source).clamp(min=0), or_else=p)
-            if q is not None:
-                q[token] = 0
+            p = _scaled(p.sub(source, alpha=1 / whole).clamp_(min=0), or_else=p)
+            q[token : token + 1] = shared[here] = 0
         else:
             return Outcome(tuple(path), int(tokens[drawn(p, generator)]))
 
 
+def _place(token: int, tokens: Tensor) -> slice:
+    """The place of a token among others that are in order; an empty one where it is not there."""
+    place = int(torch.searchsorted(tokens, token))
+    return slice(place, place + int(place < len(tokens) and int(tokens[place]) == token))
+
+
 def _scaled(weights: Tensor, or_else: Tensor) -> Tensor:
-    """Weights that add up to 1, or what else is given where there are none."""
+    """Weights made to add up to 1, or what else is given where there are none."""
     total = float(weights.sum())
-    return weights / total if total > 0 else or_else
+    return weights.div_(total) if total > 0 else or_else

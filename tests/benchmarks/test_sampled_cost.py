@@ -23,12 +23,12 @@ def test_the_rule_is_taken_out_of_steps_of_whole_trees() -> None:
 def test_the_share_is_of_medians_with_the_machine_below() -> None:
     steps = [JudgedStep(1.0, 20.0, 1), JudgedStep(2.0, 40.0, 3), JudgedStep(90.0, 41.0, 2)]
     costs = [
-        Cost(target="top-k 20", siblings="drawn", steps=steps),
-        Cost(target="top-k 20", siblings="chosen", steps=[]),
+        Cost(dtype="float32", target="top-k 20", siblings="drawn", steps=steps),
+        Cost(dtype="float32", target="top-k 20", siblings="chosen", steps=[]),
     ]
     about = {"machine": "a machine", "model": "tiny", "threads": 1, "nodes": 8}
     (sheet,) = sampled_cost.sheets(MeasuredCosts(**about, costs=costs))
-    assert sheet.rows == (("top-k 20", "drawn", 3, 2.0, 2.0, 40.0, 0.05),)
+    assert sheet.rows == (("float32", "top-k 20", "drawn", 3, 2.0, 2.0, 40.0, 0.05),)
     assert "a machine" in sheet.notes[0]
 
 
@@ -36,7 +36,8 @@ def test_trees_of_the_embedded_model_are_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "cost.json"
-    asked = ["--model", "reference", "--nodes", "6", "--limit", "1", "--max-new-tokens", "14"]
+    asked = ["--model", "reference", "--dtype", "float32", "--nodes", "6", "--limit", "1"]
+    asked += ["--max-new-tokens", "14"]
     monkeypatch.setattr(sampled_cost, "DEPTH", 2)
     monkeypatch.setattr(sys, "argv", ["sampled_cost", *asked, "--save", str(file)])
     sampled_cost.main()
@@ -46,4 +47,4 @@ def test_trees_of_the_embedded_model_are_judged(
     ]
     assert all(step.rule_ms > 0 and step.pass_ms > 0 for cost in found.costs for step in cost.steps)
     assert all(cost.steps for cost in found.costs)
-    assert "Sampled verification of 6 nodes, reference, float32" in capsys.readouterr().out
+    assert "Sampled verification of 6 nodes, reference" in capsys.readouterr().out
