@@ -42,13 +42,13 @@ class MeasuredCurves(msgspec.Struct, frozen=True, kw_only=True):
     curves: list[PassCurve]
 
 
-def this_machine() -> str:
-    """Name the processor, its cores and what it was busy with, and the software."""
+def this_machine(*, timed: bool = True) -> str:
+    """Name the processor, its cores and the software, and what spoils times: its load before."""
     about = msgspec.convert(environment.describe(), Environment)
-    cpu, load = about.cpu, (about.cpu.load_average or 0.0)
-    features = ", ".join(cpu.features or ())
+    cpu, features = about.cpu, ", ".join(about.cpu.features or ())
+    load = f", load {cpu.load_average or 0.0:.1f} before" if timed else ""
     return (
-        f"{cpu.model}, {cpu.usable_cores} cores ({features}), load {load:.1f} before; "
+        f"{cpu.model}, {cpu.usable_cores} cores ({features}){load}; "
         f"torch {about.packages['torch']}, transformers {about.packages['transformers']}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -96,3 +97,8 @@ def test_pages_show_a_stored_curve_or_say_how_to_measure_it(
     assert ("| 9 | 20.00 |" in shown) == is_there
     assert (readme.AWAITED in shown) != is_there
     assert readme.rendered(shown) == shown
+
+
+def test_only_what_is_timed_says_what_else_the_machine_did() -> None:
+    said, untimed = curve.this_machine(), curve.this_machine(timed=False)
+    assert re.sub(r", load [\d.]+ before", "", said) == untimed != said
