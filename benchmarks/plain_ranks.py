@@ -1,19 +1,20 @@
 """Ranks of a stored probe run beside those of plain transformers code, position by position.
 
-The plain way: the stock model in float32 with `output_hidden_states=True` over a prompt and its
-output at once, each layer's states through the final norm and the head, and a count of the tokens
-that score strictly higher. The run should be one in float32: another type rounds every score, and
-ranks follow. Ranks that differ are told with what would explain them: the number of tokens that
-score within a rounding of the output's.
+The plain way: the stock model, a GGUF file as `from_pretrained` reads it, in float32 with
+`output_hidden_states=True` over a prompt and its output at once, each layer's states through the
+final norm and the head, and a count of the tokens that score strictly higher. The run should be one
+in float32: another type rounds every score, and ranks follow. Ranks that differ are told with what
+would explain them: the number of tokens that score within a rounding of the output's.
 
     ppdbench probe --model smollm2 --dtype float32 --task gsm8k --data builtin --out RUN
-    python -m benchmarks.plain_ranks RUN [--positions 5000]
+    python -m benchmarks.plain_ranks RUN [--positions 5000] [--save FILE.json]
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppdbench.engine.loading import ModelSpec, load_stock
+from benchmarks.curve import this_machine
+from ppdbench.engine.gguf import source
+from ppdbench.engine.loading import DTYPES, ModelSpec, load_stock
 from ppdbench.engine.quiet import quiet
+from ppdbench.files.whole import write_whole
+from ppdbench.report.sheet import Sheet
 from ppdbench.runs.records import ProbedSample
 from ppdbench.runs.store import read_once
 
@@ -45,15 +50,28 @@ class Difference:
         return abs(self.stored - self.plain) <= self.close
 
 
+def plain_model(spec: ModelSpec) -> tuple[Any, Any]:
+    """The model and the tokenizer as transformers loads them by itself, from a GGUF file too."""
+    if not spec.is_gguf:
+        return load_stock(spec)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = source.find(spec.name, spec.gguf, spec.revision, offline=spec.offline)
+    here = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    model = AutoModelForCausalLM.from_pretrained(**here, dtype=DTYPES[spec.dtype])
+    return model.eval(), AutoTokenizer.from_pretrained(**here)
+
+
 @torch.inference_mode()
 def differences(stock: Any, sample: ProbedSample) -> Iterator[Difference]:
     """The ranks of an example that the stock model does not give."""
     prompt, output = list(sample.prompt_ids), list(sample.output_ids)
     ids = torch.tensor([prompt + output[:-1]])
-    states = stock(ids, output_hidden_states=True, use_cache=False).hidden_states
+    found = stock.base_model(ids, output_hidden_states=True, use_cache=False)
+    states = [layer[:, len(prompt) - 1 :] for layer in found.hidden_states]
     targets = torch.tensor(output)[:, None]
     for layer, stored in sample.ranks.items():
-        logits = _read_out(stock, states, int(layer))[len(prompt) - 1 :]
+        logits = _read_out(stock, states, int(layer))
         own = logits.gather(1, targets)
         plain = (logits > own).sum(1).tolist()
         close = ((logits - own).abs() < ROUNDING).sum(1).tolist()
@@ -71,19 +89,38 @@ def _read_out(stock: Any, states: Sequence[Tensor], layer: int) -> Tensor:
     return logits
 
 
+def sheets(content: Mapping[str, Any]) -> list[Sheet]:
+    """One row: how many ranks were looked at, and how many are those of plain code."""
+    columns = ("positions", "layers", "ranks", "equal", "differ by rounding", "wrong")
+    row = tuple(content[name.replace(" ", "_")] for name in columns)
+    notes = (
+        f"{content['dtype']}, tasks {', '.join(content['tasks'])}; {content['machine']}.",
+        "Differ by rounding: no more tokens lie between both ranks than score within a rounding "
+        "of the output's.",
+    )
+    return [Sheet(f"Ranks of {content['model']} by plain code", columns, (row,), notes)]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what differs; the exit code is 1 where rounding does not explain it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plain_ranks", description=__doc__)
     parser.add_argument("run", type=Path, help="folder of a probe run")
     parser.add_argument("--positions", type=int, default=5000, help="output tokens to look at")
+    parser.add_argument("--save", type=Path, help="keep the counts, as .json")
     asked = parser.parse_args(argv)
     quiet()
     run = read_once(asked.run)
     about = run.header.model
-    stock, _ = load_stock(
-        ModelSpec(name=about.name, revision=about.revision, dtype="float32", device="cpu")
+    stock, _ = plain_model(
+        ModelSpec(
+            name=about.name,
+            revision=about.revision,
+            gguf=run.header.config.model.gguf,
+            dtype="float32",
+            device="cpu",
+        )
     )
-    positions, ranks, found = 0, 0, list[Difference]()
+    positions, ranks, found, tasks = 0, 0, list[Difference](), dict[str, None]()
     for sample in run.samples:
         if positions >= asked.positions:
             break
@@ -91,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found += differences(stock, sample)
         positions += len(sample.output_ids)
         ranks += sum(map(len, sample.ranks.values()))
+        tasks[sample.task] = None
         print(f"{positions} positions, {ranks} ranks, {len(found)} differ", flush=True)
     wrong = [one for one in found if not one.is_rounding]
     for one in wrong[:20]:
@@ -99,6 +137,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{positions} positions, {ranks} ranks: {ranks - len(found)} equal, "
         f"{len(found) - len(wrong)} differ by rounding, {len(wrong)} are wrong"
     )
+    if asked.save is not None:
+        content = {
+            "model": about.name,
+            "dtype": about.dtype,
+            "machine": this_machine(timed=False),
+            "tasks": list(tasks),
+            "positions": positions,
+            "layers": about.n_layers,
+            "ranks": ranks,
+            "equal": ranks - len(found),
+            "differ_by_rounding": len(found) - len(wrong),
+            "wrong": len(wrong),
+        }
+        write_whole(asked.save, json.dumps(content, indent=1) + "\n", make_folder=True)
     return 1 if wrong else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -43,3 +44,12 @@ def test_a_rank_that_is_off_is_told(run: Path) -> None:
     (found,) = plain_ranks.differences(stock, spoiled)
     assert found.where.endswith("layer 2, position 3")
     assert (found.stored - found.plain, found.is_rounding) == (1, False)
+
+
+def test_what_is_kept_is_what_was_counted(run: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "ranks.json"
+    assert plain_ranks.main([str(run), "--save", str(kept)]) == 0
+    content = json.loads(kept.read_text("utf-8"))
+    (sheet,) = plain_ranks.sheets(content)
+    assert sheet.rows == ((12, 3, 36, 36, 0, 0),)
+    assert content["tasks"] == ["squad"]
