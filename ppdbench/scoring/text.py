@@ -52,8 +52,13 @@ def marked_number(text: str) -> Decimal | None:
 
 def last_number(text: str) -> Decimal | None:
     """The last number written in digits, without commas and dollar signs."""
-    found = _ANY_NUMBER.findall(text)
-    return _value(found[-1]) if found else None
+    found = numbers(text)
+    return found[-1] if found else None
+
+
+def numbers(text: str) -> list[Decimal]:
+    """All numbers written in digits, without commas and dollar signs."""
+    return [_value(found) for found in _ANY_NUMBER.findall(text)]
 
 
 def _value(number: str) -> Decimal:
