@@ -13,7 +13,7 @@ WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
 	update-baselines tables measured curve batches sampled readme reference reference-twin addons gpu-check wheel \
-	benchmark attack smollm2 smollm2-parts showcase families clean
+	benchmark attack smollm2 smollm2-parts smollm2-checks showcase families clean
 
 help:
 	@echo "make demo       match rates and speedups of the embedded model; of SmolLM2 where it is there"
@@ -38,6 +38,7 @@ help:
 	@echo "make attack     kills, damaged records, planted bugs, hostile input: what is survived"
 	@echo "make smollm2    fetch SmolLM2-135M-Instruct (93 MB, Apache-2.0) for --model smollm2"
 	@echo "make smollm2-parts     train what guesses ahead for SmolLM2 (a night; ROWS: training rows)"
+	@echo "make smollm2-checks    what docs/smollm2.md shows (an hour or two; ROWS: rows of tasks)"
 	@echo "make showcase   SmolLM2: every task, method and table on one page (hours; docs/showcase.md)"
 	@echo "make families   try every family that transformers has; docs/families.md (minutes)"
 	@echo "make wheel      build the wheel into dist/"
@@ -296,6 +297,27 @@ smollm2-parts: smollm2
 	$(TRAIN) medusa $(LEARN) --draft-vocab 8192 --heads 4 --rank 32 --epochs 3 \
 	    --out $(SMOLLM2_WORK)/medusa
 	$(BIN)/python -m benchmarks.reference addons $(SMOLLM2_WORK) smollm2
+
+# What was looked at on SmolLM2, for docs/smollm2.md. Tokens, ranks and scores are the same on a busy
+# machine. ROWS holds a folder of rows for each task. What was begun is gone on with.
+REAL ?= results/real
+REAL_RUNS := $(REAL)/runs
+RANKS_RUN := $(REAL_RUNS)/ranks
+
+smollm2-checks: $(READY) smollm2
+	$(BIN)/python -m benchmarks.plain_answers --model smollm2 \
+	    --rows $(if $(filter hub,$(ROWS)),hub,$(ROWS)/gsm8k) --save $(REAL)/plain_answers.json
+	$(BIN)/python -m benchmarks.quality --rows $(ROWS) --work $(REAL_RUNS)/quality \
+	    --save $(REAL)/quality.json
+	$(BIN)/python -m benchmarks.pass_checks --model smollm2 --passes flat,compiled \
+	    --save $(REAL)/pass_checks.json
+	$(BIN)/ppdbench probe $(SMOLLM2) --dtype float32 --data builtin --limit 8 \
+	    --max-new-tokens 60 --full-length \
+	    $(addprefix --task ,$(basename $(notdir $(wildcard tasks/*.yaml)))) \
+	    --out $(RANKS_RUN) $(if $(wildcard $(RANKS_RUN)/run.json),--resume) > /dev/null
+	$(BIN)/python -m benchmarks.plain_ranks $(RANKS_RUN) --save $(REAL)/plain_ranks.json
+	$(BIN)/python -m benchmarks.exactness --out $(REAL_RUNS) --save $(REAL)/exactness.json
+	$(MAKE) readme
 
 OUT ?= results/gpu-check
 

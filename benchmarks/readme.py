@@ -11,7 +11,8 @@ of its tables begins, and whether it is to be Markdown instead of what a termina
 In place of a run there may be a file of `benchmarks.curve`, and in place of a title `picture` and
 the file that it was drawn into; until it is there, its places say how to measure it. Files in
 `results/faithful` are those of `make sampled`, in `results/batches` of `benchmarks.batches`
-and, by how their names begin, of `benchmarks.verdicts` and `benchmarks.batch_steps`.
+and, by how their names begin, of `benchmarks.verdicts` and `benchmarks.batch_steps`; those in
+`results/real` are of the module that has their name.
 
 `make measured` makes all of it, the pictures, too. Tests compare every table with what it is of,
 and look for measured numbers that stand elsewhere.
@@ -27,7 +28,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import batch_steps, batches, curve, faithful, sampled, sampled_cost, verdicts
+from benchmarks import (
+    batch_steps,
+    batches,
+    curve,
+    exactness,
+    faithful,
+    pass_checks,
+    plain_answers,
+    plain_ranks,
+    quality,
+    sampled,
+    sampled_cost,
+    verdicts,
+)
 from ppdbench.report.export import to_markdown
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
@@ -40,8 +54,17 @@ PICTURE = "picture "
 SAMPLED = ROOT / "results" / "faithful"
 BATCHES = ROOT / "results" / "batches"
 UNCOUNTED = "Not counted yet: `python -m benchmarks.batches --exact`, which takes hours."
+REAL = ROOT / "results" / "real"
+REAL_SHEETS = {
+    "exactness": exactness.sheets,
+    "pass_checks": pass_checks.sheets,
+    "plain_answers": plain_answers.sheets,
+    "plain_ranks": plain_ranks.sheets,
+    "quality": quality.sheets,
+}
 AWAITED = "Not measured yet: `make curve`, on a machine that does nothing else."
 MADE_BY = {BATCHES: "batches", SAMPLED: "sampled"}
+UNCHECKED = "Not checked yet: `make smollm2-checks`."
 COLUMNS = 90  # as much as pages show beside their margins
 BLOCK = re.compile(r"<!-- (results/\S+): (.+?)( as markdown)? -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -75,6 +98,8 @@ def _is_awaited(path: Path) -> bool:
 def _awaited(path: Path) -> str:
     if path.name.startswith(verdicts.FILES):
         return UNCOUNTED
+    if path.parent == REAL:
+        return UNCHECKED
     return AWAITED.replace("curve", MADE_BY.get(path.parent, "curve"))
 
 
@@ -84,6 +109,8 @@ def _sheets(path: Path) -> list[Sheet]:
         return _sheets_of_batches(path)
     if path == SAMPLED / "cost.json":
         return sampled_cost.sheets(sampled_cost.stored(path))
+    if path.parent == REAL:
+        return REAL_SHEETS[path.stem](json.loads(path.read_text(encoding="utf-8")))
     if path.parent == SAMPLED:
         content = json.loads(path.read_text(encoding="utf-8"))
         return faithful.sheets(content) if "planted" in content else sampled.sheets(content)
