@@ -32,6 +32,9 @@ class PlainLinear:
         self.bias = None if bias is None else bias.float()
         self.nbytes = self.blob.numel() * self.blob.element_size()
 
+    def biased(self, bias: Tensor) -> PlainLinear:
+        return PlainLinear(self.blob, bias)
+
     def unpacked(self) -> Tensor:
         return self.blob.clone()
 
@@ -77,13 +80,14 @@ class Pass:
     turns: list[tuple[Tensor, Tensor]]
     blocks: CacheBlocks
     causal: bool = False
+    places: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
         return len(self.slots)
 
-    def keys(self, row: int, window: int | None) -> Tensor:
-        """Slots that a row sees, in the order of positions."""
+    def keys(self, row: int, window: int | None) -> tuple[Tensor, Tensor]:
+        """Slots that a row sees in the order of positions, and these."""
         past = np.arange(self.start)
         if self.seen is None or self.offsets is None:
             own = np.arange(self.start, self.start + row + 1)
@@ -93,8 +97,9 @@ class Pass:
             places = self.positions[own - self.start]
         slots, at = np.concatenate([past, own]), np.concatenate([past, places])
         if window is not None:
-            slots = slots[at > self.positions[row] - window]
-        return torch.from_numpy(slots.astype(np.int64))
+            near = at > self.positions[row] - window
+            slots, at = slots[near], at[near]
+        return torch.from_numpy(slots.astype(np.int64)), torch.from_numpy(at.astype(np.int64))
 
 
 Operation = Callable[[dict[int, Tensor], "Pass | None"], None]
@@ -259,18 +264,28 @@ class Program:
         scale: float,
         softcap: float | None = None,
         window: int | None = None,
+        *,
+        slopes: Tensor | None = None,
+        coarse: bool = False,
+        sinks: Tensor | None = None,
     ) -> None:
         def make(rooms: dict[int, Tensor], given: Any) -> Tensor:
             keys, values = given.blocks.held[layer]
             found = []
             for row, query in enumerate(_view(rooms, queries)):
-                slots = given.keys(row, window)
+                slots, places = given.keys(row, window)
                 k = keys[0, :, slots].float().repeat_interleave(heads // kv_heads, 0)
                 v = values[0, :, slots].float().repeat_interleave(heads // kv_heads, 0)
-                scores = (k * query.view(heads, 1, head_dim)).sum(-1) * scale
+                scores = (k * query.view(heads, 1, head_dim)).sum(-1)
+                if slopes is not None:
+                    grown = slopes[:, None] * places
+                    scores = scores + (grown.bfloat16().float() if coarse else grown)
+                scores = scores * scale
                 if softcap is not None:
                     scores = torch.tanh(scores / softcap) * softcap
-                weights = torch.softmax(scores, -1)
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks[:, None].float()], -1)
+                weights = torch.softmax(scores, -1)[:, : len(slots)]
                 found.append((weights[..., None] * v).sum(1).reshape(-1))
             return torch.stack(found)
 

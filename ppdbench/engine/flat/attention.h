@@ -18,30 +18,15 @@ constexpr int64_t ROWS_AT_ONCE = 24;  // that share keys, each head of a row cou
 
 // The list of one row.
 struct Sight {
-    int64_t cache;       // that its slots are of, and the layer
-    int64_t before;      // slots from the first on
-    const int32_t* own;  // slots behind those
-    int64_t first, end;  // what a window leaves of the list
+    int64_t cache;          // that its slots are of, and the layer
+    int64_t before;         // slots from the first on, each of the position that it is numbered by
+    const int32_t* own;     // slots behind those
+    const int32_t* places;  // and their positions
+    int64_t first, end;     // what a window leaves of the list
 
     int64_t slot(int64_t i) const { return i < before ? i : own[i - before]; }
+    int64_t position(int64_t i) const { return i < before ? i : places[i - before]; }
 };
-
-// How many of a row's own keys are out of its window; these are few.
-inline int64_t out_of_window(const Pass& pass, int64_t asking, const int32_t* own, int64_t count,
-                             int64_t oldest) {
-    const auto is = [&](int64_t row, int32_t slot) {
-        return pass.slots[row] == slot && pass.held(row, 0) == pass.held(asking, 0);
-    };
-    int64_t dropped = 0;
-    for (; dropped < count; dropped++) {
-        // Rows of a sequence lie side by side, most often slot by slot.
-        int64_t row = asking - (pass.slots[asking] - own[dropped]);
-        if (row < 0 || row >= pass.rows || !is(row, own[dropped]))
-            for (row = 0; row < pass.rows && !is(row, own[dropped]);) row++;
-        if (row == pass.rows || pass.positions[row] >= oldest) break;
-    }
-    return dropped;
-}
 
 inline Sight sight(const Pass& pass, int64_t row, int32_t layer, int64_t window) {
     Sight found{};
@@ -52,6 +37,7 @@ inline Sight sight(const Pass& pass, int64_t row, int32_t layer, int64_t window)
     } else {
         found.before = pass.reach ? pass.reach[row] : pass.start;
         found.own = pass.seen + pass.offsets[row];
+        found.places = pass.places + pass.offsets[row];
         count = pass.offsets[row + 1] - pass.offsets[row];
     }
     found.end = found.before + count;
@@ -59,7 +45,8 @@ inline Sight sight(const Pass& pass, int64_t row, int32_t layer, int64_t window)
         const int64_t position = pass.causal ? pass.start + row : pass.positions[row];
         const int64_t oldest = position - window + 1;
         if (oldest > 0) found.first = oldest < found.before ? oldest : found.before;
-        if (oldest > found.before) found.first += out_of_window(pass, row, found.own, count, oldest);
+        if (found.first == found.before)
+            while (found.first < found.end && found.position(found.first) < oldest) found.first++;
     }
     return found;
 }
@@ -149,13 +136,24 @@ void score(const Asked* asked, const float* keys, int64_t dim) {
     }
 }
 
+// What positions add to a head's scores: `slope` for each that a key lies further on.
+struct Tilt {
+    const float* places;  // of the keys of a part; null: nothing
+    float slope;
+    bool coarse;  // what it adds is rounded to bfloat16
+
+    Vec of(int64_t i) const { return rounded_if(coarse, load(places + i) * slope); }
+};
+
 // Makes weights of the scores [low, high) of a part: e^(score - the largest of them).
-inline void weigh(float* scores, int64_t low, int64_t high, float scale, float softcap,
+inline void weigh(float* scores, int64_t low, int64_t high, float scale, float softcap, Tilt tilt,
                   Gathered gathered) {
     const int64_t first = low / LANES * LANES;
     Vec most = all(-INFINITY);
     for (int64_t i = first; i < high; i += LANES) {
-        Vec s = load(scores + i) * scale;
+        Vec s = load(scores + i);
+        if (tilt.places) s = s + tilt.of(i);
+        s = s * scale;
         if (softcap > 0) s = tanh(s / softcap) * softcap;
         const Ints place = counted(int32_t(i));
         s = (place >= int32_t(low)) & (place < int32_t(high)) ? s : all(-INFINITY);
@@ -226,8 +224,9 @@ class Unit {
     // `queries` are those of row 0, `stride` apart; `room` is the thread's.
     Unit(const Pass& pass, const Operation& op, int64_t kv_head, int64_t first_row, int64_t end_row,
          const float* queries, int64_t stride, float* room)
-        : op_(op), dim_(op.head_dim), groups_(op.heads / op.kv_heads), first_row_(first_row),
-          end_row_(end_row), queries_(queries + kv_head * groups_ * dim_), stride_(stride),
+        : op_(op), dim_(op.head_dim), groups_(op.heads / op.kv_heads),
+          first_head_(kv_head * groups_), first_row_(first_row), end_row_(end_row),
+          queries_(queries + first_head_ * dim_), stride_(stride),
           values_(pass.values), first_number_(kv_head * pass.capacity * dim_),
           tile_(room, pass.keys, first_number_, dim_), scores_(room + KeyTile<T>::floats(dim_)) {
         for (int64_t r = first_row; r < end_row; r++)
@@ -290,15 +289,25 @@ class Unit {
         using Gather = void (*)(const Sight&, int64_t, int64_t, int64_t, const T*, int64_t,
                                 const float*, float* const*);
         static constexpr Gather some[] = {gather<1, T>, gather<2, T>, gather<3, T>, gather<4, T>};
+        const Sight& seen = sights_[row - first_row_];
+        float places[PART];
+        Tilt tilt{nullptr, 0, (op_.flags & COARSE) != 0};
+        if (op_.weight) {
+            // From the row itself, where numbers are small; what is rounded, as the model counts.
+            const int64_t from = tilt.coarse ? 0 : seen.position(seen.end - 1);
+            for (int64_t i = 0; i < PART; i++)
+                places[i] = low <= i && i < high ? float(seen.position(begin + i) - from) : 0;
+            tilt.places = places;
+        }
         for (int64_t g = 0; g < groups_; g += MOST) {
             const int64_t n = groups_ - g < MOST ? groups_ - g : MOST;
             float* out[MOST];
             for (int64_t i = 0; i < n; i++) {
                 Gathered gathered = place(row, g + i);
-                weigh(scores(row, g + i), low, high, op_.value, op_.cap, gathered);
+                if (op_.weight) tilt.slope = op_.weight[first_head_ + g + i];
+                weigh(scores(row, g + i), low, high, op_.value, op_.cap, tilt, gathered);
                 out[i] = gathered.values;
             }
-            const Sight& seen = sights_[row - first_row_];
             const T* values = (const T*)values_[seen.cache] + first_number_;
             some[n - 1](seen, begin, low, high, values, dim_, scores(row, g), out);
         }
@@ -306,7 +315,7 @@ class Unit {
 
     static constexpr int AT_ONCE = 8;
     const Operation& op_;
-    const int64_t dim_, groups_, first_row_, end_row_;
+    const int64_t dim_, groups_, first_head_, first_row_, end_row_;
     const float* queries_;
     const int64_t stride_;
     void* const* values_;  // of each cache and layer; this head's from here on:

@@ -7,6 +7,7 @@ computed beside others, alone, and beside rows of NaN: its bits must be the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,7 +22,28 @@ ROWS = (1, 2, 13, 33)
 HEADS, KV_HEADS, DIM = 6, 2, 20
 # Slots before a pass: none, some of the first part of a list, more than a part.
 STARTS = (0, 9, 131)
-WINDOW = 6
+# Slopes are no powers of two, so that what they are multiplied by is rounded.
+SLOPES = torch.tensor([0.7109375, 0.35546875, 0.2109375, 0.1015625, 0.05078125, 0.01953125])
+SINKS = torch.linspace(-2.0, 3.0, HEADS)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to attend."""
+
+    window: int | None = None
+    slopes: Tensor | None = None
+    coarse: bool = False
+    sinks: Tensor | None = None
+
+
+WAYS = (
+    Way(),
+    Way(window=6),
+    Way(slopes=SLOPES),
+    Way(slopes=SLOPES, coarse=True, window=6),
+    Way(sinks=SINKS),
+)
 # Rounded once, a bfloat16 is off by 2^-9; float32 sums of this size by some 1e-7.
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8}
 SLACK = 1e-5
@@ -37,8 +59,8 @@ def check(dtype: torch.dtype) -> None:
     _check_products(dtype, made)
     _check_rows(dtype, made)
     for start in STARTS:
-        for window in (None, WINDOW):
-            _check_attention(dtype, made, start, window)
+        for way in WAYS:
+            _check_attention(dtype, made, start, way)
 
 
 def _random(made: torch.Generator, *size: int, dtype: torch.dtype) -> Tensor:
@@ -127,9 +149,7 @@ def _run(program: Program, x: Tensor, out: Buffer, given: Pass | None) -> Tensor
     return found
 
 
-def _check_attention(
-    dtype: torch.dtype, made: torch.Generator, start: int, window: int | None
-) -> None:
+def _check_attention(dtype: torch.dtype, made: torch.Generator, start: int, way: Way) -> None:
     """A tree of two branches behind a text, and each of them as a chain."""
     parents = (-1, 0, 1, 0, 3)
     n, capacity = len(parents), start + len(parents) + 3
@@ -142,11 +162,17 @@ def _check_attention(
     )
     out = program.buffer(HEADS * DIM)
     program.store(new_keys, new_values, 0, KV_HEADS, DIM)
-    program.attend(queries, out, 0, HEADS, KV_HEADS, DIM, DIM**-0.5, window=window)
+    program.attend(
+        *(queries, out, 0, HEADS, KV_HEADS, DIM, DIM**-0.5),
+        window=way.window,
+        slopes=way.slopes,
+        coarse=way.coarse,
+        sinks=way.sinks,
+    )
     x = _random(made, n, width, dtype=dtype)
     lines = [_line(parents, i) for i in range(n)]
     found = _run(program, x, out, _tree(start, lines, CacheBlocks([(keys, values)])))
-    wanted = _attended(x, keys, values, start, lines, window)
+    wanted = _attended(x, keys, values, start, lines, way)
     _close("attention", found, wanted, np.abs(wanted) + 1)
     for leaf in (2, 4):
         line = lines[leaf]
@@ -179,7 +205,7 @@ def _chain(start: int, n: int, blocks: CacheBlocks) -> Pass:
 
 
 def _attended(
-    x: Tensor, keys: Tensor, values: Tensor, start: int, lines: list[list[int]], window: int | None
+    x: Tensor, keys: Tensor, values: Tensor, start: int, lines: list[list[int]], way: Way
 ) -> np.ndarray:
     """Attention in float64, row by row: [row, HEADS * DIM]."""
     parts = np.split(_wide(x), [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)
@@ -189,8 +215,21 @@ def _attended(
     all_keys, all_values = (part.repeat(HEADS // KV_HEADS, axis=0) for part in both)
     rows = []
     for i, line in enumerate(lines):
-        seen = [*range(start), *(start + row for row in line)][-(window or 0) :]
-        scores = queries[:, i, None] @ all_keys[:, seen].swapaxes(1, 2) * DIM**-0.5
+        seen = [*range(start), *(start + row for row in line)][-(way.window or 0) :]
+        scores = queries[:, i, None] @ all_keys[:, seen].swapaxes(1, 2)
+        last = start + len(line)
+        scores = (scores + _tilted(way, last - len(seen), last)) * DIM**-0.5
+        sinks = np.full(HEADS, -np.inf) if way.sinks is None else _wide(way.sinks)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        rows.append((weights / weights.sum(-1, keepdims=True) @ all_values[:, seen]).ravel())
+        unheard = np.exp(sinks[:, None, None] - scores.max(-1, keepdims=True))
+        total = weights.sum(-1, keepdims=True) + unheard
+        rows.append((weights / total @ all_values[:, seen]).ravel())
     return np.stack(rows)
+
+
+def _tilted(way: Way, first: int, last: int) -> np.ndarray:
+    """What the positions [first, last) add to the scores of each head: [head, 1, key]."""
+    if way.slopes is None:
+        return np.zeros((HEADS, 1, 1))
+    grown = way.slopes[:, None, None] * torch.arange(first, last)
+    return _wide(grown.bfloat16() if way.coarse else grown)

@@ -417,9 +417,11 @@ class Runner : public Work {
         for (int64_t head = 0; head < op_->heads; head++) {
             Gathered all_parts = gathered(first, row, head);
             for (int64_t p = first + 1; p < end; p++) join(all_parts, gathered(p, row, head), dim);
+            float total = all_parts.total;
+            if (op_->bias) total += exp(all(op_->bias[head] - all_parts.peak))[0];
             float* out = buffers_->row(op_->target, row) + head * dim;
             by_vectors(dim, [&](int64_t i, int64_t n) {
-                Vec x = load_some(all_parts.values + i, n) / all_parts.total;
+                Vec x = load_some(all_parts.values + i, n) / total;
                 store_some(out + i, rounded_if(narrow_, x), n);
             });
         }

@@ -68,7 +68,7 @@ class PassData(ctypes.Structure):
     _fields_: ClassVar = [
         *(("rows", c_int64), ("start", c_int64), ("capacity", c_int64), ("layers", c_int64)),
         *(("causal", c_int64), ("slots", c_void_p), ("positions", c_void_p), ("reach", c_void_p)),
-        *(("seen", c_void_p), ("offsets", c_void_p), ("owners", c_void_p)),
+        *(("seen", c_void_p), ("places", c_void_p), ("offsets", c_void_p), ("owners", c_void_p)),
         *(("keys", c_void_p), ("values", c_void_p)),
         *(("cos", c_void_p), ("sin", c_void_p), ("source", c_void_p), ("target", c_void_p)),
         *(("likeliest", c_void_p), ("peaks", c_void_p)),

@@ -14,7 +14,7 @@ enum Kind {
     LAYER_NORM,
     ROTATE,
     STORE,       // keys and values into the cache
-    ATTEND,
+    ATTEND,      // weights: what a key further on is worth to a head; biases: sinks of heads
     ACT,         // an activation, perhaps times another buffer
     ADD,
     COPY,
@@ -25,7 +25,7 @@ enum Kind {
     KINDS,
 };
 
-enum Flag { PLUS_ONE = 1, ROUND_FIRST = 2, ONTO = 4, TIMES = 8, NEIGHBOURS = 16 };
+enum Flag { PLUS_ONE = 1, ROUND_FIRST = 2, ONTO = 4, TIMES = 8, NEIGHBOURS = 16, COARSE = 32 };
 
 // Columns of a buffer from `first` on.
 struct Columns {
@@ -62,6 +62,7 @@ struct Pass {
     const int32_t* positions;  // where each row stands
     const int32_t* reach;      // how many slots each row sees from the first on; null: `start`
     const int32_t* seen;       // slots that rows see behind those, in the order of positions
+    const int32_t* places;     // positions of those
     const int32_t* offsets;    // of row i: [offsets[i], offsets[i + 1])
     const int32_t* owners;     // the cache of each row, where they are several sequences'; or null
     void* const* keys;         // by cache and layer: [kv_heads, capacity, head_dim]

@@ -31,7 +31,7 @@ from ppdbench.engine.flat.weights import DTYPES, FlatLinear
 # As simd.h numbers them.
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4}
 # As operations.h numbers them.
-PLUS_ONE, ROUND_FIRST, ONTO, TIMES, NEIGHBOURS = 1, 2, 4, 8, 16
+PLUS_ONE, ROUND_FIRST, ONTO, TIMES, NEIGHBOURS, COARSE = 1, 2, 4, 8, 16, 32
 NOT_STORED = -1
 
 
@@ -92,11 +92,12 @@ class Pass:
     """The rows of one pass: where they stand, where they are stored, what they see.
 
     Row i sees the cache slots before `start` (or before `reach[i]`), whose positions are their
-    numbers, then `seen[offsets[i]:offsets[i + 1]]` in the order of positions, itself the last.
-    Rows whose slot is `NOT_STORED` have their keys and values in the cache already.
-    In a `causal` pass it sees all slots up to `start + i`, without lists. `turns` are cosines
-    and sines [row, rotary_dim], float32, by kind. Where `blocks` are of several caches, `owners`
-    says of each row which one it is of: all other numbers of slots are of that one.
+    numbers, then `seen[offsets[i]:offsets[i + 1]]` in the order of positions, itself the last:
+    those positions are `places`, or one after another up to its own. Rows whose slot is
+    `NOT_STORED` have their keys and values in the cache already. In a `causal` pass it sees all
+    slots up to `start + i`, without lists. `turns` are cosines and sines [row, rotary_dim],
+    float32, by kind. Where `blocks` are of several caches, `owners` says of each row which one it
+    is of: all other numbers of slots are of that one.
     """
 
     def __init__(
@@ -112,11 +113,14 @@ class Pass:
         causal: bool = False,
         reach: Any = None,
         owners: Any = None,
+        places: Any = None,
     ) -> None:
-        given = (slots, positions, reach, seen, offsets, owners)
+        given = (slots, positions, reach, seen, places, offsets, owners)
         lists = [None if some is None else _numbers(some) for some in given]
         self.rows = len(lists[0]) if lists[0] is not None else 0
         _check_lists(self.rows, start, lists, turns, blocks, causal)
+        if seen is not None and places is None:
+            lists[4] = _in_line(lists[1], lists[5])
         cos = _addresses([cos for cos, _ in turns])
         sin = _addresses([sin for _, sin in turns])
         self._kept = lists, tuple(turns), blocks, cos, sin
@@ -263,16 +267,31 @@ class Program:
         scale: float,
         softcap: float | None = None,
         window: int | None = None,
+        *,
+        slopes: Tensor | None = None,
+        coarse: bool = False,
+        sinks: Tensor | None = None,
     ) -> None:
-        """Softmax attention of each row over the keys that it sees."""
+        """Softmax attention of each row over the keys that it sees.
+
+        Before they are scaled, scores of a head grow by its slope for each position that a key
+        lies further on; by what is rounded to bfloat16 and counted from the first, if that is
+        `coarse`. Of a head's attention a part goes to its sink, and to no key.
+        """
         _same_width(queries, target)
         if queries.width != heads * head_dim or heads % kv_heads:
             raise ValueError(f"{heads} heads of {kv_heads} kinds in {queries.width} numbers")
+        for each in (slopes, sinks):
+            if each is not None and each.shape != (heads,):
+                raise ValueError(f"{tuple(each.shape)} slopes or sinks of {heads} heads")
         sizes: dict[str, Any] = {
             "heads": heads,
             "kv_heads": kv_heads,
             "head_dim": head_dim,
             "layer": layer,
+            "weight": self._floats(slopes),
+            "bias": self._floats(sinks),
+            "flags": COARSE * coarse,
         }
         how: dict[str, Any] = {"value": scale, "cap": softcap or 0.0, "window": window or 0}
         self._op("attend", queries, target, **sizes, **how)
@@ -477,6 +496,12 @@ def _numbers(given: Any) -> np.ndarray:
     return np.ascontiguousarray(held, dtype=np.int32)
 
 
+def _in_line(positions: Any, offsets: Any) -> np.ndarray:
+    """Positions of lists that end with those of their rows, one after another."""
+    behind = np.repeat(offsets[1:], np.diff(offsets)) - np.arange(offsets[-1])
+    return _numbers(np.repeat(positions, np.diff(offsets)) + 1 - behind)
+
+
 def _addresses(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
 
@@ -490,7 +515,7 @@ def _check_lists(
     causal: bool,
 ) -> None:
     """Refuse what would have the kernels read or write beyond a cache or a list."""
-    slots, positions, reach, seen, offsets, owners = lists
+    slots, positions, reach, seen, places, offsets, owners = lists
     if slots is None or positions is None or len(positions) != rows:
         raise ValueError("a pass needs the slot and the position of each row")
     for some, least in ((slots, NOT_STORED), (seen, 0), (reach, 1)):
@@ -515,6 +540,8 @@ def _check_lists(
             raise ValueError("a pass that is not causal needs what each row sees")
         if offsets[0] != 0 or offsets[-1] != len(seen) or (np.diff(offsets) < 0).any():
             raise ValueError("lists of slots overlap or leave a gap")
+        if places is not None and len(places) != len(seen):
+            raise ValueError(f"{len(places)} positions of {len(seen)} slots")
     for turn in turns:
         for part in turn:
             if part.dtype != torch.float32 or len(part) != rows or not part.is_contiguous():

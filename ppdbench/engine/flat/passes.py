@@ -135,7 +135,8 @@ class FlatLayers:
         if step.sights is not None:
             positions = step.positions[0].numpy().astype(np.int32)
             seen, offsets = step.sights.rows + np.int32(start), step.sights.offsets
-            return [Pass(start, slots, positions, seen, offsets, turns, blocks)]
+            places = positions[step.sights.rows]
+            return [Pass(start, slots, positions, seen, offsets, turns, blocks, places=places)]
         passes = []
         for at in range(0, n, AT_ONCE):
             rows = slice(at, at + AT_ONCE)
@@ -198,6 +199,7 @@ class _JoinedRows:
     positions: list[int] = field(default_factory=list)
     reach: list[int] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
 
@@ -215,16 +217,19 @@ class _JoinedRows:
         for row in _trained(step):
             slots[row] = NOT_STORED
         self.slots += slots
-        self.positions += step.positions[0].tolist()
+        positions = step.positions[0].numpy()
+        self.positions += positions.tolist()
         self.reach += [step.start] * step.n_query
         self.seen += (sights.rows + step.start).tolist()
+        self.places += positions[sights.rows].tolist()
         self.counts += np.diff(sights.offsets).tolist()
         self.owners += [owner] * step.n_query
 
     def as_pass(self, turns: Sequence[tuple[Tensor, Tensor]], blocks: CacheBlocks) -> Pass:
         """One pass over them all."""
         lists = self.slots, self.positions, self.seen, np.cumsum([0, *self.counts])
-        return Pass(0, *lists, turns, blocks, reach=self.reach, owners=self.owners)
+        more = self.reach, self.owners, self.places
+        return Pass(0, *lists, turns, blocks, reach=more[0], owners=more[1], places=more[2])
 
 
 def _portions(parts: Sequence[Step]) -> list[_JoinedRows]:

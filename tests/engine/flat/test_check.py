@@ -47,6 +47,36 @@ BUGS = {
         "found.end = found.before + count - (count > 0);",
         (torch.float32, torch.bfloat16),
     ),
+    "another head's slope": (
+        "attention.h",
+        "tilt.slope = op_.weight[first_head_ + g + i];",
+        "tilt.slope = op_.weight[g + i];",
+        (torch.float32, torch.bfloat16),
+    ),
+    "a distance too far": (
+        "attention.h",
+        "return i < before ? i : places[i - before];",
+        "return i < before ? i : places[i - before] + 1;",
+        (torch.float32, torch.bfloat16),
+    ),
+    "a slot in the place of a position": (
+        "attention.h",
+        "return i < before ? i : places[i - before];",
+        "return slot(i);",
+        (torch.float32, torch.bfloat16),
+    ),
+    "no rounding where there is some": (
+        "attention.h",
+        "return rounded_if(coarse, load(places + i) * slope);",
+        "return load(places + i) * slope;",
+        (torch.float32, torch.bfloat16),
+    ),
+    "another head's sink": (
+        "kernels.cpp",
+        "exp(all(op_->bias[head] - all_parts.peak))",
+        "exp(all(op_->bias[0] - all_parts.peak))",
+        (torch.float32, torch.bfloat16),
+    ),
 }
 
 

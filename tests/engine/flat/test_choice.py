@@ -117,9 +117,9 @@ class NoBias(flat_ops.PlainLinear):
         super().__init__(weight, None)
 
 
-def _less_by_one(self: flat_ops.Pass, row: int, window: int | None) -> Tensor:
-    slots: Tensor = SEEN(self, row, window)
-    return slots[1:] if len(slots) > 1 else slots
+def _less_by_one(self: flat_ops.Pass, row: int, window: int | None) -> tuple[Tensor, Tensor]:
+    slots, places = SEEN(self, row, window)
+    return (slots[1:], places[1:]) if len(slots) > 1 else (slots, places)
 
 
 SEEN = flat_ops.Pass.keys

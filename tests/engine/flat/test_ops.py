@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,7 +207,7 @@ def tree(start: int, lines: Sequence[Sequence[int]], blocks: CacheBlocks) -> Pas
 
 
 def attending(
-    dtype: torch.dtype, softcap: float | None = None, window: int | None = None
+    dtype: torch.dtype, softcap: float | None = None, window: int | None = None, **more: Any
 ) -> tuple[Program, Buffer]:
     program = Program(dtype, (HEADS + 2 * KV_HEADS) * DIM)
     queries = program.hidden.part(0, HEADS * DIM)
@@ -214,7 +215,7 @@ def attending(
     values = program.hidden.part((HEADS + KV_HEADS) * DIM, KV_HEADS * DIM)
     out = program.buffer(HEADS * DIM)
     program.store(keys, values, 0, KV_HEADS, DIM)
-    program.attend(queries, out, 0, HEADS, KV_HEADS, DIM, DIM**-0.5, softcap, window)
+    program.attend(queries, out, 0, HEADS, KV_HEADS, DIM, DIM**-0.5, softcap, window, **more)
     return program, out
 
 
@@ -224,6 +225,8 @@ def attended(
     values: Tensor,
     sights: Sequence[Sequence[int]],
     softcap: float | None = None,
+    tilt: Tensor | None = None,  # [head, slot]
+    sinks: Tensor | None = None,  # [head]
 ) -> Tensor:
     """Attention in float64 over the slots that each row sees, in a cache that holds them."""
     rows = []
@@ -233,10 +236,16 @@ def attended(
             held[0, :, list(seen)].double().repeat_interleave(HEADS // KV_HEADS, 0)
             for held in (keys, values)
         )
-        scores = queries @ some_keys.transpose(1, 2) * DIM**-0.5
+        scores = queries @ some_keys.transpose(1, 2)
+        if tilt is not None:
+            scores = scores + tilt[:, None, list(seen)]
+        scores = scores * DIM**-0.5
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        rows.append((scores.softmax(-1) @ some_values).flatten())
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None, None]], -1)
+        weights = scores.softmax(-1)[..., : len(seen)]
+        rows.append((weights @ some_values).flatten())
     return torch.stack(rows)
 
 
@@ -255,6 +264,60 @@ def test_attention_is_that_of_float64(
     found = run(program, x, out, causal(start, n, blocks))
     sights = [range(start + i + 1) for i in range(n)]
     assert close(found, attended(x, keys, values, sights, softcap))
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("coarse", [False, True])
+def test_scores_grow_with_positions(start: int, coarse: bool, dtype: torch.dtype) -> None:
+    n, slopes = 17, drawn(HEADS, seed=3).bfloat16().float() / 4
+    blocks, keys, values = cache(start + n, dtype)
+    program, out = attending(dtype, slopes=slopes, coarse=coarse)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, causal(start, n, blocks))
+    grown = slopes[:, None] * torch.arange(start + n)
+    tilt = (grown.bfloat16() if coarse else grown).double()
+    sights = [range(start + i + 1) for i in range(n)]
+    assert close(found, attended(x, keys, values, sights, tilt=tilt))
+    lines = [range(i + 1) for i in range(n)]
+    assert torch.equal(run(program, x, out, tree(start, lines, blocks)), found)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_part_of_attention_goes_to_sinks(start: int, dtype: torch.dtype) -> None:
+    n, sinks = 17, drawn(HEADS, seed=4) * 3
+    blocks, keys, values = cache(start + n, dtype)
+    program, out = attending(dtype, sinks=sinks)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, causal(start, n, blocks))
+    sights = [range(start + i + 1) for i in range(n)]
+    assert close(found, attended(x, keys, values, sights, sinks=sinks))
+    alone = run(program, x[-1:].contiguous(), out, causal(start + n - 1, 1, blocks))
+    assert torch.equal(alone, found[-1:])
+
+
+def test_positions_of_a_branch_count_and_not_its_slots(dtype: torch.dtype) -> None:
+    slopes = torch.linspace(0.5, -0.5, HEADS)
+    program, out = attending(dtype, slopes=slopes)
+    x = drawn(len(BRANCHES), program.hidden.width, dtype=dtype)
+    blocks, _, _ = cache(15 + 8, dtype)
+    found = run(program, x, out, tree(15, BRANCHES, blocks))
+    for line in BRANCHES:
+        chain = run(program, x[line].contiguous(), out, causal(15, len(line), blocks))
+        assert torch.equal(chain, found[line])
+
+
+def test_positions_may_be_other_than_one_after_another(dtype: torch.dtype) -> None:
+    slopes = torch.linspace(0.5, -0.5, HEADS)
+    program, out = attending(dtype, slopes=slopes)
+    x = drawn(2, program.hidden.width, dtype=dtype)
+    blocks, keys, values = cache(14, dtype)
+    rows = [12, 13], [12, 12], [12, 12, 13], [0, 1, 3]  # the second no further on than the first
+    found = run(program, x, out, Pass(12, *rows, [], blocks, places=[12, 12, 12]))
+    places = torch.tensor([*range(13), 12])
+    wanted = attended(
+        x, keys, values, [range(13), range(14)], tilt=(slopes[:, None] * places).double()
+    )
+    assert close(found, wanted)
 
 
 @pytest.mark.parametrize("start", STARTS)
