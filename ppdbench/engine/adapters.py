@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import LONGEST, SHARED, TABLES, layer_config, read, text_config
 from ppdbench.engine.cache import CacheShape, HeldRows, Rows, SharedRows
-from ppdbench.engine.families import RowShape
+from ppdbench.engine.families import RowShape, Slopes
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
 from ppdbench.engine.packing import Exchange, PackedLinear, exchange, packed, spans, unpack
@@ -189,7 +189,7 @@ class Adapter:
         """Tell layers of a pass beyond the usual: made once for all of them."""
         if self._told is None or self._told[0] is not step or step is None:
             assert step is not None, "layers of this family are told where rows stand"
-            said = {} if self._tells is None else self._tells(step)
+            said = {} if self._tells is None else self._tells(step, self.dtype)
             if self.anatomy.told_positions:
                 said["position_ids"] = step.positions
             self._told = step, said
@@ -241,7 +241,7 @@ class Adapter:
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
         """cos and sin of the step's positions: [1, query, rotary_dim]."""
-        if not self.anatomy.tables:
+        if not self._has_tables:
             return None
         tables = self._rotary[kind, step.positions.device]
         if step.contiguous:
@@ -254,9 +254,14 @@ class Adapter:
         return self._tells is not None or self.anatomy.told_positions
 
     @property
+    def slopes(self) -> Slopes | None:
+        """Slopes of scores by distance, in models that have them."""
+        return None if self._tells is None else self._tells.slopes
+
+    @property
     def rotary_tables(self) -> int:
         """The number of tables that `rotary` gives for each kind of layer."""
-        if not self.anatomy.tables:
+        if not self._has_tables:
             return 0
         self._fill_rotary(1)
         return len(self._rotary[self.rope_kind(0), self.device])
@@ -285,7 +290,7 @@ class Adapter:
             return "its layers are told how far rows are apart"
         if self.anatomy.own_attention:
             return "its layers compute attention in code of their own"
-        if self._row_shapes()[0].latent:
+        if self.keeps_latents:
             return "its layers expand what the cache holds"
         return None
 
@@ -407,8 +412,13 @@ class Adapter:
         self._fill_rotary(1)
         return self._rotary[self.rope_kind(0), self.device][0].shape[-1]
 
+    @property
+    def _has_tables(self) -> bool:
+        """True if layers are handed rotary tables, or keep their own."""
+        return self.anatomy.tables or self.family.turns is not None
+
     def _fill_rotary(self, capacity: int) -> None:
-        if not self.anatomy.tables:
+        if not self._has_tables:
             return
         for kind in {self.rope_kind(i) for i in range(len(self.layers))}:
             held = self._rotary.get((kind, self.device))
@@ -421,6 +431,8 @@ class Adapter:
         # Ordinary tensors even if made while decoding, so that training can use them too.
         with torch.inference_mode(False):
             positions = torch.arange(capacity, device=self.device)[None]
+            if self.family.turns is not None:
+                return tuple(t.to(self.device, self.dtype) for t in self.family.turns(self.body))
             like = torch.empty(1, dtype=self.dtype, device=self.device)
             arguments = () if kind is None else (kind,)
             make = getattr(self.body, self._named(self.family.rotary))
@@ -504,13 +516,18 @@ class Adapter:
     @property
     def heads_per_kv(self) -> tuple[int, ...]:
         """The number of query heads of each layer that share a KV head, as rows of one product."""
-        whole = self.anatomy.own_attention or self._row_shapes()[0].latent
+        whole = self.anatomy.own_attention or self.keeps_latents
         return tuple(
             1
             if whole or i not in self.anatomy.attending
             else int(layer_config(self.config, i).num_attention_heads) // row.heads
             for i, row in enumerate(self._row_shapes())
         )
+
+    @property
+    def keeps_latents(self) -> bool:
+        """True if layers keep what keys and values of every head are made of."""
+        return self._row_shapes()[0].latent
 
     def _row_shapes(self) -> list[RowShape]:
         """The sizes of what each layer keeps of a token."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from ppdbench.registry import Registry
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from ppdbench.engine.carried import Carried
@@ -53,13 +54,30 @@ NORMS_AROUND = BlockNames(
 class Told(Protocol):
     """Tells layers of a pass beyond states, mask, tables and cache."""
 
+    @property
+    def slopes(self) -> Slopes | None:
+        """Slopes of scores, if it tells of those."""
+        ...
+
     def __contains__(self, name: object) -> bool:
         """True if it tells them `name`."""
         ...
 
-    def __call__(self, step: Step) -> dict[str, Any]:
-        """The arguments by name."""
+    def __call__(self, step: Step, dtype: torch.dtype) -> dict[str, Any]:
+        """The arguments by name, for layers of a type."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """ALiBi: scores of a head grow by its slope for each position that a key lies further on.
+
+    Slopes of a narrow type round what they are multiplied by to it.
+    """
+
+    of_heads: Tensor  # [head]
+    scaled: bool = False
+    """True if what they add is scaled as scores are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +149,12 @@ class Family:
     """Name of what makes rotary tables in the body, in models that have it."""
     rotary_by_type: bool = False
     """Layers of different types turn at different speeds."""
+    turns: Callable[[Any], tuple[Tensor, Tensor]] | None = None
+    """Gives, of the body, cosines and sines by positions, where attention keeps them itself."""
+    fused: Callable[[int], Sequence[int]] | None = None
+    """Gives, of the number of heads, where in one product their queries, keys and values stand."""
+    scaling: float | None = None
+    """The factor of scores, where attention does not say it."""
     told: Callable[[Any, Any], Told] | None = None
     """Makes, of body and configuration, what layers are told of a pass beyond the usual."""
     carried: Callable[[Any, Any], Carried | None] = lambda body, config: None
@@ -237,6 +261,18 @@ def _streams(body: Any, config: Any) -> Carried:
     return StreamsAndInputs(body, config)
 
 
+def _gptj_turns(body: Any) -> tuple[Tensor, Tensor]:
+    sines, cosines = body.h[0].attn.embed_positions.chunk(2, dim=-1)
+    return cosines.repeat(1, 2), sines.repeat(1, 2)
+
+
+def _in_four_parts(heads: int) -> list[int]:
+    """Each part holds queries, values and keys of a quarter of the heads."""
+    quarter = heads // 4
+    first = [3 * quarter * part + head for part in range(4) for head in range(quarter)]
+    return [place + kind * quarter for kind in (0, 2, 1) for place in first]
+
+
 def _falcon_rows(config: Any, layer: int) -> RowShape:
     own = _usual_rows(config, layer)
     several = config.new_decoder_architecture or not config.multi_query
@@ -268,24 +304,24 @@ def _every_head(config: Any, layer: int) -> RowShape:
 
 
 class _Distances:
-    """ALiBi: keys count for less the further back they lie, at a slope of each head's own.
+    """ALiBi: keys count for less the further back they lie, at a slope of each head's own."""
 
-    Slopes of a narrow type round what they are multiplied by to it.
-    """
-
-    def __init__(self, name: str, slopes: Tensor, *, from_the_end: bool = False) -> None:
-        self.name, self.slopes, self.from_the_end = name, slopes, from_the_end
+    def __init__(
+        self, name: str, slopes: Slopes, *, from_the_end: bool = False, typed: bool = False
+    ) -> None:
+        self.name, self.slopes = name, slopes
+        self.from_the_end, self.typed = from_the_end, typed
 
     def __contains__(self, name: object) -> bool:
         return name == self.name
 
-    def __call__(self, step: Step) -> dict[str, Any]:
+    def __call__(self, step: Step, dtype: torch.dtype) -> dict[str, Any]:
         keys = step.key_places()  # [batch or 1, key]
         if self.from_the_end:
             keys = keys - (step.key_length - 1)
-        slopes = self.slopes.to(keys.device)
+        slopes = self.slopes.of_heads.to(keys.device)
         bias = (slopes[None, :, None] * keys[:, None]).flatten(0, 1)[:, None]
-        return {self.name: bias}  # [batch * head, 1, key]
+        return {self.name: bias.to(dtype) if self.typed else bias}  # [batch * head, 1, key]
 
 
 def _bloom_distances(body: Any, config: Any) -> Told:
@@ -293,18 +329,20 @@ def _bloom_distances(body: Any, config: Any) -> Told:
 
     two = torch.ones(1, 2, device=body.word_embeddings.weight.device)
     slopes = body.build_alibi_tensor(two, config.num_attention_heads, torch.float32)
-    return _Distances("alibi", slopes[:, 0, 1])
+    return _Distances("alibi", Slopes(slopes[:, 0, 1]), typed=True)
 
 
 def _mpt_distances(body: Any, config: Any) -> Told:
     heads = config.num_attention_heads
     bias = body.build_mpt_alibi_tensor(heads, 2, device=body.wte.weight.device)
     slopes = (bias[:, 0, 1] - bias[:, 0, 0]).float()
-    return _Distances("position_bias", slopes, from_the_end=True)
+    return _Distances("position_bias", Slopes(slopes), from_the_end=True)
 
 
 class _Nothing:
     """An argument that layers insist on and this configuration has no use for."""
+
+    slopes = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -312,7 +350,7 @@ class _Nothing:
     def __contains__(self, name: object) -> bool:
         return name == self.name
 
-    def __call__(self, step: Step) -> dict[str, Any]:
+    def __call__(self, step: Step, dtype: torch.dtype) -> dict[str, Any]:
         return {self.name: None}
 
 
@@ -324,7 +362,7 @@ def _falcon_distances(body: Any, config: Any) -> Told:
 
     two = torch.ones(1, 2, dtype=torch.long, device=body.word_embeddings.weight.device)
     slopes = build_alibi_tensor(two, config.num_attention_heads, torch.bfloat16)
-    return _Distances("alibi", slopes[:, 0, 1])
+    return _Distances("alibi", Slopes(slopes[:, 0, 1], scaled=True))
 
 
 def _local_windows(config: Any) -> list[int | None]:
@@ -449,14 +487,21 @@ for _family in (
     ),
     Family(name="jetmoe", members="JetMoE", rows=_repeated_heads),
     Family(name="mimo_v2_flash", members="MiMo V2 Flash", rows=_more_in_windows),
-    Family(name="gptj", members="GPT-J", rows=_every_head),
-    Family(name="codegen", members="CodeGen", rows=_every_head),
+    Family(name="gptj", members="GPT-J", rows=_every_head, turns=_gptj_turns),
+    Family(
+        name="codegen",
+        members="CodeGen",
+        rows=_every_head,
+        turns=_gptj_turns,
+        fused=_in_four_parts,
+    ),
     Family(
         name="gpt_neo",
         members="GPT-Neo",
         positions=_wpe_positions,
         windows=_local_windows,
         taken=_see_all,
+        scaling=1.0,
         sizes={"num_heads": "heads"},
     ),
     Family(
@@ -608,6 +653,15 @@ def sizes() -> dict[str, str]:
     for name in FAMILIES:
         found |= FAMILIES.get(name).sizes
     return found
+
+
+def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Tell if a module is a linear product; Falcon calls its own by another name."""
+    from torch import nn
+
+    if type(module) is nn.Linear:
+        return True
+    return isinstance(module, nn.Linear) and type(module).__name__ == "FalconLinear"
 
 
 def transposed(module: nn.Module) -> bool:

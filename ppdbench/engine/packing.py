@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ppdbench.engine.families import transposed
+from ppdbench.engine.families import is_linear, transposed
 from ppdbench.engine.weights import is_plain, parts
 from ppdbench.machine.pages import Files, Span, span
 
@@ -108,7 +108,7 @@ def can_pack(weight: Tensor) -> bool:
 
 def weights_of(product: nn.Module) -> tuple[Tensor, Tensor | None] | None:
     """The weights of a linear layer in plain rows and its bias; None of anything else."""
-    if type(product) is not nn.Linear and not transposed(product):
+    if not is_linear(product) and not transposed(product):
         return None
     weight = product.get_parameter("weight").data
     bias = None if product.bias is None else product.get_parameter("bias").data
@@ -125,11 +125,18 @@ def exchange(module: nn.Module, make: Exchange) -> nn.Module:
     """Put what `make` returns in the place of the modules in `module`, or of itself."""
     made = make(module)
     if made is module:
-        plain = weights_read(type(module).forward)
+        plain = _read_by(module)
         for name, child in module.named_children():
             if name not in plain and (found := exchange(child, make)) is not child:
                 setattr(module, name, found)
     return made
+
+
+def _read_by(module: nn.Module) -> frozenset[str]:
+    """The parts of a module whose weights it looks at itself; BLOOM's if it is to be exact."""
+    if vars(module).get("slow_but_exact") is False:
+        return frozenset()
+    return weights_read(type(module).forward)
 
 
 @cache

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.families import is_linear
 from ppdbench.engine.packing import PackedLinear
 
 WIDER = {
@@ -67,7 +68,7 @@ class WideOutput(WideModule):
 
 def wide_copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy of `module` in a wider type, over the very same weights of its products."""
-    products = [m for m in module.modules() if type(m) is nn.Linear or isinstance(m, PackedLinear)]
+    products = [m for m in module.modules() if is_linear(m) or isinstance(m, PackedLinear)]
     memo: dict[int, Any] = {id(product): WideProduct(product, dtype) for product in products}
     memo |= {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
     twin: nn.Module = copy.deepcopy(module, memo)

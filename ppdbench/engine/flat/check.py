@@ -28,7 +28,7 @@ SINKS = torch.linspace(-2.0, 3.0, HEADS)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class AttentionWay:
     """One way to attend."""
 
     window: int | None = None
@@ -38,11 +38,11 @@ class Way:
 
 
 WAYS = (
-    Way(),
-    Way(window=6),
-    Way(slopes=SLOPES),
-    Way(slopes=SLOPES, coarse=True, window=6),
-    Way(sinks=SINKS),
+    AttentionWay(),
+    AttentionWay(window=6),
+    AttentionWay(slopes=SLOPES),
+    AttentionWay(slopes=SLOPES, coarse=True, window=6),
+    AttentionWay(sinks=SINKS),
 )
 # Rounded once, a bfloat16 is off by 2^-9; float32 sums of this size by some 1e-7.
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8}
@@ -149,7 +149,9 @@ def _run(program: Program, x: Tensor, out: Buffer, given: Pass | None) -> Tensor
     return found
 
 
-def _check_attention(dtype: torch.dtype, made: torch.Generator, start: int, way: Way) -> None:
+def _check_attention(
+    dtype: torch.dtype, made: torch.Generator, start: int, way: AttentionWay
+) -> None:
     """A tree of two branches behind a text, and each of them as a chain."""
     parents = (-1, 0, 1, 0, 3)
     n, capacity = len(parents), start + len(parents) + 3
@@ -205,7 +207,7 @@ def _chain(start: int, n: int, blocks: CacheBlocks) -> Pass:
 
 
 def _attended(
-    x: Tensor, keys: Tensor, values: Tensor, start: int, lines: list[list[int]], way: Way
+    x: Tensor, keys: Tensor, values: Tensor, start: int, lines: list[list[int]], way: AttentionWay
 ) -> np.ndarray:
     """Attention in float64, row by row: [row, HEADS * DIM]."""
     parts = np.split(_wide(x), [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)
@@ -227,8 +229,8 @@ def _attended(
     return np.stack(rows)
 
 
-def _tilted(way: Way, first: int, last: int) -> np.ndarray:
-    """What the positions [first, last) add to the scores of each head: [head, 1, key]."""
+def _tilted(way: AttentionWay, first: int, last: int) -> np.ndarray:
+    """Scores that the positions [first, last) add for each head: [head, 1, key]."""
     if way.slopes is None:
         return np.zeros((HEADS, 1, 1))
     grown = way.slopes[:, None, None] * torch.arange(first, last)

@@ -19,6 +19,18 @@ from torch.nn import functional as fn
 
 from ppdbench.engine.anatomy import names_in
 from ppdbench.engine.families import LogitScale
+from ppdbench.engine.flat.heads import (
+    BIAS,
+    FUSED,
+    QUERIES,
+    SINKS,
+    block_of,
+    check_queries,
+    order_of,
+    scaling_of,
+    slopes_of,
+    weights_beside,
+)
 from ppdbench.engine.flat.norms import Norms, norms_of, write_norm
 from ppdbench.engine.flat.products import FlatProduct
 from ppdbench.engine.flat.rotation import Rotation, rotation_of
@@ -44,7 +56,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: fn.relu(x).square(),
 }
 # Parts of blocks by their usual names.
-QUERIES = ("q_proj", "k_proj", "v_proj", "query_key_value", "qkv_proj", "c_attn")
 OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj")
 HEAD_NORMS = (
     ("q_norm", "k_norm"),
@@ -53,8 +64,9 @@ HEAD_NORMS = (
 )
 SEEN_NORM, INNER_NORM = "attn_sub_norm", "ffn_sub_norm"
 GATES = ("gate_proj", "gate_up_proj")
-FIRSTS = ("up_proj", "dense_h_to_4h", "c_fc", "fc1")
-LASTS = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
+FIRSTS = ("up_proj", "dense_h_to_4h", "c_fc", "fc1", "fc_in")
+LASTS = ("down_proj", "dense_4h_to_h", "c_proj", "fc2", "fc_out")
+ACTS = ("act_fn", "activation_fn", "act", "gelu_impl")
 
 # Gives, by positions, what queries grow by beyond the length that a model was trained on.
 Growth = Callable[[Tensor], Tensor]
@@ -83,7 +95,9 @@ class LayerWriter:
     def layer(self, index: int, *, attention: bool = True, mlp: bool = True) -> None:
         """Write one layer, or what is left of it without one of its blocks."""
         layer, blocks = self.adapter.layers[index], self.adapter.blocks
-        check_layer(layer)
+        check_layer(layer, own_attention=self.adapter.anatomy.own_attention)
+        if getattr(layer, "apply_residual_connection_post_layernorm", False):
+            raise NotUnderstoodError("its blocks are added to what its norms give")
         norms = norms_of(layer)
         _check_parts(layer, {*norms.names, blocks.attention, *blocks.mlp})
         if self.adapter.family.normed_stream(self.adapter.config):
@@ -91,7 +105,7 @@ class LayerWriter:
                 raise NotUnderstoodError("its norms stand in the residual stream")
             norms = Norms(after_attention=norms.before_attention, after_mlp=norms.before_mlp)
             self._normed_stream(index, layer, norms)
-        elif (norms.shared or getattr(layer, "use_parallel_residual", False)) and attention and mlp:
+        elif (norms.beside or getattr(layer, "use_parallel_residual", False)) and attention and mlp:
             self._side_by_side(index, layer, norms)
         else:
             if attention:
@@ -147,11 +161,11 @@ class LayerWriter:
 
     def _attention(self, index: int, source: Buffer, target: Buffer, add: Buffer | None) -> None:
         program, heads = self.program, self.heads
-        block = self.adapter.layers[index].get_submodule(self.adapter.blocks.attention)
+        block = block_of(self.adapter.layers[index], self.adapter.blocks.attention)
         head_norms = next((pair for pair in HEAD_NORMS if hasattr(block, pair[0])), ())
-        _check_parts(block, {*QUERIES, *OUTPUTS, *head_norms, SEEN_NORM})
-        if getattr(block.config, "clip_qkv", None) is not None:
-            raise NotUnderstoodError("its queries, keys and values are clipped")
+        weights = weights_beside(block)
+        _check_parts(block, {*QUERIES, *OUTPUTS, *head_norms, SEEN_NORM, *weights})
+        check_queries(block)
         queries, keys, values = self._queries(block, source)
         turn_last = _is_normed_first(block, head_norms)
         if not turn_last:
@@ -162,23 +176,33 @@ class LayerWriter:
             self._turn(index, block, queries, keys)
         program.store(keys, values, index, self.kv_heads, self.head_dim)
         seen = self._buffer("attended", heads * self.head_dim)
+        scaling = scaling_of(block, self.adapter.family)
+        slopes, coarse = slopes_of(self.adapter.slopes, scaling)
         program.attend(
-            *(queries, seen, index, heads, self.kv_heads, self.head_dim),
-            _scaling(block),
+            *(queries, seen, index, heads, self.kv_heads, self.head_dim, scaling),
             softcap=getattr(block, "attn_logit_softcapping", None),
             window=self.adapter.windows[index],
+            slopes=slopes,
+            coarse=coarse,
+            sinks=weights.get(SINKS),
         )
         if hasattr(block, SEEN_NORM):
             write_norm(program, block.get_submodule(SEEN_NORM), seen, seen)
-        program.linear(seen, (target, _product(block, *OUTPUTS)), add=add)
+        product = _product(block, *OUTPUTS)
+        if BIAS in weights:
+            product = product.biased(weights[BIAS])
+        program.linear(seen, (target, product), add=add)
 
     def _turn(self, index: int, block: nn.Module, queries: Buffer, keys: Buffer) -> None:
         """Turn queries and keys by their positions, where the layer does that."""
-        if self.adapter.family.positions is not None or index in self._unturned:
+        adapter = self.adapter
+        if adapter.family.positions is not None or adapter.slopes is not None:
             return
-        width = self.adapter.rotary_width()
+        if index in self._unturned:
+            return
+        width = adapter.rotary_width()
         self.rotation = way = rotation_of(block, self.head_dim, width)
-        kind = self.kinds.index(self.adapter.rope_kind(index))
+        kind = self.kinds.index(adapter.rope_kind(index))
         for states, heads in ((queries, self.heads), (keys, self.kv_heads)):
             self.program.rotate(
                 *(states, heads, self.head_dim, width, kind),
@@ -198,19 +222,21 @@ class LayerWriter:
         if hasattr(block, "q_proj"):
             products = [_product(block, name) for name in ("q_proj", "k_proj", "v_proj")]
             self.program.linear(source, *zip(parts, products, strict=True))
-        elif _is_mixed(block):  # head by head, each with all three
-            mixed = self._buffer("mixed", room.width)
-            self.program.linear(source, (mixed, _product(block, "query_key_value", "c_attn")))
-            order = torch.arange(room.width).view(self.heads, 3, self.head_dim).transpose(0, 1)
-            self.program.pick(mixed, room, order.reshape(-1).to(torch.int32))
+            return parts
+        family, product = self.adapter.family, _product(block, *FUSED)
+        order = order_of(block, family, self.heads, self.head_dim)
+        if order is None:
+            self.program.linear(source, (room, product))
         else:
-            self.program.linear(source, (room, _product(block, "qkv_proj", "c_attn")))
+            mixed = self._buffer("mixed", product.out_features)
+            self.program.linear(source, (mixed, product))
+            self.program.pick(mixed, room, order.to(torch.int32))
         return parts
 
     def _mlp(self, layer: nn.Module, source: Buffer, target: Buffer, add: Buffer | None) -> None:
         names = self.adapter.blocks.mlp
         block = layer if len(names) > 1 else layer.get_submodule(names[0])
-        module = _part(block, "act_fn", "activation_fn", "act")
+        module = _part(block, *ACTS)
         factors = _xielu(module)
         if block is not layer:
             bent = () if factors is None else ("act_fn",)
@@ -285,11 +311,6 @@ def _growth(block: nn.Module) -> Growth | None:
     return lambda positions: grow(positions, rate, length).flatten()
 
 
-def _is_mixed(block: nn.Module) -> bool:
-    """True if one product gives queries, keys and values head by head."""
-    return hasattr(block, "query_key_value") or getattr(block, "multi_query", None) is False
-
-
 def _is_normed_first(block: nn.Module, head_norms: Sequence[str]) -> bool:
     """True if heads are normed before they are turned, by the order in which code mentions both."""
     names = list(names_in(type(block).forward))
@@ -303,7 +324,7 @@ def _check_parts(whole: nn.Module, known: set[str]) -> None:
     for name, part in whole.named_children():
         if name not in known and any(True for _ in part.parameters()):
             raise NotUnderstoodError(f"its part {name} is not known")
-    if any(True for _ in whole.parameters(recurse=False)):
+    if dict(whole.named_parameters(recurse=False)).keys() - known:
         raise NotUnderstoodError(f"{type(whole).__name__} has weights beside its parts")
 
 
@@ -322,7 +343,8 @@ def _part(block: nn.Module, *names: str) -> Any:
 
 def _product(block: nn.Module, *names: str) -> FlatLinear:
     """The product that a block has under one of these names."""
-    return flat_of(_part(block, *names), names[0])
+    name = next((name for name in names if hasattr(block, name)), names[0])
+    return flat_of(_part(block, name), name)
 
 
 def flat_of(module: nn.Module, name: str) -> FlatLinear:
@@ -330,13 +352,6 @@ def flat_of(module: nn.Module, name: str) -> FlatLinear:
     if not isinstance(module, FlatProduct):
         raise NotUnderstoodError(f"{name} is {type(module).__name__}, no plain product")
     return module.flat
-
-
-def _scaling(block: nn.Module) -> float:
-    found = getattr(block, "scaling", None)
-    if not isinstance(found, float | int):
-        raise NotUnderstoodError(f"{type(block).__name__} does not say how scores are scaled")
-    return float(found)
 
 
 @torch.no_grad()

@@ -43,8 +43,15 @@ class Norms:
         """True if both blocks read what one norm gives, side by side."""
         return self.before_mlp is not None and self.before_mlp == self.before_attention
 
+    @property
+    def beside(self) -> bool:
+        """True if their names say that the blocks stand side by side."""
+        return self.shared or self == OF_BLOCKS_BESIDE
 
+
+OF_BLOCKS_BESIDE = Norms(before_attention="ln_attn", before_mlp="ln_mlp")
 LAYOUTS = (
+    OF_BLOCKS_BESIDE,
     Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm"),
     Norms(before_attention="input_layernorm", before_mlp="pre_feedforward_layernorm"),
     Norms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
@@ -63,7 +70,9 @@ LAYOUTS = (
     ),
     Norms("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2"),
     Norms(before_attention="input_layernorm", before_mlp="input_layernorm"),
+    Norms(before_attention="ln_1", before_mlp="ln_1"),
     Norms(before_attention="ln_1", before_mlp="ln_2"),
+    Norms(before_attention="norm_1", before_mlp="norm_2"),
     Norms(before_attention="self_attn_layer_norm", before_mlp="final_layer_norm"),
 )
 

@@ -96,13 +96,24 @@ def _trials(width: int) -> Iterator[tuple[list[Rotation], tuple[Tensor, Tensor]]
     yield [Rotation(neighbours=True), Rotation(neighbours=True, backward=True)], (cos, sin)
 
 
+def _ask(rotate: Callable[..., Any], heads: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    """Heads turned by a function of a model: of queries and keys, or of one of both at a time.
+
+    The latter takes heads behind rows, and each angle once.
+    """
+    if len(inspect.signature(rotate).parameters) != len(("heads", "sines", "cosines")):
+        return rotate(heads, heads, cos, sin)
+    half = cos.shape[-1] // 2
+    return [rotate(heads.transpose(1, 2), sin[..., :half], cos[..., :half]).transpose(1, 2)]
+
+
 def _first(
     ways: list[Rotation], rotate: Callable[..., Any], size: int, cos: Tensor, sin: Tensor
 ) -> Rotation | None:
     """The first way that gives what is given for random heads."""
     heads = _heads(size)
     try:
-        found = rotate(heads, heads, cos, sin)
+        found = _ask(rotate, heads, cos, sin)
     except (RuntimeError, TypeError, ValueError):
         return None
     close = (w for w in ways if all(_near(each, w.turned(heads, cos, sin)) for each in found))
@@ -114,7 +125,7 @@ def _with_rounding(
 ) -> Rotation:
     """The same way, rounding where it does."""
     cos, sin, heads = cos.bfloat16(), sin.bfloat16(), _heads(size).bfloat16()
-    found = rotate(heads, heads, cos, sin)[0]
+    found = _ask(rotate, heads, cos, sin)[0]
     once = Rotation(way.neighbours, way.spread, way.backward, round_first=False)
     return min((way, once), key=lambda w: _off(found, w.turned(heads, cos, sin)))
 

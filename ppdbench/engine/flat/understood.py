@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 # What the code of layers and blocks may mention, none of which changes what is computed but as
 # operations do: blocks, products and norms, shapes, settings of attention, and dropout.
 WORDS = """
-attention attn mlp self_attn layers
-c_attn c_fc c_proj dense dense_4h_to_h dense_h_to_4h down_proj fc1 fc2 gate_proj gate_up_proj
+attention attn ffn mlp self_attn self_attention layers
+Wqkv c_attn c_fc c_proj dense dense_4h_to_h dense_h_to_4h down_proj fc1 fc2 fc_in fc_out gate_proj
+gate_up_proj
 k_proj o_proj out_proj q_attn q_proj qkv_proj query_key_value up_proj v_proj
 attention_layernorm attn_sub_norm feedforward_layernorm ffn_sub_norm final_layer_norm
-input_layernorm k_layernorm k_norm key_layernorm ln_1 ln_2 ln_cross_attn post_attention_layernorm
+input_layernorm k_layernorm k_norm key_layernorm ln_1 ln_2 ln_attn ln_cross_attn ln_mlp
+norm_1 norm_2 post_attention_layernorm
 post_feedforward_layernorm post_mlp_layernorm post_norm1 post_norm2 post_self_attn_layernorm
 pre_feedforward_layernorm q_layernorm q_norm query_layernorm self_attn_layer_norm
-act act_fn activation_fn
+act act_fn activation_fn gelu_impl
 activation_dropout attention_dropout attn_dropout dropout hidden_dropout
 post_attention_dropout post_mlp_dropout resid_attn_dropout resid_dropout resid_mlp_dropout
 residual_dropout p training
@@ -39,7 +41,7 @@ apply_rotary_pos_emb get_llama_4_attn_scale is_sliding rope_parameters rotary_nd
 use_rope
 clamp_ clip_qkv embed_dim is_cross_attention kv_dim multi_query
 head_dim head_size num_attention_heads num_heads num_key_value_groups num_key_value_heads
-attn_logit_softcapping scaling sliding_window split_size
+attn_logit_softcapping scaling sinks sliding_window split_size
 ALL_ATTENTION_FUNCTIONS _attn_implementation _split_heads _upcast_and_reordered_attn config
 eager_attention_forward get_interface repeat_kv reorder_and_upcast_attn
 EncoderDecoderCache cross_attention_cache crossattention is_updated keys layer_idx
@@ -49,9 +51,24 @@ tanh to torch transpose type unsqueeze view
 ValueError get getattr hasattr isinstance norms zip
 """
 KNOWN = frozenset(WORDS.split())
+# What blocks that attend in code of their own mention besides: the ways to multiply, to mask and to
+# sum up that the kernel stands for, tables of turns, and settings that are asked for elsewhere.
+OWN_WORDS = """
+Softmax baddbmm beta bmm linear masked_fill scaled_dot_product_attention where
+bias embed_positions encoder_attn encoder_attn_layer_norm weight
+inv_norm_factor norm_factor scale_attn softmax_scale
+apply_residual_connection_post_layernorm dense_bias hidden_size is_causal layer_id n_heads
+new_decoder_architecture num_kv_heads num_ln_in_parallel_attn parallel_attn pretraining_tp
+rotary_dim slow_but_exact
+_attn _get_embed_positions _merge_heads _reshape attn_dropout_p bias_dropout_add dropout_add
+F bfloat16 broadcast_to clamp device expand_as finfo flatten float float16 full gather
+get_seq_length int len math max min permute range repeat sqrt tensor zeros zeros_like
+"""
+OWN = KNOWN | frozenset(OWN_WORDS.split())
 # Functions that are asked what they compute, so they may mention whatever they like: of turns of
-# heads, and of what queries grow by.
+# heads, and of what queries grow by. And those in whose place a function of ours runs.
 ROTATION, GROWTH = "apply_rotary_pos_emb", "get_llama_4_attn_scale"
+UNREAD = (ROTATION, GROWTH, "eager_attention_forward", "_upcast_and_reordered_attn")
 
 
 class NotUnderstoodError(Exception):
@@ -65,51 +82,52 @@ def check_model(adapter: Adapter) -> None:
         raise NotUnderstoodError("its layers have a memory of their own")
     if anatomy.experts:
         raise NotUnderstoodError("its layers choose between experts")
-    if anatomy.own_attention:
-        raise NotUnderstoodError("its layers attend in code of their own")
-    if adapter.family.told is not None:
-        raise NotUnderstoodError("its layers place rows in code of their own")
     if (why := adapter.why_not_alone()) is not None:
         raise NotUnderstoodError(why)
     if shape.sizes:
         raise NotUnderstoodError("its layers keep rows of different sizes")
     if shape.key_dim is not None or shape.value_dim is not None:
         raise NotUnderstoodError("its keys and values are of different widths")
-    if adapter.heads_per_kv[0] * shape.n_heads != adapter.config.num_attention_heads:
+    if adapter.keeps_latents:
         raise NotUnderstoodError("its layers keep rows that keys and values are made of")
-    if adapter.family.positions is None and adapter.rotary_tables != 2:
+    placed = adapter.family.positions is not None or adapter.slopes is not None
+    if not placed and adapter.rotary_tables != 2:
         raise NotUnderstoodError("its layers take no pair of rotary tables")
 
 
-def check_layer(layer: nn.Module) -> None:
+def check_layer(layer: nn.Module, *, own_attention: bool) -> None:
     """Refuse a layer whose code mentions what is not known."""
+    known = OWN if own_attention else KNOWN
     for part in layer.modules():
         if isinstance(part, nn.ModuleList) or not any(True for _ in part.children()):
             continue
-        if unknown := _unknown(type(part).forward):
-            raise NotUnderstoodError(f"{type(part).__name__} uses {', '.join(unknown)}")
+        kind: Any = type(part)
+        if unknown := sorted(_names(kind) - known):
+            raise NotUnderstoodError(f"{kind.__name__} uses {', '.join(unknown)}")
 
 
 @cache
-def _unknown(forward: Callable[..., Any]) -> list[str]:
-    """Names in a module's code that are not known."""
-    return sorted(_mentioned(forward, set()) - KNOWN)
+def _names(kind: Any) -> frozenset[str]:
+    """The names in the code of a kind of modules."""
+    return frozenset(_mentioned(kind.forward, kind, set()))
 
 
-def _mentioned(function: Callable[..., Any], seen: set[Callable[..., Any]]) -> set[str]:
+def _mentioned(function: Callable[..., Any], kind: type, seen: set[Callable[..., Any]]) -> set[str]:
     """Names in a function's code, and in that of its neighbours that it calls."""
     seen.add(function)
+    others = _neighbours(function, kind)
     return set(names_in(function)).union(
-        *(_mentioned(other, seen) for other in _neighbours(function) if other not in seen)
+        *(_mentioned(other, kind, seen) for other in others if other not in seen)
     )
 
 
-def _neighbours(function: Callable[..., Any]) -> Iterator[FunctionType]:
-    """The functions of the same module that a function mentions."""
+def _neighbours(function: Callable[..., Any], kind: type) -> Iterator[FunctionType]:
+    """The functions of the same module, or of the same kind, that a function mentions."""
     own = inspect.unwrap(function)
     for name in names_in(own):
-        other = globals_of(own).get(name)
-        if not isinstance(other, FunctionType) or name in (ROTATION, GROWTH):
+        other = globals_of(own).get(name) or getattr(kind, name, None)
+        other = getattr(other, "__func__", other)  # of a method of the class
+        if not isinstance(other, FunctionType) or name in UNREAD:
             continue
         if other.__module__ == own.__module__:
             yield other

@@ -43,6 +43,10 @@ class FlatLinear:
         where = target or Columns(1, 0)
         return Product(self.blob.data_ptr(), bias, self.in_features, self.out_features, where)
 
+    def biased(self, bias: Tensor) -> FlatLinear:
+        """The same with a bias, where it has none: x W^T + b over one blob."""
+        return FlatLinear(self.blob, bias.detach().float(), self.out_features, self.in_features)
+
     def unpacked(self) -> Tensor:
         """W in plain rows [out, in], a copy."""
         rows = torch.empty(self.out_features, self.in_features, dtype=self.dtype)

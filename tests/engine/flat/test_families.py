@@ -17,6 +17,7 @@ from tests.helpers import CAPACITY, assert_near, tokens
 
 TEXT, MORE = tokens(11), [7, 8, 9, 10, 11]
 PARENTS = (-1, 0, 0, 1)
+ALIBI = {"multi_query": False, "alibi": True, "parallel_attn": False, "bias": True}
 # Settings that bring out what a family does at times.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "apertus": [{}],
@@ -32,7 +33,20 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "hunyuan_v1_dense": [{}],
     "hyperclovax": [{"residual_multiplier": 0.4, "use_post_norm": True, "logits_scaling": 0.3}],
     "bitnet": [{}],
+    "bloom": [{}],
+    "codegen": [{}],
+    "falcon": [
+        {"multi_query": True},
+        ALIBI,
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ],
+    "gpt_neo": [{}],
+    "gpt_neox_japanese": [{}],
+    "gptj": [{}],
+    "granite_swa": [{}],
     "ministral3": [{}],
+    "mpt": [{}],
     "nanochat": [{}],
     "nemotron": [{}],
     "olmo": [{}],
@@ -44,6 +58,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"use_qkv_bias": True},
     ],
     "vaultgemma": [{}],
+    "xglm": [{}],
 }
 CASES = [(name, settings) for name, several in SETTINGS.items() for settings in several]
 
@@ -87,7 +102,44 @@ def test_logits_are_those_of_stock_and_no_row_depends_on_the_rows_beside_it(
     assert_near(tree[:, 3:], branch[:, -1:])
 
 
-@pytest.mark.parametrize("family", ["cohere", "glm4", "granite", "ministral3", "phi"])
+FAR = [("bloom", {}), ("codegen", {}), ("falcon", ALIBI), ("granite_swa", {}), ("mpt", {})]
+
+
+@pytest.mark.parametrize(("family", "settings"), FAR)
+def test_far_into_a_text_tokens_are_those_of_generate(
+    family: str, settings: dict[str, Any]
+) -> None:
+    stock, text, n = tiny(family, **settings), tokens(100), 30
+    model = StagedModel(copy.deepcopy(stock), passes=FLAT)
+    assert model.flat is not None, model.path.why
+    session = Session(model, len(text) + n)
+    session.reset(text)
+    with torch.inference_mode():
+        found = [int(session.prefill()[0, -1].argmax())]
+        while len(found) < n:
+            found.append(int(session.advance(session.ids(found[-1:]))[0, -1].argmax()))
+        ids = torch.tensor([text])
+        wanted = stock.generate(ids, max_new_tokens=n, do_sample=False, eos_token_id=None)
+    assert found == wanted[0, len(text) :].tolist()
+
+
+@pytest.mark.parametrize(("family", "settings"), FAR)
+def test_in_half_precision_passes_are_as_near_to_what_is_true_as_stock(
+    family: str, settings: dict[str, Any]
+) -> None:
+    stock, text = tiny(family, **settings).bfloat16(), tokens(100)
+    model = StagedModel(copy.deepcopy(stock), passes=FLAT)
+    assert model.flat is not None, model.path.why
+    session = Session(model, len(text))
+    session.reset(text)
+    with torch.inference_mode():
+        ours = session.prefill()[0, -1].float()
+        theirs = stock(torch.tensor([text])).logits[0, -1].float()
+        true = copy.deepcopy(stock).float()(torch.tensor([text])).logits[0, -1]
+    assert (ours - true).norm() < 1.5 * (theirs - true).norm()
+
+
+@pytest.mark.parametrize("family", ["bloom", "cohere", "falcon", "glm4", "granite", "ministral3"])
 def test_in_half_precision_rows_do_not_depend_on_the_rows_beside_them_either(family: str) -> None:
     model = StagedModel(grown(tiny(family)).bfloat16(), passes=FLAT)
     assert model.flat is not None, model.path.why
