@@ -180,6 +180,7 @@ measured: $(READY)
 	    --out $(MEASURED)/ppd > /dev/null
 	$(BIN)/ppdbench decode $(ON_XSUM) --method ppd --set form=split --set k=3 --limit 2 \
 	    --compile on --timeline docs/timeline.png --out $(MEASURED)/timeline > /dev/null
+	$(BIN)/python -m benchmarks.recurrent --save $(MEASURED)/recurrent.json > /dev/null
 	$(MAKE) curve
 
 # What passes of SmolLM2 cost by their rows, for docs/cpu.md.

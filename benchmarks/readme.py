@@ -38,6 +38,7 @@ from benchmarks import (
     plain_answers,
     plain_ranks,
     quality,
+    recurrent,
     sampled,
     sampled_cost,
     verdicts,
@@ -114,6 +115,8 @@ def _sheets(path: Path) -> list[Sheet]:
     if path.parent == SAMPLED:
         content = json.loads(path.read_text(encoding="utf-8"))
         return faithful.sheets(content) if "planted" in content else sampled.sheets(content)
+    if path.name == recurrent.FILE:
+        return recurrent.sheets(recurrent.stored(path))
     if path.suffix == curve.STORED:
         return curve.sheets(curve.stored(path))
     (stored,) = read_runs([path])

@@ -4,11 +4,12 @@
         [--dtype float32] [--threads 1] [--steps 24] [--save FILE.json]
 
 A random model of each family decodes in steps as methods do: passes of some rows, of which the
-first few are kept. Passes here copy the states before a pass, and the next one reads what was kept
-again, in the mixers alone. The other way is to let mixers read row by row and to copy their states
-behind each: nothing is read again, but weights are read for every row. Both run in turns, and must
-give the same logits. FILE.json in place of --families shows again what was measured. Run it on a
-machine that does nothing else.
+first few are kept. One way copies the states before a pass, and the next one reads what was kept
+again, in the mixers alone. The other lets mixers read row by row and copies their states behind
+each: nothing is read again, but weights are read for every row. Models here take the second where
+mixers run row by row anyway, and else the first. Both run in turns, and must give the same logits.
+FILE.json in place of --families shows again what was measured. Run it on a machine that does
+nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,8 @@ from torch import Tensor
 from benchmarks.curve import this_machine
 from benchmarks.families import tiny
 from ppdbench.cli.common import numbers
-from ppdbench.engine.cache import CacheShape
 from ppdbench.engine.loading import DTYPES
-from ppdbench.engine.memory import LayerMemory, RememberingCache, Run
+from ppdbench.engine.memory import RememberingCache
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -45,6 +45,7 @@ FAMILIES = (
     *("lfm2", "qwen3_next", "qwen3_5_text", "mamba2", "bamba", "falcon_h1"),
     *("granitemoehybrid", "nemotron_h", "jamba"),
 )
+FILE = "recurrent.json"  # under results/readme
 ROWS = (2, 5, 9)
 PROMPT, STEPS, WARM = 64, 24, 4
 HEAD = 64  # of attention and of Mamba
@@ -77,44 +78,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[TakenBack]
 
 
-class EachRow(LayerMemory):
-    """The memory of a layer with its states behind each row of the latest pass."""
-
-    def keep(self, *, first: bool) -> None:
-        """Keep the states as they are; of a pass that begins, those of earlier ones go."""
-        if first:
-            self._marks.clear()
-        self._marks.append((self.length, self.now.copy()))
-
-
-class EachRowCache(RememberingCache):
-    """A cache whose mixers read row by row, and which has a state to go back to behind each."""
-
-    def __init__(self, shape: CacheShape, capacity: int) -> None:
-        super().__init__(shape, capacity)
-        self._each = {i: EachRow(capacity) for i in self.layers if i in shape.remembering}
-        self._memories = dict(self._each)
-
-    def read(self, layer: int, rows: Tensor, run: Run, *, forgets: bool = False) -> Tensor:
-        """The output of a layer's mixer over the rows of the pass."""
-        step, memory = self._step, self._each[layer]
-        assert step is not None, "begin() was not called"
-        again = memory.back_to(step.start)
-        assert again is None, "only rows of the latest pass can be taken back"
-        if not step.start:
-            out = run(rows)
-        else:
-            out = torch.cat(list(self._one_by_one(memory, rows, run)), dim=1)
-        memory.length = step.end
-        return out
-
-    def _one_by_one(self, memory: EachRow, rows: Tensor, run: Run) -> Iterator[Tensor]:
-        for i, row in enumerate(torch.split(rows, 1, dim=1)):
-            memory.keep(first=i == 0)
-            yield run(row)
-            memory.length += 1
-
-
 def model_of(family: str, width: int, dtype: torch.dtype) -> StagedModel:
     """A random model of some layers of each kind, so wide, with parts as large as usual ones."""
     inner = 2 * width
@@ -145,8 +108,8 @@ class Way:
 
     def __init__(self, model: StagedModel, tokens: Sequence[int], *, by_rows: bool) -> None:
         self.session = Session(model, len(tokens))
-        if by_rows:
-            self.session.cache = EachRowCache(model.cache_shape, self.session.cache.capacity)
+        assert isinstance(self.session.cache, RememberingCache)
+        self.session.cache.by_rows = by_rows
         self.tokens, self.ms = tokens, list[float]()
         self.session.reset(list(tokens[:PROMPT]))
         self.session.prefill()
@@ -205,8 +168,39 @@ def measured(asked: argparse.Namespace) -> Measured:
     )
 
 
-def sheet(found: Measured) -> Sheet:
-    """The table: who is faster is below one."""
+def sheets(found: Measured) -> list[Sheet]:
+    """Ratios of both ways in one table, and what they are of in another."""
+    return [ratios(found), times(found)]
+
+
+def ratios(found: Measured) -> Sheet:
+    """How long reading again takes, of the time with a state by row: families by steps."""
+    steps = sorted({(each.rows, each.kept) for each in found.steps})
+    ratio = {(e.family, e.rows, e.kept): e.again_ms / e.by_rows_ms for e in found.steps}
+    columns = [f"{kept} of {rows}" for rows, kept in steps]
+    rows = [
+        (family, *(ratio.get((family, *step)) for step in steps))
+        for family in dict.fromkeys(each.family for each in found.steps)
+    ]
+    return Sheet(
+        "Reading again, of the time with a state by row, by the rows that are kept",
+        ("family", *columns),
+        tuple(rows),
+        notes=_notes(found),
+        digits=dict.fromkeys(columns, 2),
+    )
+
+
+def _notes(found: Measured) -> tuple[str, ...]:
+    return (
+        f"Medians of a step of random models {found.width} wide, {found.dtype}, "
+        f"{found.threads} threads. Ratio below 1: reading again is faster.",
+        found.machine,
+    )
+
+
+def times(found: Measured) -> Sheet:
+    """Every step with its times, and what both ways hold."""
     rows: list[tuple[Any, ...]] = [
         (
             *(each.family, each.rows, each.kept, each.again_ms, each.by_rows_ms),
@@ -221,16 +215,17 @@ def sheet(found: Measured) -> Sheet:
             *("read again, MB", "state by row, MB"),
         ),
         tuple(rows),
-        notes=(
-            f"Medians of a step of random models {found.width} wide, {found.dtype}, "
-            f"{found.threads} threads. Ratio below 1: reading again is faster.",
-            found.machine,
-        ),
+        notes=_notes(found),
         digits={
             **dict.fromkeys(("read again, ms", "state by row, ms", "ratio"), 2),
             **dict.fromkeys(("read again, MB", "state by row, MB"), 1),
         },
     )
+
+
+def stored(path: Path) -> Measured:
+    """Read what `--save` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=Measured)
 
 
 def main() -> int:
@@ -247,14 +242,14 @@ def main() -> int:
     asked = parser.parse_args()
     kept = Path(asked.families)
     try:
-        stored = kept.suffix == ".json"
-        found = msgspec.json.decode(kept.read_bytes(), type=Measured) if stored else measured(asked)
+        found = stored(kept) if kept.suffix == ".json" else measured(asked)
     except PpdbenchError as error:
         print(f"recurrent: {error}", file=sys.stderr)
         return 2
-    emit([sheet(found)], None, "markdown")
+    emit(sheets(found), None, "markdown")
     if asked.save is not None:
-        write_whole(asked.save, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        content = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
+        write_whole(asked.save, content, make_folder=True)
     return 0
 
 

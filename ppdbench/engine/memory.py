@@ -4,7 +4,8 @@ Rows of keys and values are forgotten by counting fewer of them. A recurrent sta
 at once, so it is kept as it was before some of them, and what was accepted is read again: by the
 mixer of the layer alone, from the inputs that it had. Where to go back to is said by the pass that
 comes next, as for keys and values, and those rows are read in front of its own, so that weights
-are read once for both.
+are read once for both. A mixer that runs row by row whatever it is given would read the weights
+for each row again: of its states those behind each of the latest rows are kept.
 
 All of transformers' mixers ask one object for their states, under the names below, and one cache
 of ours answers for every family.
@@ -35,9 +36,11 @@ READ_AGAIN = 16
 # A state is kept before each pass of several rows, and of passes of one row before each so-manieth.
 APART = 16
 LATEST = 2
+# Where rows run one by one, the states behind so many of the latest are kept.
+EACH = 16
 # So many copies of a layer's states there are at most: the present one, the one behind the
 # prompt, and the latest of others.
-COPIES = 2 + LATEST
+COPIES, COPIES_BY_ROW = 2 + LATEST, 2 + EACH
 CHAINS_ONLY = (
     "layers with a memory of their own read one row after another, so branches of a tree, rows "
     "that are no tokens are not for this model; use a method that drafts chains, one sequence at a "
@@ -108,9 +111,19 @@ class LayerMemory:
     def mark(self, n_rows: int) -> None:
         """Keep the states as they are before a pass of `n_rows`, unless others are near enough."""
         last = self._marks[-1][0] if self._marks else -APART
-        if self.length > max(last, 0) and (n_rows > 1 or self.length - last >= APART):
+        if n_rows > 1 or self.length - last >= APART:
+            self._keep(LATEST)
+
+    def mark_row(self) -> None:
+        """Keep the states as they are before a row."""
+        self._keep(EACH)
+
+    def _keep(self, latest: int) -> None:
+        """Keep the present states, those behind the prompt and so many others."""
+        last = self._marks[-1][0] if self._marks else 0
+        if self.length > last:
             self._marks.append((self.length, self.now.copy()))
-            del self._marks[1:-LATEST]
+            del self._marks[1:-latest]
 
     def clear(self) -> None:
         """Forget everything, numbers included."""
@@ -190,7 +203,11 @@ class RememberingCache(StatesByLayer, KVCache):
     """The cache of a model some of whose layers have a memory of their own.
 
     Mixers ask it for their states, and hand it new ones, as they would a cache of transformers.
+    `by_rows` says whether rows run one by one and states are kept behind each; None: where a mixer
+    runs them so anyway.
     """
+
+    by_rows: bool | None = None
 
     def __init__(
         self,
@@ -223,12 +240,13 @@ class RememberingCache(StatesByLayer, KVCache):
         new = rows[:, : rows.shape[1] - step.idle]
         again = memory.back_to(step.start)
         memory.note(step.start, new)
-        if memory.length and (forgets or step.rows is not None):
-            run = partial(_one_by_one, run)
+        by_rows = bool(memory.length) and (forgets if self.by_rows is None else self.by_rows)
+        if by_rows or (memory.length and (forgets or step.rows is not None)):
+            run = partial(_one_by_one, run, memory if by_rows else None)
         if again is not None and again.shape[1] > READ_AGAIN:
             run(again)
             memory.length, again = step.start, None
-        if again is None:
+        if again is None and not by_rows:
             memory.mark(new.shape[1])
         out = run(new if again is None else torch.cat([again, new], dim=1))
         memory.length = step.end
@@ -251,19 +269,28 @@ def states_bytes(layers: Sequence[nn.Module], memories: Sequence[str | None], wi
 
     Each mixer reads one row of `width` numbers there, which costs nothing but says what it keeps.
     """
-    there = _Counted()
+    total = 0
     for layer, path in zip(layers, memories, strict=True):
         if path is None:
             continue
-        mixer = layer.get_submodule(path)
+        there, mixer = _Counted(), layer.get_submodule(path)
         taken = inspect.signature(inspect.unwrap(type(mixer).forward)).parameters
         row = torch.empty(1, 1, width, device="meta", dtype=next(mixer.parameters()).dtype)
         mixer(row, **{next(name for name in CACHES if name in taken): there})
-    return COPIES * there.nbytes
+        total += there.nbytes * (COPIES_BY_ROW if forgets(type(mixer).forward) else COPIES)
+    return total
 
 
-def _one_by_one(run: Run, rows: Tensor) -> Tensor:
-    return torch.cat([run(row) for row in torch.split(rows, 1, dim=1)], dim=1)
+def _one_by_one(run: Run, memory: LayerMemory | None, rows: Tensor) -> Tensor:
+    """Run rows one after another; a `memory` keeps the states before each."""
+    given = []
+    for row in torch.split(rows, 1, dim=1):
+        if memory is not None:
+            memory.mark_row()
+        given.append(run(row))
+        if memory is not None:
+            memory.length += 1
+    return torch.cat(given, dim=1)
 
 
 def install(layers: Sequence[nn.Module], memories: Sequence[str | None]) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from benchmarks import recurrent
-from benchmarks.recurrent import EachRow, main, model_of, taken_back
+from benchmarks.recurrent import main, model_of, taken_back
+from ppdbench.engine.memory import LayerMemory
 from ppdbench.errors import NumericalError
 
 
@@ -21,13 +22,13 @@ def test_states_behind_each_row_give_what_reading_again_gives(family: str) -> No
 
 
 def test_a_state_of_another_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(self: EachRow, *, first: bool) -> None:
-        if first:
-            self._marks.clear()
-            self.late = self.now.copy()
-        self._marks.append((self.length, self.late))
+    right = LayerMemory.mark_row
 
-    monkeypatch.setattr(EachRow, "keep", late)
+    def late(self: LayerMemory) -> None:
+        right(self)
+        self._marks[-1] = self.length, self._marks[0][1]
+
+    monkeypatch.setattr(LayerMemory, "mark_row", late)
     with pytest.raises(NumericalError, match="lfm2: logits of both ways are"):
         taken_back(model_of("lfm2", 128, torch.float32), "lfm2", rows=3, kept=2, steps=2)
 
@@ -41,7 +42,8 @@ def test_what_was_measured_is_kept_and_shown_again(
     monkeypatch.setattr("sys.argv", ["recurrent", *asked, "--save", str(kept)])
     assert main() == 0
     first = capsys.readouterr().out
-    assert first.count("| lfm2 |") == 2  # one of two rows kept, and both
+    assert "| family | 1 of 2 | 2 of 2 |" in first
+    assert first.count("| lfm2 |") == 1 + 2  # ratios; one of two rows kept, and both
     monkeypatch.setattr("sys.argv", ["recurrent", "--families", str(kept)])
     assert main() == 0
     assert capsys.readouterr().out == first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import pytest
@@ -24,7 +24,8 @@ from tests.families import greedy_truth
 from tests.helpers import assert_near, tokens
 
 # Short convolutions, gated delta nets, Mamba 2 beside attention, and Mamba 1, whose mixers forget.
-FAMILIES = ("lfm2", "qwen3_5_text", "falcon_h1", "jamba")
+BY_ROWS = "jamba"  # its mixers run row by row
+FAMILIES = ("lfm2", "qwen3_5_text", "falcon_h1", BY_ROWS)
 PROMPT = tokens(19)
 CLOSE = 1e-4  # of the largest logit: another order of sums, over many rows
 CAPACITY = 120
@@ -225,14 +226,26 @@ def old_tail(
     return seen
 
 
+def first_states(right: Any, self: LayerMemory) -> None:
+    """States that are kept behind a row, of an earlier one."""
+    right(self)
+    self._marks[-1] = self._marks[-1][0], self._marks[0][1]
+
+
 BUGS = [
     (LayerMemory, "back_to", not_taken_back),
     (LayerMemory, "back_to", one_row_less),
+    (LayerMemory, "mark_row", first_states),
     (RememberingCache, "update_conv_state", old_tail),
 ]
+# Rows are read again, or states are kept behind each.
+ELSEWHERE = {first_states: [BY_ROWS], one_row_less: [f for f in FAMILIES if f != BY_ROWS]}
+PLANTED = [(name, *bug) for bug in BUGS for name in ELSEWHERE.get(bug[2], FAMILIES)]
 
 
-@pytest.mark.parametrize(("owner", "name", "bug"), BUGS, ids=[bug.__name__ for *_, bug in BUGS])
+@pytest.mark.parametrize(
+    ("family", "owner", "name", "bug"), PLANTED, ids=[f"{f}-{b.__name__}" for f, *_, b in PLANTED]
+)
 def test_a_wrong_memory_is_found_when_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, family: str, owner: type, name: str, bug: Any
 ) -> None:
@@ -277,6 +290,49 @@ def test_states_are_kept_behind_the_prompt_and_behind_the_latest_rows() -> None:
     assert float(layer.now.recurrent[0]) == 5
     again = layer.back_to(3)
     assert again is not None and again.shape[1] == 3 and not layer.now.recurrent
+
+
+def test_states_are_kept_behind_each_of_the_latest_rows() -> None:
+    layer = LayerMemory(64)
+    for row in range(40):
+        assert layer.back_to(row) is None
+        layer.note(row, torch.full((1, 1, 2), float(row)))
+        layer.mark_row()
+        layer.now.recurrent[0] = torch.tensor(float(row + 1))
+        layer.length = row + 1
+    for length in (39, 33, 24):
+        assert layer.back_to(length) is None
+        assert float(layer.now.recurrent[0]) == length
+    again = layer.back_to(20)
+    assert again is not None and again[0, :, 0].tolist() == [float(row) for row in range(1, 20)]
+
+
+def test_what_a_mixer_that_runs_row_by_row_has_read_it_never_reads_again() -> None:
+    model = staged(BY_ROWS)
+    session = Session(model, CAPACITY)
+    session.reset(PROMPT)
+    session.prefill()
+    assert isinstance(session.cache, RememberingCache)
+    layer = min(model.cache_shape.remembering)
+    path = model.adapter.anatomy.memories[layer]
+    mixer = model.adapter.layers[layer].get_submodule(str(path))
+    counted: list[int] = []
+    right = type(mixer).forward
+
+    def counting(self: nn.Module, hidden_states: Tensor, *given: Any, **named: Any) -> Any:
+        counted.append(hidden_states.shape[1])
+        return right(self, hidden_states, *given, **named)
+
+    update_wrapper(counting, right)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(mixer), "forward", counting)
+        start = len(PROMPT)
+        for kept in (2, 5, 1, 3):
+            counted.clear()
+            session.forward(torch.tensor([tokens(5)]), session.chain(5, start))
+            session.cache.keep(start, range(kept))
+            assert counted == [1] * 5 * len(model.cache_shape.remembering)
+            start += kept
 
 
 def test_a_cache_counts_states_and_inputs_and_holds_no_rows_where_nothing_attends() -> None:
