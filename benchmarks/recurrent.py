@@ -174,7 +174,7 @@ def sheets(found: Measured) -> list[Sheet]:
 
 
 def ratios(found: Measured) -> Sheet:
-    """How long reading again takes, of the time with a state by row: families by steps."""
+    """The time of reading again, of that with a state by row: families by steps."""
     steps = sorted({(each.rows, each.kept) for each in found.steps})
     ratio = {(e.family, e.rows, e.kept): e.again_ms / e.by_rows_ms for e in found.steps}
     columns = [f"{kept} of {rows}" for rows, kept in steps]
