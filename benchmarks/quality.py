@@ -49,11 +49,13 @@ COUNTED = frozenset({"gsm8k_accuracy", "squad_em"})  # an output is right or it 
 
 @dataclass(frozen=True, slots=True)
 class AskedWay:
-    """A task, and the system text it is asked with, if there is one."""
+    """A task, and what its examples are asked with besides."""
 
     task: str
     how: str
     system: str | None = None
+    shots: int = 0
+    chat: str = "auto"
 
     @property
     def file(self) -> str:
@@ -62,8 +64,10 @@ class AskedWay:
 
     @property
     def words(self) -> str:
-        """The option of `ppdbench` that asks so."""
-        return "" if self.system is None else shlex.join(["--system", self.system])
+        """The options of `ppdbench` that ask so."""
+        chat = [] if self.chat == "auto" else ["--chat", self.chat]
+        system = [] if self.system is None else ["--system", self.system]
+        return shlex.join([*chat, *system, *(["--shots", str(self.shots)] if self.shots else [])])
 
 
 WAYS = (
@@ -84,6 +88,8 @@ WAYS = (
         "Answers are a few words from the text, such as: Paris; 1945; the Roman Empire; "
         "12 million; William Shakespeare.",
     ),
+    AskedWay("squad", "behind worked examples", shots=3),
+    AskedWay("squad", "as plain text behind worked examples", shots=3, chat="off"),
     AskedWay("xsum", AS_IT_IS),
     AskedWay("xsum", "briefly", "Summarize news articles in one short sentence."),
     AskedWay("cnn_dailymail", AS_IT_IS),
@@ -101,7 +107,8 @@ def settings(asked: argparse.Namespace, way: AskedWay) -> RunConfig:
         data=rows,
         limit=asked.limit,
         max_new_tokens=asked.max_new_tokens,
-        chat=ChatOptions(system=way.system),
+        shots=way.shots,
+        chat=ChatOptions(mode=way.chat, system=way.system),
     )
 
 

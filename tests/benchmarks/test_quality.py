@@ -60,7 +60,7 @@ def test_scores_are_those_of_a_run_and_answers_are_made_once(
 def test_the_words_that_ask_stand_in_a_table() -> None:
     scores = {"rouge2": (0.1, 0.0, 0.2), "rougeL": (0.2, 0.1, 0.3)}
     shown = {"outputs": 3, "ended": 2, "tokens": 9.0, "named": None, "scores": scores}
-    way = AskedWay("xsum", "briefly", "Be brief.")
+    way = AskedWay("xsum", "briefly", "Be brief.", shots=2, chat="on")
     ways = [{"task": "xsum", "how": "briefly", "words": way.words, **shown}]
     about = {"model": "m", "dtype": "float32", "rows": "Rows", "machine": "a machine"}
     table, words = quality.sheets({**about, "ways": ways})
@@ -68,4 +68,4 @@ def test_the_words_that_ask_stand_in_a_table() -> None:
         ("rouge2", 0.1, "0.000..0.200"),
         ("rougeL", 0.2, "0.100..0.300"),
     ]
-    assert words.rows == (("xsum", "briefly", "--system 'Be brief.'"),)
+    assert words.rows == (("xsum", "briefly", "--chat on --system 'Be brief.' --shots 2"),)
