@@ -144,14 +144,14 @@ def main(words: Sequence[str] | None = None) -> int:
     examples = _stored(asked.save, content)
     done = {each["example"] for each in examples}
     ours = answers(load(spec), config)
-    model, tokenizer = plain_model(spec)
-    for one in ours:
-        if one.example_id not in done:
-            examples.append(beside(one, model, tokenizer, config))
-            print(f"{len(examples)} of {len(ours)}: {examples[-1]}", flush=True)
-            if asked.save is not None:  # each time: an answer takes many seconds
-                kept = json.dumps({**content, "examples": examples}, indent=1) + "\n"
-                write_whole(asked.save, kept, make_folder=True)
+    missing = [one for one in ours if one.example_id not in done]
+    model, tokenizer = plain_model(spec) if missing else (None, None)
+    for one in missing:
+        examples.append(beside(one, model, tokenizer, config))
+        print(f"{len(examples)} of {len(ours)}: {examples[-1]}", flush=True)
+        if asked.save is not None:  # each time: an answer takes many seconds
+            kept = json.dumps({**content, "examples": examples}, indent=1) + "\n"
+            write_whole(asked.save, kept, make_folder=True)
     content["examples"] = examples
     print_sheets(sheets(content))
     return int(is_wrong(content))
