@@ -12,7 +12,8 @@ In place of a run there may be a file of `benchmarks.curve`, and in place of a t
 the file that it was drawn into; until it is there, its places say how to measure it. Files in
 `results/faithful` are those of `make sampled`, in `results/batches` of `benchmarks.batches`
 and, by how their names begin, of `benchmarks.verdicts` and `benchmarks.batch_steps`; those in
-`results/real` are of the module that has their name.
+`results/real` are of the module that has their name. Of a file that holds a table as Markdown, as
+`make showcase` writes it, the table is shown.
 
 `make measured` makes all of it, the pictures, too. Tests compare every table with what it is of,
 and look for measured numbers that stand elsewhere.
@@ -52,10 +53,12 @@ from ppdbench.report.terminal import print_sheets
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PICTURE = "picture "
+MARKDOWN = ".md"
 SAMPLED = ROOT / "results" / "faithful"
 BATCHES = ROOT / "results" / "batches"
 UNCOUNTED = "Not counted yet: `python -m benchmarks.batches --exact`, which takes hours."
 REAL = ROOT / "results" / "real"
+SHOWCASE = ROOT / "results" / "showcase"
 REAL_SHEETS = {
     "exactness": exactness.sheets,
     "pass_checks": pass_checks.sheets,
@@ -64,7 +67,7 @@ REAL_SHEETS = {
     "quality": quality.sheets,
 }
 AWAITED = "Not measured yet: `make curve`, on a machine that does nothing else."
-MADE_BY = {BATCHES: "batches", SAMPLED: "sampled"}
+MADE_BY = {BATCHES: "batches", SAMPLED: "sampled", SHOWCASE: "showcase"}
 UNCHECKED = "Not checked yet: `make smollm2-checks`."
 COLUMNS = 90  # as much as pages show beside their margins
 BLOCK = re.compile(r"<!-- (results/\S+): (.+?)( as markdown)? -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -83,6 +86,9 @@ def _block(found: re.Match[str], said: set[str]) -> str:
     if title.startswith(PICTURE):
         drawn = f"![Time of a pass by its rows]({title.removeprefix(PICTURE)})"
         return f"<!-- {run}: {title} -->\n{drawn}\n<!-- end -->"
+    if run.endswith(MARKDOWN):
+        shown = _body((ROOT / run).read_text(encoding="utf-8"))
+        return f"<!-- {run}: {title}{markdown} -->\n{shown}<!-- end -->"
     sheets = [s for s in _sheets(ROOT / run) if s.title.startswith(title)]
     if len(sheets) != 1:
         raise SystemExit(f"{run} has {len(sheets)} tables whose title begins with {title!r}")
@@ -93,7 +99,7 @@ def _block(found: re.Match[str], said: set[str]) -> str:
 
 
 def _is_awaited(path: Path) -> bool:
-    return path.suffix == curve.STORED and not path.exists()
+    return path.suffix in (curve.STORED, MARKDOWN) and not path.exists()
 
 
 def _awaited(path: Path) -> str:
@@ -132,8 +138,12 @@ def _sheets_of_batches(path: Path) -> list[Sheet]:
 
 
 def _as_markdown(sheet: Sheet) -> str:
+    return _body(to_markdown([sheet]))
+
+
+def _body(table: str) -> str:
     """A table without its title, since the text around says what it is of."""
-    return to_markdown([sheet]).partition("\n\n")[2]
+    return table.partition("\n\n")[2]
 
 
 def _drawn(sheet: Sheet) -> str:

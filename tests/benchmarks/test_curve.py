@@ -99,6 +99,21 @@ def test_pages_show_a_stored_curve_or_say_how_to_measure_it(
     assert readme.rendered(shown) == shown
 
 
+def test_pages_show_a_table_that_is_stored_as_markdown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "MADE_BY", {tmp_path / "results/showcase": "showcase"})
+    block = "<!-- results/showcase/showcase.md: the main table as markdown -->\n<!-- end -->"
+    assert "`make showcase`" in readme.rendered(block)
+    path = tmp_path / "results/showcase/showcase.md"
+    path.parent.mkdir(parents=True)
+    path.write_text("### Ten tasks\n\n| method |\n| --- |\n| greedy |\n\nA note.\n", "utf-8")
+    shown = readme.rendered(block)
+    assert "| greedy |\n\nA note.\n<!-- end -->" in shown and "Ten tasks" not in shown
+    assert readme.rendered(shown) == shown
+
+
 def test_only_what_is_timed_says_what_else_the_machine_did() -> None:
     said, untimed = curve.this_machine(), curve.this_machine(timed=False)
     assert re.sub(r", load [\d.]+ before", "", said) == untimed != said
