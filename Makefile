@@ -312,9 +312,9 @@ smollm2-checks: $(READY) smollm2
 	    --save $(REAL)/quality.json
 	$(BIN)/python -m benchmarks.pass_checks --model smollm2 --passes flat,compiled \
 	    --save $(REAL)/pass_checks.json
-	$(BIN)/ppdbench probe $(SMOLLM2) --dtype float32 --data builtin --limit 8 \
-	    --max-new-tokens 60 --full-length \
-	    $(addprefix --task ,$(basename $(notdir $(wildcard tasks/*.yaml)))) \
+	$(BIN)/ppdbench probe $(SMOLLM2) --dtype float32 --data builtin --limit 8 --full-length \
+	    --max-new-tokens 128 --layers 3,6,9,12,15,18,21,24,27,30 --batch-size 16 \
+	    $(addprefix --task ,alpaca gsm8k humaneval mt_bench wmt_en_fr) \
 	    --out $(RANKS_RUN) $(if $(wildcard $(RANKS_RUN)/run.json),--resume) > /dev/null
 	$(BIN)/python -m benchmarks.plain_ranks $(RANKS_RUN) --save $(REAL)/plain_ranks.json
 	$(BIN)/python -m benchmarks.exactness --out $(REAL_RUNS) --save $(REAL)/exactness.json

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ppdbench.engine.loading import DTYPES, ModelSpec, load_stock
 from ppdbench.engine.quiet import quiet
 from ppdbench.files.whole import write_whole
 from ppdbench.report.sheet import Sheet
-from ppdbench.runs.records import ProbedSample
+from ppdbench.runs.records import Header, ProbedSample
 from ppdbench.runs.store import read_once
 
 ROUNDING = 1e-3  # of logits in float32, in whatever order they were summed
@@ -101,6 +101,42 @@ def sheets(content: Mapping[str, Any]) -> list[Sheet]:
     return [Sheet(f"Ranks of {content['model']} by plain code", columns, (row,), notes)]
 
 
+@dataclass(slots=True)
+class RankCounts:
+    """The ranks that were looked at so far, and those that plain code does not give."""
+
+    positions: int = 0
+    ranks: int = 0
+    tasks: dict[str, None] = field(default_factory=dict)
+    layers: set[str] = field(default_factory=set)
+    different: list[Difference] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> list[Difference]:
+        """Those that rounding does not explain."""
+        return [one for one in self.different if not one.is_rounding]
+
+    def add(self, sample: ProbedSample, found: Iterable[Difference]) -> None:
+        """Count an example."""
+        self.positions += len(sample.output_ids)
+        self.ranks += sum(map(len, sample.ranks.values()))
+        self.tasks[sample.task] = None
+        self.layers.update(sample.ranks)
+        self.different += found
+
+    def content(self) -> dict[str, Any]:
+        """The counts as they are kept."""
+        return {
+            "tasks": list(self.tasks),
+            "positions": self.positions,
+            "layers": len(self.layers),
+            "ranks": self.ranks,
+            "equal": self.ranks - len(self.different),
+            "differ_by_rounding": len(self.different) - len(self.wrong),
+            "wrong": len(self.wrong),
+        }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what differs; the exit code is 1 where rounding does not explain it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plain_ranks", description=__doc__)
@@ -110,48 +146,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     quiet()
     run = read_once(asked.run)
-    about = run.header.model
-    stock, _ = plain_model(
-        ModelSpec(
-            name=about.name,
-            revision=about.revision,
-            gguf=run.header.config.model.gguf,
-            dtype="float32",
-            device="cpu",
-        )
-    )
-    positions, ranks, found, tasks = 0, 0, list[Difference](), dict[str, None]()
+    machine, counts = this_machine(timed=False), RankCounts()
+    stock, _ = plain_model(_spec(run.header))
+    about = {"model": run.header.model.name, "dtype": run.header.model.dtype, "machine": machine}
     for sample in run.samples:
-        if positions >= asked.positions:
+        if counts.positions >= asked.positions:
             break
         assert isinstance(sample, ProbedSample)
-        found += differences(stock, sample)
-        positions += len(sample.output_ids)
-        ranks += sum(map(len, sample.ranks.values()))
-        tasks[sample.task] = None
-        print(f"{positions} positions, {ranks} ranks, {len(found)} differ", flush=True)
-    wrong = [one for one in found if not one.is_rounding]
-    for one in wrong[:20]:
+        counts.add(sample, differences(stock, sample))
+        kept = {**about, **counts.content()}
+        print(f"{kept['positions']} positions, {kept['ranks']} ranks, {kept['equal']} equal")
+        if asked.save is not None:  # each time: an example takes seconds
+            write_whole(asked.save, json.dumps(kept, indent=1) + "\n", make_folder=True)
+    for one in counts.wrong[:20]:
         print(f"{one.where}: rank {one.stored} stored, {one.plain} by plain code")
+    found = counts.content()
     print(
-        f"{positions} positions, {ranks} ranks: {ranks - len(found)} equal, "
-        f"{len(found) - len(wrong)} differ by rounding, {len(wrong)} are wrong"
+        f"{found['positions']} positions, {found['ranks']} ranks: {found['equal']} equal, "
+        f"{found['differ_by_rounding']} differ by rounding, {found['wrong']} are wrong"
     )
-    if asked.save is not None:
-        content = {
-            "model": about.name,
-            "dtype": about.dtype,
-            "machine": this_machine(timed=False),
-            "tasks": list(tasks),
-            "positions": positions,
-            "layers": about.n_layers,
-            "ranks": ranks,
-            "equal": ranks - len(found),
-            "differ_by_rounding": len(found) - len(wrong),
-            "wrong": len(wrong),
-        }
-        write_whole(asked.save, json.dumps(content, indent=1) + "\n", make_folder=True)
-    return 1 if wrong else 0
+    return 1 if counts.wrong else 0
+
+
+def _spec(header: Header) -> ModelSpec:
+    """The model of a run, in float32."""
+    return ModelSpec(
+        name=header.model.name,
+        revision=header.model.revision,
+        gguf=header.config.model.gguf,
+        dtype="float32",
+        device="cpu",
+    )
 
 
 if __name__ == "__main__":
