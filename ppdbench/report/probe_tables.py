@@ -30,12 +30,12 @@ def paper_layers(layers: Sequence[int], n_layers: int) -> list[int]:
     return sorted({min(layers, key=lambda n: abs(n - f * n_layers)) for f in PAPER_DEPTHS})
 
 
-def spread_layers(layers: Sequence[int]) -> list[int]:
-    """The layers that the pooled table shows: all, or some as far apart, the first and the last."""
-    if len(layers) <= MOST_ROWS:
+def spread_layers(layers: Sequence[int], most: int = MOST_ROWS) -> list[int]:
+    """All layers, or some that stand as far apart, the first and the last among them."""
+    if len(layers) <= most:
         return list(layers)
     last = len(layers) - 1
-    return [layers[round(i * last / (MOST_ROWS - 1))] for i in range(MOST_ROWS)]
+    return [layers[round(i * last / (most - 1))] for i in range(most)]
 
 
 def _left_out(shown: int, of: int) -> tuple[str, ...]:

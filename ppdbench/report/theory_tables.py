@@ -20,6 +20,7 @@ from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.publications import PPD
 from ppdbench.probe.ranks import RANKS_OF_HEAD, Group, StoredRanks
+from ppdbench.report.probe_tables import MOST_ROWS, spread_layers
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.records import ProbedSample, probing
 from ppdbench.runs.store import StoredRun
@@ -32,6 +33,11 @@ PAPER_TASKS = {"wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
 TOO_FEW = (
     f"Fewer than {LEAST_EXAMPLES} examples: these match rates, and what follows from them, promise "
     "nothing for others."
+)
+
+SOME = (
+    "Some layers from half on, spread evenly, and the one of the highest speedup; all: --format "
+    "csv, json."
 )
 
 Series = Mapping[str, Sequence[theory.FigurePoint]]
@@ -262,13 +268,42 @@ TERMINAL_COLUMNS = {
 }
 
 
-def run_sheets(measured: MeasuredRows) -> list[Sheet]:
-    """A table for each task and target, for terminals; notes stand below the last."""
+def run_sheets(measured: MeasuredRows, *, whole: bool = False) -> list[Sheet]:
+    """A table for each task and target, for terminals; notes stand below the last.
+
+    Of many layers some are shown, unless it is `whole`.
+    """
     groups: dict[tuple[str, str], list[TheoryRow]] = {}
     for row in measured.rows:
         groups.setdefault((row.task, row.target), []).append(row)
-    sheets = [_group_sheet(task, target, rows) for (task, target), rows in groups.items()]
-    return [*sheets[:-1], replace(sheets[-1], notes=measured.notes)]
+    shown = {group: rows if whole else telling_rows(rows) for group, rows in groups.items()}
+    sheets = [_group_sheet(task, target, rows) for (task, target), rows in shown.items()]
+    told = replace(measured, rows=tuple(row for rows in shown.values() for row in rows))
+    fewer = (SOME,) if len(told.rows) < len(measured.rows) else ()
+    return [*sheets[:-1], replace(sheets[-1], notes=(*told.notes, *fewer))]
+
+
+def telling_rows(rows: Sequence[TheoryRow]) -> list[TheoryRow]:
+    """The rows of one task and target, or of many layers those that tell most.
+
+    These are some layers from half on, spread evenly, and the one that promises most.
+    """
+    return [
+        row
+        for head in dict.fromkeys(row.head for row in rows)
+        for row in _telling([row for row in rows if row.head == head])
+    ]
+
+
+def _telling(rows: Sequence[TheoryRow]) -> list[TheoryRow]:
+    speedups = {row: row.speedup for row in rows if row.speedup is not None}
+    if len({row.layer for row in rows}) <= MOST_ROWS or not speedups:
+        return list(rows)
+    layers = sorted({row.layer for row in speedups})
+    best = max(speedups, key=speedups.__getitem__).layer
+    room = max(3, MOST_ROWS // len({row.k for row in rows}))
+    shown = {best, *spread_layers(layers, room - 1)}
+    return [row for row in speedups if row.layer in shown]
 
 
 def _group_sheet(task: str, target: str, rows: Sequence[TheoryRow]) -> Sheet:

@@ -1,5 +1,6 @@
 """Theory from probe runs against hand-worked numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,13 @@ import pytest
 from ppdbench import theory
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.report import theory_tables
-from ppdbench.report.theory_tables import MeasuredRows, RowFilter, TheoryRow
+from ppdbench.report.theory_tables import (
+    MeasuredRows,
+    RowFilter,
+    TheoryRow,
+    run_sheets,
+    telling_rows,
+)
 from ppdbench.runs.store import read_run
 from tests.report import probe_sample, write_run
 
@@ -187,3 +194,28 @@ def test_figures_put_the_paper_and_a_run_side_by_side(tmp_path: Path) -> None:
         ("squad", "N", 3, "paper"),
     ]
     assert theory_tables.figure_sheet(series).header[4] == "match_rate"
+
+
+def test_of_many_layers_a_terminal_gets_a_dozen_rows_the_best_among_them() -> None:
+    def promised(layer: int, k: int) -> TheoryRow:
+        row = TheoryRow("xsum", layer, k, "N", "greedy", 2, 8, 0.5)
+        best = (layer, k) == (24, 3)
+        if layer < 15:
+            return row
+        return replace(row, latency_per_token=0.9, speedup=1.3 if best else 1.1)
+
+    rows = [promised(layer, k) for layer in range(1, 30) for k in (1, 3, 5)]
+    shown = telling_rows(rows)
+    assert len(shown) == 12
+    assert sorted({row.layer for row in shown}) == [15, 22, 24, 29]
+    measured = MeasuredRows("run", 30, tuple(rows), 0)
+    (short,), (whole,) = run_sheets(measured), run_sheets(measured, whole=True)
+    assert (len(short.rows), len(whole.rows)) == (12, 87)
+    assert any("the highest speedup; all: --format csv, json" in note for note in short.notes)
+    assert not any("all: --format" in note for note in whole.notes)
+    assert not any(note.startswith("-: ") for note in short.notes), "no such row is shown"
+    assert any(note.startswith("-: ") for note in whole.notes)
+    few = [row for row in rows if row.layer > 17]
+    assert telling_rows(few) == few
+    early = [row for row in rows if row.layer < 15]
+    assert telling_rows(early) == early, "nothing is promised that could be picked"

@@ -59,7 +59,7 @@ def _of_probe(run: Run, pipelined: Sequence[Run]) -> list[Child]:
         h("h3", f"{run.name}: promised"),
         *paragraphs(WORDS),
         gallery(drawings),
-        folded("All numbers", map(table, theory_tables.run_sheets(measured))),
+        folded("All numbers", map(table, theory_tables.run_sheets(measured, whole=True))),
     ]
 
 
