@@ -246,14 +246,14 @@ def others() -> Iterator[BadInput]:
         yield BadInput((*command.split(), *COMMANDS[command], "--nothing"), ("--nothing",))
     for method, option, value in (
         *(("speculative", "draft_model", name) for name in ("/nowhere", "", "nobody/nothing")),
-        *(("speculative", "draft_length", value) for value in ("0", "x", "-1")),
+        *(("speculative", "draft_length", value) for value in ("-2", "x", "-1")),
         *(("medusa", "addon", name) for name in ("/nowhere", f"{FILES}empty", f"{FILES}text.txt")),
         *(("eagle", "addon", name) for name in ("/nowhere", f"{FILES}empty")),
         *(("hidden-transfer", "addon", name) for name in ("/nowhere", f"{FILES}empty")),
         *(("prompt-tokens", "addon", name) for name in ("/nowhere", f"{FILES}empty")),
         *(("rest", "datastore", name) for name in ("/nowhere", "", f"{FILES}empty")),
         *(("draft-verify", "skip", name) for name in ("/nowhere", f"{FILES}broken.json")),
-        *(("ppd", name, value) for name, value in (("k", "0"), ("k", HUGE), ("form", "round"))),
+        *(("ppd", name, value) for name, value in (("k", "-1"), ("k", HUGE), ("form", "round"))),
         *(("ppd", name, value) for name, value in (("head", "/nowhere"), ("exit_after", "9"))),
         *(("layerskip", "exit_layer", value) for value in ("-1", "2", "9", "x")),
         *(("early-exit", "exit_layer", value) for value in ("-1", "9")),

@@ -13,7 +13,7 @@ from ppdbench.bench.claims import Speedup, TimedPair, claim
 from ppdbench.bench.sums import SampleSums
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
-from ppdbench.runs.records import DecodingMethod, Header, decoding
+from ppdbench.runs.records import DecodingHeader, Header, decoding
 
 
 def peers(names: Collection[str] | None = None) -> list[Method]:
@@ -46,16 +46,18 @@ def beside(header: Header, sums: Sequence[SampleSums]) -> list[Beside]:
             done.setdefault(one.method, {})[key] = one
     return [
         _compared(ours, theirs, done[ours], done[theirs])
-        for ours, theirs in _pairs(decoding(header).methods)
+        for ours, theirs in _pairs(decoding(header))
         if ours in done and theirs in done
     ]
 
 
-def _pairs(methods: Mapping[str, DecodingMethod]) -> Iterator[tuple[str, str]]:
+def _pairs(header: DecodingHeader) -> Iterator[tuple[str, str]]:
+    methods, chosen = header.methods, header.chosen or {}
+    settled = {label: {**m.options, **chosen.get(label, {})} for label, m in methods.items()}
     for peer in peers({about.name for about in methods.values()}):
         for label, about in methods.items():
             for other, theirs in methods.items():
-                alike = all(about.options.get(n) == theirs.options.get(n) for n in peer.alike)
+                alike = all(settled[label].get(n) == settled[other].get(n) for n in peer.alike)
                 names = about.name, theirs.name
                 if names == (peer.peer_of, peer.name) and about.batch == theirs.batch and alike:
                     yield label, other

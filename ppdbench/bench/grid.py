@@ -15,6 +15,7 @@ from ppdbench.methods.base import Method, Strategy, settings
 
 TEMPERATURE = "temperature"
 LENGTHS = ("draft_length", "max_draft")  # options that say how many tokens are drafted at most
+COUNTS = (*LENGTHS, "k")  # options of which 0 is no value of a grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class Grid:
             twice = next((v for v, r in zip(values, read, strict=True) if read.count(r) > 1), None)
             if twice is not None:
                 raise ConfigError(f"--grid {name} has the value {twice} twice; give each once")
-            if name in LENGTHS and 0 in read:
+            if name in COUNTS and 0 in read:
                 raise ConfigError(
                     f"--grid {name}=0; use 1 or more: 0 leaves the choice to the method"
                 )

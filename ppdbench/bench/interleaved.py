@@ -72,6 +72,8 @@ class PreparedMethod:
     """The layers that it exits after, where its options leave the choice to it."""
     slots: Sequence[Decoder] = ()
     """A decoder for each sequence that is decoded together; `decoder` is the first."""
+    kept: Mapping[str, int] = field(default_factory=dict)
+    """The numbers that it chose by itself when the run was begun."""
 
     @property
     def size(self) -> int:
@@ -82,6 +84,11 @@ class PreparedMethod:
     def used(self) -> dict[str, str]:
         """The values that stand for options which leave the choice to the method."""
         return {**self.exits, **self.decoder.used}
+
+    @property
+    def chosen(self) -> dict[str, int]:
+        """The numbers that it chose for options which leave the choice to it."""
+        return {**self.kept, **self.decoder.chosen}
 
     @property
     def exact(self) -> bool:

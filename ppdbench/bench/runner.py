@@ -182,12 +182,13 @@ def run_decode(
         for name, choice, pair in zip(names, config.methods, built, strict=True)
     ]
     with ExitStack() as started:
-        batch = Batch(setup, prefill=config.prefill)
+        batch, kept = Batch(setup, prefill=config.prefill), to.chosen()
         prepared = [
             prepare(
                 *(each.label, each.method, each.strategy, setup, config.target),
                 alone=len(built) == 1,
                 places=Places(setup, batch, each.size) if each.size > 1 else None,
+                kept=kept.get(each.label),
             )
             for each in wanted
         ]
@@ -406,7 +407,7 @@ def about(
     sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Describe each method for the header, and those that could not run."""
-    methods, facts, not_run, used = {}, {}, {}, {}
+    methods, facts, not_run, used, numbers = {}, {}, {}, {}, {}
     for label, (chosen, strategy), entry in prepared:
         ready = None if isinstance(entry, str) else entry
         methods[label] = DecodingMethod(
@@ -423,7 +424,10 @@ def about(
             facts[label] = dict(entry.decoder.facts)
         if entry.used:
             used[label] = entry.used
-    return {"methods": methods, "not_run": not_run, "facts": facts, "used": used}
+        if entry.chosen:
+            numbers[label] = entry.chosen
+    told = {"methods": methods, "not_run": not_run, "facts": facts}
+    return {**told, "used": used, "chosen": numbers}
 
 
 def prepare(
@@ -435,12 +439,17 @@ def prepare(
     *,
     alone: bool,
     places: Places | None = None,
+    kept: Mapping[str, int] | None = None,
 ) -> PreparedMethod | str:
-    """Ready to begin, or why it cannot; with `places` for so many sequences together."""
+    """Ready to begin, or why it cannot; with `places` for so many sequences together.
+
+    `kept` is what it chose by itself when the run was begun.
+    """
 
     def ready() -> PreparedMethod:
         target.check(setup.target.staged.vocab_size)
-        slots = [strategy.prepare(setup)] if places is None else places.prepare(chosen, strategy)
+        settled = chosen.keeping(strategy, kept) if kept else strategy
+        slots = [settled.prepare(setup)] if places is None else places.prepare(chosen, settled)
         decoder = slots[0]
         if decoder.trees and setup.target.staged.remembers:
             raise UnsupportedModel(f"{label} drafts trees: {CHAINS_ONLY} ({_with_chains()})")
@@ -455,8 +464,9 @@ def prepare(
                 f"that or --target {target.kind} out"
             )
         return PreparedMethod(
-            *(label, chosen, decoder, exits_used(strategy, setup.target.staged.n_layers)),
+            *(label, chosen, decoder, exits_used(settled, setup.target.staged.n_layers)),
             slots=slots,
+            kept=kept or {},
         )
 
     return _or_why_not(ready, alone=alone)

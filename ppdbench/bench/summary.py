@@ -19,6 +19,7 @@ from ppdbench.bench.pipelined import pipelined
 from ppdbench.bench.roofline import profile
 from ppdbench.bench.sums import SampleSums
 from ppdbench.errors import DataError
+from ppdbench.methods.exits import PROBES
 from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import DecodingHeader, DecodingMethod, Header, decoding
 from ppdbench.scoring import NEEDS_EXECUTION, score_samples
@@ -114,6 +115,8 @@ def _summary(
         "prefill": _joining(header, method),
         "options": method.options,
         "used": (header.used or {}).get(label, {}),
+        "chosen": (header.chosen or {}).get(label, {}),
+        "probed": {n: found for n, found in header.facts.get(label, {}).items() if n in PROBES},
         "exact": method.exact,
         "task": task,
         "n_examples": len(group),

@@ -134,7 +134,7 @@ class Sweep:
             for size in config.sizes
             for n, temperature in config.space.temperatures().items()
         }
-        self.batch = Batch(ready.setup, prefill=config.prefill)
+        self.batch, self._kept = Batch(ready.setup, prefill=config.prefill), ready.to.chosen()
         self._of_rung = [first(ready.items, step.part, config.seed) for step in steps]
         self._able: dict[str, Decoder] = {}  # cells that can run, in outline
 
@@ -144,7 +144,8 @@ class Sweep:
         Before passes are compiled, to learn which are wanted; and after, as it will decode.
         `begun` is what it says of compiled passes already.
         """
-        told: dict[str, Any] = {"methods": {}, "not_run": {}, "facts": {}, "used": {}}
+        parts = ("methods", "not_run", "facts", "used", "chosen")
+        told: dict[str, Any] = {part: {} for part in parts}
         for label in self.built:
             entry = self._prepare(label)
             if isinstance(entry, PreparedMethod):
@@ -219,7 +220,7 @@ class Sweep:
         size = self.sizes[label]
         places = Places(self.setup, self.batch, size) if size > 1 else None
         told = (*self.built[label], self.setup, self._target(label))
-        return prepare(label, *told, alone=False, places=places)
+        return prepare(label, *told, alone=False, places=places, kept=self._kept.get(label))
 
     def _begin(self, label: str) -> PreparedMethod | str:
         return begin(self._prepare(label), alone=False)

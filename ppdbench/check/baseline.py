@@ -115,6 +115,7 @@ def _method(keys: Keys) -> MethodFacts:
         keys.flag("exact"),
         keys.mapping("options"),
         keys.mapping("loaded"),
+        keys.mapping("chosen") if "chosen" in keys.names() else {},
     )
 
 

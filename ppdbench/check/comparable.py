@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ppdbench.check.metrics import DECODING
-from ppdbench.check.snapshot import CHAT, Snapshot
+from ppdbench.check.snapshot import CHAT, MethodFacts, Snapshot
 from ppdbench.errors import DataError
 from ppdbench.runs.prompting import as_then, in_words, prompted_alike
 from ppdbench.runs.records import AskedTarget, Chat
@@ -107,15 +107,22 @@ def _other_methods(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
         mine = ours.get(theirs.label)
         if mine is None:
             continue
-        for name, value in theirs.options.items():
+        for name in theirs.options:
             # An option that is new since then is judged by what it does to the figures.
-            if name in mine.options and mine.options[name] != value:
-                yield _was(f"{theirs.label} {name}", mine.options[name], value)
+            if name in mine.options and not _same_option(mine, theirs, name):
+                yield _was(f"{theirs.label} {name}", mine.settled(name), theirs.settled(name))
         if mine.exact != theirs.exact:
             ours_is, theirs_is = ("exact" if m.exact else "not exact" for m in (mine, theirs))
             yield _was(f"{theirs.label} is", ours_is, theirs_is)
         if mine.loaded != theirs.loaded:
             yield f"{theirs.label} loaded other trained parts"
+
+
+def _same_option(mine: MethodFacts, theirs: MethodFacts, name: str) -> bool:
+    """True if both ran with one value, whoever chose it; earlier versions did not say."""
+    if mine.options[name] == theirs.options[name] and name not in theirs.chosen:
+        return True
+    return bool(mine.settled(name) == theirs.settled(name))
 
 
 def machine_differences(now: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -48,6 +48,12 @@ class MethodFacts:
     exact: bool
     options: Mapping[str, Any]
     loaded: Mapping[str, Any]
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers that it chose for options which leave the choice to it."""
+
+    def settled(self, name: str) -> Any:
+        """The value of an option, or what the method took in its place."""
+        return self.chosen.get(name, self.options[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +177,11 @@ def _data(header: Header, groups: Groups) -> tuple[TaskData, ...]:
 
 
 def _methods(header: DecodingHeader, groups: Groups) -> tuple[MethodFacts, ...]:
-    ran = {label for _, label in groups}
+    ran, chosen = {label for _, label in groups}, header.chosen or {}
     return tuple(
-        MethodFacts(label, about.name, about.exact, about.options, about.loaded)
+        MethodFacts(
+            label, about.name, about.exact, about.options, about.loaded, chosen.get(label, {})
+        )
         for label, about in header.methods.items()
         if label in ran
     )

@@ -125,7 +125,8 @@ class Decoder:
     `rows` is the most query rows that a pass after the prefill has, `trees` says that passes may
     branch. `loaded` says what else was read, with fingerprints, and `facts` what was found out
     about it, both for the header of the run. `used` says what options came to that leave the
-    choice to the method, in words.
+    choice to the method, in words, and `chosen` the numbers that were chosen for them, which
+    whoever goes on with a run keeps.
     `units` processes of `threads` threads each decode together (0: as many as the run has);
     `compiles` says that those besides this one can run compiled passes, too.
     One that does not say that it `knows_text` cannot make tokens less likely for standing in it.
@@ -140,6 +141,7 @@ class Decoder:
     loaded: Mapping[str, str] = MappingProxyType({})
     facts: Mapping[str, Any] = MappingProxyType({})
     used: Mapping[str, str] = MappingProxyType({})
+    chosen: Mapping[str, int] = MappingProxyType({})
     units: int = 1
     threads: int = 0
     compiles: bool = True

@@ -65,6 +65,11 @@ def check_least(method: str, strategy: Strategy, **least: int) -> None:
             raise ConfigError(f"{method}: {name}={value}; use {allowed} or more")
 
 
+def left_open(strategy: Strategy, **values: int) -> dict[str, int]:
+    """Return those values that stand for options of 0, which leave the choice to the method."""
+    return {name: value for name, value in values.items() if not getattr(strategy, name)}
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option as `list methods` shows it."""
@@ -108,6 +113,14 @@ class Method:
     def values(self, strategy: Strategy) -> dict[str, Any]:
         """The options that a strategy of this method has."""
         return {option.name: getattr(strategy, option.name) for option in self.options()}
+
+    def keeping(self, strategy: Strategy, chosen: Mapping[str, int]) -> Strategy:
+        """The strategy with the numbers that one like it chose when a run was begun."""
+        values = self.values(strategy)
+        kept: Strategy = self.make(
+            **{**values, **{name: chosen[name] for name in chosen.keys() & values.keys()}}
+        )
+        return kept
 
     def check_named(self, strategy: Strategy, target: ModelSpec) -> None:
         """Refuse options that name what is not there."""

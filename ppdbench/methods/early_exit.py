@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import left_open, option, strategy
 from ppdbench.methods.exits import ChosenExit, chosen_exit
 
 if TYPE_CHECKING:
@@ -93,13 +93,10 @@ class EarlyExit:
         model = setup.target.staged
         found = ChosenExit(self.exit_in(model.n_layers))
         if not self.exit_layer and not self.confidence:
-            by_depth = found.layers
-            found = setup.part(
-                ("exit", self),
-                lambda: chosen_exit(model, by_depth, lambda _, match: min(match, ENOUGH)),
-            )
+            found = chosen_exit(setup, found.layers, lambda _, match: min(match, ENOUGH))
         decoder = EarlyExitDecoder(self, found.layers)
         decoder.used, decoder.facts = {"exit_layer": found.told(model.n_layers)}, found.facts()
+        decoder.chosen = left_open(self, exit_layer=found.layers)
         return decoder
 
 

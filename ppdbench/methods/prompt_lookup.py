@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.files.publications import Publication
-from ppdbench.methods.base import check_least, option, strategy
+from ppdbench.methods.base import check_least, left_open, option, strategy
 
 if TYPE_CHECKING:
     from ppdbench.decoding.loop import Prefill
@@ -47,6 +47,7 @@ class PromptLookup:
         length = self.max_draft or drafted_on(setup.target.staged.device.type)
         proposer = PromptLookupProposer(replace(self, max_draft=length))
         proposer.used = {"max_draft": str(length)}
+        proposer.chosen = left_open(self, max_draft=length)
         return proposer
 
 
@@ -59,6 +60,7 @@ class PromptLookupProposer(Proposer):
     """Lookups of the place where each n-gram was last seen, kept up to date token by token."""
 
     def __init__(self, options: PromptLookup) -> None:
+        assert options.max_draft, "a length is chosen before a proposer is made"
         self.options = options
         self.rows = 1 + options.max_draft
         self._after: dict[tuple[int, ...], int] = {}

@@ -11,7 +11,7 @@ several tokens in a pass, and just those that it would draft one by one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,15 @@ from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError, NumericalError, PpdbenchError
 from ppdbench.files.publications import arxiv
 from ppdbench.files.resources import drafting_for
-from ppdbench.methods.base import DRAWN, check_least, option, strategy
+from ppdbench.methods.base import DRAWN, check_least, left_open, option, strategy
+from ppdbench.methods.exits import DRAFTED, ChosenLength, chosen_length
 from ppdbench.methods.prompt_tokens.strategy import PromptTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ppdbench.decoding.loop import Prefill, Verified
-    from ppdbench.engine.loading import Loaded
+    from ppdbench.engine.loading import Loaded, ModelSpec
     from ppdbench.engine.session import Session
 
 # Text on which tokenizers of one vocabulary may still differ: spaces, digits, case, bytes.
@@ -51,7 +52,11 @@ class Speculative:
     draft_model: str = option(
         "", "hub id, folder or synthetic:SPEC of the drafting model", names="model"
     )
-    draft_length: int = option(4, "tokens drafted at most")
+    draft_length: int = option(
+        0,
+        "tokens drafted at most (0: 4; beside a model of more than 12 layers the best by how often "
+        "both agree on a short text)",
+    )
     confidence: float = option(
         0.0, "draft no further where the likeliest token has less probability (0: off)"
     )
@@ -70,7 +75,7 @@ class Speculative:
                 "speculative: no draft_model; give --set draft_model= a hub id, a local folder "
                 "or synthetic:SPEC"
             )
-        check_least("speculative", self, draft_length=1)
+        check_least("speculative", self, draft_length=0)
         if not 0 <= self.confidence < 1:
             raise ConfigError(
                 f"speculative: confidence={self.confidence}; use 0 (off) or more, below 1"
@@ -103,21 +108,33 @@ class Speculative:
                 f"{self.draft_model} runs {drafter.max_positions} at most; lower "
                 "--max-new-tokens, shorten the prompts or use another draft model"
             )
+        length = self._length(setup, drafter)
         kind = PromptedDrafter if self.draft_addon else ModelDrafter
-        return kind(self, drafter, setup)
+        made = kind(replace(self, draft_length=length.count), drafter, setup)
+        made.used, made.facts = {"draft_length": str(length.count)}, length.facts()
+        made.chosen = left_open(self, draft_length=length.count)
+        return made
+
+    def _length(self, setup: Setup, drafter: Loaded) -> ChosenLength:
+        """The draft length asked for, or the best; prompt tokens make drafts of any cheap."""
+        if self.draft_length or self.draft_addon:
+            return ChosenLength(self.draft_length or DRAFTED)
+        return chosen_length(setup, self.draft_model, lambda: drafter.staged)
 
     def _load(self, setup: Setup) -> Loaded:
-        from ppdbench.engine.loading import ModelSpec
-
-        target = setup.target.spec
-        spec = ModelSpec(
-            name=self.draft_model, dtype=target.dtype, device=target.device, offline=target.offline
-        )
         try:
-            return setup.load(spec)
+            return setup.load(draft_spec(setup, self.draft_model))
         except PpdbenchError as error:
             told = str(error).replace("--model", "draft_model")
             raise ConfigError(f"speculative: draft model: {told}") from error
+
+
+def draft_spec(setup: Setup, name: str) -> ModelSpec:
+    """The draft model as it is loaded beside the target."""
+    from ppdbench.engine.loading import ModelSpec
+
+    target = setup.target.spec
+    return ModelSpec(name=name, dtype=target.dtype, device=target.device, offline=target.offline)
 
 
 class ModelDrafter(Proposer):
@@ -130,6 +147,7 @@ class ModelDrafter(Proposer):
     def __init__(self, options: Speculative, drafter: Loaded, setup: Setup, spare: int = 0) -> None:
         from ppdbench.engine.session import Session
 
+        assert options.draft_length, "a length is chosen before a drafter is made"
         self.options = options
         self.rows = 1 + options.draft_length
         self.loaded = {"draft_model": drafter.fingerprint}

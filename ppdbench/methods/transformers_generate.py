@@ -17,9 +17,11 @@ from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.files.resources import drafting_for
-from ppdbench.methods.base import check_least, option, strategy
+from ppdbench.methods.base import check_least, left_open, option, strategy
 from ppdbench.methods.early_exit import exit_layer_of
+from ppdbench.methods.exits import ChosenLength, chosen_drafts, chosen_length
 from ppdbench.methods.prompt_lookup import drafted_on
+from ppdbench.methods.speculative import draft_spec
 
 if TYPE_CHECKING:
     from ppdbench.decoding.decoded import Decoded
@@ -57,11 +59,11 @@ class GenerateStatic:
 class GenerateEarlyExit:
     """transformers' generate() that drafts with its first layers: the peer of layerskip."""
 
-    exit_layer: int = option(0, "layers that draft (0: a quarter of them)")
-    draft_length: int = option(4, "tokens drafted each time")
+    exit_layer: int = option(0, "layers that draft (0: as layerskip chooses them)")
+    draft_length: int = option(0, "tokens drafted each time (0: as layerskip chooses)")
 
     def __post_init__(self) -> None:
-        check_least(f"{PREFIX}early-exit", self, draft_length=1)
+        check_least(f"{PREFIX}early-exit", self, exit_layer=0, draft_length=0)
 
     def exit_in(self, n_layers: int) -> int:
         """Return the number of layers that draft in a model of `n_layers`."""
@@ -69,9 +71,15 @@ class GenerateEarlyExit:
 
     def prepare(self, setup: Setup) -> GenerateDecoder:
         """The stock model drafts for itself."""
-        stock = setup.stock()
-        options = {"assistant_early_exit": self.exit_in(setup.target.staged.n_layers)}
-        return GenerateDecoder(stock, options, assistant=stock, draft_length=self.draft_length)
+        stock, model = setup.stock(), setup.target.staged
+        by_depth = self.exit_in(model.n_layers)
+        found = chosen_drafts(setup, self.exit_layer, self.draft_length, by_depth)
+        layers, length = found.exit.layers, found.count
+        options = {"assistant_early_exit": layers}
+        decoder = GenerateDecoder(stock, options, assistant=stock, draft_length=length)
+        decoder.used, decoder.facts = found.drafting(model.n_layers), found.exit.facts()
+        decoder.chosen = left_open(self, exit_layer=layers, draft_length=length)
+        return decoder
 
 
 @strategy(
@@ -96,6 +104,7 @@ class GenerateLookup:
         }
         decoder = GenerateDecoder(setup.stock(), options)
         decoder.used = {"max_draft": str(length)}
+        decoder.chosen = left_open(self, max_draft=length)
         return decoder
 
 
@@ -107,7 +116,7 @@ class GenerateAssistant:
     draft_model: str = option(
         "", "hub id, folder or synthetic:SPEC of the drafting model", names="model"
     )
-    draft_length: int = option(4, "tokens drafted each time")
+    draft_length: int = option(0, "tokens drafted each time (0: as speculative chooses)")
 
     def __post_init__(self) -> None:
         if not self.draft_model.strip():
@@ -115,7 +124,7 @@ class GenerateAssistant:
                 f"{PREFIX}assistant: no draft_model; give --set draft_model= a hub id, a local "
                 "folder or synthetic:SPEC"
             )
-        check_least(f"{PREFIX}assistant", self, draft_length=1)
+        check_least(f"{PREFIX}assistant", self, draft_length=0)
 
     @classmethod
     def parts_of(cls, model: str) -> dict[str, str]:
@@ -135,12 +144,21 @@ class GenerateAssistant:
                 f"{PREFIX}assistant: draft_model={self.draft_model} has {known} words, the model "
                 f"{words}; use a draft model of the same tokenizer"
             )
-        return GenerateDecoder(
-            setup.stock(),
-            {"assistant_model": assistant.model},
-            assistant=assistant,
-            draft_length=self.draft_length,
+        length = self._length(setup)
+        options = {"assistant_model": assistant.model}
+        decoder = GenerateDecoder(
+            setup.stock(), options, assistant=assistant, draft_length=length.count
         )
+        decoder.used, decoder.facts = {"draft_length": str(length.count)}, length.facts()
+        decoder.chosen = left_open(self, draft_length=length.count)
+        return decoder
+
+    def _length(self, setup: Setup) -> ChosenLength:
+        """The draft length asked for, or the one that speculative would take."""
+        if self.draft_length:
+            return ChosenLength(self.draft_length)
+        drafting = draft_spec(setup, self.draft_model)
+        return chosen_length(setup, self.draft_model, lambda: setup.load(drafting).staged)
 
 
 class GenerateDecoder(Decoder):

@@ -7,7 +7,14 @@ from typing import Any
 
 from ppdbench.bench.counterparts import Beside
 from ppdbench.report import pipeline_tables, profile_tables
-from ppdbench.report.evidence import claim_cells, is_chat, notes_on, sized, speedup_cells
+from ppdbench.report.evidence import (
+    claim_cells,
+    is_chat,
+    notes_on,
+    probe_note,
+    sized,
+    speedup_cells,
+)
 from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
@@ -100,7 +107,7 @@ def verdict_text(summary: Summary) -> str:
 
 
 def _side_by_side(summaries: Sequence[Summary]) -> Sheet:
-    first = summaries[0]
+    first, note = summaries[0], probe_note(summaries)
     rows = tuple(
         (
             s["label"],
@@ -115,7 +122,7 @@ def _side_by_side(summaries: Sequence[Summary]) -> Sheet:
         f"{first['task']}: {sized(summaries)}, {where(first)}",
         ("method", "tokens/s", "per step", "output", "speedup", "95%"),
         rows,
-        notes=(PER_STEP, *notes_on(summaries)),
+        notes=(PER_STEP, *([note] if note else ()), *notes_on(summaries)),
         digits={"tokens/s": 1, "per step": 2},
         spare=("per step", "tokens/s"),
     )

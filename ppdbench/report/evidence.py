@@ -137,6 +137,20 @@ def _experts_note(summaries: Sequence[Summary]) -> str | None:
     return f"Experts that a layer reads in a pass, of {held}: {'; '.join(told)}."
 
 
+def probe_note(summaries: Sequence[Summary]) -> str | None:
+    """Say what was chosen for the model by looking at it, and where what was found is kept."""
+    told = []
+    for summary in summaries:
+        if summary["probed"]:
+            values = {**summary["chosen"], **summary["used"]}
+            pairs = (f"{name}={values[name]}" for name in summary["chosen"])
+            told.append(f"{summary['label']} {', '.join(pairs)}")
+    if not told:
+        return None
+    each = "; ".join(dict.fromkeys(told))
+    return f"Chosen for this model by a short probe, kept in run.json with its facts: {each}."
+
+
 def notes_on(summaries: Sequence[Summary]) -> list[str]:
     """Explain how speedups came about, and what they can be told from."""
     notes = [PAIRED]

@@ -865,6 +865,11 @@ class Header(Record, frozen=True, kw_only=True):
         return None
 
     @property
+    def chosen(self) -> Mapping[str, Mapping[str, int]] | None:
+        """Numbers that methods chose for options which leave the choice to them."""
+        return None
+
+    @property
     def left_out(self) -> Mapping[str, str] | None:
         """Methods of `--method all` that this model cannot run, and why."""
         return None
@@ -903,6 +908,9 @@ class DecodingHeader(Header, frozen=True, kw_only=True):
     """The facts found out about each method when it was prepared."""
     used: dict[str, dict[str, str]] | None = None
     """The values, in words, of options that leave the choice to the method."""
+    chosen: dict[str, dict[str, int]] | None = None
+    """The numbers that each method chose for options which leave the choice to it; `--resume`
+    keeps them."""
 
 
 class DecodeHeader(DecodingHeader, frozen=True, kw_only=True):

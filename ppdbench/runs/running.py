@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -67,6 +67,11 @@ class Destination:
         """Read from the header of a run that was begun before what was timed for predictions."""
         header = begun_header(self.out, self.shard)
         return None if header is None else header.pass_model
+
+    def chosen(self) -> Mapping[str, Mapping[str, int]]:
+        """Read from the header of a run that was begun before what methods chose by themselves."""
+        header = begun_header(self.out, self.shard)
+        return {} if header is None else header.chosen or {}
 
 
 def run_folder(out: str | Path | None, resume: bool, *parts: str) -> Path:

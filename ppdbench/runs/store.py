@@ -67,6 +67,7 @@ SHOWN, WIDTH = 6, 60  # differences told, and characters of each value
 Digest = Callable[[str, int], str]
 # Settings that change how samples are read, not what they are.
 VIEWS = {("config", "ks"), ("config", "bucket")}
+CHOSEN = "chosen"  # by methods, of what was left to them
 CHOICE = "chat"  # of prompts in `config`; the header's `chat` says what came of it
 
 
@@ -343,6 +344,7 @@ def _with_late(stored: Header, asked: Header) -> Header:
         methods=joined(stored.methods, asked.methods),
         facts=joined(stored.facts, asked.facts),
         used=joined(stored.used or {}, asked.used or {}),
+        chosen=joined(stored.chosen or {}, asked.chosen or {}),
         not_run={label: why for label, why in stored.not_run.items() if label not in late},
     )
     if stored.memory is None or asked.memory is None:
@@ -370,11 +372,12 @@ def _with_more(stored: Header, asked: Header, digest: Digest) -> Header:
 def _check_same(stored: Header, asked: Header) -> None:
     """Refuse to mix two configurations in one run."""
     there, here = _plain(stored), _plain(asked)
+    there[CHOSEN], here[CHOSEN] = _of_both(there.get(CHOSEN), here.get(CHOSEN))
     differing = [
         f"{part}.{name} ({before} there, {now} here)"
         if name
         else f"{part} ({before} there, {now} here)"
-        for part in ("kind", "config", "model", "data", "methods", "heads")
+        for part in ("kind", "config", "model", "data", "methods", "heads", CHOSEN)
         for name, before, now in _differing(_alike(part, there), _alike(part, here))
         if (part, name) not in VIEWS
     ]
@@ -386,6 +389,12 @@ def _check_same(stored: Header, asked: Header) -> None:
             f"cannot resume: {', '.join(differing[:SHOWN])}{more} differs from the stored run; "
             "repeat its options or choose another --out"
         )
+
+
+def _of_both(stored: Any, asked: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Numbers of methods that chose some in both headers; earlier versions did not say."""
+    labels = (stored or {}).keys() & (asked or {}).keys()
+    return {label: stored[label] for label in labels}, {label: asked[label] for label in labels}
 
 
 def _alike(part: str, header: Mapping[str, Any]) -> Any:

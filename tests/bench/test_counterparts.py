@@ -72,3 +72,13 @@ def test_greedy_stands_beside_both_caches_of_generate() -> None:
 def test_runs_without_peers_have_no_such_table(tmp_path: Path) -> None:
     run = read_run(made.bench(tmp_path / "run"))
     assert beside(run.header, add_up(run.samples)) == []
+
+
+@pytest.mark.parametrize(("theirs", "pairs"), [(4, 1), (2, 0)])
+def test_lengths_that_were_chosen_count_like_those_asked_for(theirs: int, pairs: int) -> None:
+    asked, left_open = {"exit_layer": 2, "draft_length": 4}, {"exit_layer": 2, "draft_length": 0}
+    header = {
+        "methods": methods(**{OURS: asked, THEIRS: left_open}),
+        "chosen": {THEIRS: {"draft_length": theirs}},
+    }
+    assert len(beside(header, add_up([made.decoded(OURS), made.decoded(THEIRS)]))) == pairs

@@ -64,6 +64,11 @@ def test_what_cannot_be_swept_is_named(
         space(*grid, fixed=fixed).build()
 
 
+def test_a_choice_left_to_the_method_is_no_cell() -> None:
+    with pytest.raises(ConfigError, match="--grid k=0; use 1 or more"):
+        space("k=0,3", method="ppd").build()
+
+
 def test_methods_without_options_cannot_be_swept() -> None:
     with pytest.raises(ConfigError, match="'greedy' has no options"):
         space("window=2,4", method="greedy").build()

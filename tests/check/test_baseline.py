@@ -34,6 +34,13 @@ def test_a_file_says_what_the_folder_says(tmp_path: Path, make: Any) -> None:
     assert found.checks == compare_paths(run, run, Thresholds()).checks
 
 
+def test_a_file_says_what_methods_chose(tmp_path: Path) -> None:
+    run = bench_run(tmp_path / "run", chosen={"layerskip": {"draft_length": 4}})
+    write_baseline(tmp_path / "baseline.json", run)
+    kept = {m.label: m.chosen for m in open_baseline(tmp_path / "baseline.json")[0].methods}
+    assert kept["layerskip"] == {"draft_length": 4}
+
+
 def test_a_change_of_one_figure_is_a_change_of_one_line(tmp_path: Path) -> None:
     files = []
     for name, changes in (("a", ()), ("b", (drafting(lambda s: {"accepted": [0] * 5}, 3),))):

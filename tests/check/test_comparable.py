@@ -108,3 +108,16 @@ def test_a_probe_without_the_trained_heads_of_the_baseline_is_refused(tmp_path: 
     now, baseline = probe_run(tmp_path / "now", headless), probe_run(tmp_path / "baseline")
     with pytest.raises(DataError, match="no match_rate of layer 1, k=1, trained head"):
         compare_paths(now, baseline, Thresholds())
+
+
+@pytest.mark.parametrize(("chosen", "words"), [(4, ""), (6, "draft_length 6 here, 4 there")])
+def test_a_number_is_the_same_whether_it_was_asked_for_or_chosen(
+    tmp_path: Path, chosen: int, words: str
+) -> None:
+    left_open = {**METHODS, "layerskip": {**METHODS["layerskip"], "options": {"draft_length": 0}}}
+    header = {"methods": left_open, "chosen": {"layerskip": {"draft_length": chosen}}}
+    if not words:
+        assert compared(tmp_path, **header).exit_code == 0
+        return
+    with pytest.raises(DataError, match=words):
+        compared(tmp_path, **header)

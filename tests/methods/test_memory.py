@@ -55,7 +55,8 @@ def speculative(target: Loaded) -> Decoder:
         for parameter in near.parameters():
             parameter += 0.03 * torch.randn_like(parameter)
     drafter = Loaded(target.spec, StagedModel(near), None, frozenset(), 0, "near")
-    return ModelDrafter(Speculative(draft_model="near"), drafter, Setup(target, len(PROMPT) + NEW))
+    asked = Speculative(draft_model="near", draft_length=4)
+    return ModelDrafter(asked, drafter, Setup(target, len(PROMPT) + NEW))
 
 
 METHODS: dict[str, Callable[[Loaded], Decoder]] = {

@@ -47,7 +47,7 @@ def drafter(
     model: StagedModel, target: StagedModel, kind: type[ModelDrafter] = ModelDrafter, **options: Any
 ) -> ModelDrafter:
     """A proposer over `model` for `target`."""
-    strategy = Speculative(draft_model="tiny", **options)
+    strategy = Speculative(draft_model="tiny", **{"draft_length": 4, **options})
     return kind(strategy, loaded(model), Setup(loaded(target), CAPACITY))
 
 
@@ -287,7 +287,7 @@ def test_confidence_is_the_probability_of_the_likeliest_token() -> None:
     [
         ({}, "speculative: no draft_model; give --set draft_model="),
         ({"draft_model": "  "}, "no draft_model"),
-        ({"draft_model": "x", "draft_length": "0"}, "draft_length=0; use 1 or more"),
+        ({"draft_model": "x", "draft_length": "-1"}, "draft_length=-1; use 0 or more"),
         ({"draft_model": "x", "confidence": "1"}, r"confidence=1.0; use 0 \(off\) or more, below"),
         ({"draft_model": "x", "confidence": "-0.1"}, "confidence=-0.1"),
         ({"draft_model": "x", "confidence": "nan"}, "confidence=nan"),

@@ -178,7 +178,8 @@ def test_models_of_other_vocabularies_are_refused(setup: Setup) -> None:
     ("name", "options", "message"),
     [
         ("early-exit", {"exit_layer": "4"}, "this model has 4 layers; use 1..3"),
-        ("early-exit", {"draft_length": "0"}, "draft_length=0; use 1 or more"),
+        ("early-exit", {"exit_layer": "-1"}, "exit_layer=-1; use 0 or more"),
+        ("early-exit", {"draft_length": "-1"}, "draft_length=-1; use 0 or more"),
         ("prompt-lookup", {"max_draft": "-1"}, "max_draft=-1; use 0 or more"),
         ("assistant", {}, "no draft_model"),
         ("assistant", {"draft_model": "./nowhere"}, "draft model: .*folder ./nowhere"),

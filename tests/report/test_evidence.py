@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ppdbench.report.evidence import why_no_gain
+from ppdbench.report.evidence import probe_note, why_no_gain
 
 
 def summary(**changes: Any) -> dict[str, Any]:
@@ -61,3 +61,16 @@ def test_what_drafts_nothing_says_what_its_matches_promise() -> None:
     split = why_no_gain(summary(**{**pipelined, "form": "split", "predicted_speedup_times": None}))
     assert split == (told + "1.28x; 25% of each token's time went into messages between its units.")
     assert why_no_gain(summary(**pipelined, speedup=1.2)) is None
+
+
+def test_a_probe_is_told_once_for_all_tasks_with_what_it_chose() -> None:
+    chosen = {"exit_layer": 20, "draft_length": 2}
+    used = {"exit_layer": "20 of 30", "draft_length": "2"}
+    probed = {"exit_probe": {"exit": 20, "matches": {"20": [0.5]}}}
+    deep = summary(chosen=chosen, used=used, probed=probed)
+    by_depth = summary(label="ppd", chosen={"k": 3}, used={"k": "3"}, probed={})
+    assert probe_note([by_depth]) is None
+    assert probe_note([deep, by_depth, deep]) == (
+        "Chosen for this model by a short probe, kept in run.json with its facts: layerskip "
+        "exit_layer=20 of 30, draft_length=2."
+    )

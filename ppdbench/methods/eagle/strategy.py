@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
-from ppdbench.methods.base import DRAWN, check_least, option, strategy
+from ppdbench.methods.base import DRAWN, check_least, left_open, option, strategy
 from ppdbench.trees.guessing import Guessing
 from ppdbench.trees.tree import Tree
 
@@ -101,6 +101,7 @@ class Eagle:
         drafter.used = {"addon": self.addon or setup.target.spec.name}
         if isinstance(grower, DynamicGrower):
             drafter.used |= {name: str(value) for name, value in sizes.items()}
+            drafter.chosen = left_open(self, **sizes)
         return drafter
 
     def _sizes(self, device: str) -> dict[str, int]:

@@ -12,16 +12,16 @@ a cache of its own, with a prefill of its own, as when two models of equal weigh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Computed, Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import LAYERSKIP
-from ppdbench.methods.base import DRAWN, check_least, option, strategy
+from ppdbench.methods.base import DRAWN, check_least, left_open, option, strategy
 from ppdbench.methods.early_exit import check_exit_options, exit_layer_of
-from ppdbench.methods.exits import ChosenExit, chosen_exit
+from ppdbench.methods.exits import CountedExit, chosen_drafts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ppdbench.engine.cache import KVCache
     from ppdbench.engine.masks import StepMaker
     from ppdbench.engine.session import Session
-    from ppdbench.engine.staged import StagedModel
 
 REUSES = ("kvq", "kv", "none")
 
@@ -44,7 +43,11 @@ class LayerSkip:
     exit_layer: int = option(
         0, "layers that draft (0: a quarter of them, of more than 12 the best by a short probe)"
     )
-    draft_length: int = option(4, "tokens drafted at most; where it starts if adaptive")
+    draft_length: int = option(
+        0,
+        "tokens drafted at most (0: 4, of more than 12 layers the best by that probe); where it "
+        "starts if adaptive",
+    )
     confidence: float = option(
         0.0, "draft no further where no token has this probability, 0..1 (0: off)"
     )
@@ -61,7 +64,7 @@ class LayerSkip:
 
     def __post_init__(self) -> None:
         check_exit_options("layerskip", self.exit_layer, self.confidence)
-        check_least("layerskip", self, draft_length=1)
+        check_least("layerskip", self, draft_length=0, max_draft=1)
         if self.adaptive and self.max_draft < self.draft_length:
             raise ConfigError(
                 f"layerskip: max_draft={self.max_draft} is below draft_length="
@@ -78,32 +81,22 @@ class LayerSkip:
 
     def prepare(self, setup: Setup) -> SelfSpeculation:
         """Settle the exit; make the second cache if there is to be one."""
-        model = setup.target.staged
-        found = setup.part(("exit", self), lambda: self._exit_of(model))
+        model, found = setup.target.staged, self._chosen(setup)
+        layers = found.exit.layers
         own = None
         if self.reuse == "none":
-            own = model.new_cache(setup.capacity, layers=range(found.layers))
-        drafter = SelfSpeculation(self, found.layers, own)
-        drafter.used, drafter.facts = {"exit_layer": found.told(model.n_layers)}, found.facts()
+            own = model.new_cache(setup.capacity, layers=range(layers))
+        drafter = SelfSpeculation(replace(self, draft_length=found.count), layers, own)
+        drafter.used, drafter.facts = found.drafting(model.n_layers), found.exit.facts()
+        drafter.chosen = left_open(self, exit_layer=layers, draft_length=found.count)
         return drafter
 
-    def _exit_of(self, model: StagedModel) -> ChosenExit:
-        """The exit asked for, or the fastest by what was probed."""
-        exit_layer = self.exit_in(model.n_layers)
-        if self.exit_layer:
-            return ChosenExit(exit_layer)
-        # In layers: reading out costs as much as so many of them.
-        head, n, longest = (
-            model.readout_bytes() / model.layer_bytes(0),
-            model.n_layers,
-            self.draft_length,
-        )
-
-        def speed(exit_layer: int, match: float) -> float:
-            committed = sum(match**i for i in range(longest + 1))
-            return committed / (n + head + longest * (exit_layer + head))
-
-        return chosen_exit(model, exit_layer, speed)
+    def _chosen(self, setup: Setup) -> CountedExit:
+        """The exit and the draft length asked for, or the fastest by what was probed."""
+        by_depth = self.exit_in(setup.target.staged.n_layers)
+        found = chosen_drafts(setup, self.exit_layer, self.draft_length, by_depth)
+        most = self.max_draft if self.adaptive else found.count
+        return replace(found, count=min(found.count, most))
 
 
 class SelfSpeculation(Proposer):
@@ -114,6 +107,7 @@ class SelfSpeculation(Proposer):
     def __init__(
         self, options: LayerSkip, exit_layer: int, own: tuple[KVCache, StepMaker] | None = None
     ) -> None:
+        assert options.draft_length, "a length is chosen before a drafter is made"
         self.options = options
         self.exit_layer = exit_layer
         self.longest = options.max_draft if options.adaptive else options.draft_length

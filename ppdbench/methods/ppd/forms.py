@@ -53,6 +53,7 @@ class Form(Decoder):
                 read=read,
             )
         self.facts = {
+            **self.facts,
             "form": self.name,
             "n_layers": config.target.staged.n_layers,
             "exit_after": config.exit_after,

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Setup
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import PPD
-from ppdbench.methods.base import check_least, option, strategy
-from ppdbench.methods.exits import ChosenExit, chosen_exit
+from ppdbench.methods.base import check_least, left_open, option, strategy
+from ppdbench.methods.exits import CANDIDATES, ChosenExit, CountedExit, chosen_candidates
 from ppdbench.theory import check_exit
 
 if TYPE_CHECKING:
     from ppdbench.engine.heads import ExitHead
     from ppdbench.engine.loading import Loaded
-    from ppdbench.engine.staged import StagedModel
     from ppdbench.methods.ppd.forms import Form
 
 NAMES = ("inline", "split", "replicated")
@@ -41,7 +40,10 @@ class PredictivePipelined:
         "layers run before candidates are read out, half or more (0: half; of more than 12 layers "
         "where a short probe saves most)",
     )
-    k: int = option(3, "candidates")
+    k: int = option(
+        0,
+        "candidates (0: 3; of more than 12 layers as many as each find one token in twenty more)",
+    )
     head: str = option(
         "", "folder of trained heads for the early prediction ('': the model's own)", names="file"
     )
@@ -51,7 +53,7 @@ class PredictivePipelined:
     patience: float = option(60.0, "seconds without an answer after which a unit counts as hung")
 
     def __post_init__(self) -> None:
-        check_least("ppd", self, k=1)
+        check_least("ppd", self, k=0)
         if self.exit_after < 0:
             raise ConfigError(f"ppd: exit_after={self.exit_after}; use 0 (half) or more")
         if self.form not in NAMES:
@@ -72,37 +74,41 @@ class PredictivePipelined:
         from ppdbench.methods.ppd.forms import FORMS
 
         loaded = setup.target
-        found = self._exit_of(loaded.staged)
-        exit_after = found.layers
         if self.k > loaded.staged.vocab_size:
             raise ConfigError(f"ppd: k={self.k}; use 1..{loaded.staged.vocab_size}")
+        chosen = self._chosen(setup)
+        exit_after = chosen.exit.layers
         head, fingerprint = self._head(loaded, exit_after)
         config = PipelineConfig(
             target=loaded,
             capacity=setup.capacity,
             exit_after=exit_after,
-            k=self.k,
+            k=chosen.count,
             head=head,
             patience_s=self.patience,
         )
         form = FORMS[self.form](config)
-        told = found.told(loaded.staged.n_layers)
-        form.used = {"head": self.head or "the model's own", "exit_after": told}
-        form.facts = {**form.facts, **found.facts()}
+        form.used = {
+            "head": self.head or "the model's own",
+            "exit_after": chosen.exit.told(loaded.staged.n_layers),
+            "k": str(chosen.count),
+        }
+        form.chosen = left_open(self, exit_after=exit_after, k=chosen.count)
+        form.facts = {**form.facts, **chosen.exit.facts()}
         form.loaded = {"head": fingerprint} if fingerprint else {}
         return form
 
-    def _exit_of(self, model: StagedModel) -> ChosenExit:
-        """The exit asked for, or the one that saves most layers by what was probed.
+    def _chosen(self, setup: Setup) -> CountedExit:
+        """The exit and the candidates asked for, or those that a probe says save most layers.
 
         A trained head finds other tokens than the model's own, and none is there for every exit.
+        How many replicas there are is for whoever starts them to know beforehand.
         """
-        n, exit_after = model.n_layers, self.exit_in(model.n_layers)
-        if self.exit_after or self.head:
-            return ChosenExit(exit_after)
-        return chosen_exit(
-            model, exit_after, lambda e, match: match * (n - e), first=exit_after, k=self.k
-        )
+        exit_after = self.exit_in(setup.target.staged.n_layers)
+        if self.head:
+            return CountedExit(ChosenExit(exit_after), self.k or CANDIDATES)
+        k = self.k or (CANDIDATES if self.form == "replicated" else 0)
+        return chosen_candidates(setup, self.exit_after, k, exit_after)
 
     def _head(self, loaded: Loaded, exit_after: int) -> tuple[ExitHead | None, str]:
         """The head to read out with, if it is not the model's own, and its fingerprint."""

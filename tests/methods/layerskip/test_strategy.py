@@ -349,7 +349,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no such layer": ({"exit_layer": 40}, "exit_layer=40, but this model has 4 layers; use 1..3"),
     "the last layer": ({"exit_layer": 4}, "exit_layer=4, but this model has 4 layers; use 1..3"),
     "a negative layer": ({"exit_layer": -2}, "exit_layer=-2; use 1 or more"),
-    "no drafts": ({"draft_length": 0}, "draft_length=0; use 1 or more"),
+    "a negative length": ({"draft_length": -1}, "draft_length=-1; use 0 or more"),
     "beyond certainty": ({"confidence": 1.1}, "confidence=1.1; use 0 .off. to 1"),
     "an unknown reuse": ({"reuse": "q"}, "reuse='q' is not known; use kvq, kv, none"),
     "a low ceiling": (

@@ -149,6 +149,15 @@ def test_sampled_outputs_are_those_of_sampling_token_by_token() -> None:
         assert ours.output_ids == theirs.output_ids
 
 
+def test_what_a_probe_found_stays_among_the_facts_of_a_run_that_has_begun() -> None:
+    form = prepared(FAR.replace("layers=5", "layers=14"))
+    assert form.chosen["exit_after"] == form.facts["exit_after"] >= 7
+    assert form.chosen["k"] == form.facts["k"] == form.rows
+    found = form.facts["exit_probe"]["matches"][str(form.facts["exit_after"])]
+    assert len(found) == 8
+    form.close()
+
+
 def test_a_nan_is_refused_and_the_next_output_is_right() -> None:
     model = load(ModelSpec(name=MODELS[0], device="cpu"))
     model.staged.flat = None  # programs keep weights of their own of norms
@@ -173,7 +182,7 @@ def test_a_nan_is_refused_and_the_next_output_is_right() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"k": 0}, "k=0; use 1 or more"),
+        ({"k": -1}, "k=-1; use 0 or more"),
         ({"k": 301}, "use 1..300"),
         ({"exit_after": 1}, "less than half"),
         ({"exit_after": 4}, "this model has 4 layers"),

@@ -380,8 +380,9 @@ def drafters(
     """The same draft model without prompt tokens and with some that often guess right."""
     target, draft = staged(name), near(name)
     setup = Setup(as_loaded(target), CAPACITY)
-    plain = ModelDrafter(Speculative(draft_model="near", **options), as_loaded(near(name)), setup)
-    asked = Speculative(draft_model="near", draft_addon=str(adapter(folder)), **options)
+    options = {"draft_model": "near", "draft_length": 4, **options}
+    plain = ModelDrafter(Speculative(**options), as_loaded(near(name)), setup)
+    asked = Speculative(draft_addon=str(adapter(folder)), **options)
     prompted = KnowingDrafter(asked, as_loaded(draft), setup)
     prompted.twin = plain.draft.model
     prompted.inner = Knowing(prompted.inner.prompts, tree, draft, {})
@@ -459,7 +460,8 @@ def test_a_draft_model_that_gives_nan_is_named(tmp_path: Path) -> None:
     with torch.no_grad():
         broken.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
     model = staged("llama")
-    asked = Speculative(draft_model="broken", draft_addon=str(adapter(tmp_path / "p")))
+    addon = str(adapter(tmp_path / "p"))
+    asked = Speculative(draft_model="broken", draft_addon=addon, draft_length=4)
     setup = Setup(as_loaded(model), CAPACITY)
     drafter = PromptedDrafter(asked, as_loaded(StagedModel(broken)), setup)
     with pytest.raises(NumericalError, match="NaN or infinite logits of draft_model=broken"):
