@@ -58,6 +58,11 @@ def facts(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return run.header.facts.get(summary["label"], {})
 
 
+def settled(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a method, with what it chose where these left the choice to it."""
+    return {**summary["options"], **summary["chosen"]}
+
+
 def n_layers(summary: Mapping[str, Any]) -> int:
     """Return the number of layers of the model that was run."""
     run: StoredRun = summary["run"]

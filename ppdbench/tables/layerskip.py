@@ -241,7 +241,7 @@ def _measured(runs: Sequence[StoredRun], tasks: set[str]) -> dict[Key, Summary]:
     found: dict[Key, Summary] = {}
     for summary in decoded.summaries(runs, tasks):
         if _plain(summary):
-            options, name = summary["options"], summary["method"]
+            options, name = decoded.settled(summary), summary["method"]
             drafts = options.get("draft_length") if name == "layerskip" else None
             found[summary["task"], name, options.get("exit_layer"), drafts] = summary
     if not found:

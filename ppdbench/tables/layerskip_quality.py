@@ -87,7 +87,7 @@ def _exit(summary: Mapping[str, Any]) -> str | None:
     """Say if a method read the last layer or the middle one; None if neither."""
     if summary["method"] == "greedy":
         return "last"
-    options = summary["options"]
+    options = decoded.settled(summary)
     middle = layer_at(MIDDLE, decoded.n_layers(summary))
     at_middle = summary["method"] == "early-exit" and options["exit_layer"] == middle
     return "middle" if at_middle and not options["confidence"] else None

@@ -50,6 +50,7 @@ def decoded(
     facts: Mapping[str, Any] | None = None,
     not_run: Mapping[str, str] | None = None,
     target: Mapping[str, Any] | None = None,
+    chosen: Mapping[str, Any] | None = None,
     **model: Any,
 ) -> str:
     """A run of `bench`."""
@@ -57,6 +58,7 @@ def decoded(
         write_run(folder, "bench", samples, **model),
         config={"strict": False, "target": target or {"kind": "greedy"}, "tasks": []},
         methods=methods,
+        chosen=chosen,
         facts=facts or {},
         not_run=not_run or {},
     )

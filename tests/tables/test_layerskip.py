@@ -56,6 +56,16 @@ def test_the_same_share_of_layers_and_draft_length_stand_side_by_side(
     assert rows["xsum", "7B", "layerskip"]["speedup"] is None
 
 
+def test_what_a_method_chose_counts_like_what_it_was_told(tmp_path: Path, capsys: Capture) -> None:
+    left_open = {**METHODS["skip"]["options"], "exit_layer": 0, "draft_length": 0}
+    methods = {"skip": {**METHODS["skip"], "options": left_open}}
+    samples = [sample("cnn_dailymail", "skip", number) for number in range(5)]
+    chosen = {"skip": {"exit_layer": 2, "draft_length": 12}}
+    run = decoded(tmp_path / "a", methods, samples, chosen=chosen)
+    row = rows_of(table(capsys, "layerskip/2", run))["cnn_dailymail", "7B", "layerskip"]
+    assert (row["E"], row["d"], row["speedup"]) == ("2/8", 12, pytest.approx(1.6))
+
+
 def test_another_draft_length_is_not_the_papers(tmp_path: Path, capsys: Capture) -> None:
     methods = {"skip": {**METHODS["skip"], "options": {**METHODS["skip"]["options"]}}}
     methods["skip"]["options"]["draft_length"] = 5
