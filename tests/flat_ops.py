@@ -20,6 +20,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": fn.gelu,
     "relu": fn.relu,
     "relu2": lambda x: fn.relu(x).square(),
+    "sigmoid": torch.sigmoid,
 }
 
 

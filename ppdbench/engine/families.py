@@ -552,6 +552,8 @@ for _family in (
         blocks=NORMS_AFTER,
         unturned=_looking_at_all,
     ),
+    Family(name="exaone_moe", members="EXAONE with experts", unturned=_looking_at_all),
+    Family(name="flint", unturned=_looking_at_all),
     Family(name="cohere2", members="Command R7B, Aya", unturned=_looking_at_all),
     Family(name="smollm3", members="SmolLM 3", unturned=_without_turns),
     Family(name="glm4", members="GLM-4 0414", blocks=SANDWICHED),
@@ -559,6 +561,7 @@ for _family in (
         name="afmoe",
         members="Arcee Trinity",
         word_scale=lambda config: config.hidden_size**0.5 if config.mup_enabled else 1.0,
+        unturned=_looking_at_all,
     ),
     Family(
         name="minicpm3",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine import attention, memory
-from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.adapters import Adapter, Rotary
 from ppdbench.engine.artefacts import home
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.compiled import CompiledLayers
 from ppdbench.engine.flat.choice import EAGER, PassPath, lay_out
+from ppdbench.engine.flat.parts import FlatParts
+from ppdbench.engine.flat.passes import FlatPasses
 from ppdbench.engine.graphs import Graphs
 from ppdbench.engine.joined import JoinedCache
 from ppdbench.engine.masks import FixedShape, Step, StepMaker
@@ -105,7 +107,9 @@ class StagedModel:
         self.windows = self.adapter.windows
         if keep is not None:
             self.adapter.drop(i for i in range(self.n_layers) if i not in keep)
-        self.flat, self.path = lay_out(self.adapter, self.text, passes if packed else EAGER)
+        found, self.path = lay_out(self.adapter, self.text, passes if packed else EAGER)
+        self.flat = found if isinstance(found, FlatPasses) else None
+        self.parts = found if isinstance(found, FlatParts) else None
         if packed and self.flat is None:
             self.adapter.pack()
         if keep is not None and 0 not in keep:
@@ -217,12 +221,23 @@ class StagedModel:
             if quick is not None and i not in quick.left_out:
                 hidden = quick(i, hidden)
             else:
-                mask = step.added(self.windows[i], self._groups[i], hidden.dtype)
-                turn = rotary[self._kinds[i]]
-                hidden = self.adapter.call_layer(i, hidden, mask, turn, cache, step)
+                found = None if self.parts is None else self.parts.run(i, hidden, step, cache)
+                hidden = self._eagerly(i, hidden, step, cache, rotary) if found is None else found
             if tap is not None:
                 tap(i + 1, hidden if quick is None else quick.cut(hidden))
         return hidden if quick is None else quick.cut(hidden)
+
+    def _eagerly(
+        self,
+        layer: int,
+        hidden: Tensor,
+        step: Step,
+        cache: KVCache | JoinedCache,
+        rotary: Mapping[str | None, Rotary],
+    ) -> Tensor:
+        mask = step.added(self.windows[layer], self._groups[layer], hidden.dtype)
+        turn = rotary[self._kinds[layer]]
+        return self.adapter.call_layer(layer, hidden, mask, turn, cache, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head, after whichever layer `hidden` comes from."""
@@ -246,6 +261,8 @@ class StagedModel:
         """The same from flat passes, or from what was compiled or captured for few rows."""
         if self.flat is not None:
             return self.flat.readout.read(hidden)
+        if self.parts is not None and (found := self.parts.read(hidden)) is not None:
+            return found
         found = self.compiled.read(hidden)
         return self.graphs.read(hidden) if found is None else found
 
@@ -271,8 +288,8 @@ class StagedModel:
             self.graphs.use(counts)
             self.hold_passes("captured", counts, "use --compile off")
             return
-        if self.flat is not None:
-            self.flat, self.path = None, PassPath("compiled", "asked for")
+        if self.flat is not None or self.parts is not None:
+            self.flat, self.parts, self.path = None, None, PassPath("compiled", "asked for")
         self.adapter.unpack(both=wider)
         self.adapter.enlarge()
         self.compiled.make(counts)
@@ -337,19 +354,19 @@ def at_meeting(model: StagedModel, meeting: Meeting) -> StagedModel:
 @contextmanager
 def restored(model: StagedModel) -> Iterator[None]:
     """Passes of `model` run afterwards as they do now, whatever is compiled meanwhile."""
-    before = model.compiled, model.graphs, model.flat, model.path
+    before = model.compiled, model.graphs, model.flat, model.parts, model.path
     model.compiled, model.graphs = CompiledLayers(model.adapter), Graphs(model.adapter)
     try:
         yield
     finally:
-        model.compiled, model.graphs, model.flat, model.path = before
+        model.compiled, model.graphs, model.flat, model.parts, model.path = before
 
 
 @contextmanager
 def eager(model: StagedModel) -> Iterator[None]:
     """Passes of `model` run eagerly for a while."""
     with restored(model):
-        model.flat = None
+        model.flat = model.parts = None
         yield
 
 
@@ -360,6 +377,7 @@ def wider(model: StagedModel) -> StagedModel:
     twin.adapter = wide_adapter(model.adapter, dtype)
     twin.dtype, twin.cache_shape = dtype, replace(model.cache_shape, dtype=dtype)
     twin.compiled, twin.graphs = CompiledLayers(twin.adapter), Graphs(twin.adapter)
+    twin.flat = twin.parts = None
     return twin
 
 

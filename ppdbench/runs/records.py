@@ -582,7 +582,8 @@ class Passes(Record, frozen=True, kw_only=True):
     """The path that a model's passes take."""
 
     kernels: str
-    """The kernels that run them: flat ones and which, `eager` or `compiled`."""
+    """The kernels that run them: flat ones and which, `attention flat` where all else is eager,
+    `eager` or `compiled`."""
     why: str
     """The reason, with the times that were measured."""
     prepared_s: Figure

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.flat.library import Unavailable, library
+from ppdbench.engine.flat.parts import FlatParts, check_half, is_whole, why_in_parts
 from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, FlatReadout, is_there
 from ppdbench.engine.flat.products import FlatProduct, plain
 from ppdbench.engine.flat.understood import NotUnderstoodError
+from ppdbench.engine.left_out import attention_alone
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.packing import Exchange, packed, weights_of
 from ppdbench.engine.weights import is_plain
@@ -54,6 +56,7 @@ OF_LAYERS = {torch.float32: 1e-4, torch.bfloat16: 2**-4}
 EAGER: Final = "eager"
 FLAT: Final = "flat"
 FASTER: Final = "faster"
+IN_PARTS = f"attention {FLAT}"  # of models of which not all can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class PassPath:
 
 def kind_of_passes(kernels: str) -> str:
     """The passes that `lay_out` is to be asked for so that they run through these kernels."""
-    return FLAT if kernels.startswith(FLAT) else EAGER
+    return FLAT if kernels.startswith((FLAT, IN_PARTS)) else EAGER
 
 
 class RefusedError(Exception):
@@ -81,10 +84,11 @@ class RefusedError(Exception):
 
 def lay_out(
     adapter: Adapter, text: Sequence[int], passes: str = FASTER, clock: Clock | None = None
-) -> tuple[FlatPasses | None, PassPath]:
+) -> tuple[FlatPasses | FlatParts | None, PassPath]:
     """Lay the weights out flat where that is possible and right, over a text; else leave them.
 
-    And where it is faster, unless `passes` are to be flat, or eager.
+    And where it is faster, unless `passes` are to be flat, or eager. Of a model of which not all
+    can run flat, what can.
     """
     if passes == EAGER:
         return None, PassPath(EAGER, "asked for")
@@ -97,11 +101,15 @@ def lay_out(
         times = measure(adapter, text, clock) if passes == FASTER else []
         if not all(pair.flat_s < pair.eager_s for pair in times):
             return None, PassPath(EAGER, _said(times), clock.now() - began)
-        found = _lay_out_all(adapter, text)
+        rest = why_in_parts(adapter)
+        found = _lay_out_all(adapter, text) if rest is None else _lay_out_parts(adapter, text)
     except (Unavailable, NotUnderstoodError, RefusedError) as error:
         adapter.pack(plain)
         return None, PassPath(EAGER, f"no flat passes: {error}", clock.now() - began)
-    return found, PassPath(f"{FLAT}, {kernels}", _said(times), clock.now() - began)
+    if rest is None:
+        return found, PassPath(f"{FLAT}, {kernels}", _said(times), clock.now() - began)
+    why = f"{_said(times)}; the rest is eager: {rest}"
+    return found, PassPath(f"{IN_PARTS}, {kernels}", why, clock.now() - began)
 
 
 def _unfit(adapter: Adapter) -> str | None:
@@ -114,6 +122,9 @@ def _unfit(adapter: Adapter) -> str | None:
         return "quantised weights are multiplied by the library that made them"
     if adapter.dtype not in DTYPES:
         return f"no flat passes in {str(adapter.dtype).removeprefix('torch.')}"
+    if adapter.anatomy.experts and adapter.dtype != torch.float32:
+        # Held against the stock model, such a token would be far off.
+        return "its layers choose between experts, in half precision by how attention rounds"
     return None
 
 
@@ -145,15 +156,13 @@ def _said(times: Sequence[PairedTime]) -> str:
 def measure(adapter: Adapter, text: Sequence[int], clock: Clock) -> list[PairedTime]:
     """Time a few layers both ways, in turns: medians."""
     sample = _sample(adapter)
-    layers = adapter.layers
-    flat = adapter.with_layers({i: _twin(layers[i], _unchecked)[0] for i in sample})
+    layers, trial = adapter.layers, Trial(adapter, text)
     eager = adapter.with_layers({i: _twin(layers[i], packed)[0] for i in sample})
-    program = FlatLayers(flat, sample)
-    trial = Trial(adapter, text)
+    run = _sampled(adapter, sample, trial)
     trial.cache.begin(trial.steps.chain(0, CHAIN), sample.start, sample.stop)
     steps = [trial.steps.chain(CHAIN, rows) for rows in ROWS]
     given = [(trial.drawn(rows), step) for rows, step in zip(ROWS, steps, strict=True)]
-    ours = [partial(program.run, hidden, sample, step, trial.cache) for hidden, step in given]
+    ours = [partial(run, hidden, step) for hidden, step in given]
     others = [partial(trial.eagerly, eager, hidden, sample, step) for hidden, step in given]
     seconds: list[tuple[list[float], ...]] = []
     while len(seconds) < TURNS and not (seconds and _is_clear(seconds[-1])):
@@ -162,6 +171,22 @@ def measure(adapter: Adapter, text: Sequence[int], clock: Clock) -> list[PairedT
         median([s for turn in turns for s in turn]) for turns in zip(*seconds, strict=True)
     )
     return [PairedTime(ROWS[0], flat_1, eager_1), PairedTime(ROWS[1], flat_9, eager_9)]
+
+
+def _sampled(
+    adapter: Adapter, sample: range, trial: Trial
+) -> Callable[[Tensor, Step], Tensor | None]:
+    """A few layers laid out flat, to be timed, as far as they can be."""
+    layers, cache = adapter.layers, trial.cache
+    if why_in_parts(adapter) is None:
+        flat = adapter.with_layers({i: _twin(layers[i], _unchecked)[0] for i in sample})
+        program = FlatLayers(flat, sample)
+        return lambda hidden, step: program.run(hidden, sample, step, cache)
+    (index,) = sample
+    twin, _, whole = _flat_twin(adapter, index, _unchecked)
+    one = [index]
+    parts = FlatParts(adapter.with_layers({index: twin}), *((one, []) if whole else ([], one)))
+    return lambda hidden, step: parts.run(index, hidden, step, cache)
 
 
 def _is_clear(turn: Sequence[Sequence[float]]) -> bool:
@@ -192,6 +217,9 @@ def _timed(run: Callable[[], object], clock: Clock) -> float:
 def _sample(adapter: Adapter) -> range:
     """The first layers that this process runs, as far as they are small."""
     there = [i for i, layer in enumerate(adapter.layers) if is_there(layer)]
+    if why_in_parts(adapter) is not None:
+        first = _that_attend(adapter)[0]
+        return range(first, first + 1)
     size, count = 0, 0
     for index in there:
         size += sum(p.numel() * p.element_size() for p in adapter.layers[index].parameters())
@@ -199,6 +227,15 @@ def _sample(adapter: Adapter) -> range:
         if size > SAMPLE_BYTES:
             break
     return range(there[0], there[0] + count)
+
+
+def _that_attend(adapter: Adapter) -> list[int]:
+    """The layers that this process runs and whose attention may run flat."""
+    attending = adapter.anatomy.attending
+    found = [i for i, layer in enumerate(adapter.layers) if i in attending and is_there(layer)]
+    if not found:
+        raise NotUnderstoodError("none of its layers attends")
+    return found
 
 
 class Trial:
@@ -225,18 +262,41 @@ class Trial:
 
     def compare(self, index: int, flat: nn.Module) -> None:
         """A layer over the hidden states that come to it, against its flat copy."""
-        one, layers = self.adapter.with_layers({index: flat}), range(index, index + 1)
-        program = FlatLayers(one, layers)
-        steps = self.steps.chain(0, CHAIN), self.steps.tree(CHAIN, TREE)
-        for number, step in enumerate(steps):
-            hidden = self.hidden[number]
-            wanted = self.eagerly(self.adapter, hidden, layers, step)
-            self._other.begin(step, index, index + 1)
-            found = program.run(hidden, layers, step, self._other)
-            assert found is not None
-            added = (wanted - hidden).abs().amax(-1, keepdim=True)
-            _hold_close(found, wanted, OF_LAYERS[found.dtype] * added, f"layer {index}")
+        program = FlatLayers(self.adapter.with_layers({index: flat}), [index])
+        for number, step in enumerate(self._both):
+            wanted = self._compared(program, index, self.adapter, number, step)
             self.hidden[number] = wanted
+
+    def compare_half(self, index: int, flat: nn.Module) -> None:
+        """The same of a layer's attention alone, and that what is left of it makes the whole."""
+        adapter = self.adapter
+        parts = FlatParts(adapter.with_layers({index: flat}), [], [index])
+        half = attention_alone(adapter.blocks, adapter.layers[index])
+        attending = adapter.with_layers({index: half})
+        for number, step in enumerate(self._both):
+            hidden, layers = self.hidden[number], range(index, index + 1)
+            wanted = self._compared(parts.layers, index, attending, number, step)
+            whole = self.eagerly(adapter, hidden, layers, step)
+            hold_rows(parts.rest(index, wanted, step), whole, f"the rest of layer {index}")
+            self.hidden[number] = whole
+
+    @property
+    def _both(self) -> tuple[Step, Step]:
+        """A chain, and a tree behind it."""
+        return self.steps.chain(0, CHAIN), self.steps.tree(CHAIN, TREE)
+
+    def _compared(
+        self, program: FlatLayers, index: int, eager: Adapter, number: int, step: Step
+    ) -> Tensor:
+        """A layer as a program and as it is; the latter's states."""
+        hidden, layers = self.hidden[number], range(index, index + 1)
+        wanted = self.eagerly(eager, hidden, layers, step)
+        self._other.begin(step, index, index + 1)
+        found = program.run(hidden, layers, step, self._other)
+        assert found is not None
+        added = (wanted - hidden).abs().amax(-1, keepdim=True)
+        _hold_close(found, wanted, OF_LAYERS[found.dtype] * added, f"layer {index}")
+        return wanted
 
     def compare_readout(self, flat: FlatReadout) -> None:
         """The final norm and the head behind the last layer, against their flat copies."""
@@ -259,10 +319,36 @@ class Trial:
 # Layouts
 
 
-def _twin(layer: nn.Module, make: Exchange) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """A copy of a layer with its products exchanged, and those by the old ones' ids."""
-    made = {id(m): make(m) for m in layer.modules() if weights_of(m) is not None}
-    return copy.deepcopy(layer, dict[int, Any](made)), made
+def _twin(
+    layer: nn.Module, make: Exchange, within: nn.Module | None = None
+) -> tuple[nn.Module, dict[int, nn.Module]]:
+    """A copy of a layer with its products exchanged, and those by the old ones' ids.
+
+    Of those `within` a part of it, if that is given. All other weights are shared.
+    """
+    modules = (layer if within is None else within).modules()
+    made = {id(m): make(m) for m in modules if weights_of(m) is not None}
+    shared = {id(weight): weight for weight in layer.parameters()}
+    return copy.deepcopy(layer, dict[int, Any](made) | shared), made
+
+
+def _flat_twin(
+    adapter: Adapter, index: int, make: Exchange
+) -> tuple[nn.Module, dict[int, nn.Module], bool]:
+    """The same for what can run flat of a layer; true if that is all of it."""
+    layer = adapter.layers[index]
+    if is_whole(adapter, index):
+        twin, made = _twin(layer, make)
+        try:
+            FlatLayers(adapter.with_layers({index: twin}), [index])
+        except NotUnderstoodError:
+            pass  # its attention may be understood all the same
+        else:
+            return twin, made, True
+    check_half(adapter, index)
+    twin, made = _twin(layer, make, layer.get_submodule(adapter.blocks.attention))
+    FlatLayers(adapter.with_layers({index: twin}), [index], unfed=[index])
+    return twin, made, False
 
 
 def _unchecked(product: nn.Module) -> nn.Module:
@@ -295,6 +381,37 @@ def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
     # Norms were read from the file once more.
     Files.behind(adapter.model.parameters()).release()
     return passes
+
+
+@torch.inference_mode()
+def _lay_out_parts(adapter: Adapter, text: Sequence[int]) -> FlatParts:
+    """Lay out flat what can run so of layers, and check each of them; the first must."""
+    trial, checks, ready = Trial(adapter, text), ProductChecks(), dict[int, nn.Module]()
+    attending, wholes, halves = _that_attend(adapter), list[int](), list[int]()
+
+    def before(index: int) -> None:
+        ready.clear()
+        if index not in attending:
+            return
+        try:
+            twin, made, whole = _flat_twin(adapter, index, checks.flat)
+        except NotUnderstoodError:
+            if index == attending[0]:
+                raise
+            return  # it runs eagerly
+        compare = trial.compare if whole else trial.compare_half
+        compare(index, twin)
+        (wholes if whole else halves).append(index)
+        ready.update(made)
+
+    head = adapter.head
+    make: Exchange = lambda m: checks.flat(m) if m is head else ready.get(id(m), m)  # noqa: E731
+    adapter.pack(make, before)
+    parts = FlatParts(adapter, wholes, halves)
+    if is_there(adapter.head) and parts.readout is not None:
+        trial.compare_readout(parts.readout)
+    Files.behind(adapter.model.parameters()).release()
+    return parts
 
 
 # Checks

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as fn
 
-from ppdbench.engine.anatomy import names_in
+from ppdbench.engine.anatomy import names_in, reads
 from ppdbench.engine.families import LogitScale
 from ppdbench.engine.flat.heads import (
     BIAS,
@@ -54,6 +54,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": fn.gelu,
     "relu": fn.relu,
     "relu2": lambda x: fn.relu(x).square(),
+    "sigmoid": torch.sigmoid,
 }
 # Parts of blocks by their usual names.
 OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj")
@@ -63,6 +64,7 @@ HEAD_NORMS = (
     ("query_layernorm", "key_layernorm"),
 )
 SEEN_NORM, INNER_NORM = "attn_sub_norm", "ffn_sub_norm"
+GATE = "gate_proj"  # of attention
 GATES = ("gate_proj", "gate_up_proj")
 FIRSTS = ("up_proj", "dense_h_to_4h", "c_fc", "fc1", "fc_in")
 LASTS = ("down_proj", "dense_4h_to_h", "c_proj", "fc2", "fc_out")
@@ -95,11 +97,13 @@ class LayerWriter:
     def layer(self, index: int, *, attention: bool = True, mlp: bool = True) -> None:
         """Write one layer, or what is left of it without one of its blocks."""
         layer, blocks = self.adapter.layers[index], self.adapter.blocks
-        check_layer(layer, own_attention=self.adapter.anatomy.own_attention)
+        read = layer if mlp else layer.get_submodule(blocks.attention)
+        check_layer(read, own_attention=self.adapter.anatomy.own_attention)
         if getattr(layer, "apply_residual_connection_post_layernorm", False):
             raise NotUnderstoodError("its blocks are added to what its norms give")
         norms = norms_of(layer)
-        _check_parts(layer, {*norms.names, blocks.attention, *blocks.mlp})
+        if mlp:
+            _check_parts(layer, {*norms.names, blocks.attention, *blocks.mlp})
         if self.adapter.family.normed_stream(self.adapter.config):
             if not (attention and mlp):
                 raise NotUnderstoodError("its norms stand in the residual stream")
@@ -164,7 +168,8 @@ class LayerWriter:
         block = block_of(self.adapter.layers[index], self.adapter.blocks.attention)
         head_norms = next((pair for pair in HEAD_NORMS if hasattr(block, pair[0])), ())
         weights = weights_beside(block)
-        _check_parts(block, {*QUERIES, *OUTPUTS, *head_norms, SEEN_NORM, *weights})
+        gate = {GATE} if reads(block, "sigmoid") else set[str]()
+        _check_parts(block, {*QUERIES, *OUTPUTS, *head_norms, SEEN_NORM, *weights, *gate})
         check_queries(block)
         queries, keys, values = self._queries(block, source)
         turn_last = _is_normed_first(block, head_norms)
@@ -186,6 +191,8 @@ class LayerWriter:
             coarse=coarse,
             sinks=weights.get(SINKS),
         )
+        if (gates := self._gates(block, source)) is not None:
+            program.act(gates, seen, "sigmoid", times=seen)
         if hasattr(block, SEEN_NORM):
             write_norm(program, block.get_submodule(SEEN_NORM), seen, seen)
         product = _product(block, *OUTPUTS)
@@ -198,10 +205,11 @@ class LayerWriter:
         adapter = self.adapter
         if adapter.family.positions is not None or adapter.slopes is not None:
             return
-        if index in self._unturned:
+        if index in self._unturned or not adapter.rotary_tables:
             return
         width = adapter.rotary_width()
         self.rotation = way = rotation_of(block, self.head_dim, width)
+        width *= 2 if way.once else 1
         kind = self.kinds.index(adapter.rope_kind(index))
         for states, heads in ((queries, self.heads), (keys, self.kv_heads)):
             self.program.rotate(
@@ -221,7 +229,14 @@ class LayerWriter:
         parts = room.part(0, own), room.part(own, others), room.part(own + others, others)
         if hasattr(block, "q_proj"):
             products = [_product(block, name) for name in ("q_proj", "k_proj", "v_proj")]
-            self.program.linear(source, *zip(parts, products, strict=True))
+            if not self._is_doubled(block):
+                self.program.linear(source, *zip(parts, products, strict=True))
+                return parts
+            both = self._buffer("both", 2 * own)
+            self.program.linear(source, *zip((both, *parts[1:]), products, strict=True))
+            columns = torch.arange(2 * own, dtype=torch.int32).view(self.heads, 2, self.head_dim)
+            self.program.pick(both, parts[0], columns[:, 0].flatten())
+            self.program.pick(both, self._buffer(GATE, own), columns[:, 1].flatten())
             return parts
         family, product = self.adapter.family, _product(block, *FUSED)
         order = order_of(block, family, self.heads, self.head_dim)
@@ -232,6 +247,23 @@ class LayerWriter:
             self.program.linear(source, (mixed, product))
             self.program.pick(mixed, room, order.to(torch.int32))
         return parts
+
+    def _gates(self, block: nn.Module, source: Buffer) -> Buffer | None:
+        """Numbers by which attention is let through, where a block has them.
+
+        They come of a product of their own, or of that of the queries, which has made them.
+        """
+        own = self.heads * self.head_dim
+        if hasattr(block, GATE):
+            gates = self._buffer(GATE, own)
+            self.program.linear(source, (gates, _product(block, GATE)))
+            return gates
+        return self._buffer(GATE, own) if self._is_doubled(block) else None
+
+    def _is_doubled(self, block: nn.Module) -> bool:
+        """True if a product gives queries and, behind those of each head, as many gates."""
+        width = 2 * self.heads * self.head_dim
+        return hasattr(block, "q_proj") and _product(block, "q_proj").out_features == width
 
     def _mlp(self, layer: nn.Module, source: Buffer, target: Buffer, add: Buffer | None) -> None:
         names = self.adapter.blocks.mlp

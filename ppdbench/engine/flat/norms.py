@@ -54,6 +54,9 @@ LAYOUTS = (
     OF_BLOCKS_BESIDE,
     Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm"),
     Norms(before_attention="input_layernorm", before_mlp="pre_feedforward_layernorm"),
+    Norms(before_attention="input_layernorm", before_mlp="pre_ff_layernorm"),
+    Norms(before_attention="operator_norm", before_mlp="ffn_norm"),
+    Norms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
     Norms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
     Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
     Norms(
@@ -68,6 +71,7 @@ LAYOUTS = (
         "post_attention_layernorm",
         "post_mlp_layernorm",
     ),
+    Norms("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
     Norms("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2"),
     Norms(before_attention="input_layernorm", before_mlp="input_layernorm"),
     Norms(before_attention="ln_1", before_mlp="ln_1"),

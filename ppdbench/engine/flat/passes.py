@@ -50,7 +50,7 @@ class FlatLayers:
     ) -> None:
         self.adapter = adapter
         self._program = Program(adapter.dtype, adapter.hidden_size)
-        self._marks = [0]
+        self._marks, self._own = [0], frozenset(layers)
         self._blocks: WeakKeyDictionary[KVCache, CacheBlocks] = WeakKeyDictionary()
         writer = LayerWriter(adapter, self._program)
         for index in range(len(adapter.layers)):
@@ -165,8 +165,9 @@ class FlatLayers:
     def _blocks_of(self, cache: KVCache) -> CacheBlocks:
         if cache not in self._blocks:
             # Layers that the cache has no rows for are not run over it.
-            anywhere, layers = cache.blocks(cache.layers[0]), range(len(self._marks) - 1)
-            held = [cache.blocks(i) if i in cache.layers else anywhere for i in layers]
+            there = self._own & {*cache.layers} or {cache.layers[0]}
+            anywhere, layers = cache.blocks(min(there)), range(len(self._marks) - 1)
+            held = [cache.blocks(i) if i in there else anywhere for i in layers]
             self._blocks[cache] = CacheBlocks(held)
         return self._blocks[cache]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -31,6 +31,8 @@ class Rotation:
     """Numbers are paired side by side; else number i goes with number i + width / 2."""
     spread: bool = False
     """Tables hold angles half apart, though numbers are paired side by side."""
+    once: bool = False
+    """Tables say each angle once, and are half as wide as what is turned."""
     backward: bool = False
     """Angles count the other way round."""
     round_first: bool = True
@@ -38,6 +40,8 @@ class Rotation:
 
     def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines number by number, as operations take them."""
+        if self.once:
+            cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
         if self.spread:
             half = cos.shape[-1] // 2
             cos, sin = (table[..., :half].repeat_interleave(2, -1) for table in (cos, sin))
@@ -45,8 +49,8 @@ class Rotation:
 
     def turned(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Heads, turned this way by the tables of a model."""
-        width = cos.shape[-1]
         cos, sin = self.tables(cos, sin)
+        width = cos.shape[-1]
         turned, rest = heads[..., :width], heads[..., width:]
         return torch.cat([self._sum(turned, cos, sin), rest], dim=-1)
 
@@ -80,20 +84,23 @@ def _asked(forward: Callable[..., Any], head_dim: int, width: int) -> Rotation |
     if ROTATION not in names_in(own) or rotate is None or width % 2:
         return None
     for size in (head_dim, width):  # some turn a part of heads that they have cut off
-        for ways, tables in _trials(width):
+        for ways, tables in _trials(width, size):
             if (found := _first(ways, rotate, size, *tables)) is not None:
                 return _with_rounding(found, rotate, size, *tables)
     return None
 
 
-def _trials(width: int) -> Iterator[tuple[list[Rotation], tuple[Tensor, Tensor]]]:
-    """Ways that go with tables of each kind, and such tables: [1, row, width] each."""
+def _trials(width: int, size: int) -> Iterator[tuple[list[Rotation], tuple[Tensor, Tensor]]]:
+    """Ways that go with tables of each kind for such heads, and tables: [1, row, width] each."""
     drawn = torch.randn(2, 1, ROWS, width // 2, generator=torch.Generator().manual_seed(0))
     apart = [Rotation(), Rotation(backward=True), Rotation(neighbours=True, spread=True)]
     cos, sin = drawn.repeat(1, 1, 1, 2)
     yield apart, (cos, sin)
     cos, sin = drawn.repeat_interleave(2, dim=-1)
     yield [Rotation(neighbours=True), Rotation(neighbours=True, backward=True)], (cos, sin)
+    if 2 * width <= size:
+        cos, sin = torch.randn(2, 1, ROWS, width, generator=torch.Generator().manual_seed(0))
+        yield [Rotation(once=True)], (cos, sin)
 
 
 def _ask(rotate: Callable[..., Any], heads: Tensor, cos: Tensor, sin: Tensor) -> Any:
@@ -126,8 +133,8 @@ def _with_rounding(
     """The same way, rounding where it does."""
     cos, sin, heads = cos.bfloat16(), sin.bfloat16(), _heads(size).bfloat16()
     found = _ask(rotate, heads, cos, sin)[0]
-    once = Rotation(way.neighbours, way.spread, way.backward, round_first=False)
-    return min((way, once), key=lambda w: _off(found, w.turned(heads, cos, sin)))
+    late = replace(way, round_first=False)
+    return min((way, late), key=lambda w: _off(found, w.turned(heads, cos, sin)))
 
 
 def _heads(size: int) -> Tensor:

@@ -217,7 +217,7 @@ inline Vec xielu(Vec x, float above, float below, float slope) {
     return bent + x * slope;
 }
 
-enum Activation { SILU, GELU_TANH, GELU, RELU, RELU2 };
+enum Activation { SILU, GELU_TANH, GELU, RELU, RELU2, SIGMOID };
 
 inline Vec activated(int which, Vec x) {
     switch (which) {
@@ -228,6 +228,7 @@ inline Vec activated(int which, Vec x) {
         }
         case GELU: return x * 0.5f * (1.0f + erf(x * 0.7071067811865476f));
         case RELU: return x < 0.0f ? Vec{} : x;
+        case SIGMOID: return 1.0f / (1.0f + exp(-x));
         default: {
             Vec positive = x < 0.0f ? Vec{} : x;
             return positive * positive;

@@ -37,8 +37,8 @@ activation_dropout attention_dropout attn_dropout dropout hidden_dropout
 post_attention_dropout post_mlp_dropout resid_attn_dropout resid_dropout resid_mlp_dropout
 residual_dropout p training
 do_layer_norm_before qk_layernorm residual_multiplier use_parallel_residual use_qk_norm
-apply_rotary_pos_emb get_llama_4_attn_scale is_sliding rope_parameters rotary_ndims rotate_half
-use_rope
+apply_rotary_pos_emb get_llama_4_attn_scale is_local_attention is_sliding rope_parameters
+rotary_ndims rotate_half use_rope
 clamp_ clip_qkv embed_dim is_cross_attention kv_dim multi_query
 head_dim head_size num_attention_heads num_heads num_key_value_groups num_key_value_heads
 attn_logit_softcapping scaling sinks sliding_window split_size
@@ -46,8 +46,8 @@ ALL_ATTENTION_FUNCTIONS _attn_implementation _split_heads _upcast_and_reordered_
 eager_attention_forward get_interface repeat_kv reorder_and_upcast_attn
 EncoderDecoderCache cross_attention_cache crossattention is_updated keys layer_idx
 self_attention_cache update values
-cat chunk contiguous dtype expand float32 functional matmul nn reshape shape size softmax split
-tanh to torch transpose type unsqueeze view
+cat chunk contiguous dtype expand float32 functional matmul nn reshape shape sigmoid size softmax
+split tanh to torch transpose type unsqueeze view
 ValueError get getattr hasattr isinstance norms zip
 """
 KNOWN = frozenset(WORDS.split())
@@ -77,11 +77,7 @@ class NotUnderstoodError(Exception):
 
 def check_model(adapter: Adapter) -> None:
     """Refuse what a model does around its layers, and rows that kernels do not keep so."""
-    shape, anatomy = adapter.cache_shape(), adapter.anatomy
-    if anatomy.remembers:
-        raise NotUnderstoodError("its layers have a memory of their own")
-    if anatomy.experts:
-        raise NotUnderstoodError("its layers choose between experts")
+    shape = adapter.cache_shape()
     if (why := adapter.why_not_alone()) is not None:
         raise NotUnderstoodError(why)
     if shape.sizes:
@@ -90,8 +86,7 @@ def check_model(adapter: Adapter) -> None:
         raise NotUnderstoodError("its keys and values are of different widths")
     if adapter.keeps_latents:
         raise NotUnderstoodError("its layers keep rows that keys and values are made of")
-    placed = adapter.family.positions is not None or adapter.slopes is not None
-    if not placed and adapter.rotary_tables != 2:
+    if adapter.rotary_tables not in (0, 2):
         raise NotUnderstoodError("its layers take no pair of rotary tables")
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ppdbench.engine.flat.choice import EAGER, FLAT
+from ppdbench.engine.flat.choice import kind_of_passes
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded, ModelSpec, resolve_device
 from ppdbench.engine.packing import copied_bytes
@@ -59,7 +59,7 @@ class PipelineConfig:
     @property
     def passes(self) -> str:
         """Return how units that load the model run its passes."""
-        return EAGER if self.target.staged.flat is None else FLAT
+        return kind_of_passes(self.target.staged.path.kernels)
 
 
 def _trained(loaded: Loaded, head: ExitHead, session: Session, hidden: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ WANTED: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "relu": relu,
     "relu2": lambda x: relu(x) ** 2,
+    "sigmoid": torch.sigmoid,
 }
 
 

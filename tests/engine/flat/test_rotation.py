@@ -63,6 +63,26 @@ def test_heads_turn_as_stock_functions_turn_them(
     assert torch.equal(alone, found[2:3])
 
 
+def test_tables_may_say_each_angle_once() -> None:
+    heads, (cos, sin) = drawn(1, 2, 5, DIM), drawn(2, 1, 5, DIM // 2, seed=1)
+    block, rotate = stock("gpt_oss", "GptOssAttention")
+    way = rotation_of(block, DIM, DIM // 2)
+    assert way.once and not way.neighbours
+    assert torch.allclose(way.turned(heads, cos, sin), rotate(heads, heads, cos, sin)[0])
+
+
+@pytest.mark.parametrize(("family", "name"), [("gptj", "GPTJ"), ("codegen", "CodeGen")])
+def test_functions_may_turn_queries_and_keys_apart_in_an_order_of_their_own(
+    family: str, name: str
+) -> None:
+    heads, (cos, sin) = drawn(1, 2, 5, DIM), drawn(2, 1, 5, DIM // 2, seed=1)
+    block, rotate = stock(family, f"{name}Attention")
+    way = rotation_of(block, DIM, DIM)
+    assert way == Rotation(neighbours=True, spread=True)
+    found = way.turned(heads, cos.repeat(1, 1, 2), sin.repeat(1, 1, 2))
+    assert torch.allclose(found, rotate(heads.transpose(1, 2), sin, cos).transpose(1, 2))
+
+
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Neighbours are turned by angles of halves, which is no turn."""
     turned = [

@@ -1,0 +1,203 @@
+"""Attention that runs flat in layers whose experts and memories do not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.families import tiny
+from ppdbench.engine.flat import choice, passes, products
+from ppdbench.engine.flat.choice import EAGER, FASTER, FLAT, IN_PARTS, PairedTime, kind_of_passes
+from ppdbench.engine.flat.weights import FlatLinear, pack
+from ppdbench.engine.meeting import MeetingPlace
+from ppdbench.engine.session import Session
+from ppdbench.engine.skipping import SkippedModel
+from ppdbench.engine.staged import StagedModel, at_meeting
+from tests.helpers import CAPACITY, assert_near, tokens
+
+TEXT, MORE = tokens(11), [7, 8, 9, 10, 11]
+# Families, and the layers of which all runs flat, or the attention.
+EXPERTS = {
+    "afmoe": ([], [0, 1, 2, 3]),
+    "exaone_moe": ([0], [1, 2, 3]),
+    "glm4_moe": ([0], [1, 2, 3]),
+    "gpt_oss": ([], [0, 1, 2, 3]),
+    "mixtral": ([], [0, 1, 2, 3]),
+    "qwen3_moe": ([], [0, 1, 2, 3]),
+}
+MEMORIES = {
+    "granitemoehybrid": ([], [1, 3]),
+    "jamba": ([], [1, 3]),
+    "lfm2": ([], [1, 3]),
+    "olmo_hybrid": ([1, 3], []),
+    "qwen3_5_text": ([], [1, 3]),
+}
+BOTH = {**EXPERTS, **MEMORIES}
+
+
+def made(family: str, stock: Any = None) -> StagedModel:
+    model = StagedModel(tiny(family) if stock is None else stock, passes=FLAT)
+    assert model.parts is not None, model.path.why
+    return model
+
+
+@torch.inference_mode()
+def rows(model: StagedModel) -> list[Tensor]:
+    """Logits of a chain behind a text, and of a row behind a part of it that was kept."""
+    session = Session(model, CAPACITY, spare=8)
+    session.reset(TEXT)
+    session.prefill()
+    chain = session.logits(session.forward(session.ids(MORE)))
+    session.cache.keep(len(TEXT), [0, 1], range(model.n_layers))
+    return [chain, session.advance(session.ids([5]))]
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_logits_are_those_of_stock_where_attention_alone_is_flat(family: str) -> None:
+    stock = tiny(family)
+    model = made(family, copy.deepcopy(stock))
+    assert model.parts is not None and model.flat is None
+    assert (sorted(model.parts.wholes), sorted(model.parts.halves)) == BOTH[family]
+    chain, row = rows(model)
+    with torch.no_grad():
+        assert_near(chain, stock(torch.tensor([[*TEXT, *MORE]])).logits[:, -len(MORE) :])
+        assert_near(row, stock(torch.tensor([[*TEXT, *MORE[:2], 5]])).logits[:, -1:])
+
+
+@torch.inference_mode()
+def test_a_tree_sees_what_a_branch_does_alone() -> None:
+    model = made("gpt_oss")
+    found = []
+    for parents, ids in (((-1, 0, 0, 1), [7, 8, 9, 10]), ((-1, 0, 1), [7, 8, 10])):
+        session = Session(model, CAPACITY, spare=8)
+        session.reset(TEXT)
+        session.prefill()
+        step = session.tree(parents)
+        found.append(session.logits(session.forward(session.ids(ids), step))[:, -1])
+    assert_near(*found)
+
+
+@pytest.mark.parametrize(("family", "rest"), [("mixtral", "experts"), ("lfm2", "memory")])
+def test_the_header_says_what_is_flat_and_what_keeps_the_rest_from_it(
+    family: str, rest: str
+) -> None:
+    path = made(family).path
+    assert path.kernels.startswith(f"{IN_PARTS}, ")
+    assert "the rest is eager: its layers" in path.why and rest in path.why
+    assert kind_of_passes(path.kernels) == FLAT  # so a run is gone on with
+
+
+@pytest.mark.parametrize(("family", "flat"), [("mixtral", False), ("lfm2", True)])
+def test_in_half_precision_rounding_sends_no_token_to_other_experts(
+    family: str, flat: bool
+) -> None:
+    stock = tiny(family).bfloat16()
+    model, plain = (StagedModel(copy.deepcopy(stock), passes=how) for how in (FLAT, EAGER))
+    assert (model.parts is not None) == flat
+    assert flat or "choose between experts" in model.path.why
+    same = [torch.equal(*pair) for pair in zip(rows(model), rows(plain), strict=True)]
+    assert flat or all(same)
+
+
+def test_whichever_is_faster_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flat_s, kernels in ((1e-3, IN_PARTS), (3e-3, EAGER)):
+        times = [PairedTime(n, flat_s, 2e-3) for n in choice.ROWS]
+        monkeypatch.setattr(choice, "measure", lambda *_, times=times: times)
+        model = StagedModel(tiny("mixtral"), passes=FASTER)
+        assert model.path.kernels.startswith(kernels)
+        assert (model.parts is None) == (kernels == EAGER)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_5_text"])
+def test_layers_are_timed_as_they_would_run(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[int]()
+    real = choice.FlatParts.run
+
+    def run(self: Any, index: int, *given: Any) -> Tensor | None:
+        ran.append(index)
+        return real(self, index, *given)
+
+    monkeypatch.setattr(choice.FlatParts, "run", run)
+    StagedModel(tiny(family), passes=FASTER)
+    assert set(ran) == {0 if family == "mixtral" else 1}
+
+
+def test_one_shape_for_all_passes_is_left_to_the_library() -> None:
+    model = made("mixtral")
+    assert model.parts is not None
+    with torch.inference_mode():
+        for rows_of_all, flat in ((6, False), (None, True)):
+            session = Session(model, CAPACITY, fixed_rows=rows_of_all)
+            session.reset(TEXT)
+            session.prefill()
+            step = session.steps.chain(len(TEXT), 1)
+            hidden = session.embed(torch.full((1, step.n_query), 5), step)
+            session.cache.begin(step, 0, 1)
+            assert (model.parts.run(0, hidden, step, session.cache) is not None) == flat
+
+
+def test_blocks_are_left_out_of_such_models_too() -> None:
+    stock = tiny("mixtral")
+    found = []
+    for model in (made("mixtral", copy.deepcopy(stock)), StagedModel(stock)):
+        skipped = SkippedModel(model, {1}, {2})
+        assert skipped.parts is None
+        session = Session(model, CAPACITY)
+        session.reset(TEXT)
+        with torch.inference_mode():
+            session.prefill()
+            found.append(skipped.over(session).advance(session.ids([5])))
+    assert_near(*found)
+
+
+def test_a_wrong_product_is_refused_and_all_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unbiased(weight: Tensor, bias: Tensor | None = None) -> FlatLinear:
+        return pack(weight, None)
+
+    monkeypatch.setattr(products, "pack", unbiased)
+    model = StagedModel(tiny("gpt_oss", attention_bias=True), passes=FLAT)
+    assert model.parts is None and model.flat is None
+    assert model.path.kernels == EAGER
+
+
+def test_wrong_keys_are_found_out_in_a_layer_of_which_half_is_flat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = passes.Program.attend
+
+    def nearsighted(self: Any, *given: Any, **named: Any) -> None:
+        real(self, *given, **{**named, "window": 3})
+
+    monkeypatch.setattr(passes.Program, "attend", nearsighted)
+    model = StagedModel(tiny("mixtral"), passes=FLAT)
+    assert model.parts is None
+    assert "layer 0 is off by" in model.path.why
+
+
+def test_several_sequences_share_such_passes() -> None:
+    model = made("mixtral")
+    place = MeetingPlace()
+    twin, found = at_meeting(model, place), list[Tensor]()
+
+    def work() -> None:
+        with torch.inference_mode():
+            session = Session(twin, CAPACITY)
+            session.reset(TEXT)
+            session.prefill()
+            found.append(session.advance(session.ids([5])))
+
+    for _ in range(2):
+        place.invite(work)
+    while not place.is_over:
+        place.advance()
+    assert not place.unjoined
+    assert_near(*found)
+    session = Session(model, CAPACITY)
+    session.reset(TEXT)
+    with torch.inference_mode():
+        session.prefill()
+        assert_near(found[0], session.advance(session.ids([5])))
