@@ -1,12 +1,13 @@
 """Every exact method on every task, in float32 and in bfloat16: what became of each output.
 
     python -m benchmarks.exactness [--model smollm2] [--limit 4] [--max-new-tokens 64]
-        [--dtype bfloat16] [--threads 1] [--save FILE.json]
+        [--dtype bfloat16] [--threads 1] [--beside DIR] [--save FILE.json]
 
 Each type of numbers is one run of all methods beside greedy decoding, as `ppdbench bench --methods
 all` makes it, less those that do not promise greedy's output. Its folder is kept below `--out` and
-gone on with where it is not whole. Counted are verdicts; times are no part of it, so the machine
-may be busy. The exit code is 1 where an output is not greedy's.
+gone on with where it is not whole; the runs of another `--out` are counted too, as far as they are
+there, if `--beside` names it. Counted are verdicts; times are no part of it, so the machine may be
+busy. The exit code is 1 where an output is not greedy's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from ppdbench.machine.environment import set_threads
 from ppdbench.methods import method
 from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets
+from ppdbench.runs.records import DecodedSample, Sample
 from ppdbench.runs.running import Destination
+from ppdbench.runs.store import StoredRun, read_once
 from ppdbench.runs.workload import FinishedRun
 from ppdbench.tasks import task_names
 
@@ -51,26 +54,46 @@ def decoded(asked: argparse.Namespace, dtype: str) -> FinishedRun:
         methods=tuple(exact),
         warmup=0,
     )
-    folder = Path(asked.out) / f"{Path(asked.model).name.replace(':', '-')}-{dtype}"
+    folder = _folder(Path(asked.out), asked, dtype)
     begun = (folder / "run.json").exists()
     to = Destination(out=folder, resume=begun, report=_report, warn=_warn)
     return run_decode(config, to, kind="bench", optional=exact)
 
 
-def counted(run: FinishedRun) -> dict[str, Any]:
-    """The verdicts of a run by method, and what it was of."""
+def _folder(out: Path, asked: argparse.Namespace, dtype: str) -> Path:
+    return out / f"{Path(asked.model).name.replace(':', '-')}-{dtype}"
+
+
+def found(asked: argparse.Namespace, dtype: str) -> list[FinishedRun | StoredRun]:
+    """The run with a type of numbers, and the one to count beside it."""
+    run = decoded(asked, dtype)
+    beside = None if asked.beside is None else _folder(asked.beside, asked, dtype)
+    return [run] if beside is None else [run, read_once(beside)]
+
+
+def counted(runs: Sequence[FinishedRun | StoredRun]) -> dict[str, Any]:
+    """The verdicts by method of runs of one kind, each example once, and what they were of."""
+    run = runs[0]
+    samples = {
+        (sample.method, sample.task, sample.example_id): sample
+        for each in runs
+        for sample in each.samples
+    }
     verdicts: dict[str, Counter[str]] = {label: Counter() for label in run.header.methods}
-    for sample in run.samples:
+    for sample in samples.values():
         verdicts[sample.method][str(sample.verdict)] += 1
-    tokens = sum(len(sample.output_ids) for sample in run.samples)
     return {
         "passes": run.header.passes and run.header.passes.kernels,
-        "tasks": len({sample.task for sample in run.samples}),
-        "prompts": len({(sample.task, sample.example_id) for sample in run.samples}),
-        "tokens": tokens,
+        "tasks": len({sample.task for sample in samples.values()}),
+        "prompts": len({(sample.task, sample.example_id) for sample in samples.values()}),
+        "tokens": sum(map(_tokens, samples.values())),
         "verdicts": {label: dict(found) for label, found in verdicts.items()},
         "left_out": {**(run.header.left_out or {}), **run.header.not_run},
     }
+
+
+def _tokens(sample: Sample) -> int:
+    return len(sample.output_ids) if isinstance(sample, DecodedSample) else 0
 
 
 def sheets(content: Mapping[str, Any]) -> list[Sheet]:
@@ -122,7 +145,7 @@ def measure(asked: argparse.Namespace) -> int:
     """Decode with each type, show and keep what was counted; an exit code."""
     set_threads(asked.threads)
     machine = this_machine(timed=False)
-    types = {dtype: counted(decoded(asked, dtype)) for dtype in asked.dtype.split(",")}
+    types = {dtype: counted(found(asked, dtype)) for dtype in asked.dtype.split(",")}
     _, lacking = every_method(asked.model)
     content = {"model": asked.model, "machine": machine, "types": types, "lacking": lacking}
     print_sheets(sheets(content))
@@ -143,6 +166,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save", type=Path, help="keep what was counted, as .json")
     parser.add_argument("--out", default="results/exactness")
+    parser.add_argument("--beside", type=Path, help="another --out, whose runs are counted too")
     try:
         return measure(parser.parse_args(words))
     except PpdbenchError as error:

@@ -37,6 +37,17 @@ def test_every_output_of_every_exact_method_is_counted_and_kept(
     assert content["machine"] in capsys.readouterr().out.replace("\n", " ").replace("  ", " ")
 
 
+def test_an_example_of_two_runs_is_counted_once() -> None:
+    words = [*SMALL, "--dtype", "float32"]
+    assert exactness.main([*words, "--out", "first"]) == 0
+    more = [*words, "--limit", "2", "--out", "more", "--beside", "first", "--save", "kept.json"]
+    assert exactness.main([*more, "--tasks", "squad"]) == 0
+    found = json.loads(Path("kept.json").read_text("utf-8"))["types"]["float32"]
+    assert (found["tasks"], found["prompts"]) == (2, 4)
+    assert all(counts == {"identical": 4} for counts in found["verdicts"].values())
+    assert found["tokens"] == 4 * 4 * len(found["verdicts"])
+
+
 def content(verdicts: dict[str, dict[str, int]]) -> dict[str, Any]:
     found = {"prompts": 3, "tasks": 1, "tokens": 9, "passes": "eager", "left_out": {}}
     types = {"float32": {"verdicts": verdicts, **found}}
