@@ -32,6 +32,7 @@ include_patterns = [
 # Folders without pages, which nobody needs to walk through.
 exclude_patterns = ["build", ".venv", ".git", "**/runs", "tests", "benchmarks"]
 
+smartquotes = False  # options and their quotes are shown in tables as they are typed
 myst_heading_anchors = 4  # as code hosts name them, so that one link serves both
 nitpicky = True
 # Exported tables begin at a third heading, and the index need not list every table: a test says
