@@ -210,7 +210,7 @@ def sheets(content: Mapping[str, Any]) -> list[Sheet]:
     )
     notes = (
         *(f"{kind}: passes of {found['rows']} rows." for kind, found in checked.items()),
-        f"Chains and trees over tokens of a text; {content['machine']}.",
+        f"Refused, of so many checks of chains and trees over a text; {content['machine']}.",
     )
     title = f"Checks that refuse fast passes of {content['model']}"
     return [Sheet(title, ("passes", *checked), rows, notes)]
