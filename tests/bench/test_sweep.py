@@ -13,6 +13,7 @@ import pytest
 from ppdbench.bench import added_times, sweep
 from ppdbench.cli.main import run
 from ppdbench.engine import loading
+from ppdbench.methods import exits
 from ppdbench.runs.records import TIMES
 from ppdbench.runs.store import RunFolder, read_run
 from tests.cli.swept import LOOKUP, SMALL, parsed, swept
@@ -137,6 +138,28 @@ def test_results_are_kept_as_they_finish(monkeypatch: pytest.MonkeyPatch) -> Non
     swept(*LOOKUP, "--resume")
     swept(*LOOKUP, out="whole")
     assert timeless("run") == timeless("whole")
+
+
+def test_a_resumed_sweep_keeps_what_each_cell_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    def knowing(exit_layer: int) -> None:
+        """Let the probe find that all is known after some layers and nothing before."""
+        shares = {layer: (float(layer >= exit_layer),) for layer in range(1, 14)}
+        monkeypatch.setattr(exits, "found_among", lambda *_: shares)
+
+    deep = ["--model", "synthetic:layers=14,hidden=16,heads=1,vocab=300", "--limit", "1"]
+    deep += ["--method", "layerskip", "--grid", "reuse=kvq,kv"]
+    knowing(2)
+    swept(*deep)
+    begun = read_run("run").header
+    assert [cell["exit_layer"] for cell in begun.chosen.values()] == [2, 2]
+    samples = Path("run/samples.jsonl")
+    samples.write_text(samples.read_text("utf-8").splitlines(keepends=True)[0], "utf-8")
+    knowing(9)
+    swept(*deep, "--resume")
+    after = read_run("run")
+    assert (after.header.chosen, len(after.samples)) == (begun.chosen, 2)
+    drafted = after.samples[1].proposed[0]
+    assert drafted == min(begun.chosen[after.samples[1].method]["draft_length"], 4)
 
 
 def test_a_sweep_is_resumed_with_its_own_grid_alone(capsys: pytest.CaptureFixture[str]) -> None:
