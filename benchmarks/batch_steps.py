@@ -34,6 +34,7 @@ import msgspec
 import torch
 
 from benchmarks.curve import this_machine
+from benchmarks.measured import keep
 from ppdbench.bench.profile import replaced
 from ppdbench.bench.runner import Choice
 from ppdbench.decoding.batch import Batch, BatchRound
@@ -44,7 +45,6 @@ from ppdbench.engine.meeting import MeetingPlace
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, PpdbenchError
-from ppdbench.files.whole import write_whole
 from ppdbench.machine import environment
 from ppdbench.machine.clock import Clock
 from ppdbench.report.sheet import Cell, Sheet, marked
@@ -285,9 +285,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"batch_steps: {error}", file=sys.stderr)
         return 2
     print_sheets(sheets(found))
-    if asked.save is not None:
-        content = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
-        write_whole(asked.save, content, make_folder=True)
+    keep(found, asked.save)
     return 0
 
 

@@ -30,6 +30,7 @@ import msgspec
 
 from benchmarks import verdicts
 from benchmarks.curve import this_machine
+from benchmarks.measured import keep
 from ppdbench.bench.choices import every_method
 from ppdbench.bench.counterparts import peers
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
@@ -38,7 +39,6 @@ from ppdbench.cli.common import numbers
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import PpdbenchError
-from ppdbench.files.whole import write_whole
 from ppdbench.report import batch_tables
 from ppdbench.report.outputs import of_decoding
 from ppdbench.report.sheet import Sheet, marked
@@ -162,14 +162,8 @@ def measure(asked: argparse.Namespace) -> int:
         found[dtype] = of_decoding(run.header, add_up(run.samples)).content
     kept = MeasuredBatches(machine=machine, summaries=found)
     print_sheets(sheets(kept))
-    _keep(asked, kept)
+    keep(kept, asked.save)
     return int(any(s["mismatch"] for each in found.values() for s in each))
-
-
-def _keep(asked: argparse.Namespace, found: MeasuredBatches | verdicts.VerdictCounts) -> None:
-    if asked.save is not None:
-        content = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
-        write_whole(asked.save, content, make_folder=True)
 
 
 # Exactness
@@ -190,7 +184,7 @@ def exact(asked: argparse.Namespace) -> int:
         lacking=[*lacking, *verdicts.left_out(runs)],
     )
     print_sheets([*map(verdicts.by_label, runs), *verdicts.sheets(found)])
-    _keep(asked, found)
+    keep(found, asked.save)
     return int(any(verdicts.is_wrong(run, flat=verdicts.is_flat(run)) for run in runs))
 
 

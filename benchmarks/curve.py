@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from benchmarks.measured import keep
 from ppdbench.bench.pass_curve import CONTEXT, ROUNDS, ROWS, PassCurve, measure_curve
 from ppdbench.cli.common import numbers
 from ppdbench.engine.loading import ModelSpec
@@ -108,8 +109,7 @@ def _carry_out(asked: argparse.Namespace) -> int:
     found = stored(kept) if kept.suffix == STORED else measured(asked)
     tables: Sequence[Sheet] = sheets(found)
     emit(tables, None, "markdown")
-    if asked.save is not None:
-        write_whole(asked.save, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    keep(found, asked.save)
     if asked.markdown is not None:
         write_whole(asked.markdown, to_markdown(tables) + "\n")
     if asked.plot is not None:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from benchmarks.curve import this_machine
 from benchmarks.families import tiny
+from benchmarks.measured import keep
 from ppdbench.cli.common import numbers
 from ppdbench.engine.loading import DTYPES
 from ppdbench.engine.memory import RememberingCache
@@ -34,7 +35,6 @@ from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import NumericalError, PpdbenchError
-from ppdbench.files.whole import write_whole
 from ppdbench.machine import environment
 from ppdbench.report.export import emit
 from ppdbench.report.sheet import Sheet
@@ -247,9 +247,7 @@ def main() -> int:
         print(f"recurrent: {error}", file=sys.stderr)
         return 2
     emit(sheets(found), None, "markdown")
-    if asked.save is not None:
-        content = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
-        write_whole(asked.save, content, make_folder=True)
+    keep(found, asked.save)
     return 0
 
 

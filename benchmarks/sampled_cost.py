@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from benchmarks.curve import this_machine
+from benchmarks.measured import keep
 from ppdbench.bench.runner import Choice
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Request, Setup
@@ -29,7 +30,6 @@ from ppdbench.decoding.verify import Outcome, accept_sampled
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.session import Session
-from ppdbench.files.whole import write_whole
 from ppdbench.machine import environment
 from ppdbench.machine.clock import Clock
 from ppdbench.report.export import emit
@@ -205,9 +205,7 @@ def main() -> None:
     asked = parser.parse_args()
     found = measured(asked)
     emit(sheets(found), None, "markdown")
-    if asked.save is not None:
-        content = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
-        write_whole(asked.save, content, make_folder=True)
+    keep(found, asked.save)
 
 
 if __name__ == "__main__":
