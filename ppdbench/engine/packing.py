@@ -12,7 +12,7 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -130,6 +130,16 @@ def exchange(module: nn.Module, make: Exchange) -> nn.Module:
             if name not in plain and (found := exchange(child, make)) is not child:
                 setattr(module, name, found)
     return made
+
+
+def exchangeable(module: nn.Module) -> Iterator[nn.Module]:
+    """The products in a module that `exchange` may put others in the place of."""
+    if weights_of(module) is not None:
+        yield module
+    plain = _read_by(module)
+    for name, child in module.named_children():
+        if name not in plain:
+            yield from exchangeable(child)
 
 
 def _read_by(module: nn.Module) -> frozenset[str]:

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.pytorch_utils import Conv1D
 
 from ppdbench.engine import packing
-from ppdbench.engine.packing import PackedLinear, can_pack, pack, packed_bytes
+from ppdbench.engine.packing import PackedLinear, can_pack, exchangeable, pack, packed_bytes
 from ppdbench.engine.staged import StagedModel
 from tests.families import stock_model
 from tests.helpers import assert_near, staged
@@ -208,6 +208,8 @@ def test_products_whose_weights_are_looked_at_from_outside_are_left_alone() -> N
     assert router[0].inner is before
     assert isinstance(router[1], PackedLinear)
     assert_near(router(x), expected)
+    plain = nn.Sequential(Router(), linear(64, 64, torch.float32))
+    assert list(exchangeable(plain)) == [plain[1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

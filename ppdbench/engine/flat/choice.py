@@ -26,7 +26,7 @@ from ppdbench.engine.flat.products import FlatProduct, plain
 from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.left_out import attention_alone
 from ppdbench.engine.masks import Step, StepMaker
-from ppdbench.engine.packing import Exchange, packed, weights_of
+from ppdbench.engine.packing import Exchange, exchangeable, packed, weights_of
 from ppdbench.engine.weights import is_plain
 from ppdbench.machine.clock import Clock
 from ppdbench.machine.pages import Files
@@ -267,8 +267,11 @@ class Trial:
             wanted = self._compared(program, index, self.adapter, number, step)
             self.hidden[number] = wanted
 
-    def compare_half(self, index: int, flat: nn.Module) -> None:
-        """The same of a layer's attention alone, and that what is left of it makes the whole."""
+    def compare_half(self, index: int, flat: nn.Module, *, rest: bool) -> None:
+        """The same of a layer's attention alone.
+
+        And that with the `rest` of it that makes the whole, which reads many of its experts.
+        """
         adapter = self.adapter
         parts = FlatParts(adapter.with_layers({index: flat}), [], [index])
         half = attention_alone(adapter.blocks, adapter.layers[index])
@@ -276,9 +279,10 @@ class Trial:
         for number, step in enumerate(self._both):
             hidden, layers = self.hidden[number], range(index, index + 1)
             wanted = self._compared(parts.layers, index, attending, number, step)
-            whole = self.eagerly(adapter, hidden, layers, step)
-            hold_rows(parts.rest(index, wanted, step), whole, f"the rest of layer {index}")
-            self.hidden[number] = whole
+            if rest:
+                whole = self.eagerly(adapter, hidden, layers, step)
+                hold_rows(parts.rest(index, wanted, step), whole, f"the rest of layer {index}")
+            self.hidden[number] = wanted
 
     @property
     def _both(self) -> tuple[Step, Step]:
@@ -326,8 +330,7 @@ def _twin(
 
     Of those `within` a part of it, if that is given. All other weights are shared.
     """
-    modules = (layer if within is None else within).modules()
-    made = {id(m): make(m) for m in modules if weights_of(m) is not None}
+    made = {id(m): make(m) for m in exchangeable(layer if within is None else within)}
     shared = {id(weight): weight for weight in layer.parameters()}
     return copy.deepcopy(layer, dict[int, Any](made) | shared), made
 
@@ -385,7 +388,7 @@ def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
 
 @torch.inference_mode()
 def _lay_out_parts(adapter: Adapter, text: Sequence[int]) -> FlatParts:
-    """Lay out flat what can run so of layers, and check each of them; the first must."""
+    """Lay out flat what can run so of layers, and check what tells them apart; the first must."""
     trial, checks, ready = Trial(adapter, text), ProductChecks(), dict[int, nn.Module]()
     attending, wholes, halves = _that_attend(adapter), list[int](), list[int]()
 
@@ -399,9 +402,13 @@ def _lay_out_parts(adapter: Adapter, text: Sequence[int]) -> FlatParts:
             if index == attending[0]:
                 raise
             return  # it runs eagerly
-        compare = trial.compare if whole else trial.compare_half
-        compare(index, twin)
-        (wholes if whole else halves).append(index)
+        kind = wholes if whole else halves
+        if not (kind and adapter.anatomy.alike):
+            if whole:
+                trial.compare(index, twin)
+            else:
+                trial.compare_half(index, twin, rest=not halves)
+        kind.append(index)
         ready.update(made)
 
     head = adapter.head

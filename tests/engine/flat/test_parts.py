@@ -201,3 +201,19 @@ def test_several_sequences_share_such_passes() -> None:
     with torch.inference_mode():
         session.prefill()
         assert_near(found[0], session.advance(session.ids([5])))
+
+
+def test_of_layers_that_are_alike_one_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = list[tuple[int, bool]]()
+    real = choice.Trial.compare_half
+
+    def compare_half(self: Any, index: int, flat: Any, *, rest: bool) -> None:
+        compared.append((index, rest))
+        real(self, index, flat, rest=rest)
+
+    monkeypatch.setattr(choice.Trial, "compare_half", compare_half)
+    made("mixtral")
+    assert compared == [(0, True)]
+    compared.clear()
+    made("glm4_moe")
+    assert compared == [(1, True), (2, False), (3, False)]
