@@ -18,7 +18,15 @@ from ppdbench.engine.cache import CacheShape, HeldRows, Rows, SharedRows
 from ppdbench.engine.families import RowShape, Slopes
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
-from ppdbench.engine.packing import Exchange, PackedLinear, exchange, packed, spans, unpack
+from ppdbench.engine.packing import (
+    Exchange,
+    PackedLinear,
+    exchange,
+    for_all_owners,
+    packed,
+    spans,
+    unpack,
+)
 from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
 from ppdbench.machine.pages import Files, enlarge, trim
@@ -322,6 +330,7 @@ class Adapter:
 
         `make` gives a product in its new layout; `before` is told of each layer that comes next.
         """
+        make = for_all_owners(make, self.layers)
         files = Files.behind(t for p in self.model.parameters() for t in parts(p))
         for index, layer in enumerate(self.layers):
             if before is not None:

@@ -8,6 +8,7 @@ a pass holds while it runs is estimated for the widest one, a prompt that fills 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +85,12 @@ def measure(model: Any, device: torch.device, context: int, scheme: str | None =
     widest = max(max(p.shape) for p in adapter.layers[0].parameters())
     itemsize = adapter.dtype.itemsize
     row = HIDDEN_WIDTHS * adapter.width + WIDEST_WIDTHS * widest
-    layers = tuple(_layer_bytes(layer, scheme) for layer in adapter.layers)
-    plain = sum(_bytes(layer) for layer in adapter.layers)
+    own = _own_weights(adapter.layers)
+    layers = tuple(_layer_bytes(weights, scheme) for weights in own)
+    plain = sum(map(_bytes, own))
     return Footprint(
         layers=layers,
-        around=_bytes(model) - plain,
+        around=_bytes(model.parameters()) - plain,
         packed=_packed_copy(adapter, device),
         cache=adapter.cache_shape().bytes(context),
         states=states_bytes(adapter.layers, adapter.anatomy.memories, adapter.hidden_size),
@@ -106,18 +108,27 @@ def stored_scheme(config: Any) -> str | None:
     return "nf4" if "load_in_4bit': true" in text or "int4" in text else "int8"
 
 
-def _bytes(module: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in module.parameters())
+def _own_weights(layers: Iterable[nn.Module]) -> list[list[nn.Parameter]]:
+    """The weights of each layer, less those that an earlier one has, too."""
+    seen: set[nn.Parameter] = set()
+    found: list[list[nn.Parameter]] = []
+    for layer in layers:
+        found.append([weight for weight in layer.parameters() if weight not in seen])
+        seen.update(found[-1])
+    return found
 
 
-def _layer_bytes(layer: nn.Module, scheme: str | None) -> int:
+def _bytes(weights: Iterable[nn.Parameter]) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
+def _layer_bytes(weights: Sequence[nn.Parameter], scheme: str | None) -> int:
     """The weights of a layer; of those that are quantised, what the scheme makes of them."""
     if scheme is None:
-        return _bytes(layer)
-    bits = SCHEMES[scheme].bits
-    matrices = sum(p.numel() for p in layer.parameters() if p.dim() == 2)
-    others = sum(p.numel() * p.element_size() for p in layer.parameters() if p.dim() != 2)
-    return int(matrices * bits / 8) + others
+        return _bytes(weights)
+    matrices = [weight for weight in weights if weight.dim() == 2]
+    bits = sum(weight.numel() for weight in matrices) * SCHEMES[scheme].bits
+    return int(bits / 8) + _bytes(weights) - _bytes(matrices)
 
 
 def _packed_copy(adapter: Adapter, device: torch.device) -> int:

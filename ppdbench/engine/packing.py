@@ -12,7 +12,8 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -147,6 +148,27 @@ def _read_by(module: nn.Module) -> frozenset[str]:
     if vars(module).get("slow_but_exact") is False:
         return frozenset()
     return weights_read(type(module).forward)
+
+
+def for_all_owners(make: Exchange, owners: Iterable[nn.Module]) -> Exchange:
+    """The same, but products of several `owners` that share their weights become one."""
+    uses = Counter(key for owner in owners for p in owner.modules() if (key := _identity(p)))
+    shared: dict[tuple[int, ...], nn.Module] = {}
+
+    def once(module: nn.Module) -> nn.Module:
+        key = _identity(module)
+        if key is None or uses[key] == 1:
+            return make(module)
+        if key not in shared and (made := make(module)) is not module:
+            shared[key] = made
+        return shared.get(key, module)
+
+    return once
+
+
+def _identity(product: nn.Module) -> tuple[int, ...] | None:
+    """The numbers of weight and bias of a linear layer, none alike; None of anything else."""
+    return tuple(map(id, product.parameters())) if weights_of(product) is not None else None
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.pytorch_utils import Conv1D
 
+from benchmarks.families import tiny
 from ppdbench.engine import packing
 from ppdbench.engine.packing import PackedLinear, can_pack, exchangeable, pack, packed_bytes
 from ppdbench.engine.staged import StagedModel
@@ -165,6 +167,28 @@ def test_a_head_of_its_own_is_unpacked_to_its_own_rows() -> None:
     model.adapter.unpack()
     assert torch.equal(model.adapter.head.plain, rows_before)
     assert model.adapter.head.plain is not model.adapter.embedding.weight
+
+
+@pytest.mark.parametrize(
+    ("name", "block"), [("zamba", "shared_transf"), ("zamba2", "shared_transformer")]
+)
+def test_blocks_that_layers_share_are_laid_out_once(
+    name: str, block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "PAYS_FROM", {torch.float32: 64})
+    stock = tiny(name)
+    before = StagedModel(copy.deepcopy(stock), packed=False)
+    model = StagedModel(stock)
+    first, second = (model.adapter.layers[i].get_submodule(block) for i in (1, 3))
+    for path in ("self_attn.q_proj", "self_attn.o_proj"):
+        product = first.get_submodule(path)
+        assert isinstance(product, PackedLinear)
+        assert product is second.get_submodule(path)
+    own = [layer.get_submodule("linear") for layer in model.adapter.layers[1::2]]
+    assert own[0] is not own[1]
+    assert isinstance(own[0], PackedLinear)
+    head = before.adapter.head.weight.nbytes  # packed beside the embedding
+    assert model.weight_bytes() == before.weight_bytes() + head
 
 
 # What is left alone

@@ -62,6 +62,13 @@ def test_weights_are_counted_to_the_byte_before_they_are_there(
     assert need.total == need.weights + need.cache + need.passes
 
 
+def test_weights_that_layers_share_are_counted_with_the_first_of_them() -> None:
+    model = on_meta(tiny("zamba").config, torch.float32)
+    need = measure(model, CPU, 64)
+    assert need.layers[3] < need.layers[1]
+    assert need.around == sum(p.numel() * 4 for p in model.parameters()) - sum(need.layers) > 0
+
+
 @pytest.mark.parametrize("family", ["lfm2", "falcon_h1", "mamba", "qwen3_next"])
 @torch.inference_mode()
 def test_states_are_counted_to_the_byte_with_the_copies_that_rejected_drafts_need(
