@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 # Families by their `model_type`: how llama.cpp calls them.
-NAMES = {"gemma3_text": "gemma3", "gpt_neox": "gptneox", "mistral": "llama"}
+NAMES = {
+    "gemma3_text": "gemma3",
+    "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
+    "mistral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 )
@@ -49,29 +56,68 @@ def tensors(model: Any, arch: str) -> dict[str, Tensor]:
     config = model.config
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    found = {
-        names.get_name(name, (".weight", ".bias")): _changed(arch, name, tensor, config)
-        for name, tensor in model.named_parameters()
-    }
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.named_parameters():
+        if ".experts." in name:
+            found |= _of_experts(arch, name, tensor)
+        elif name.endswith(".sinks"):
+            found[f"{names.get_name(name)}.weight"] = tensor
+        else:
+            known = name.removeprefix("transformer.") if arch == "bloom" else name
+            stored = names.get_name(known, (".weight", ".bias"))
+            found[stored] = _changed(arch, name, tensor, config)
     if (rope := _factors(model)) is not None and arch == "llama":
         found["rope_freqs.weight"] = rope
     return found
 
 
+def _of_experts(arch: str, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """What experts multiply by first is stored apart, [expert, out, in]."""
+    suffix = "bias" if name.endswith("_bias") else "weight"
+    layer = name.split(".")[2]
+    if arch == "gpt-oss" and suffix == "weight":
+        tensor = tensor.transpose(1, 2)
+    if ".down_proj" in name:
+        return {f"blk.{layer}.ffn_down_exps.{suffix}": tensor}
+    half = tensor.shape[1] // 2
+    cuts = (slice(0, None, 2), slice(1, None, 2))
+    if arch != "gpt-oss":
+        cuts = (slice(half), slice(half, None))
+    return {
+        f"blk.{layer}.ffn_{part}_exps.{suffix}": tensor[:, cut]
+        for part, cut in zip(("gate", "up"), cuts, strict=True)
+    }
+
+
 def _changed(arch: str, name: str, tensor: Tensor, config: Any) -> Tensor:
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", 0)
     if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         n = heads if "q_proj" in name else config.num_key_value_heads
         rows, width = tensor.shape
         return tensor.reshape(n, 2, rows // n // 2, width).swapaxes(1, 2).reshape(rows, width)
-    if arch.startswith("gemma") and name.endswith("norm.weight"):
+    if (arch.startswith("gemma") or arch == "nemotron") and name.endswith("norm.weight"):
         return tensor + 1
     if arch == "gpt2" and tensor.ndim == 2 and ".h." in name:
         return tensor.T
-    if arch == "gptneox" and "query_key_value" in name:
+    if arch in ("bloom", "gptneox") and "query_key_value" in name:
         by_head = tensor.reshape(heads, 3, -1, *tensor.shape[1:])
         return by_head.transpose(0, 1).reshape(tensor.shape)
+    if arch == "falcon" and "query_key_value" in name:
+        return _by_kind(tensor, config)
+    if name.endswith("A_log"):
+        return -tensor.exp()
+    if "conv" in name or "shared_expert_gate" in name:
+        return tensor.squeeze()
     return tensor
+
+
+def _by_kind(tensor: Tensor, config: Any) -> Tensor:
+    """Falcon's queries of all heads, then all keys, then all values."""
+    groups = config.num_kv_heads if config.new_decoder_architecture else 1
+    width = config.hidden_size // config.num_attention_heads
+    grouped = tensor.reshape(groups, -1, width, config.hidden_size)
+    parts = grouped[:, :-2], grouped[:, -2:-1], grouped[:, -1:]
+    return torch.cat([part.reshape(-1, config.hidden_size) for part in parts])
 
 
 def _factors(model: Any) -> Tensor | None:
@@ -85,39 +131,98 @@ def _factors(model: Any) -> Tensor | None:
     return plain / own
 
 
+# Families whose norms are the layer norms of old.
+LAYER_NORM = ("bloom", "falcon", "gpt2", "gpt_neox", "nemotron", "stablelm", "starcoder2")
+NO_ROPE = ("bloom", "gpt2")
+
+
 def _sizes(config: Any) -> dict[str, Any]:
-    rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)
     kind = config.model_type
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    turned = rope.get("partial_rotary_factor") or getattr(config, "rotary_pct", None) or 1.0
-    layer_norm = kind in ("gpt2", "gpt_neox")
+    layer_norm = kind in LAYER_NORM
     epsilon = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
-    eps = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+    eps = (
+        *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
+        "norm_epsilon",
+    )
     values = {
-        "context_length": config.max_position_embeddings,
+        "context_length": getattr(config, "max_position_embeddings", 160),
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.n_inner if kind == "gpt2" else config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
         f"attention.{epsilon}": next(float(getattr(config, n)) for n in eps if hasattr(config, n)),
     }
-    if kind != "gpt2":
+    return values | (_of_mamba(config) if kind == "mamba" else _of_attention(config, kind))
+
+
+def _of_mamba(config: Any) -> dict[str, Any]:
+    return {
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.inner_size": config.intermediate_size,
+        "ssm.state_size": config.state_size,
+        "ssm.time_step_rank": config.time_step_rank,
+        "ssm.dt_b_c_rms": False,
+    }
+
+
+def _of_attention(config: Any, kind: str) -> dict[str, Any]:
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    turned = rope.get("partial_rotary_factor") or getattr(config, "rotary_pct", None) or 1.0
+    widths = ("n_inner", "intermediate_size", "ffn_hidden_size")
+    wide = next((getattr(config, n) for n in widths if getattr(config, n, None)), None)
+    values = {
+        "feed_forward_length": wide or 4 * config.hidden_size,
+        "attention.head_count": config.num_attention_heads,
+    }
+    if kind not in NO_ROPE:
         values["rope.freq_base"] = rope.get("rope_theta")
         values["rope.dimension_count"] = int(width * turned)
-    if not layer_norm:
-        values["attention.head_count_kv"] = config.num_key_value_heads
-    if kind in ("qwen3", "gemma2", "gemma3_text"):
+    if kind == "falcon":
+        values["attention.head_count_kv"] = (
+            config.num_kv_heads if config.new_decoder_architecture else 1
+        )
+        values["tensor_data_layout"] = "jploski"
+    elif kind == "lfm2":
+        own = config.num_key_value_heads
+        values["attention.head_count_kv"] = [
+            own if layer == "full_attention" else 0 for layer in config.layer_types
+        ]
+        values |= {"shortconv.l_cache": config.conv_L_cache, "vocab_size": config.vocab_size}
+    elif kind not in ("gpt2", "gpt_neox"):
+        heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+        values["attention.head_count_kv"] = heads
+    if kind in ("qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text"):
         values |= {"attention.key_length": width, "attention.value_length": width}
-    if kind in ("gemma2", "gemma3_text", "phi3"):
+    if kind in ("gemma2", "gemma3_text", "gpt_oss", "phi3"):
         values["attention.sliding_window"] = config.sliding_window
     if kind == "gemma2":
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):
             values[name] = getattr(config, name)
-    if kind == "gpt_neox":
+    if kind in ("gpt_neox", "stablelm"):
         values["use_parallel_residual"] = config.use_parallel_residual
-    if rope.get("rope_type") == "linear":
-        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+    if kind in ("gpt_oss", "qwen2_moe", "qwen3_moe"):
+        values |= _of_choice(config)
+    if rope.get("rope_type") in ("linear", "yarn"):
+        values |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    if rope.get("rope_type") == "yarn":
+        original = rope["original_max_position_embeddings"]
+        values["rope.scaling.original_context_length"] = original
+    return values
+
+
+def _of_choice(config: Any) -> dict[str, Any]:
+    """The numbers of experts, and how wide they are."""
+    alike = ("num_local_experts", "num_experts")
+    wide = ("moe_intermediate_size", "intermediate_size")
+    values = {
+        "expert_count": next(getattr(config, n) for n in alike if hasattr(config, n)),
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_feed_forward_length": next(getattr(config, n) for n in wide if hasattr(config, n)),
+    }
+    if hasattr(config, "shared_expert_intermediate_size"):
+        values["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     return values
 
 

@@ -10,18 +10,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ppdbench.engine.families import FAMILIES
 from ppdbench.engine.folders import check_family, check_sizes
 from ppdbench.engine.gguf.file import GgufFile
 from ppdbench.engine.gguf.numbers import numbers
 from ppdbench.errors import ConfigError, UnsupportedModel
 
-# Families whose name in a file is not their `model_type`.
+# Families by their names in files, and their `model_type`.
 MODEL_TYPES = {
+    "llama": "llama",
+    "bloom": "bloom",
+    "falcon": "falcon",
+    "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "gpt-oss": "gpt_oss",
+    "gpt2": "gpt2",
     "gptneox": "gpt_neox",
+    "lfm2": "lfm2",
+    "mamba": "mamba",
+    "nemotron": "nemotron",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
     "qwen2moe": "qwen2_moe",
+    "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
 }
 _USUAL = {
     "context_length": "max_position_embeddings",
@@ -30,6 +44,27 @@ _USUAL = {
     "embedding_length": "hidden_size",
     "attention.head_count": "num_attention_heads",
     "rope.freq_base": "rope_theta",
+}
+# Settings that the table of transformers lacks or has wrong, in families it has one for.
+OWN: Mapping[str, Mapping[str, str | None]] = {
+    "bloom": {
+        "context_length": "seq_length",
+        "feed_forward_length": None,
+        "attention.head_count_kv": None,
+    },
+    "falcon": {
+        "attention.head_count_kv": "num_kv_heads",
+        "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        "feed_forward_length": "ffn_hidden_size",
+    },
+    "lfm2": {"attention.layer_norm_rms_epsilon": "norm_eps"},
+    "mamba": {"attention.head_count": None, "feed_forward_length": None},
+    "nemotron": {"attention.layer_norm_epsilon": "norm_eps"},
+    "stablelm": {
+        "rope.freq_base": "rope_theta",
+        "use_parallel_residual": "use_parallel_residual",
+    },
+    "starcoder2": {"rope.freq_base": "rope_theta"},
 }
 # Settings of families that transformers has no table for.
 FURTHER: Mapping[str, Mapping[str, str]] = {
@@ -63,13 +98,29 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.sliding_window_pattern": (6,),
     "expert_count": (0,),
     "expert_used_count": (0,),
+    "expert_feed_forward_length": (),  # the tensors of experts say both
+    "expert_shared_feed_forward_length": (),
     "logit_scale": (0.0, 1.0),
-    "tensor_data_layout": ("Meta AI original pth", "reference"),
+    "ssm.dt_b_c_rms": (False,),
+    "tensor_data_layout": ("Meta AI original pth", "reference", "jploski"),
     "vocab_size": (),  # the embedding says it
 }
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the one whose scores are scaled otherwise
+# Families whose heads are rotated in part, and those that say nothing of heads beside their number.
+PARTLY_TURNED = ("nemotron", "phi3", "stablelm")
+NO_WIDTHS = ("bloom", "falcon", "mamba")
+# Tensors as wide as experts are, those that all tokens pass included.
+EXPERTS, SHARED = "blk.0.ffn_down_exps.weight", "blk.0.ffn_down_shexp.weight"
+EXPERT_WIDTHS: Mapping[str, Mapping[str, str]] = {
+    "gpt_oss": {EXPERTS: "intermediate_size"},
+    "qwen2_moe": {
+        EXPERTS: "moe_intermediate_size",
+        SHARED: "shared_expert_intermediate_size",
+    },
+    "qwen3_moe": {EXPERTS: "moe_intermediate_size"},
+}
 CONTROL = 3  # the type of tokens that are no text
 # Tokens that end a turn, where a file's chat template writes them.
 TURN_ENDS = (
@@ -91,15 +142,13 @@ def configuration(file: GgufFile) -> Any:
 def check_architecture(file: GgufFile) -> str:
     """The `model_type` of a file's family; families that do not run are refused."""
     name = file.architecture
-    if not _table(name):
-        known = [model_type for model_type in FAMILIES if _table(_file_name(model_type))]
+    if name not in MODEL_TYPES:
         raise UnsupportedModel(
             f"model {file.path} does not load: GGUF files of {name[:60]!r} are not read; "
-            f"supported: {', '.join(known)}"
+            f"supported: {', '.join(MODEL_TYPES)}"
         )
-    model_type = MODEL_TYPES.get(name, name)
-    check_family(model_type, str(file.path))
-    return model_type
+    check_family(MODEL_TYPES[name], str(file.path))
+    return MODEL_TYPES[name]
 
 
 def end_tokens(file: GgufFile) -> list[int]:
@@ -117,26 +166,19 @@ def end_tokens(file: GgufFile) -> list[int]:
 
 
 def _table(architecture: str) -> Mapping[str, str | None]:
+    """The settings of a family by their names in files; None where something else says them."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
-    name = MODEL_TYPES.get(architecture, architecture)
-    if name == "gemma3_text":
-        name = "gemma3"
-    if name in ("general", "tokenizer"):
-        return {}
-    return {**(GGUF_CONFIG_MAPPING.get(name) or FURTHER.get(architecture, {}))}
-
-
-def _file_name(model_type: str) -> str:
-    names = {there: name for name, there in MODEL_TYPES.items()}
-    return names.get(model_type, model_type)
+    name = "gemma3" if architecture == "gemma3" else MODEL_TYPES[architecture]
+    usual = GGUF_CONFIG_MAPPING.get(name) or FURTHER[architecture]
+    return {**usual, **LEFT_OUT, **OWN.get(architecture, {})}
 
 
 def _described(file: GgufFile, model_type: str) -> dict[str, Any]:
     """Every setting that the configuration is made with."""
     from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING
 
-    table = {**_table(file.architecture), **LEFT_OUT}
+    table = _table(file.architecture)
     found: dict[str, Any] = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(model_type, {}))
     prefix = f"{file.architecture}."
     for key, value in file.metadata.items():
@@ -152,7 +194,7 @@ def _described(file: GgufFile, model_type: str) -> dict[str, Any]:
                 "convert the model as save_pretrained does"
             )
     _check_there(file, found, table)
-    found |= _of_tokens(file) | _of_tensors(file, model_type)
+    found |= _of_tokens(file) | _of_tensors(file, model_type) | _of_layers(found, model_type)
     check_sizes(found, str(file.path))
     return found | _of_family(file, model_type, found)
 
@@ -190,7 +232,26 @@ def _of_tensors(file: GgufFile, model_type: str) -> dict[str, Any]:
     if model_type == "llama":
         found["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         found["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    if model_type == "stablelm":
+        found["use_qkv_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if model_type == "falcon":
+        found["new_decoder_architecture"] = "blk.0.attn_norm_2.weight" in file.tensors
+    for name, setting in EXPERT_WIDTHS.get(model_type, {}).items():
+        if name in file.tensors:
+            found[setting] = file.tensors[name].shape[-1]
     return found
+
+
+def _of_layers(found: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """The settings that a list of key heads tells: layers that have none are convolutions."""
+    heads = found.get("num_key_value_heads")
+    if model_type != "lfm2" or not isinstance(heads, tuple):
+        return {}
+    return {
+        "num_key_value_heads": max(heads),
+        "layer_types": ["full_attention" if n else "conv" for n in heads],
+        "block_auto_adjust_ff_dim": False,  # a file tells the width that was made of it
+    }
 
 
 def _of_family(file: GgufFile, model_type: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,6 +262,8 @@ def _of_family(file: GgufFile, model_type: str, found: Mapping[str, Any]) -> dic
             "n_positions": found["n_ctx"],
             "n_inner": file.setting("feed_forward_length"),
         }
+    if model_type in NO_WIDTHS:
+        return {}
     assert type(heads) is int and type(hidden) is int  # seen before
     width = file.setting("attention.key_length", hidden // heads)
     if file.setting("attention.value_length", width) != width:
@@ -211,7 +274,7 @@ def _of_family(file: GgufFile, model_type: str, found: Mapping[str, Any]) -> dic
     if model_type == "gpt_neox":
         return {"rotary_pct": turned / width}
     own: dict[str, Any] = {"head_dim": width}
-    if model_type == "phi3":
+    if model_type in PARTLY_TURNED:
         own["partial_rotary_factor"] = turned / width
     elif turned != width:
         raise UnsupportedModel(

@@ -1,8 +1,9 @@
 """The weights of a GGUF file in a transformers model, dequantised tensor by tensor.
 
 The `gguf` package says which tensor is which weight and what its numbers are. llama.cpp stores
-some of them changed; that is undone here. At no time is there more beside the model than a piece
-of one tensor.
+some of them changed, and in two tensors what experts multiply by first; both is undone here. At no
+time is there more beside the model than a piece of a tensor, or all of one that is changed or
+joined.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from ppdbench.engine.gguf.numbers import pieces
 from ppdbench.engine.gguf.settings import FACTORS, LONG, SHORT
 from ppdbench.errors import ConfigError, UnsupportedModel
 from ppdbench.machine.garbage import import_for_good
+
+# What experts multiply by first is one weight in transformers, two tensors in a file, one half
+# behind the other, or number by number in families where they alternate.
+JOINED, HALVES = "gate_up_proj", ("gate", "up")
+ALTERNATING = ("gpt-oss",)
 
 # How a stored tensor becomes a weight, given the model's configuration.
 Change = Callable[[Tensor, Any], Tensor]
@@ -44,8 +50,8 @@ def build(
             tensor = _weight(stream, file, stored[name], config, dtype)
             if tensor.shape != parameter.shape:
                 raise ConfigError(
-                    f"{file.path}: {stored[name].name} has shape {tuple(tensor.shape)}, its header "
-                    f"asks for {tuple(parameter.shape)}; fetch it again"
+                    f"{file.path}: {stored[name][0].name} has shape {tuple(tensor.shape)}, its "
+                    f"header asks for {tuple(parameter.shape)}; fetch it again"
                 )
             owner, _, leaf = name.rpartition(".")
             weight = nn.Parameter(tensor.to(_place(name, places)))
@@ -65,43 +71,68 @@ def _place(name: str, places: Mapping[str, Any]) -> Any:
     return places[part]
 
 
-def _by_weight(file: GgufFile, model: Any) -> dict[str, StoredTensor]:
-    """The stored tensor of each weight; none may be missing, none may be left."""
+def _by_weight(file: GgufFile, model: Any) -> dict[str, list[StoredTensor]]:
+    """The stored tensors of each weight; none may be missing, none may be left."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == file.architecture)
     names = get_tensor_name_map(arch, model.config.num_hidden_layers)
-    wanted = {
-        name: names.get_name(name, (".weight", ".bias")) or name
-        for name, _ in model.named_parameters()
-    }
-    missing = [own for own in wanted.values() if own not in file.tensors]
+    wanted = {name: _stored_names(name, names) for name, _ in model.named_parameters()}
+    missing = [own for each in wanted.values() for own in each if own not in file.tensors]
     if missing:
         raise ConfigError(
             f"{file.path} lacks {len(missing)} tensors, first {missing[0]}; fetch it again"
         )
-    left = file.tensors.keys() - set(wanted.values()) - {FACTORS, LONG, SHORT}
+    used = {own for each in wanted.values() for own in each}
+    left = file.tensors.keys() - used - {FACTORS, LONG, SHORT}
     if left:
         raise UnsupportedModel(
             f"{file.path} holds {len(left)} tensors that a {model.config.model_type} model has no "
             f"place for, first {min(left)}"
         )
-    return {name: file.tensors[own] for name, own in wanted.items()}
+    return {name: [file.tensors[own] for own in each] for name, each in wanted.items()}
+
+
+def _stored_names(weight: str, names: Any) -> list[str]:
+    """The names in a file of what a weight is made of: one tensor, or two that are joined."""
+    name, suffix = weight, ""
+    if ".experts." in weight or weight.endswith(".sinks"):  # they lack the suffix of modules
+        name, suffix = weight.removesuffix("_bias"), ".bias" if "_bias" in weight else ".weight"
+    # BLOOM's names are known without what its layers stand in.
+    known = (names.get_name(n, (".weight", ".bias")) for n in (name, name.partition(".")[2]))
+    found = next((n for n in known if n is not None), None)
+    if found is None and JOINED in name:
+        down = names.get_name(name.replace(JOINED, "down_proj"))
+        return [f"{down}{suffix}".replace("_down_", f"_{half}_") for half in HALVES]
+    return [weight if found is None else found + suffix]
 
 
 def _weight(
-    stream: BinaryIO, file: GgufFile, stored: StoredTensor, config: Any, dtype: torch.dtype
+    stream: BinaryIO, file: GgufFile, stored: list[StoredTensor], config: Any, dtype: torch.dtype
 ) -> Tensor:
     """A weight as transformers has it."""
-    change = _change(file.architecture, stored.name)
+    change = _change(file.architecture, stored[0].name)
     # What is changed is changed before it is rounded.
-    tensor = torch.empty(stored.shape, dtype=dtype if change is None else torch.float32)
+    kept = dtype if change is None else torch.float32
+    tensors = [_numbers(stream, each, kept) for each in stored]
+    if len(tensors) > 1 and file.architecture in ALTERNATING:
+        tensor = torch.stack(tensors, dim=2).flatten(1, 2)
+    elif len(tensors) > 1:
+        tensor = torch.cat(tensors, dim=1)
+    else:
+        (tensor,) = tensors
+    return tensor if change is None else change(tensor, config).to(dtype).contiguous()
+
+
+def _numbers(stream: BinaryIO, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of a stored tensor."""
+    tensor = torch.empty(stored.shape, dtype=dtype)
     rows = tensor.view(-1, stored.shape[-1])
     at = 0
     for piece in pieces(stream, stored):
         rows[at : at + len(piece)] = piece
         at += len(piece)
-    return tensor if change is None else change(tensor, config).to(dtype).contiguous()
+    return tensor
 
 
 # What llama.cpp changes, undone
@@ -141,6 +172,35 @@ def _by_head(tensor: Tensor, config: Any) -> Tensor:
     return split.transpose(0, 1).reshape(tensor.shape)
 
 
+def _by_group(tensor: Tensor, config: Any) -> Tensor:
+    """Queries of the heads that share a key, that key and its value together again."""
+    several = config.new_decoder_architecture or not config.multi_query
+    groups, heads = config.num_kv_heads if several else 1, config.num_attention_heads
+    sizes = [heads * config.head_dim, *[groups * config.head_dim] * 2]
+    parts = [part.reshape(groups, -1, *part.shape[1:]) for part in torch.split(tensor, sizes)]
+    return torch.cat(parts, dim=1).reshape(tensor.shape)
+
+
+def _turned_by_expert(tensor: Tensor, config: Any) -> Tensor:
+    """Products of all experts that hold their weights the other way round."""
+    return tensor.transpose(1, 2)
+
+
+def _with_channel(tensor: Tensor, config: Any) -> Tensor:
+    """Convolutions, whose middle size of one is left out in files."""
+    return tensor.unsqueeze(1)
+
+
+def _as_row(tensor: Tensor, config: Any) -> Tensor:
+    """Products with one output, whose first size is left out in files."""
+    return tensor.unsqueeze(0) if tensor.ndim == 1 else tensor
+
+
+def _logs_of_decays(tensor: Tensor, config: Any) -> Tensor:
+    """Logarithms of how fast states fade: stored is the fading itself, below zero."""
+    return tensor.neg().log()
+
+
 QUERIES, KEYS = _paired("num_attention_heads"), _paired("num_key_value_heads")
 CHANGES: Mapping[str, Mapping[str, Change]] = {
     "llama": {".attn_q.": QUERIES, ".attn_k.": KEYS},
@@ -150,4 +210,11 @@ CHANGES: Mapping[str, Mapping[str, Change]] = {
         (".attn_qkv.weight", ".attn_output.weight", ".ffn_up.weight", ".ffn_down.weight"), _turned
     ),
     "gptneox": {".attn_qkv.": _by_head},
+    "bloom": {".attn_qkv.": _by_head},
+    "falcon": {".attn_qkv.": _by_group},
+    "nemotron": {"norm.weight": _less_one},
+    "qwen2moe": {".ffn_gate_inp_shexp.": _as_row},
+    "gpt-oss": dict.fromkeys((".ffn_gate_exps.weight", ".ffn_down_exps.weight"), _turned_by_expert),
+    "lfm2": {".shortconv.conv.": _with_channel},
+    "mamba": {".ssm_conv1d.weight": _with_channel, ".ssm_a": _logs_of_decays},
 }

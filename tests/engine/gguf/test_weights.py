@@ -9,6 +9,7 @@ import gguf
 import pytest
 import torch
 
+from benchmarks.families import tiny
 from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
@@ -23,6 +24,20 @@ from tests.gguf_files import write
 
 EXACT = ("llama", "llama-mha-tied", "qwen2", "qwen3", "phi3", "phi3-window", "olmo2", "gpt2")
 NEOX = ("gpt_neox", "gpt_neox-serial")
+# Families beyond rotary attention and an MLP alone, in shapes of their own.
+OTHERS: dict[str, dict[str, Any]] = {
+    "bloom": {},
+    "falcon": {},
+    "falcon, groups": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "gpt_oss": {},
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+    "mamba": {},
+    "nemotron": {},
+    "qwen2_moe": {},
+    "qwen3_moe": {"norm_topk_prob": True},
+    "stablelm": {"use_qkv_bias": True},
+    "starcoder2": {"sliding_window": 160},  # files do not tell of one
+}
 # transformers has tables of these; of rows in blocks of 32 and heads of usual width.
 KNOWN = ("llama", "llama-mha-tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
@@ -37,6 +52,38 @@ def test_a_model_is_the_one_that_its_file_was_written_from(name: str, tmp_path: 
     for key, tensor in theirs.items():
         assert torch.equal(ours[key], tensor), key
     assert torch.equal(logits(again), logits(stock))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_are_the_ones_that_their_files_were_written_from(
+    name: str, tmp_path: Path
+) -> None:
+    stock = tiny(name.partition(",")[0], **OTHERS[name])
+    again = loaded(write(tmp_path / "m.gguf", stock))
+    ours, theirs = again.state_dict(), stock.state_dict()
+    assert ours.keys() == theirs.keys()
+    for key, tensor in theirs.items():
+        assert torch.allclose(ours[key], tensor, rtol=1e-6, atol=1e-6), key
+    assert torch.allclose(logits(again), logits(stock), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bloom", "lfm2", "mamba", "nemotron", "stablelm"])
+def test_weights_and_logits_of_others_are_those_that_transformers_makes(
+    name: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    path = write(tmp_path / "m.gguf", tiny(name, **OTHERS[name]))
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        gguf_file=path.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    ours = loaded(path)
+    for key, tensor in theirs.state_dict().items():
+        assert torch.allclose(ours.state_dict()[key], tensor, rtol=1e-6, atol=1e-6), key
+    assert torch.allclose(logits(ours), logits(theirs), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
