@@ -2,8 +2,8 @@
 
 A tiny model with random weights is built from each family's own configuration. What our engine
 makes of it is held against transformers: hidden states after every layer, logits, a pass over a
-tree, and 64 tokens of `generate()`. What came of it goes to the table that the package carries,
-and to docs/families.md.
+tree, and 64 tokens of `generate()`, of every method that needs no training, too. What came of it
+goes to the table that the package carries, and to docs/families.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,34 @@ from accelerate import init_empty_weights
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ppdbench.decoding.decoder import Request, Setup
+from ppdbench.decoding.limits import Limits
 from ppdbench.engine import text_part
 from ppdbench.engine.anatomy import Anatomy
 from ppdbench.engine.families import members
 from ppdbench.engine.known import TABLE, Known, of_text_and_more
+from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import UnsupportedModel
 from ppdbench.files.whole import write_whole
+from ppdbench.machine.clock import Clock
+from ppdbench.methods import method
 
 PAGE = Path("docs/families.md")
 VOCABULARY, WINDOW, TOKENS = 96, 7, 64
 PROMPT = [5, 17, 33, 8, 61, 90, 12, 44, 70, 23, 9] * 2  # longer than the window
 CLOSE = 1e-4
+# Methods that need no training.
+TRAINING_FREE: dict[str, dict[str, str]] = {
+    "greedy": {},
+    "prompt-lookup": {},
+    "layerskip": {"exit_layer": "2"},
+    "draft-verify": {},
+    "lookahead": {},
+    "jacobi": {},
+}
+SPARE = 40  # tokens that drafts may reach beyond an output
 # Not every release's fast attention knows soft caps and sinks; the plain one always does. That of
 # Falcon adds its distances to scores twice: the mask has them already.
 ATTENTION = {"falcon": "sdpa"}
@@ -87,6 +102,15 @@ LATENT = {"num_key_value_heads": 4, "head_dim": None}
 TURNED = {"rope_type": "default", "rope_theta": 10000.0}
 # Where the small settings alone make no model, or not one that says enough.
 OWN: Mapping[str, Mapping[str, Any]] = {
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {
+            "hidden_size": 32,
+            "ffn_hidden_size": 16,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+        },
+    },
     "falcon": {"head_dim": None},
     "gemma3n_text": {
         **SHARING,
@@ -97,6 +121,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "gemma4_text": {**TWO_SIZES, "hidden_size_per_layer_input": 8, "use_double_wide_mlp": True},
     "gemma4_unified_text": TWO_SIZES,
     "mimo_v2_flash": {"v_head_dim": 4},
+    "mllama_text_model": {"cross_attention_layers": [1], "num_hidden_layers": 5},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
@@ -134,6 +159,16 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "num_mem_blocks": 1,
     },
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid"] * 4},
+}
+# Models that look for the place of their pictures' weights even where there is only text.
+EYE: dict[str, int] = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "image_size"), 16),
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1),
+    "patch_size": 8,
+}
+EYES: Mapping[str, Mapping[str, Any]] = {
+    "aya_vision": {"vision_config": EYE},
+    "idefics3": {"vision_config": EYE},
 }
 # Families whose models are other things than left-to-right decoders of text, and what they are.
 ENCODERS = [
@@ -181,7 +216,6 @@ MIXED = [
     "git",
     "got_ocr2",
     "llama4",
-    "mllama",
     "moss_transcribe_diarize",
     "musicgen",
     "musicgen_melody",
@@ -232,6 +266,7 @@ WHY = {
 # those whose pictures cannot be left out of a tiny model.
 PARTS = [
     "aria",
+    "aya_vision",
     "cohere2_vision",
     "cosmos3_omni",
     "deepseek_vl",
@@ -248,17 +283,25 @@ PARTS = [
     "granite_speech_plus",
     "hyperclovax_vision_v2",
     "idefics2",
+    "idefics3",
     "internvl",
     "janus",
     "kimi_k25",
+    "lfm2_vl",
+    "lfm3_vl",
     "lighton_ocr",
     "llama4",
     "llava",
     "llava_next",
     "llava_next_video",
     "llava_onevision",
+    "minicpm_ocr",
+    "minicpmv4_6",
+    "minicpmv4_7",
     "mistral3",
+    "mllama",
     "moss_transcribe_diarize",
+    "nemo_speechlm",
     "ovis2",
     "paligemma",
     "pp_chart2table",
@@ -279,30 +322,31 @@ PARTS = [
 ]
 # The others, and what stands between them and text alone.
 NO_PARTS = {
-    **dict.fromkeys(["cohere_compass_text", "emu3"], "its text part is no model of its own"),
+    "cohere_compass_text": "it is a part of a larger model, and none of its own",
+    "emu3": "its words and its pictures share one vocabulary and one model",
     "git": "words stand behind a picture, and its layers look at that",
-    "mllama": "some of its layers look at nothing but pictures",
     **dict.fromkeys(["musicgen", "musicgen_melody"], "it writes sounds and no text"),
     "phi4_multimodal": "weights for pictures and sounds are part of its text's layers",
 }
 # Those of the others that compute what passes here do not.
 OTHERS = {
-    "beam": "it places words in some of its layers alone, and the others are handed no tables",
+    "beam": "some of its layers scale attention by how far a text has come, and ask to be told",
     "blt": "it reads bytes in patches, which a model of its own cuts",
     "cpmant": "its layers weigh keys by a table that is made of all rows of a pass at once",
-    "dbrx": "its configuration makes no model in this version of transformers",
-    **dict.fromkeys(
-        ["dots3_note", "dots3_note_text"],
-        "the smallest model that its settings make has 77 million weights, too many to try it with",
-    ),
     **dict.fromkeys(
         ["gemma4_assistant", "gemma4_unified_assistant"],
         "it drafts for another model, whose keys and values it reads",
     ),
     **dict.fromkeys(
-        ["qwen4_exp", "qwen4_exp_text"],
+        [
+            *("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
+            *("qwen4_exp", "qwen4_exp_text"),
+        ],
         "its layers choose the rows that they look at by an index of their own",
     ),
+    "hrm_text": "it runs through its layers in circles, and keeps keys of every round",
+    "longcat_flash": "each of its layers attends twice, and keeps keys and values for both",
+    "modernbert-decoder": "a product and a norm stand before its head, which nothing here reads",
     "reformer": "its layers look at words of like hashes, so rows depend on each other",
 }
 NOT_HELD = {
@@ -415,7 +459,8 @@ def _rollback_differs(session: Session, model: Any) -> str | None:
     return None
 
 
-def _tokens_differ(session: Session, last: torch.Tensor, model: Any, n: int) -> str | None:
+def _generated(model: Any, n: int) -> list[int]:
+    """The tokens of `generate()`."""
     ids = torch.tensor([PROMPT])
     out = model.generate(
         ids,
@@ -425,8 +470,44 @@ def _tokens_differ(session: Session, last: torch.Tensor, model: Any, n: int) -> 
         do_sample=False,
         pad_token_id=0,
     )
+    found: list[int] = out[0, len(PROMPT) :].tolist()
+    return found
+
+
+def outputs(model: Any, lengths: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
+    """Outputs of methods without training, so many tokens of each.
+
+    Those that a model's layers do not allow are left out: single blocks of layers that are one
+    block each cannot be skipped, and layers that remember read no branches.
+    """
+    ours = StagedModel(copy.deepcopy(model))
+    assert ours.dtype == torch.float32
+    target = Loaded(ModelSpec(name="tiny"), ours, None, frozenset(), 0, "")
+    capacity = len(PROMPT) + max(lengths.values()) + SPARE
+    for name, length in lengths.items():
+        strategy = method(name).build(TRAINING_FREE[name])
+        try:
+            decoder = strategy.prepare(Setup(target, capacity))
+        except UnsupportedModel as refused:
+            assert (name, "without single blocks" in str(refused)) == ("draft-verify", True)
+            continue
+        if name == "lookahead" and ours.remembers:
+            continue
+        session = Session(ours, capacity, spare=decoder.rows)
+        request = Request(list(PROMPT), Limits(max_new_tokens=length), Clock(ours.device))
+        yield name, list(decoder.decode(session, request).output_ids)
+
+
+def _methods_differ(model: Any, n: int) -> str | None:
+    """Name a method that writes something else than `generate()` does; None if none does."""
+    truth = _generated(model, n)
+    found = outputs(model, dict.fromkeys(TRAINING_FREE, n))
+    return next((f"{name} writes other tokens" for name, ids in found if ids != truth), None)
+
+
+def _tokens_differ(session: Session, last: torch.Tensor, model: Any, n: int) -> str | None:
     token = last[:, -1:].argmax(-1)
-    for place, expected in enumerate(out[0, len(PROMPT) :].tolist()):
+    for place, expected in enumerate(_generated(model, n)):
         if int(token) != expected:
             return f"token {place} is another than that of generate()"
         token = session.advance(token)[:, -1:].argmax(-1)
@@ -438,18 +519,19 @@ def mixed(model_type: str) -> Any:
     base = CONFIG_MAPPING[model_type]()
     text = base.get_text_config(decoder=True)
     family = text_part.TWINS.get(text.model_type, text.model_type)
-    asked = {**SMALL, **OWN.get(family, {})}
-    if family != text.model_type:
+    asked = {**SMALL, **OWN.get(family, {}), **OWN.get(text.model_type, {})}
+    if text.model_type.startswith("qwen") and family != text.model_type:
         asked["rope_parameters"] = {**TURNED, "mrope_section": [2, 1, 1]}
     known = _of_one_size(text).to_dict()
     small = type(text)(**{k: v for k, v in asked.items() if v is not None and k in known})
     name = next(name for name in base.sub_configs if getattr(base, name, None) is text)
-    config = CONFIG_MAPPING[model_type](**{name: small})
+    config = CONFIG_MAPPING[model_type](**{name: small}, **EYES.get(model_type, {}))
     with init_empty_weights():
         whole_class = getattr(transformers, of_text_and_more()[model_type])
         model = whole_class._from_config(config, attn_implementation="eager").eval()
     torch.manual_seed(0)
-    for part in (model.get_decoder(), model.get_output_embeddings()):
+    text_alone = (model.get_decoder(), model.get_output_embeddings())
+    for part in (model,) if model_type in EYES else text_alone:
         for module in part.modules():
             for leaf, weight in module.named_parameters(recurse=False):
                 scale, mean = (0.25, 0.0) if weight.dim() > 1 else (0.1, float("bias" not in leaf))
@@ -494,8 +576,8 @@ def _tried_part(model_type: str, tokens: int) -> Known:
     return Known(model_type, "text and more", why is None, why or "")
 
 
-def tried(model_type: str, tokens: int = TOKENS) -> Known:
-    """Try a family, and tell what became of it."""
+def tried(model_type: str, tokens: int = TOKENS, *, methods: bool = False) -> Known:
+    """Try a family, with all methods if asked, and tell what became of it."""
     if model_type in PARTS:
         return _tried_part(model_type, tokens)
     kind = KINDS.get(model_type, "other")
@@ -503,7 +585,7 @@ def tried(model_type: str, tokens: int = TOKENS) -> Known:
         return Known(model_type, kind, False, NOT_HELD[model_type])
     model = tiny(model_type)
     try:
-        why = differs(model, tokens)
+        why = differs(model, tokens) or (_methods_differ(model, tokens) if methods else None)
     except UnsupportedModel as refusal:
         said = str(refusal).partition(" does not run, because ")[2]
         return Known(model_type, kind, False, said.partition("; `ppdbench")[0])
@@ -528,7 +610,8 @@ def page(rows: Iterable[Known]) -> str:
         "that names them: a model is read from its modules, and what was read is held against",
         "`transformers` whenever one is loaded. This page is written by `make families`, which",
         "builds a tiny random model of every family that `transformers` has and compares hidden",
-        "states after every layer, logits, a tree of drafts, and 64 tokens with `generate()`.",
+        "states after every layer, logits, a tree of drafts, and 64 tokens with `generate()`,",
+        "those of every method that needs no training among them.",
         "Of models for text and more the part that writes text runs, held against the whole; that",
         "of Gemma 3n is loaded alone, because the whole needs another library for its pictures.",
         "",
@@ -560,9 +643,9 @@ def main() -> None:
     """Try all families and write both files; name a few to see only what becomes of them."""
     if sys.argv[1:]:
         for name in sys.argv[1:]:
-            print(tried(name))
+            print(tried(name, methods=True))
         return
-    rows = [tried(name) for name in model_types()]
+    rows = [tried(name, methods=True) for name in model_types()]
     wrong = [row.family for row in rows if not row.why and not row.runs]
     assert not wrong, wrong
     table = json.dumps([asdict(row) for row in rows], indent=1) + "\n"

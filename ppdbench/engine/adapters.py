@@ -7,13 +7,21 @@ Decoder layers are the loaded model's own modules.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.anatomy import LONGEST, SHARED, TABLES, layer_config, read, text_config
+from ppdbench.engine.anatomy import (
+    LONGEST,
+    SHARED,
+    SLIDING,
+    TABLES,
+    layer_config,
+    read,
+    text_config,
+)
 from ppdbench.engine.cache import CacheShape, HeldRows, Rows, SharedRows
 from ppdbench.engine.families import RowShape, Slopes
 from ppdbench.engine.masks import Step
@@ -171,14 +179,18 @@ class Adapter:
         if self.anatomy.sources:
             arguments[SHARED] = self._rows_of_others(index, cache, step)
         if self.carried is None:
-            return self._called(index, hidden, arguments)
+            return self._called(index, hidden, arguments)[0]
         states, own = self.carried.handed(index, hidden)
-        return self.carried.behind(hidden, self._called(index, states, arguments | own))
+        given, others = self._called(index, states, arguments | own)
+        return self.carried.behind(hidden, given, others)
 
-    def _called(self, index: int, states: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    def _called(
+        self, index: int, states: Tensor, arguments: Mapping[str, Any]
+    ) -> tuple[Tensor, Sequence[Any]]:
+        """The states that a layer gives, and what else."""
         out: Any = self._passes[index](states, **arguments)
-        state: Tensor = out[0] if isinstance(out, tuple) else out
-        return state
+        given, *others = out if isinstance(out, tuple) else (out,)
+        return given, others
 
     def _rows_of_others(
         self, index: int, cache: Rows | None, step: Step | None
@@ -457,7 +469,7 @@ class Adapter:
         kinds = getattr(self.config, "layer_types", None)
         if kinds is None:
             return (window,) * len(self.layers)
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        return tuple(window if kind in SLIDING else None for kind in kinds)
 
     @property
     def narrowest_window(self) -> int | None:

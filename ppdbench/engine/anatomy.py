@@ -28,7 +28,9 @@ LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequenc
 # Kinds of layers that a mask alone tells apart.
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "global", "attention"}
 # Kinds of layers beside those: with a memory of their own, or with nothing to remember.
-OTHERS = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
+OTHERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe"}
+# Those that see a window.
+SLIDING = {"sliding_attention", "hybrid_sliding"}
 # Names under which a part of a layer asks a cache for what it remembers, or tells it.
 RECURRENT = {"get_recurrent_state", "update_recurrent_state"}
 STATES = {"get_conv_state", "update_conv_state", *RECURRENT}
@@ -104,7 +106,10 @@ def read(model: Any) -> tuple[Family, Anatomy]:
     taken = {name: p for layer in layers for name, p in _parameters(layer).items()}
     cache = found.cache_argument or next((c for c in CACHES if c in taken), None)
     if cache is None:
-        raise _unread(config, "its layers take no cache of keys and values")
+        raise _unread(
+            config,
+            "its layers take no cache of keys and values, so a token reads the whole text again",
+        )
     arguments = () if found.told is None else found.told(body, config)
     unknown = [
         p.name
@@ -160,7 +165,8 @@ def _memories(model: Any, config: Any, layers: Sequence[nn.Module]) -> tuple[str
     if getattr(model, "_is_stateful", False) and not any(found):
         raise _unread(
             config,
-            f"layers with a memory of their own{which} keep it where it cannot be taken back",
+            f"layers with a memory of their own{which} keep it where what a rejected draft left "
+            "cannot be taken back",
         )
     if kinds - (OTHERS if any(found) else set()):
         raise _unread(config, f"its layers are of a kind that is not known here{which}")
@@ -221,7 +227,7 @@ def _layers(model: nn.Module, config: Any, family: Family) -> tuple[str, str]:
             for name, child in part.named_children():
                 if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
                     return path, name
-    raise _unread(config, "no module holds both its embedding and the list of its layers")
+    raise _unread(config, "its embedding and the list of its layers do not stand side by side")
 
 
 def _name_of(body: nn.Module, part: nn.Module) -> str:

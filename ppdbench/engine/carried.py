@@ -8,6 +8,7 @@ taken apart where a layer is called and where it is read out, and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -40,8 +41,8 @@ class Carried(Protocol):
         """States as layers take them, and what else this one takes of the rows, by name."""
         ...
 
-    def behind(self, rows: Tensor, states: Tensor) -> Tensor:
-        """Rows that go on, where a layer that took `rows` gave `states`."""
+    def behind(self, rows: Tensor, states: Tensor, others: Sequence[Any]) -> Tensor:
+        """Rows that go on, where a layer that took `rows` gave `states` and `others`."""
         ...
 
     def state(self, rows: Tensor) -> Tensor:
@@ -63,7 +64,7 @@ class _Beside:
     def over(self, body: Any) -> Any:
         return type(self)(body, self.config)
 
-    def behind(self, rows: Tensor, states: Tensor) -> Tensor:
+    def behind(self, rows: Tensor, states: Tensor, others: Sequence[Any]) -> Tensor:
         return torch.cat([self._row(states), rows[..., self.ahead :]], dim=-1)
 
     def state(self, rows: Tensor) -> Tensor:
@@ -91,6 +92,43 @@ class WordsAgain(_Beside):
     def handed(self, layer: int, rows: Tensor) -> tuple[Tensor, dict[str, Any]]:
         words = rows[..., self.ahead :]
         return self._states(rows), {"original_hidden_states": words, "layer_idx": layer}
+
+
+class RouterStates(_Beside):
+    """A state in float32 at least, and behind it what the latest router made of the token.
+
+    The router of the next layer adds that to its own.
+    """
+
+    @property
+    def width(self) -> int:
+        return self.hidden + int(self.config.router_hidden_size)
+
+    def begin(self, words: Tensor, tokens: Tensor) -> Tensor:
+        body = self.body
+        scaled = (words + body.input_hidden_states_bias) * body.input_hidden_states_scale
+        wide = scaled.to(torch.promote_types(scaled.dtype, torch.float32))
+        routed = wide.new_zeros(*wide.shape[:-1], self.width - self.hidden)
+        return torch.cat([wide, routed], dim=-1)
+
+    def handed(self, layer: int, rows: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        routed = rows[..., self.hidden :].to(self._narrow)
+        return super().state(rows), {"prev_router_hidden_states": routed}
+
+    def behind(self, rows: Tensor, states: Tensor, others: Sequence[Any]) -> Tensor:
+        (routed,) = others
+        if routed is None:  # there is no router where a layer's MLP is left out
+            return super().behind(rows, states, others)
+        return torch.cat([states, routed.to(states.dtype)], dim=-1)
+
+    def state(self, rows: Tensor) -> Tensor:
+        return super().state(rows).to(self._narrow)
+
+    @property
+    def _narrow(self) -> torch.dtype:
+        """The type of everything but states."""
+        dtype: torch.dtype = self.body.input_hidden_states_scale.dtype
+        return dtype
 
 
 class LayerInputs(_Beside):

@@ -273,6 +273,12 @@ def _in_four_parts(heads: int) -> list[int]:
     return [place + kind * quarter for kind in (0, 2, 1) for place in first]
 
 
+def _router_states(body: Any, config: Any) -> Carried:
+    from ppdbench.engine.carried import RouterStates
+
+    return RouterStates(body, config)
+
+
 def _falcon_rows(config: Any, layer: int) -> RowShape:
     own = _usual_rows(config, layer)
     several = config.new_decoder_architecture or not config.multi_query
@@ -517,7 +523,9 @@ for _family in (
     Family(
         name="ctrl",
         members="CTRL",
-        refusal=lambda config: "CTRL masks by counting rows from the beginning of a pass",
+        refusal=lambda config: (
+            "CTRL masks by counting rows from the beginning of a pass, not of a text"
+        ),
     ),
     Family(
         name="minimax_m3_vl_text",
@@ -537,7 +545,10 @@ for _family in (
     Family(
         name="zaya",
         members="ZAYA",
-        refusal=lambda config: "its layers hand what their router made to the next one's",
+        carried=_router_states,
+        mask=lambda mask: {"causal": mask, "conv": None},
+        # Both norms are asked for their type, whatever stands behind them.
+        blocks=BlockNames(attention_norms=(), mlp_norms=()),
     ),
     Family(
         name="minimax",

@@ -91,13 +91,18 @@ class NoAddingMLP(nn.Module):
 class NoExperts(NoMLP):
     """The same beside what the layer looks for behind its experts: the router's word."""
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def forward(self, hidden: Tensor, *_: object) -> tuple[Tensor, None]:  # type: ignore[override]
         """Zeros, and no word of a router."""
         return super().forward(hidden), None
 
 
 def _gives_two(block: nn.Module, norm: nn.Module | None) -> bool:
-    """True if experts give their router's word beside their output, as one normed token shows."""
+    """True if experts give their router's word beside their output.
+
+    One normed token shows it, or where no norm is known what their source says.
+    """
+    if norm is None:
+        return _values_of(block) == 2
     scale = getattr(norm, "weight", None)
     if "experts" not in dict(block.named_children()) or scale is None or scale.is_meta:
         return False
@@ -118,7 +123,7 @@ def check_blocks(blocks: BlockNames, layers: Iterable[nn.Module]) -> None:
 def _looking_back(blocks: BlockNames, layer: nn.Module) -> list[str]:
     """The names of a layer's parts that look at rows before their own."""
     there = dict(layer.named_children())
-    return [name for name in (blocks.attention, *blocks.mixers) if name in there]
+    return [name for name in dict.fromkeys((blocks.attention, *blocks.mixers)) if name in there]
 
 
 def attention_bytes(blocks: BlockNames, layer: nn.Module) -> int:

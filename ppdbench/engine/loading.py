@@ -363,7 +363,7 @@ def load_depth(spec: ModelSpec) -> int:
     with _one_line_errors(spec):
         from transformers import AutoConfig
 
-        config = AutoConfig.from_pretrained(path, **shared)
+        config = text_part.configuration(AutoConfig.from_pretrained(path, **shared))
         return int(config.get_text_config().num_hidden_layers)
 
 

@@ -50,8 +50,10 @@ CHAINS_ONLY = (
 # The names by which mixers take their cache.
 CACHES = ("cache_params", "past_key_values")
 
+# What a mixer gives for rows [batch, n, ...]: one tensor or several.
+Given = Any
 # Runs a mixer over rows [batch, n, hidden].
-Run = Callable[[Tensor], Tensor]
+Run = Callable[[Tensor], Given]
 
 
 @dataclass(slots=True)
@@ -229,7 +231,7 @@ class RememberingCache(StatesByLayer, KVCache):
             raise UnsupportedModel(CHAINS_ONLY)
         super().begin(step, start_layer, stop_layer)
 
-    def read(self, layer: int, rows: Tensor, run: Run, *, forgets: bool = False) -> Tensor:
+    def read(self, layer: int, rows: Tensor, run: Run, *, forgets: bool = False) -> Given:
         """The output of a layer's mixer over the rows of the pass, behind all before them.
 
         They are read one by one where a mixer that is given several `forgets` what was before
@@ -250,7 +252,7 @@ class RememberingCache(StatesByLayer, KVCache):
             memory.mark(new.shape[1])
         out = run(new if again is None else torch.cat([again, new], dim=1))
         memory.length = step.end
-        return pad(out[:, -new.shape[1] :], (0, 0, 0, step.idle))
+        return _each(lambda part: _last(part, new.shape[1], step.idle), out)
 
     def wipe(self) -> None:
         """Forget all numbers, after a pass that wrote NaN."""
@@ -281,7 +283,7 @@ def states_bytes(layers: Sequence[nn.Module], memories: Sequence[str | None], wi
     return total
 
 
-def _one_by_one(run: Run, memory: LayerMemory | None, rows: Tensor) -> Tensor:
+def _one_by_one(run: Run, memory: LayerMemory | None, rows: Tensor) -> Given:
     """Run rows one after another; a `memory` keeps the states before each."""
     given = []
     for row in torch.split(rows, 1, dim=1):
@@ -290,7 +292,24 @@ def _one_by_one(run: Run, memory: LayerMemory | None, rows: Tensor) -> Tensor:
         given.append(run(row))
         if memory is not None:
             memory.length += 1
-    return torch.cat(given, dim=1)
+    return _joined(given)
+
+
+def _joined(given: Sequence[Given]) -> Given:
+    """Join what a mixer gave for some rows and for those behind them."""
+    return _each(lambda *parts: torch.cat(parts, dim=1), *given)
+
+
+def _each(make: Callable[..., Tensor], *given: Given) -> Given:
+    """Make something of every tensor that a mixer gives."""
+    if isinstance(given[0], tuple):
+        return tuple(make(*parts) for parts in zip(*given, strict=True))
+    return make(*given)
+
+
+def _last(rows: Tensor, n: int, idle: int) -> Tensor:
+    """The last `n` of rows [batch, n, ...], and zeros for those that are not in use."""
+    return pad(rows[:, -n:], (0, 0) * (rows.ndim - 2) + (0, idle))
 
 
 def install(layers: Sequence[nn.Module], memories: Sequence[str | None]) -> None:
@@ -301,14 +320,15 @@ def install(layers: Sequence[nn.Module], memories: Sequence[str | None]) -> None
             mixer.forward = MethodType(_read, mixer)
 
 
-def _read(mixer: Any, hidden_states: Tensor, **named: Any) -> Tensor:
+def _read(mixer: Any, hidden_states: Tensor, *given: Any, **named: Any) -> Given:
     """A mixer's forward pass, as far as the cache does not have it already."""
+    named |= dict(zip(_taken(type(mixer).forward), given, strict=False))
     name = next((name for name in CACHES if name in named), None)
     cache = None if name is None else named[name]
     if isinstance(cache, JoinedCache):
         parts = zip(cache.parts, cache.rows_of_parts, strict=True)
         own = [_read(mixer, hidden_states[:, rows], **{**named, str(name): c}) for c, rows in parts]
-        return torch.cat(own, dim=1)
+        return _joined(own)
     # To a mixer a mask says which rows are padding, of which there is none.
     named |= {name: None for name in named if name.endswith("mask")}
     run: Run = partial(type(mixer).forward, mixer, **named)
@@ -319,9 +339,19 @@ def _read(mixer: Any, hidden_states: Tensor, **named: Any) -> Tensor:
 
 
 @cache
+def _taken(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of all that a mixer takes beside rows."""
+    return tuple(inspect.signature(inspect.unwrap(forward)).parameters)[2:]
+
+
+@cache
 def forgets(forward: Callable[..., Any]) -> bool:
-    """True if a mixer, given several rows, begins them without the state that it has."""
-    if "get_recurrent_state" not in names_in(forward):
+    """True if a mixer, given several rows, begins them without the state that it has.
+
+    Those that scan rows in a function of their own do unless they hand it a state to begin with.
+    """
+    named = names_in(forward)
+    if "get_recurrent_state" not in named or not any("scan" in n or "chunk" in n for n in named):
         return False
     constants = inspect.unwrap(forward).__code__.co_consts
     return not any(word.startswith("initial_state") for word in _words(constants))

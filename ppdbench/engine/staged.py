@@ -235,7 +235,9 @@ class StagedModel:
         cache: KVCache | JoinedCache,
         rotary: Mapping[str | None, Rotary],
     ) -> Tensor:
-        mask = step.added(self.windows[layer], self._groups[layer], hidden.dtype)
+        # What tokens carry may be of a wider type than what layers compute with.
+        dtype = hidden.dtype if self.adapter.carried is None else self.dtype
+        mask = step.added(self.windows[layer], self._groups[layer], dtype)
         turn = rotary[self._kinds[layer]]
         return self.adapter.call_layer(layer, hidden, mask, turn, cache, step)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ppdbench.engine.known import of_text_and_more
 from ppdbench.engine.nearness import gap
@@ -22,11 +23,16 @@ TWINS = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
+    "mllama_text_model": "llama",
 }
 # What twins have a setting for and the text parts do without asking.
 ALWAYS = {"qwen3_moe": {"norm_topk_prob": True}}
+# What some whole models leave out that the text part by itself would apply.
+LEFT_OUT = {name: {"logit_scale": 1.0} for name in ("aya_vision", "cohere2_vision")}
 # Those whose text part transformers loads alone; the whole needs another library for its pictures.
 ALONE = frozenset({"gemma3n"})
+# The setting that lists layers which look at nothing but pictures: a text passes them by.
+PASSED_BY = "cross_attention_layers"
 OF_PLACES = ("mrope_section", "mrope_interleaved")
 TOKENS = 6
 # Of the length of logits, in each type of numbers.
@@ -41,10 +47,14 @@ def is_mixed(config: Any) -> bool:
 
 def configuration(config: Any) -> Any:
     """The settings of the model that runs: of a part of it where there is more than text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     if not is_mixed(config):
         return config
     text = config.get_text_config(decoder=True)
     made = _as_twin(text) if text.model_type in TWINS else text
+    if made.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise _unlike(config, "transformers has no model of that part alone")
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
         if getattr(made, name, None) is None:
             setattr(made, name, getattr(config, name, None))
@@ -52,6 +62,8 @@ def configuration(config: Any) -> Any:
         made.tie_word_embeddings = True
     if made.dtype is None:
         made.dtype = config.dtype
+    for name, value in LEFT_OUT.get(config.model_type, {}).items():
+        setattr(made, name, value)
     stored = getattr(config, "quantization_config", None)
     if stored is not None:
         made.quantization_config = stored
@@ -67,6 +79,7 @@ def _as_twin(text: Any) -> Any:
         turned["rope_type"] = "default"
     for name in ("model_type", "architectures", "transformers_version"):
         settings.pop(name, None)
+    settings["num_hidden_layers"] -= len(settings.pop(PASSED_BY, ()))
     twin = TWINS[text.model_type]
     return CONFIG_MAPPING[twin](**settings, rope_parameters=turned, **ALWAYS.get(twin, {}))
 
@@ -101,17 +114,40 @@ def part_of(whole: Any) -> Any:
         part = AutoModelForCausalLM.from_config(config, dtype=whole.dtype)
     owner = part.get_output_embeddings()
     if head is None or decoder is None:
-        raise _unlike(whole, "its text part has no head of its own")
+        raise _unlike(whole.config, "its text part has no head of its own")
     try:
-        part.base_model.load_state_dict(decoder.state_dict(), assign=True)
+        part.base_model.load_state_dict(_weights_for_text(decoder, config), assign=True)
         owner.load_state_dict(head.state_dict(), assign=True)
     except RuntimeError as error:
-        raise _unlike(whole, "its text part has other weights than its family") from error
+        raise _unlike(whole.config, "its text part has other weights than its family") from error
     if head.weight is whole.get_input_embeddings().weight:
         owner.weight = part.get_input_embeddings().weight
     part.generation_config = whole.generation_config
     part.config.name_or_path = whole.config.name_or_path
     return part.eval()
+
+
+def _weights_for_text(decoder: Any, config: Any) -> dict[str, Tensor]:
+    """The weights of a decoder that text passes, its layers counted anew.
+
+    Rows for pictures may stand behind those of the words.
+    """
+    weights: dict[str, Tensor] = decoder.state_dict()
+    passed_by = set(getattr(decoder.config, PASSED_BY, ()))
+    if not passed_by:
+        return weights
+    left = [i for i in range(decoder.config.num_hidden_layers) if i not in passed_by]
+    numbers = {str(before): str(now) for now, before in enumerate(left)}
+    found: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        kind, _, rest = name.partition(".")
+        number, _, within = rest.partition(".")
+        if kind != "layers":
+            found[name] = weight
+        elif number in numbers:
+            found[f"layers.{numbers[number]}.{within}"] = weight
+    found["embed_tokens.weight"] = found["embed_tokens.weight"][: config.vocab_size]
+    return found
 
 
 @torch.inference_mode()
@@ -122,11 +158,12 @@ def hold(whole: Any, part: Any) -> None:
     mine, true = (model(input_ids=ids, use_cache=False).logits[0] for model in (part, whole))
     off = float(gap(mine.float(), true.float()).median())
     if not off <= CLOSE[part.dtype]:
-        raise _unlike(whole, f"its logits over text lie {off:.2g} of their length from the whole's")
+        said = f"its logits over text lie {off:.2g} of their length from the whole's"
+        raise _unlike(whole.config, said)
 
 
-def _unlike(whole: Any, why: str) -> UnsupportedModel:
+def _unlike(config: Any, why: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"the text part of {whole.config.model_type} does not run on its own: {why}; "
+        f"the text part of {config.model_type} does not run on its own: {why}; "
         "`ppdbench list models` names families that run"
     )

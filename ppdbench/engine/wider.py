@@ -109,6 +109,8 @@ def wide_adapter(adapter: Adapter, dtype: torch.dtype) -> Adapter:
         twin.final_norm = WideModule(adapter.final_norm, dtype)
     twin.body = copy.copy(adapter.body)
     twin.body._modules = dict(adapter.body._modules)
+    own = adapter.body.named_parameters(recurse=False)
+    twin.body._parameters = {name: nn.Parameter(p.to(dtype), False) for name, p in own}
     for name in adapter.around:
         setattr(twin.body, name, _wide(getattr(twin.body, name), dtype))
     if adapter.carried is not None:

@@ -50,7 +50,7 @@ def forward(session: Session, rows: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
-@pytest.mark.parametrize("family", [*FAMILIES, *REMEMBERING])
+@pytest.mark.parametrize("family", [*FAMILIES, *REMEMBERING, "zaya"])
 def test_layers_above_a_cut_look_at_rows_that_those_below_it_wrote(family: str, cut: int) -> None:
     session = prefilled(staged(family))
     rows, below = [31, 77, 40], []
@@ -140,6 +140,18 @@ def test_the_same_in_a_wider_type_is_the_stock_model_in_that_type(family: str) -
     wide = copy.deepcopy(stock(family)).double()
     close = 1e-5 if family in REMEMBERING else 1e-6  # recurrent states are of float32 all the same
     torch.testing.assert_close(found, whole_pass(wide, PROMPT, 1), rtol=close, atol=close)
+
+
+def test_states_stay_in_float32_between_layers_that_compute_in_half_of_it() -> None:
+    half = copy.deepcopy(stock("zaya")).bfloat16()
+    model, rows = StagedModel(copy.deepcopy(half)), []
+    session = Session(model, CAPACITY)
+    session.reset(PROMPT)
+    found = session.prefill(tap=lambda _, given: rows.append(given))
+    assert {given.dtype for given in rows} == {torch.float32}
+    assert any((given != given.bfloat16()).any() for given in rows)
+    assert_near(found.float(), whole_pass(half, PROMPT, 1).float(), 2**-6)
+    assert_near(prefilled(wider(model)).prefill(), whole_pass(half.float(), PROMPT, 1))
 
 
 def test_experts_beside_an_mlp_and_keys_that_are_values() -> None:

@@ -78,11 +78,11 @@ METHODS: dict[str, Callable[[Loaded], Decoder]] = {
 WHOLE = ("lfm2", "qwen3_5_text")
 OTHERS = (
     *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "nemotron_h"),
-    "qwen3_next",
+    *("qwen3_next", "zamba2", "zaya"),
 )
 LEAVING_OUT = ("layerskip", "draft-verify", "early-exit, never sure")
 # Their layers are one block each, so there is none to leave out of one.
-OF_ONE_BLOCK = ("mamba2", "nemotron_h")
+OF_ONE_BLOCK = ("mamba2", "nemotron_h", "zamba2")
 TRIED = [(family, name) for family in WHOLE for name in METHODS]
 TRIED += [
     (family, name)
