@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING
 from benchmarks.families import OWN, tiny
 from ppdbench.cli.main import run
 from ppdbench.engine import synthetic, text_part
-from ppdbench.engine.loading import ModelSpec, load, load_stock, load_words
+from ppdbench.engine.loading import ModelSpec, load, load_depth, load_stock, load_words
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnsupportedModel
 from tests.families import greedy_truth
@@ -88,6 +88,28 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
             "image_token_index": 290,
         },
     ),
+    "mllama": (
+        "llama",
+        {
+            "text_config": {
+                **TEXT,
+                "num_hidden_layers": 4,
+                "cross_attention_layers": [1, 2],
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_global_layers": 1,
+                "attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+                "vision_output_dim": 32,
+                "intermediate_layers_indices": [0],
+            },
+        },
+    ),
     "qwen2_5_vl": (
         "qwen2",
         {
@@ -145,6 +167,21 @@ def test_a_text_part_writes_what_the_whole_writes(model_type: str, tmp_path: Pat
         found.append(int(logits.argmax()))
         last = session.advance(torch.tensor([[found[-1]]]))
     assert found == wanted
+
+
+def test_layers_that_look_at_pictures_alone_are_left_out(tmp_path: Path) -> None:
+    folder = saved(whole("mllama"), tmp_path / "model")
+    spec = ModelSpec(name=str(folder))
+    assert load_depth(spec) == load(spec).staged.n_layers == 2
+
+
+def test_a_part_that_transformers_has_no_model_of_is_refused_in_one_line(tmp_path: Path) -> None:
+    settings = {"model_type": "glm4v", "architectures": ["Glm4vForConditionalGeneration"]}
+    folder = saved(whole("gemma3"), tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(settings), "utf-8")
+    with pytest.raises(UnsupportedModel, match="transformers has no model of that") as said:
+        load(ModelSpec(name=str(folder)))
+    assert "\n" not in str(said.value)
 
 
 def test_a_part_whose_whole_needs_another_library_is_loaded_alone(tmp_path: Path) -> None:
