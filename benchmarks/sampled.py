@@ -21,6 +21,7 @@ from typing import Any
 
 from ppdbench.files.whole import write_whole
 from ppdbench.report.export import emit
+from ppdbench.report.faithful_tables import p_value
 from ppdbench.report.sheet import Sheet
 
 SETTINGS = {
@@ -103,9 +104,10 @@ def sheets(content: Mapping[str, Any]) -> list[Sheet]:
         rows.append((label, *shown, f"{high:.3f}", f"{power:.0%}"))
     head = ("method", *settings, "total variation at most", "power")
     notes = (
-        f"{content['draws']} outputs of 4 tokens each; p, and the verdict where it is not "
-        "`faithful`. Total variation: the highest upper end of its intervals. Power: the "
-        f"lowest, to find a total variation of 0.02. {content['versions']}.",
+        f"{content['draws']} outputs of 4 tokens each; p, in brackets that of the first outputs "
+        "where new ones decided, and the verdict where it is not `faithful`. Total variation: the "
+        "highest upper end of its intervals. Power: the lowest, to find a total variation of 0.02. "
+        f"{content['versions']}.",
     )
     return [
         Sheet(f"Drawn outputs of {content['model']}, {content['dtype']}", head, tuple(rows), notes)
@@ -114,7 +116,7 @@ def sheets(content: Mapping[str, Any]) -> list[Sheet]:
 
 def _shown(row: Mapping[str, Any]) -> str:
     verdict = "" if row["faithful"] == "faithful" else f" {row['faithful']}"
-    return f"{row['p_value']:.2g}{verdict}"
+    return f"{p_value(row)}{verdict}"
 
 
 def _versions() -> str:

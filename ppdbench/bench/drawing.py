@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 
 from ppdbench.bench.faithful import (
     ALARM,
+    DOUBTFUL,
     DrawnOutputs,
     Faithfulness,
     Floats,
@@ -49,6 +50,7 @@ LOT = 100  # outputs that are stored at once
 SLOTS = 16  # outputs that are drawn at once
 BATCH = 32  # prefixes that the stock model runs at once
 LENGTH, PROMPTS = 4, 2  # tokens of an output and prompts, where nothing else is asked for
+AGAIN = 4  # times as many outputs, where the first may deviate by chance
 FILE = "draws.jsonl"
 
 
@@ -156,11 +158,15 @@ class Draws:
 
 @dataclass(frozen=True)
 class TestedMethod:
-    """The findings about one method."""
+    """The findings about one method.
+
+    `before` are those about its first outputs, where they were in doubt and new ones decide.
+    """
 
     label: str
     exact: bool
     found: Faithfulness
+    before: Faithfulness | None
     controls: dict[str, Faithfulness]
     lent: frozenset[str]  # controls whose drafts are those of LENDER
     token: str | None  # that deviates most, spelled
@@ -169,6 +175,8 @@ class TestedMethod:
         """The fields that scripts read."""
         content: dict[str, Any] = {"method": self.label, "exact": self.exact}
         content |= to_json(self.found, self.controls)
+        before = self.before
+        content["before"] = before and {"p_value": before.p_value, "draws": before.draws}
         if content["largest_deviation"] is not None:
             content["largest_deviation"]["text"] = self.token
         for control in content["controls"]:
@@ -241,7 +249,7 @@ class Drawer:
         Wrong rules go wrong with drafts alone. Where those of the method are too few or too poor
         for it to be seen, others show that the test would see it.
         """
-        found = self._judged(self.label, self.decoders, None, self.config.draws)
+        found, before = self._decided(self.config.draws)
         controls, lent = {}, set()
         for name, rule in CONTROLS.items():
             if isinstance(self.decoders[0], Proposer):
@@ -252,7 +260,16 @@ class Drawer:
         token = None
         if found.largest is not None:
             token = self.ready.loaded.tokenizer.decode([found.largest.token])
-        return TestedMethod(self.label, exact, found, controls, frozenset(lent), token)
+        return TestedMethod(self.label, exact, found, before, controls, frozenset(lent), token)
+
+    def _decided(self, draws: int) -> tuple[Faithfulness, Faithfulness | None]:
+        """Judge the method; where chance may have refused it, by new outputs alone."""
+        found = self._judged(self.label, self.decoders, None, draws)
+        if not DOUBTFUL <= found.p_value < ALARM:
+            return found, None
+        again = self._judged(f"{self.label} again", self.decoders, None, AGAIN * draws)
+        # A deviation is found where both find it, and the first are the fewer.
+        return replace(again, power=min(found.power, again.power)), found
 
     def _control(self, label: str, drafting: Sequence[Decoder], rule: Any) -> Faithfulness:
         """Judge a wrong rule, by few draws if these are enough to refuse it."""

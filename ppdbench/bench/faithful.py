@@ -29,6 +29,7 @@ Prefix = tuple[int, ...]
 Verdict = Literal["faithful", "unfaithful", "undecided"]
 
 ALARM = 0.01  # p-values below it refuse
+DOUBTFUL = 1e-6  # down to it chance may be the reason, and new draws decide
 LEAST = 10  # draws expected in a cell
 VISITS = 100  # outputs that share a prefix, for a test of its own
 STRAY = 0.002  # part of draws with no probability that rounding at a cut may explain

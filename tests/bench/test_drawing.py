@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ppdbench.bench.faithful import DrawnOutputs, Faithfulness
 from ppdbench.cli.main import run
 from ppdbench.decoding import loop
 from ppdbench.decoding.verify import Outcome
@@ -51,6 +54,45 @@ def test_a_wrong_rule_is_unfaithful_with_exit_code_1(
     monkeypatch.setattr(loop, "accept_sampled", likeliest)
     content = found(capsys, *LAYERSKIP, "--draws", "200")
     assert (content["faithful"], content["code"]) == ("unfaithful", 1)
+
+
+@pytest.mark.parametrize(("second", "verdict"), [(0.5, "undecided"), (0.002, "unfaithful")])
+def test_where_chance_may_be_the_reason_new_draws_decide(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    second: float,
+    verdict: str,
+) -> None:
+    given = iter([0.004, second])
+    right = DrawnOutputs.judge
+
+    def told(self: DrawnOutputs, seed: int = 0) -> Faithfulness:
+        return replace(right(self, seed), p_value=next(given, 0.0))
+
+    monkeypatch.setattr(DrawnOutputs, "judge", told)
+    content = found(capsys, *LAYERSKIP, "--draws", "20", "--out", "run")
+    assert content["faithful"] == verdict
+    assert content["p_value"] == second
+    assert content["before"] == {"p_value": 0.004, "draws": 20 * 3}  # tokens
+    lots = [json.loads(line) for line in Path("run/draws.jsonl").read_text("utf-8").splitlines()]
+    drawn: Counter[str] = Counter()
+    for lot in lots[1:]:
+        drawn[lot["method"]] += len(lot["outputs"])
+    assert (drawn["layerskip"], drawn["layerskip again"]) == (20, 80)
+    held = [lot["outputs"] for lot in lots[1:] if lot["method"].startswith("layerskip")]
+    assert held[0][:5] != held[-1][:5]  # other numbers of other generators
+
+
+def test_what_no_chance_explains_is_not_drawn_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = DrawnOutputs.judge
+    monkeypatch.setattr(
+        DrawnOutputs, "judge", lambda self, seed=0: replace(right(self, seed), p_value=1e-9)
+    )
+    content = found(capsys, *LAYERSKIP, "--draws", "20", "--out", "run")
+    assert (content["faithful"], content["before"]) == ("unfaithful", None)
+    assert "again" not in Path("run/draws.jsonl").read_text("utf-8")
 
 
 def test_draws_do_not_depend_on_where_a_run_was_interrupted(

@@ -54,7 +54,10 @@ CONTENT = {
     "versions": "torch 1, transformers 2",
     "settings": {
         "a": [found("greedy", 0.5, "faithful", 0.01, 0.9), found("odd", 0, "unfaithful", 0.3, 1)],
-        "b": [found("greedy", 1, "undecided", 0.02, 0.4)],
+        "b": [
+            found("greedy", 1, "undecided", 0.02, 0.4),
+            found("odd", 0.4, "faithful", 0.01, 1) | {"before": {"p_value": 0.006, "draws": 9}},
+        ],
     },
 }
 
@@ -63,7 +66,7 @@ def test_a_method_has_its_p_values_and_the_worst_of_the_rest() -> None:
     (sheet,) = sampled.sheets(CONTENT)
     assert sheet.rows == (
         ("greedy", "0.5", "1 undecided", "0.020", "40%"),
-        ("odd", "0 unfaithful", None, "0.300", "100%"),
+        ("odd", "0 unfaithful", "0.4 (0.006)", "0.300", "100%"),
     )
     assert "transformers 2" in sheet.notes[0]
 
