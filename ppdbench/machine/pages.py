@@ -15,10 +15,12 @@ from __future__ import annotations
 import math
 import mmap
 import sys
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +34,8 @@ AT_ONCE = 1 << 20
 
 DROP, LARGE, NOW = 4, 14, 25  # madvise(2): MADV_DONTNEED, MADV_HUGEPAGE, MADV_COLLAPSE
 
+# Memory on large pages is asked for in pieces of so many bytes, or larger ones.
+CHUNK = 64 << 20
 # Neighbours in memory are apart by what the allocator notes between them, or a small tensor.
 GAP = 64 << 10
 LINE = 64  # bytes that a processor fetches at once
@@ -84,6 +88,37 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Te
     room = torch.from_numpy(np.zeros(n + LINE, dtype=np.uint8))
     first = -room.data_ptr() % LINE
     return room[first : first + n].view(dtype).view(size)
+
+
+class LargePages:
+    """Memory on large pages from the first touch on, handed out one piece behind another.
+
+    A weight by itself is smaller than such a page, mostly. Pieces lie in chunks, which are given
+    back with the last piece in them.
+    """
+
+    def __init__(self) -> None:
+        self._chunk: weakref.ref[np.ndarray[Any, Any]] | None = None
+        self._used = 0
+
+    def zeros(self, n: int, dtype: torch.dtype) -> Tensor:
+        """So many zeros, on the CPU; on plain pages where there are no large ones to ask for."""
+        n_bytes = -(-n * dtype.itemsize // LINE) * LINE
+        chunk = None if self._chunk is None else self._chunk()
+        if chunk is None or self._used + n_bytes > len(chunk):
+            if _large_page() is None or not hasattr(mmap, "MADV_HUGEPAGE"):
+                return zeros((n,), dtype, torch.device("cpu"))
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has pages of its own
+            mapped = mmap.mmap(-1, max(CHUNK, n_bytes), private)
+            with suppress(OSError):  # a kernel that was built without
+                mapped.madvise(mmap.MADV_HUGEPAGE)
+            chunk = np.frombuffer(mapped, np.uint8)
+            self._chunk, self._used = weakref.ref(chunk), 0
+        first, self._used = self._used, self._used + n_bytes
+        return torch.from_numpy(chunk)[first : first + n * dtype.itemsize].view(dtype)
+
+
+large_pages = LargePages()
 
 
 def _large_page() -> int | None:

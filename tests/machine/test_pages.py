@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppdbench.machine import libc, pages
-from ppdbench.machine.pages import Files, enlarge, span, zeros
+from ppdbench.machine.pages import CHUNK, LINE, Files, LargePages, enlarge, span, zeros
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -113,6 +114,55 @@ def test_zeros_are_zero_and_begin_where_the_processor_fetches(dtype: torch.dtype
     made = zeros((4, 4), dtype, CPU)
     made[1] = 3
     assert int(made.sum()) == 12
+
+
+@pytest.fixture
+def _has_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "enabled").write_text("always [madvise] never", "ascii")
+    (tmp_path / "hpage_pmd_size").write_text(str(2 << 20), "ascii")
+    monkeypatch.setattr(pages, "SETTINGS", tmp_path)
+
+
+@linux
+@pytest.mark.usefixtures("_has_large_pages")
+def test_weights_on_large_pages_lie_one_behind_another_and_apart() -> None:
+    room = LargePages()
+    asked = [(1000, torch.float32), (33, torch.bfloat16), (CHUNK // 4 + 8, torch.float32)]
+    given = [room.zeros(n, dtype) for n, dtype in [*asked, asked[0]]]
+    for number, (piece, (n, dtype)) in enumerate(zip(given, [*asked, asked[0]], strict=True)):
+        assert (len(piece), piece.dtype) == (n, dtype)
+        assert piece.data_ptr() % LINE == 0
+        assert not piece.any()
+        piece.fill_(number + 1)
+    assert [float(piece.min()) for piece in given] == [1, 2, 3, 4]
+    assert [float(piece.max()) for piece in given] == [1, 2, 3, 4]
+    assert span(given[1])[0] - span(given[0])[1] < LINE
+    assert given[1].untyped_storage().data_ptr() == given[0].untyped_storage().data_ptr()
+
+
+@linux
+@pytest.mark.usefixtures("_has_large_pages")
+def test_large_pages_are_given_back_with_the_last_weight_on_them() -> None:
+    room = LargePages()
+    first, second = (room.zeros(1000, torch.float32) for _ in range(2))
+    assert room._chunk is not None
+    del first
+    gc.collect()
+    assert room._chunk() is not None
+    second += 1
+    del second
+    gc.collect()
+    assert room._chunk() is None
+    assert not room.zeros(1000, torch.float32).any()
+
+
+def test_without_large_pages_weights_lie_on_plain_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "SETTINGS", tmp_path / "nowhere")
+    room = LargePages()
+    assert not room.zeros(1000, torch.bfloat16).any()
+    assert room._chunk is None
 
 
 @linux

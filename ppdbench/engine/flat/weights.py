@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.flat.native import Columns, Product, loaded
-from ppdbench.machine.pages import zeros
+from ppdbench.machine.pages import large_pages
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK = 32  # outputs that lie together
@@ -83,7 +83,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> FlatLinear:
         raise TypeError(f"weights of {weight.dtype}; use float32 or bfloat16")
     outputs, inputs = weight.shape
     n = loaded().blob_numbers(outputs, inputs, narrow=weight.dtype == torch.bfloat16)
-    blob = zeros((n,), weight.dtype, torch.device("cpu"))
+    blob = large_pages.zeros(n, weight.dtype)
     loaded().move(blob, weight.detach())
     held = None if bias is None else bias.detach().float()
     return FlatLinear(blob, held, outputs, inputs)
