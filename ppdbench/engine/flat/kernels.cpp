@@ -517,20 +517,43 @@ class Packing : public flat::Work {
     bool same() const { return same_.load(); }
 
    private:
-    static constexpr int64_t WORD = 4, AT_ONCE = 16;
+    static constexpr int64_t WORD = 4;
 
     // Numbers of 4 bytes lie side by side in rows and in the blob, where the next ones of their
-    // row are a block further on: a line of a row at once. The inputs that were met.
+    // row are a block further on: squares of them at once. The inputs that were met.
     int64_t words(int64_t first, int64_t end, uint32_t& differ) {
-        constexpr int64_t each = WORD / sizeof(T) * AT_ONCE;
+        constexpr int64_t each = WORD / sizeof(T) * flat::LANES;
         int64_t k = 0;
-        for (; k + each <= layout_.in; k += each)
-            for (int64_t out = first; out < end; out++) {
+        for (; k + each <= layout_.in; k += each) {
+            int64_t out = first;
+            for (; out + flat::LANES <= end; out += flat::LANES) differ |= square(out, k);
+            for (; out < end; out++) {
                 char *there = (char*)(blob_ + layout_.at(out, k)), *here = (char*)(row(out) + k);
-                for (int64_t i = 0; i < AT_ONCE; i++)
+                for (int64_t i = 0; i < flat::LANES; i++)
                     differ |= meet<WORD>(there + i * WORD * flat::BLOCK, here + i * WORD);
             }
+        }
         return k;
+    }
+    // As many words of as many rows: what is a row here is a column there.
+    uint32_t square(int64_t first, int64_t k) {
+        auto there = [&](int64_t i) {
+            return (float*)(blob_ + layout_.at(first, k)) + i * flat::BLOCK;
+        };
+        auto here = [&](int64_t i) { return (float*)(row(first + i) + k); };
+        flat::Vec held[flat::LANES];
+        flat::Ints differ{};
+        for (int i = 0; i < flat::LANES; i++)
+            held[i] = flat::load(HOW == TO_ROWS ? there(i) : here(i));
+        flat::transpose(held);
+        for (int i = 0; i < flat::LANES; i++) {
+            if (HOW == TO_BLOB) flat::store(there(i), held[i]);
+            if (HOW == TO_ROWS) flat::store(here(i), held[i]);
+            if (HOW == COMPARE) differ |= flat::as_ints(held[i]) ^ flat::as_ints(flat::load(there(i)));
+        }
+        uint32_t any = 0;
+        for (int i = 0; i < flat::LANES; i++) any |= uint32_t(differ[i]);
+        return any;
     }
     // The bits that differ, of those that are compared.
     template <int64_t BYTES>
