@@ -54,6 +54,18 @@ def test_rows_and_heads_are_normed_as_stock_modules_norm_them(
     assert torch.equal(run(program, x[2:3], program.hidden), found[2:3])
 
 
+@torch.no_grad()
+def test_a_norm_whose_weights_hide_what_it_rounds_says_nothing_of_others() -> None:
+    dtype = torch.bfloat16
+    plain, weighed = made("LlamaRMSNorm", dtype), made("LlamaRMSNorm", dtype)
+    torch.nn.init.ones_(plain.get_parameter("weight"))
+    x = drawn(5, WIDTH, dtype=dtype)
+    for norm in (plain, weighed, plain, weighed):
+        program = Program(dtype, WIDTH)
+        write_norm(program, norm, program.hidden, program.hidden)
+        assert torch.equal(run(program, x, program.hidden), norm(x))
+
+
 class Tripled(nn.LayerNorm):
     """A norm whose numbers come three times as large."""
 
