@@ -115,7 +115,8 @@ class LargePages:
             chunk = np.frombuffer(mapped, np.uint8)
             self._chunk, self._used = weakref.ref(chunk), 0
         first, self._used = self._used, self._used + n_bytes
-        return torch.from_numpy(chunk)[first : first + n * dtype.itemsize].view(dtype)
+        # A storage of its own: who counts what a model holds goes by storages.
+        return torch.from_numpy(chunk[first : first + n * dtype.itemsize]).view(dtype)
 
 
 large_pages = LargePages()
