@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -19,16 +18,12 @@ from ppdbench.errors import UnsupportedModel
 from tests.engine.tiny_models import staged, stock, whole_pass
 from tests.helpers import assert_near, tokens
 
+pytestmark = pytest.mark.usefixtures("inferring")
+
 FAMILIES = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 REMEMBERING = ("zamba", "zamba2")
 PROMPT = tokens(19)  # longer than the window
 CAPACITY = 64
-
-
-@pytest.fixture(autouse=True)
-def inferring() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(params=FAMILIES)

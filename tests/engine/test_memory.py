@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -23,18 +22,14 @@ from tests.engine.tiny_models import staged, stock, whole_pass
 from tests.families import greedy_truth
 from tests.helpers import assert_near, tokens
 
+pytestmark = pytest.mark.usefixtures("inferring")
+
 # Short convolutions, gated delta nets, Mamba 2 beside attention, and Mamba 1, whose mixers forget.
 BY_ROWS = "jamba"  # its mixers run row by row
 FAMILIES = ("lfm2", "qwen3_5_text", "falcon_h1", BY_ROWS)
 PROMPT = tokens(19)
 CLOSE = 1e-4  # of the largest logit: another order of sums, over many rows
 CAPACITY = 120
-
-
-@pytest.fixture(autouse=True)
-def inferring() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(params=FAMILIES)

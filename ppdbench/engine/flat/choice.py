@@ -411,9 +411,11 @@ def _lay_out_parts(adapter: Adapter, text: Sequence[int]) -> FlatParts:
         kind.append(index)
         ready.update(made)
 
+    def exchanged(module: nn.Module) -> nn.Module:
+        return checks.flat(module) if module is head else ready.get(id(module), module)
+
     head = adapter.head
-    make: Exchange = lambda m: checks.flat(m) if m is head else ready.get(id(m), m)  # noqa: E731
-    adapter.pack(make, before)
+    adapter.pack(exchanged, before)
     parts = FlatParts(adapter, wholes, halves)
     if is_there(adapter.head) and parts.readout is not None:
         trial.compare_readout(parts.readout)
