@@ -9,9 +9,9 @@ more: one pass over the rows of all, in the methods above. Every moment of it be
 
 passes    the kernels of layers and readouts, or whole passes where they are not flat
 drafting  what methods do to propose and to learn, the passes apart that they ask for
-joining   finding whose turn it is, putting rows side by side and handing results out
+joining   finding whose turn it is, embedding, putting rows side by side and handing results out
 rows      lists and tables that kernels take beside states: slots, owners, angles
-loops     each sequence's own loop: embedding, acceptance, its cache, its limits, its records
+loops     each sequence's own loop: acceptance, its cache, its limits, its records
 counting  what a batch notes after each pass
 
 All but the first two are bookkeeping. What the clock itself takes counts as that, too. Run it on a
@@ -59,8 +59,8 @@ PASSES, DRAFTING, JOINING, ROWS, LOOPS, COUNTING = PARTS = (
 BOOKKEEPING = (JOINING, ROWS, LOOPS, COUNTING)
 NOTES = (
     "ms: of a step, which ends when tokens are committed. Shares: of that time.",
-    "joining: whose turn it is, rows side by side and results handed out; rows: what kernels take "
-    "beside states; loops: embedding, acceptance, cache, limits, records; counting: after a pass.",
+    "joining: whose turn it is, rows embedded, put side by side and handed out; rows: what kernels "
+    "take beside states; loops: acceptance, cache, limits, records; counting: after a pass.",
 )
 
 R = TypeVar("R")
@@ -149,6 +149,7 @@ class PartClock:
                 (MeetingPlace, "advance", JOINING),
                 (MeetingPlace, "run", JOINING),
                 (MeetingPlace, "read", JOINING),
+                (MeetingPlace, "run_and_read", JOINING),
                 (StagedModel, "pass_over", ROWS if flat else PASSES),
                 (StagedModel, "read_out", ROWS if flat else PASSES),
                 *([(native.loaded(), "run", PASSES)] if flat else []),

@@ -16,7 +16,7 @@ from torch import Tensor
 from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.draft import EMPTY, Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.passes import run_pass
+from ppdbench.decoding.passes import run_and_read
 from ppdbench.decoding.sampling import GREEDY, Chooser
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
 from ppdbench.engine.reading import Reading
@@ -111,7 +111,8 @@ class WholeModel:
 
     def token(self, token: Tensor) -> ReadOut:
         """Run one more token [1, 1]."""
-        return ReadOut(self._session.read(self._session.forward(token)), self._depth)
+        _, reading = self._session.run_and_read(token)
+        return ReadOut(reading, self._depth)
 
 
 def autoregressive(session: Session, request: Request) -> Decoded:
@@ -230,8 +231,7 @@ class Verifier:
         """One pass over the newest token and the draft; decides from output `position` on."""
         session, start = self.session, self.session.cached
         tapped: dict[int, Tensor] = {}
-        rows = run_pass(session, draft, self._tap(tapped), start)
-        reading = session.read(draft.of_tokens(rows))
+        rows, reading = run_and_read(session, draft, self._tap(tapped), start)
         self.peaks[position] = reading.peaks
         predictions = tuple(reading.likeliest.tolist()[0])
         if not self.chooser.target.greedy:

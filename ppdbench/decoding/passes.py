@@ -15,9 +15,22 @@ from torch import Tensor
 
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.engine.masks import Step, TrainedRows
+from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.taps import Tap
 from ppdbench.errors import DraftError
+
+
+def run_and_read(
+    session: Session, draft: Draft, tap: Tap | None, start: int
+) -> tuple[Tensor, Reading]:
+    """Run a draft behind `start` cached rows: states of all rows, and the readout of tokens."""
+    if draft.computed is None and not draft.insertions:
+        return session.run_and_read(
+            _tokens(session, draft), _step(session, draft, start, 0), tap=tap
+        )
+    rows = run_pass(session, draft, tap, start)
+    return rows, session.read(draft.of_tokens(rows))
 
 
 def run_pass(
@@ -33,7 +46,7 @@ def run_pass(
     at_first = sum(insertion.layer == 0 for insertion in draft.insertions)
     step = _step(session, draft, start, at_first)
     if draft.computed is None:
-        hidden = session.embed(session.ids([session.tokens[-1], *draft.tokens]), step)
+        hidden = session.embed(_tokens(session, draft), step)
         done = 0
     else:
         hidden, done = draft.computed.hidden, draft.computed.layers
@@ -53,6 +66,11 @@ def run_pass(
             new = session.model.adapter.place(new, step.positions, hidden.shape[1])
         hidden = torch.cat([hidden, new], dim=1)
     return session.run(hidden, done, session.model.n_layers, step, tap=tap)
+
+
+def _tokens(session: Session, draft: Draft) -> Tensor:
+    """The newest token and those of the draft: [1, 1 + n]."""
+    return session.ids([session.tokens[-1], *draft.tokens])
 
 
 def _step(session: Session, draft: Draft, start: int, inserted: int) -> Step:

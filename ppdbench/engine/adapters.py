@@ -140,6 +140,14 @@ class Adapter:
         words = self.place(self.words(tokens), step.positions)
         return words if self.carried is None else self.carried.begin(words, tokens)
 
+    @property
+    def embeds_by_row(self) -> bool:
+        """True if a token is embedded by itself, with no product that others may round."""
+        projection = self.family.project_in
+        return self.carried is None and (
+            projection is None or getattr(self.body, projection) is None
+        )
+
     def words(self, tokens: Tensor) -> Tensor:
         """Embed tokens [batch, query] without their positions."""
         words = self._projected(self.family.project_in, self.embedding(tokens))
@@ -261,12 +269,16 @@ class Adapter:
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
         """cos and sin of the step's positions: [1, query, rotary_dim]."""
-        if not self._has_tables:
+        tables = self.whole_rotary(kind, step.positions.device)
+        if tables is None:
             return None
-        tables = self._rotary[kind, step.positions.device]
         if step.contiguous:
             return tuple(table[None, step.start : step.end] for table in tables)
         return tuple(table[step.positions] for table in tables)
+
+    def whole_rotary(self, kind: str | None, device: torch.device) -> Rotary | None:
+        """cos and sin of every position: [position, rotary_dim]; the same until there are more."""
+        return self._rotary[kind, device] if self._has_tables else None
 
     @property
     def told(self) -> bool:

@@ -128,7 +128,7 @@ class KVCache:
         self.shape = shape
         self.capacity = capacity
         self.layers = range(shape.n_layers) if layers is None else layers
-        self.lengths = dict.fromkeys(self.layers, 0)
+        self._lengths = [0] * len(self.layers)
         self._step: Step | None = None
         # One block for neighbours on one device, so that rows of all move at once.
         self._blocks: list[tuple[range, Tensor]] = []
@@ -155,18 +155,40 @@ class KVCache:
         if step.end > self.capacity or step.key_length > self.capacity:
             raise ValueError(f"pass ends at row {step.end}, the cache holds {self.capacity}")
         if step.known:
-            for layer in range(start_layer, stop_layer):
-                if step.start > self.lengths[layer]:
-                    raise ValueError(
-                        f"layer {layer} holds {self.lengths[layer]} rows; "
-                        f"a pass from row {step.start} would leave a gap"
-                    )
+            held = self._lengths[self._among(start_layer, stop_layer)]
+            if held and step.start > min(held):
+                layer, length = next((i, n) for i, n in enumerate(held) if n < step.start)
+                raise ValueError(
+                    f"layer {start_layer + layer} holds {length} rows; "
+                    f"a pass from row {step.start} would leave a gap"
+                )
             self.hold(step.end, start_layer, stop_layer)
         self._step = step
 
     def hold(self, length: int, start_layer: int, stop_layer: int) -> None:
         """Say that the layers [start_layer, stop_layer) hold `length` rows."""
-        self.lengths.update(dict.fromkeys(range(start_layer, stop_layer), length))
+        self._lengths[self._among(start_layer, stop_layer)] = [length] * (stop_layer - start_layer)
+
+    def _among(self, start_layer: int, stop_layer: int) -> slice:
+        """The places of some layers among those that are held."""
+        own = self.layers
+        if not own.start <= start_layer <= stop_layer <= own.stop:
+            raise KeyError(f"layers [{start_layer}, {stop_layer}) in a cache for {own}")
+        return slice(start_layer - own.start, stop_layer - own.start)
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """The number of rows that each layer holds."""
+        return dict(zip(self.layers, self._lengths, strict=True))
+
+    @property
+    def shortest(self) -> int:
+        """The number of rows that every layer holds."""
+        return min(self._lengths)
+
+    def length(self, layer: int) -> int:
+        """The number of rows that a layer holds."""
+        return self._lengths[self.layers.index(layer)]
 
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
@@ -219,6 +241,15 @@ class KVCache:
             block[:, 0, 0, :, rows] = keys[own]
             block[:, 1, 0, :, rows] = values[own]
 
+    def taken(self, row: int) -> list[Tensor]:
+        """Copy the keys and values of a row in all layers, as `put_back` takes them."""
+        return [block[..., row, :].clone() for _, block in self._blocks]
+
+    def put_back(self, row: int, taken: Sequence[Tensor]) -> None:
+        """Write keys and values of a row that were taken, here or from a cache of this shape."""
+        for (_, block), given in zip(self._blocks, taken, strict=True):
+            block[..., row, :] = given
+
     def get_seq_length(self, layer: int = 0) -> int:
         """Count the rows with those of this pass, for layers that ask."""
         return 0 if self._step is None else self._step.key_length
@@ -241,8 +272,7 @@ class KVCache:
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on, in every layer."""
-        for layer, held in self.lengths.items():
-            self.lengths[layer] = min(held, length)
+        self._lengths = [min(held, length) for held in self._lengths]
 
     def keep(self, base: int, rows: Sequence[int], layers: range | None = None) -> None:
         """Keep, of the rows from `base` on, only base+rows[0], base+rows[1], ..., in that order.
@@ -252,15 +282,16 @@ class KVCache:
         layers = self.layers if layers is None else layers
         if any(later <= row for row, later in pairwise((-1, *rows))):
             raise ValueError(f"rows to keep must rise from 0 or more, not {list(rows)}")
-        least = min(layers, key=self.lengths.__getitem__)
-        if rows and base + rows[-1] >= self.lengths[least]:
-            raise ValueError(f"layer {least} holds {self.lengths[least]} rows, not all of them")
+        own = self._among(layers.start, layers.stop)
+        held = self._lengths[own]
+        if rows and base + rows[-1] >= (least := min(held)):
+            layer = layers.start + held.index(least)
+            raise ValueError(f"layer {layer} holds {least} rows, not all of them")
         for place, row in enumerate(rows):
             if place < row:  # one by one: most often it is one, and none is overwritten unread
                 self._move(base + row, base + place, layers)
         end = base + len(rows)
-        for layer in layers:
-            self.lengths[layer] = min(self.lengths[layer], end)
+        self._lengths[own] = [min(length, end) for length in held]
 
     def _move(self, source: int, target: int, layers: range) -> None:
         for some, block in self._blocks:
@@ -270,7 +301,7 @@ class KVCache:
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys and values that `layer` holds: [1, heads, length, head_dim]."""
-        length = self.lengths[layer]
+        length = self.length(layer)
         return self._keys[layer][:, :, :length], self._values[layer][:, :, :length]
 
     @property

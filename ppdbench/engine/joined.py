@@ -49,7 +49,7 @@ class JoinedStep(Step):
 
 
 class JoinedCache:
-    """The caches of some sequences, for one pass over rows of all of them."""
+    """The caches of some sequences, for passes over rows of all of them."""
 
     def __init__(self, parts: Sequence[KVCache]) -> None:
         self.parts = tuple(parts)
@@ -62,7 +62,7 @@ class JoinedCache:
         assert isinstance(step, JoinedStep), "a joined cache takes joined passes"
         for part, own in zip(self.parts, step.parts, strict=True):
             part.begin(own, start_layer, stop_layer)
-        self._step = step
+        self._step, self._returned = step, None
 
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object

@@ -29,7 +29,7 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.taps import Tap, joined
 
 Kind = tuple[object, ...]
-A = TypeVar("A", "Readout", "LayersPass")
+A = TypeVar("A", "Readout", "LayersPass | WholePass")
 
 
 @dataclass(eq=False, slots=True)
@@ -105,8 +105,39 @@ class LayersPass:
         return torch.cat(self.done, dim=1)
 
 
-Asked = Readout | LayersPass
-Answer = Tensor | Reading | Exception  # an error that the pass ended with
+@dataclass(eq=False, slots=True)
+class WholePass:
+    """All layers over tokens [1, row] behind a prompt, and their readout, for one sequence."""
+
+    model: StagedModel
+    tokens: Tensor
+    step: Step
+    cache: KVCache
+    tap: Tap | None
+    is_prompt: ClassVar = False
+    moved: ClassVar = False
+    overdue: ClassVar = False
+
+    @property
+    def layers(self) -> range:
+        """The layers that it runs."""
+        return range(self.model.n_layers)
+
+    @property
+    def hidden(self) -> Tensor:
+        """The rows as the first layer takes them."""
+        return self.model.embed(self.tokens, self.step)
+
+    @property
+    def kind(self) -> Kind:
+        """The same for those that may share a pass, which others run without the readout."""
+        cache = self.cache
+        return (id(self.model), self.layers, cache.capacity, cache.layers)
+
+
+Asked = Readout | LayersPass | WholePass
+# Of a whole pass rows and what was read out of them; or an error that the pass ended with.
+Answer = Tensor | Reading | tuple[Tensor, Reading] | Exception
 
 
 class MeetingPlace:
@@ -120,10 +151,12 @@ class MeetingPlace:
     def __init__(self, prompt_rows: int | None = None) -> None:
         self.prompt_rows = prompt_rows
         self.unjoined: dict[StagedModel, str] = {}
-        self._members: list[greenlet] = []
+        self._members: dict[greenlet, None] = {}  # in the order in which they came
         self._waiting: dict[greenlet, Asked] = {}
         self._costs: dict[tuple[StagedModel, range], int] = {}
         self._steps: dict[tuple[StagedModel, int], StepMaker] = {}
+        # Of the newest pass: the next one is most often of the same sequences.
+        self._joined: JoinedCache | None = None
 
     # What members call, through their models
 
@@ -149,11 +182,18 @@ class MeetingPlace:
         found: Reading = _wait(Readout(model, hidden))
         return found
 
+    def run_and_read(
+        self, model: StagedModel, tokens: Tensor, step: Step, cache: KVCache, tap: Tap | None
+    ) -> tuple[Tensor, Reading]:
+        """Wait for all layers over tokens of one sequence, and for the readout of each row."""
+        found: tuple[Tensor, Reading] = _wait(WholePass(model, tokens, step, cache, tap))
+        return found
+
     # What the host calls
 
     def invite(self, work: Callable[[], None]) -> None:
         """Take in a member that begins its work with the next `advance`."""
-        self._members.append(greenlet(work))
+        self._members[greenlet(work)] = None
 
     @property
     def is_over(self) -> bool:
@@ -194,10 +234,10 @@ class MeetingPlace:
         try:
             asked = go_on()
         except BaseException:
-            self._members.remove(member)
+            del self._members[member]
             raise
         if member.dead:
-            self._members.remove(member)
+            del self._members[member]
         else:
             self._waiting[member] = asked
 
@@ -245,17 +285,19 @@ class MeetingPlace:
         readouts = [each for each in asked if isinstance(each, Readout)]
         if readouts:
             return [*self._each(readouts, _read_together)]
-        layers = [each for each in asked if isinstance(each, LayersPass)]
+        layers = [each for each in asked if not isinstance(each, Readout)]
         passes = [self._part(each) for each in layers]
-        found = self._each(passes, _run_together)
+        found = self._each(passes, self._run_together)
         return [
-            each.take(out) if each is not part and isinstance(out, Tensor) else out
+            each.take(out)
+            if each is not part and isinstance(each, LayersPass) and isinstance(out, Tensor)
+            else out
             for each, part, out in zip(layers, passes, found, strict=True)
         ]
 
-    def _part(self, asked: LayersPass) -> LayersPass:
+    def _part(self, asked: LayersPass | WholePass) -> LayersPass | WholePass:
         """All of it, or the next piece of a long prompt."""
-        if self.prompt_rows is None or not asked.is_prompt:
+        if self.prompt_rows is None or isinstance(asked, WholePass) or not asked.is_prompt:
             return asked
         asked.moved, asked.overdue = True, False
         if not asked.in_order or asked.hidden.shape[1] <= self.prompt_rows:
@@ -288,6 +330,30 @@ class MeetingPlace:
             self.unjoined[model] = why
         return model in self.unjoined
 
+    def _run_together(self, asked: Sequence[LayersPass | WholePass]) -> list[Answer]:
+        """Run layers over the rows of all at once, and read out those of whole passes."""
+        model, layers = asked[0].model, asked[0].layers
+        if len(asked) == 1:
+            return [_run_alone(asked[0])]
+        parts = tuple(each.cache for each in asked)
+        if (cache := self._joined) is None or cache.parts != parts:
+            cache = self._joined = JoinedCache(parts)
+        step = JoinedStep.of([each.step for each in asked], cache)
+        seen = dict[int, Tensor]()
+        tap = joined([each.tap for each in asked], seen)
+        hidden = _entering(asked, step)
+        out = model.pass_over(hidden, layers.start, layers.stop, step, cache, tap)
+        cache.check_attended()
+        rows = step.rows_of_parts
+        states = [out[:, own] for own in rows]
+        answers = _with_readings(asked, states, out)
+        # Only now: a pass that fails is made again, and nobody is to see its layers twice.
+        for each, own in zip(asked, rows, strict=True):
+            if each.tap is not None:
+                for layer, given in seen.items():
+                    each.tap(layer, given[:, own])
+        return answers
+
 
 def _wait(asked: Asked) -> Any:
     """Hand over to the host until it has an answer."""
@@ -317,23 +383,32 @@ def _read_together(asked: Sequence[Readout]) -> list[Reading]:
     return found.parts([each.hidden.shape[1] for each in asked])
 
 
-def _run_together(asked: Sequence[LayersPass]) -> list[Tensor]:
-    """Run layers over the rows of all at once."""
-    model, layers = asked[0].model, asked[0].layers
-    if len(asked) == 1:
-        (one,) = asked
-        one_cache, ends = one.cache, (layers.start, layers.stop)
-        return [model.pass_over(one.hidden, *ends, one.step, one_cache, one.tap)]
-    cache = JoinedCache([each.cache for each in asked])
-    step = JoinedStep.of([each.step for each in asked], cache)
-    hidden = torch.cat([each.hidden for each in asked], dim=1)
-    rows, seen = step.rows_of_parts, dict[int, Tensor]()
-    tap = joined([each.tap for each in asked], seen)
-    out = model.pass_over(hidden, layers.start, layers.stop, step, cache, tap)
-    cache.check_attended()
-    # Only now: a pass that fails is made again, and nobody is to see its layers twice.
-    for each, own in zip(asked, rows, strict=True):
-        if each.tap is not None:
-            for layer, given in seen.items():
-                each.tap(layer, given[:, own])
-    return [out[:, own] for own in rows]
+def _run_alone(asked: LayersPass | WholePass) -> Answer:
+    """Run what one sequence asks for."""
+    model, step, cache, tap = asked.model, asked.step, asked.cache, asked.tap
+    if isinstance(asked, WholePass):
+        return model.run_and_read(asked.tokens, step, cache, tap=tap)
+    return model.run(asked.hidden, asked.layers.start, asked.layers.stop, step, cache, tap=tap)
+
+
+def _entering(asked: Sequence[LayersPass | WholePass], step: JoinedStep) -> Tensor:
+    """The rows of all as their first layer takes them; tokens are embedded together."""
+    tokens = [each.tokens for each in asked if isinstance(each, WholePass)]
+    model = asked[0].model
+    if len(tokens) == len(asked) and model.adapter.embeds_by_row:
+        return model.embed(torch.cat(tokens, dim=1), step)
+    return torch.cat([each.hidden for each in asked], dim=1)
+
+
+def _with_readings(
+    asked: Sequence[LayersPass | WholePass], states: Sequence[Tensor], out: Tensor
+) -> list[Answer]:
+    """The rows of each, and with those of whole passes what is read out of them."""
+    whole = [i for i, each in enumerate(asked) if isinstance(each, WholePass)]
+    answers: list[Answer] = [*states]
+    if whole:
+        rows = out if len(whole) == len(asked) else torch.cat([states[i] for i in whole], dim=1)
+        found = asked[0].model.read_out(rows).parts([states[i].shape[1] for i in whole])
+        for i, reading in zip(whole, found, strict=True):
+            answers[i] = states[i], reading
+    return answers

@@ -38,6 +38,16 @@ class Reading:
         """Return the reading of some rows alone."""
         return Reading(self.logits[:, rows], self.likeliest[:, rows], self.peaks[:, rows])
 
+    def copy(self) -> Reading:
+        """Return the same in memory of its own."""
+        return Reading(self.logits.clone(), self.likeliest.clone(), self.peaks.clone())
+
+    @classmethod
+    def joined(cls, several: Sequence[Reading]) -> Reading:
+        """Put the rows of several readings one behind another."""
+        parts = zip(*((r.logits, r.likeliest, r.peaks) for r in several), strict=True)
+        return cls(*(torch.cat(some, dim=1) for some in parts))
+
     def parts(self, counts: Sequence[int]) -> list[Reading]:
         """Return the readings of so many rows each, one behind another."""
         cut = (

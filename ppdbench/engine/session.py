@@ -50,7 +50,7 @@ class Session:
     @property
     def cached(self) -> int:
         """The number of tokens that every layer has in its cache."""
-        return min(self.cache.lengths.values())
+        return self.cache.shortest
 
     def reset(self, prompt_ids: list[int]) -> None:
         """Start over with a prompt; nothing is computed yet."""
@@ -121,6 +121,16 @@ class Session:
         """Run all layers over `tokens` [1, n], a chain unless told: states [1, n, hidden]."""
         step = self.chain(tokens.shape[1]) if step is None else step
         return self.run(self.embed(tokens, step), 0, self.model.n_layers, step, tap=tap)
+
+    def run_and_read(
+        self, tokens: Tensor, step: Step | None = None, *, tap: Tap | None = None
+    ) -> tuple[Tensor, Reading]:
+        """Run all layers over `tokens` [1, n] behind the prompt, and read out each row."""
+        step = self.chain(tokens.shape[1]) if step is None else step
+        if self.fixed_rows is None:
+            return self.model.run_and_read(tokens, step, self.cache, tap=tap)
+        hidden = self.forward(tokens, step, tap=tap)
+        return hidden, self.read(hidden)
 
     def run_prompt(self, *, tap: Tap | None = None) -> Tensor:
         """Run the prompt; hidden states [1, 1, hidden] after its last token."""

@@ -56,6 +56,12 @@ class Meeting(Protocol):
         """Read out rows of one sequence, beside those of others."""
         ...
 
+    def run_and_read(
+        self, model: StagedModel, tokens: Tensor, step: Step, cache: KVCache, tap: Tap | None
+    ) -> tuple[Tensor, Reading]:
+        """Run all layers over tokens of one sequence and read out each row, beside others."""
+        ...
+
 
 WORDS = 256  # drawn from the vocabulary for checks of a model without a tokenizer
 
@@ -253,6 +259,15 @@ class StagedModel:
         if self.meeting is not None and self.meeting.takes_part():
             return self.meeting.read(self, hidden)
         return self.read_out(hidden)
+
+    def run_and_read(
+        self, tokens: Tensor, step: Step, cache: KVCache, *, tap: Tap | None = None
+    ) -> tuple[Tensor, Reading]:
+        """Run all layers over `tokens` [1, query] behind a prompt, and read out each row."""
+        if self.meeting is not None and self.meeting.takes_part():
+            return self.meeting.run_and_read(self, tokens, step, cache, tap)
+        hidden = self.forward(tokens, step, cache, tap=tap)
+        return hidden, self.read(hidden)
 
     def read_out(self, hidden: Tensor) -> Reading:
         """The same at once, for one sequence or several that are joined."""

@@ -145,7 +145,7 @@ class Descent:
 
     def _next(self) -> Step:
         # Layer 0 alone is sure to hold every token so far.
-        return self.session.chain(1, start=self.session.cache.lengths[0])
+        return self.session.chain(1, start=self.session.cache.length(0))
 
     def _enter(self, tokens: Tensor, step: Step, layers: int) -> Tensor:
         """The first `layers` layers over `tokens` [1, n]."""
@@ -224,7 +224,7 @@ class ConfidentDescent(Descent):
         self._waiting[layer].clear()
         # In a fixed shape a pass takes no more rows than that.
         for piece in torch.split(rows, session.fixed_rows or rows.shape[1], dim=1):
-            step = session.chain(piece.shape[1], start=session.cache.lengths[layer])
+            step = session.chain(piece.shape[1], start=session.cache.length(layer))
             out = session.run(piece, layer, layer + 1, step)
             if layer + 1 < self.n_layers:
                 self._waiting[layer + 1].append(out)

@@ -21,7 +21,7 @@ from ppdbench.decoding.loop import Verified
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine import joined, meeting
 from ppdbench.engine.loading import Loaded, ModelSpec, load
-from ppdbench.engine.masks import Step
+from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, NumericalError, UnitError
@@ -305,14 +305,17 @@ def test_an_error_ends_its_sequence_and_no_other() -> None:
 
 
 def test_what_is_not_a_number_stays_in_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Session.embed
+    real = Session.run_and_read
 
-    def embed(self: Session, ids: Tensor, step: Step) -> Tensor:
-        hidden = real(self, ids, step)
-        return hidden * float("nan") if len(self.tokens) == 44 else hidden
+    def run_and_read(self: Session, tokens: Tensor) -> tuple[Tensor, Reading]:
+        if len(self.tokens) != 44:
+            return real(self, tokens)
+        step = self.chain(1)
+        hidden = self.run(self.embed(tokens, step) * float("nan"), 0, self.model.n_layers, step)
+        return hidden, self.read(hidden)
 
     expected = facts(alone(SMALL, METHODS.get("greedy").build({}).prepare(setup(SMALL))))
-    monkeypatch.setattr(Session, "embed", embed)
+    monkeypatch.setattr(Session, "run_and_read", run_and_read)
     batch = Batch(setup(SMALL))
     decoders = batch.prepare(METHODS.get("greedy").build({}).prepare, 2)
     for _ in range(2):  # what it wrote does not spoil later ones either

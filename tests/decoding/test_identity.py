@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -245,17 +246,21 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
 ) -> None:
     model = staged(name)
     seen: dict[int, Tensor] = {}
-    real = Session.read
+    read, run_and_read = Session.read, Session.run_and_read
 
-    def read(self: Session, hidden: Tensor) -> Reading:
-        found = real(self, hidden)
+    def noted(self: Session, found: Reading) -> Reading:
         out = found.logits
         for row in range(out.shape[1]):
             # Row by row: the prefill decides output 0, a later row what follows its token.
             seen[max(0, self.cached - len(PROMPT) - out.shape[1] + 1 + row)] = out[0, row].clone()
         return found
 
-    monkeypatch.setattr(Session, "read", read)
+    def both(self: Session, *given: Any, **named: Any) -> tuple[Tensor, Reading]:
+        hidden, found = run_and_read(self, *given, **named)
+        return hidden, noted(self, found)
+
+    monkeypatch.setattr(Session, "read", lambda self, hidden: noted(self, read(self, hidden)))
+    monkeypatch.setattr(Session, "run_and_read", both)
     oracle = Oracle(model, 3, wrong_from)
     oracle.known = [*PROMPT, *reference(CASE, model).output_ids]
     monkeypatch.setattr(oracle, "start", lambda *_: None)
@@ -265,7 +270,8 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
     seen.clear()
     reference(CASE, model)
     by_one = dict(seen)
-    monkeypatch.setattr(Session, "read", real)
+    monkeypatch.setattr(Session, "read", read)
+    monkeypatch.setattr(Session, "run_and_read", run_and_read)
 
     def run(session: Session) -> Decoded:
         return oracle.decode(session, Request(list(PROMPT), CASE.limits, CLOCK))

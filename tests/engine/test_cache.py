@@ -147,7 +147,28 @@ def test_a_cache_of_some_layers_holds_those_alone() -> None:
         cache.begin(STEPS.chain(4, 1), 0, 3)
 
 
+def test_one_layer_and_the_shortest_are_asked_for_by_themselves() -> None:
+    cache = KVCache(SHAPE, 8, layers=range(1, 3))
+    write(cache, STEPS.chain(0, 4), 1, 2)
+    write(cache, STEPS.chain(2, 1), 1)
+    assert (cache.length(1), cache.length(2), cache.shortest) == (3, 4, 3)
+    with pytest.raises(ValueError, match="0 is not in range"):
+        cache.length(0)
+
+
 # Moving rows
+
+
+def test_a_row_that_was_taken_is_put_back_in_this_cache_and_another() -> None:
+    cache, other = KVCache(SHAPE, 8), KVCache(SHAPE, 5)
+    write(cache, STEPS.chain(0, 6))
+    write(other, STEPS.chain(0, 4))
+    taken = cache.taken(4)
+    write(cache, STEPS.chain(2, 3))
+    for each, row in ((cache, 2), (other, 1)):
+        each.put_back(row, taken)
+        assert [row_numbers(each, i)[row] for i in range(3)] == [4, 4, 4]
+        assert row_numbers(each, 0)[:row] == list(range(row))
 
 
 @pytest.mark.parametrize(

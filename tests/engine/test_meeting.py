@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.cache import KVCache
+from ppdbench.engine.joined import JoinedCache
 from ppdbench.engine.masks import Step
 from ppdbench.engine.meeting import MeetingPlace
+from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel, at_meeting
 from tests.helpers import CAPACITY, assert_near, staged, tokens
@@ -143,6 +147,101 @@ def test_a_piece_that_nobody_joins_has_its_turn_all_the_same(
     at = [i for i, (_, stop, n) in enumerate(watched.passes) if stop == 4 and n == 4]
     assert len(at) == 2
     assert at[-1] < len(watched.passes) - 1
+
+
+def test_whole_passes_run_with_layers_that_others_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = Session(staged("llama"), CAPACITY)
+    prompted(truth, 5)
+    with torch.inference_mode():
+        states, reading = truth.run_and_read(truth.ids([5, 6]))
+    watched = Watched(monkeypatch)
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def whole(session: Session) -> None:
+        prompted(session, 5)
+        hidden, read = session.run_and_read(session.ids([5, 6]))
+        found.append((hidden, read.logits))
+
+    def apart(session: Session) -> None:
+        prompted(session, 5)
+        hidden = session.forward(session.ids([5, 6]))
+        found.append((hidden, session.read(hidden).logits))
+
+    watched.hold([whole, apart, whole])
+    assert watched.passes[3:] == [(0, 4, 6)]
+    assert len(found) == 3
+    for hidden, logits in found:
+        assert_near(hidden, states)
+        assert_near(logits, reading.logits)
+
+
+@pytest.mark.parametrize(("by_row", "calls"), [(True, [2]), (False, [1, 1])])
+def test_tokens_of_all_are_embedded_together_where_none_rounds_another(
+    by_row: bool, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch)
+    real, embedded = Adapter.embed, list[int]()
+
+    def embed(self: Adapter, ids: Tensor, step: Step) -> Tensor:
+        embedded.append(ids.shape[1])
+        return real(self, ids, step)
+
+    monkeypatch.setattr(Adapter, "embed", embed)
+    monkeypatch.setattr(Adapter, "embeds_by_row", by_row)
+
+    def work(session: Session) -> None:
+        prompted(session, 5)
+        session.run_and_read(session.ids([5]))
+
+    watched.hold([work, work])
+    assert embedded == [5, 5, *calls]
+
+
+def test_caches_stay_joined_while_the_same_sequences_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, made = Watched(monkeypatch), list[int]()
+    real = JoinedCache.__init__
+
+    def init(self: JoinedCache, parts: Sequence[KVCache]) -> None:
+        made.append(len(parts))
+        real(self, parts)
+
+    monkeypatch.setattr(JoinedCache, "__init__", init)
+
+    def stepping(times: int) -> Work:
+        def work(session: Session) -> None:
+            prompted(session, 5)
+            for _ in range(times):
+                session.run_and_read(session.ids([5]))
+
+        return work
+
+    watched.hold([stepping(2), stepping(6), stepping(4)])
+    assert made == [3, 2]
+
+
+def test_a_readout_that_fails_is_made_again_for_each_with_its_taps_called_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    real = StagedModel.read_out
+    seen: list[list[int]] = [[], []]
+
+    def read_out(self: StagedModel, hidden: Tensor) -> Reading:
+        if hidden.shape[1] > 1:
+            raise RuntimeError("too many rows")
+        return real(self, hidden)
+
+    monkeypatch.setattr(StagedModel, "read_out", read_out)
+
+    def work(mine: list[int]) -> Work:
+        def begun(session: Session) -> None:
+            prompted(session, 5)
+            session.run_and_read(session.ids([5]), tap=lambda layer, _: mine.append(layer))
+
+        return begun
+
+    watched.hold([work(mine) for mine in seen])
+    assert seen == [[1, 2, 3, 4]] * 2
 
 
 def test_what_somebody_asks_wrongly_is_an_error_for_them_alone(

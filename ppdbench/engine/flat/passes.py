@@ -51,7 +51,7 @@ class FlatLayers:
         self.adapter = adapter
         self._program = Program(adapter.dtype, adapter.hidden_size)
         self._marks, self._own = [0], frozenset(layers)
-        self._blocks: WeakKeyDictionary[KVCache, CacheBlocks] = WeakKeyDictionary()
+        self._blocks: WeakKeyDictionary[KVCache | JoinedCache, CacheBlocks] = WeakKeyDictionary()
         writer = LayerWriter(adapter, self._program)
         for index in range(len(adapter.layers)):
             if index in layers:
@@ -62,6 +62,8 @@ class FlatLayers:
             self._marks.append(self._program.mark())
         self._kinds, self._rotation = writer.kinds, writer.rotation
         self._growth = writer.growth
+        # By kind: the tables of the model, and what was made of them.
+        self._tables: dict[str | None, tuple[object, tuple[Tensor, Tensor]]] = {}
 
     def run(
         self,
@@ -116,7 +118,9 @@ class FlatLayers:
         """Passes over the rows of several sequences, each row over the cache of its own."""
         for part, own in zip(step.parts, cache.parts, strict=True):
             _put_trained(part, own)
-        blocks = CacheBlocks.joined([self._blocks_of(own) for own in cache.parts])
+        if cache not in self._blocks:
+            self._blocks[cache] = CacheBlocks.joined(list(map(self._blocks_of, cache.parts)))
+        blocks = self._blocks[cache]
         turns = self._turns(step)
         passes, at = [], 0
         for rows in _portions(step.parts):
@@ -156,11 +160,24 @@ class FlatLayers:
 
     def _turn(self, step: Step, kind: str | None) -> tuple[Tensor, Tensor] | None:
         """cos and sin of a pass's rows, [row, width] in float32."""
-        rotary = self.adapter.rotary(step, kind)
-        if rotary is None:
+        tables = self._tables_of(kind, step.positions.device)
+        if tables is None:
             return None
-        cos, sin = self._rotation.tables(*rotary)
-        return cos[0].float().contiguous(), sin[0].float().contiguous()
+        cos, sin = tables
+        if step.contiguous:
+            return cos[step.start : step.end], sin[step.start : step.end]
+        places = step.positions[0]
+        return cos.index_select(0, places), sin.index_select(0, places)
+
+    def _tables_of(self, kind: str | None, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """cos and sin of every position in float32, made once for each table of the model."""
+        whole = self.adapter.whole_rotary(kind, device)
+        if whole is None:
+            return None
+        if kind not in self._tables or self._tables[kind][0] is not whole:
+            cos, sin = self._rotation.tables(*whole)
+            self._tables[kind] = whole, (cos.float().contiguous(), sin.float().contiguous())
+        return self._tables[kind][1]
 
     def _blocks_of(self, cache: KVCache) -> CacheBlocks:
         if cache not in self._blocks:

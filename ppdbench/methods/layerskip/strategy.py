@@ -159,11 +159,11 @@ class SelfSpeculation(Proposer):
         """
         cache = self._cache(session)
         cache.truncate(session.cached)
-        return session.tokens[cache.lengths[0] :]
+        return session.tokens[cache.length(0) :]
 
     def _run(self, session: Session, ids: Tensor) -> Tensor:
         """Layers below the exit over the tokens that follow; the last state [1, 1, hidden]."""
-        n, first = ids.shape[1], self._cache(session).lengths[0]
+        n, first = ids.shape[1], self._cache(session).length(0)
         if self._own is None:
             step = session.chain(n, start=first)
             return session.run(session.embed(ids, step), 0, self.exit_layer, step)[:, -1:]

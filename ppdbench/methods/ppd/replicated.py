@@ -77,7 +77,7 @@ class MainProcess(LowerLayers):
     def _fresh(self, token: int) -> Tensor:
         """First the layers that replicas ran for the tokens before."""
         self._tell(token)
-        held = self.session.cache.lengths[0]
+        held = self.session.cache.length(0)
         behind = self.session.tokens[held:]
         hidden = run_rows(self.session, behind, held, self.ahead)
         return self._middle(hidden)
