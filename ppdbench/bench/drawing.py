@@ -14,10 +14,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ppdbench.bench.faithful import (
@@ -36,7 +39,7 @@ from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoder import Decoder, Proposer, Request, Setup
 from ppdbench.decoding.draft import Draft, offspring
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
-from ppdbench.decoding.shared_prompt import SharedPrompt
+from ppdbench.decoding.shared_prompt import KnownTexts, SharedPrompt
 from ppdbench.decoding.verify import Outcome, accept_sampled
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.whole import write_whole
@@ -49,6 +52,7 @@ from ppdbench.runs.workload import Item, Workload, limits_of
 LOT = 100  # outputs that are stored at once
 SLOTS = 16  # outputs that are drawn at once
 BATCH = 32  # prefixes that the stock model runs at once
+KEPT = 10_000_000  # of its probabilities, 16 bytes each
 LENGTH, PROMPTS = 4, 2  # tokens of an output and prompts, where nothing else is asked for
 AGAIN = 4  # times as many outputs, where the first may deviate by chance
 FILE = "draws.jsonl"
@@ -199,13 +203,14 @@ def verify(config: VerifyConfig, to: Destination) -> list[TestedMethod]:
         "tokens": asked.max_new_tokens,
     }
     draws = Draws.open(to.out, settings, resume=to.resume)
-    tests = []
+    known, tests = KnownTexts(), []
+    oracle = Oracle(ready.setup, asked.target)
     with ExitStack() as started:
         for label, (chosen, strategy) in zip(names, built, strict=True):
             entry = prepare(label, chosen, strategy, ready.setup, asked.target, alone=True)
             assert isinstance(entry, PreparedMethod)
             started.callback(entry.decoder.close)
-            drawer = Drawer(entry, strategy, ready, config, draws)
+            drawer = Drawer(entry, strategy, ready, config, draws, known, oracle)
             started.callback(drawer.close)
             tests.append(drawer.tested(exact=chosen.exact and entry.decoder.acceptance is None))
     return tests
@@ -221,11 +226,13 @@ class Drawer:
         ready: Ready,
         config: VerifyConfig,
         draws: Draws,
+        known: KnownTexts,
+        oracle: Oracle,
     ) -> None:
         self.label, self.ready = entry.label, ready
-        self.config, self.draws = config, draws
-        setup = ready.setup
-        self.batch = Batch(setup, session=SharedPrompt)
+        self.config, self.draws, self.oracle = config, draws, oracle
+        setup, session = ready.setup, partial(SharedPrompt, known=known)
+        self.batch = Batch(setup, session=session)
         self.lenders = self.batch.prepare(method(LENDER).build({}).prepare, SLOTS)
         if entry.decoder.alone is None:
             self.decoders = self.batch.prepare(strategy.prepare, SLOTS)
@@ -234,9 +241,8 @@ class Drawer:
             self.decoders = [entry.decoder]
         staged, spare = ready.loaded.staged, max(d[0].rows for d in (self.decoders, self.lenders))
         self.batch.reserve(SLOTS, spare)
-        self.session = SharedPrompt(staged, setup.capacity, spare=spare)
+        self.session = session(staged, setup.capacity, spare=spare)
         self.clock = Clock(staged.device)
-        self.oracle = Oracle(setup, config.decode.target)
 
     def close(self) -> None:
         """End what was begun for the slots."""
@@ -333,29 +339,62 @@ class Drawer:
 
 
 class Oracle:
-    """The exact probabilities that the stock model gives, prefix by prefix."""
+    """The exact probabilities that the stock model gives, prefix by prefix.
+
+    They are kept without their zeros, as far as there is room: what one method drew the next one
+    draws again.
+    """
 
     def __init__(self, setup: Setup, target: Target) -> None:
         self.model, self.target = setup.stock().model, target
+        self._prompts: dict[Prefix, Any] = {}  # what the model gave for each, with its cache
+        self._known: dict[tuple[Prefix, Prefix], tuple[npt.NDArray[np.int64], Floats, int]] = {}
+        self._room = KEPT
 
-    @torch.inference_mode()
     def after(
         self, prompt: Sequence[int], prefixes: Sequence[Prefix]
     ) -> Iterator[tuple[Prefix, Floats]]:
-        """Yield each prefix with the probabilities of what follows it."""
-        device = self.model.device
-        first = self.model(torch.tensor([prompt], device=device), use_cache=True)
-        cache = first.past_key_values
-        for length in sorted({len(prefix) for prefix in prefixes}):
-            same = [prefix for prefix in prefixes if len(prefix) == length]
+        """Yield each prefix with the probabilities of what follows it, the shortest first."""
+        begun, ordered = tuple(prompt), sorted(prefixes, key=len)
+        new = dict.fromkeys(prefix for prefix in ordered if (begun, prefix) not in self._known)
+        rows = self._computed(begun, [*new])
+        for prefix in ordered:
+            if prefix in new:
+                row = next(rows)
+                self._keep(begun, prefix, row)
+            else:
+                tokens, likely, width = self._known[begun, prefix]
+                row = np.zeros(width)
+                row[tokens] = likely
+            yield prefix, row
+
+    def _keep(self, prompt: Prefix, prefix: Prefix, row: Floats) -> None:
+        (tokens,) = row.nonzero()
+        if len(tokens) <= self._room:
+            self._known[prompt, prefix] = tokens, row[tokens], len(row)
+            self._room -= len(tokens)
+
+    def _computed(self, prompt: Prefix, prefixes: Sequence[Prefix]) -> Iterator[Floats]:
+        """The probabilities behind prefixes, which come by length."""
+        for length, group in groupby(prefixes, len):
+            same = [*group]
             for start in range(0, len(same), BATCH):
-                part = same[start : start + BATCH]
-                logits = first.logits[:, -1].expand(len(part), -1)
-                if length:
-                    past = copy.deepcopy(cache)
-                    past.batch_repeat_interleave(len(part))
-                    ids = torch.tensor(part, device=device)
-                    logits = self.model(ids, past_key_values=past).logits[:, -1]
-                texts = [[*prompt, *prefix] for prefix in part]
-                rows = self.target.distribution(logits, texts).double().cpu().numpy()
-                yield from zip(part, np.asarray(rows), strict=True)
+                yield from self._behind(prompt, same[start : start + BATCH], length)
+
+    @torch.inference_mode()
+    def _behind(self, prompt: Prefix, part: Sequence[Prefix], length: int) -> Floats:
+        """The probabilities behind prefixes of one length, row by row."""
+        device = self.model.device
+        if prompt not in self._prompts:
+            ids = torch.tensor([prompt], device=device)
+            self._prompts[prompt] = self.model(ids, use_cache=True)
+        first = self._prompts[prompt]
+        logits = first.logits[:, -1].expand(len(part), -1)
+        if length:
+            past = copy.deepcopy(first.past_key_values)
+            past.batch_repeat_interleave(len(part))
+            ids = torch.tensor(part, device=device)
+            logits = self.model(ids, past_key_values=past).logits[:, -1]
+        texts = [[*prompt, *prefix] for prefix in part]
+        rows: Floats = self.target.distribution(logits, texts).double().cpu().numpy()
+        return rows

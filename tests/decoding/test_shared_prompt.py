@@ -1,15 +1,23 @@
-"""A prompt that runs once gives the outputs of one that runs each time."""
+"""Prompts and beginnings that run once give the outputs of those that run each time."""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from ppdbench.decoding.decoder import Decoder, Request
+import pytest
+import torch
+from torch import Tensor
+
+from ppdbench.decoding import shared_prompt
+from ppdbench.decoding.decoder import Decoder, Proposer, Request
+from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
-from ppdbench.decoding.shared_prompt import SharedPrompt
+from ppdbench.decoding.shared_prompt import KnownTexts, SharedPrompt
+from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.taps import StateTap
 from ppdbench.methods.autoregressive import Greedy
 from ppdbench.methods.layerskip.strategy import LayerSkip, SelfSpeculation
 from tests.decoding.matrix import CLOCK
@@ -46,3 +54,132 @@ def test_outputs_are_those_of_a_session_that_runs_every_prompt(
         output(decoder, shared, prompt, seed) for prompt in PROMPTS for seed in range(4)
     ]
     assert ran == [5, 3, 5]
+
+
+# Beginnings
+
+
+class Guessing(Proposer):
+    """Drafts the same tokens each time, as a chain or a tree, and looks at states of layer 1."""
+
+    taps = (1,)
+    rows = 8
+
+    def __init__(self, parents: tuple[int, ...] | None) -> None:
+        self.parents = parents
+        self.seen: list[Tensor] = []
+
+    def start(self, session: Session, prefill: Any) -> None:
+        """Know nothing."""
+
+    def propose(self, session: Session, room: int) -> Draft:
+        guesses = [(session.tokens[-1] + n) % 20 for n in (1, 2, 3, 5)]
+        if self.parents is None:
+            return Draft.chain(guesses[:room])
+        return Draft.tree(guesses, list(self.parents))
+
+    def learn(self, session: Session, verified: Any) -> None:
+        self.seen += [verified.taps[1].clone(), verified.hidden.clone()]
+
+
+def flat(layers: int = 3) -> StagedModel:
+    stock = stock_model("llama", vocab_size=20, num_hidden_layers=layers)
+    model = StagedModel(stock, passes=FLAT)
+    assert model.flat is not None, model.path.why
+    return model
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each pass that is run."""
+    ran: list[int] = []
+    real = StagedModel.pass_over
+
+    def pass_over(self: StagedModel, hidden: Tensor, *given: Any) -> Tensor:
+        ran.append(hidden.shape[1])
+        return real(self, hidden, *given)
+
+    monkeypatch.setattr(StagedModel, "pass_over", pass_over)
+    return ran
+
+
+@pytest.mark.parametrize("parents", [None, (-1, -1, 1, 0), (-1, -1, -1, -1)])
+def test_beginnings_that_ran_before_give_what_they_gave(
+    parents: tuple[int, ...] | None, passes: list[int]
+) -> None:
+    model = flat()
+    found: dict[type[Session], tuple[list[tuple[int, ...]], list[Tensor], int]] = {}
+    for kind in (Session, SharedPrompt):
+        session, drafting = kind(model, 32, spare=8), Guessing(parents)
+        passes.clear()
+        outputs = [output(drafting, session, p, seed) for p in PROMPTS for seed in range(20)]
+        found[kind] = outputs, drafting.seen, sum(passes)
+    plain, shared = found[Session], found[SharedPrompt]
+    assert plain[0] == shared[0]
+    assert len(plain[1]) == len(shared[1])
+    assert all(map(torch.equal, plain[1], shared[1]))
+    assert shared[2] < 0.7 * plain[2]
+
+
+def test_sessions_share_what_they_know_and_methods_do(passes: list[int]) -> None:
+    model, known = flat(), KnownTexts()
+    greedy = Greedy().prepare(None)  # type: ignore[arg-type]
+    drafting = Guessing(None)
+    first, second, third = (SharedPrompt(model, 32, spare=8, known=known) for _ in range(3))
+    expected = output(drafting, first, PROMPTS[0], 0)
+    passes.clear()
+    assert output(drafting, second, PROMPTS[0], 0) == expected
+    assert passes == [len(PROMPTS[0])]  # each has rows of the prompt of its own
+    output(greedy, third, PROMPTS[0], 0)
+    rows = len(passes)
+    output(greedy, first, PROMPTS[0], 0)
+    assert len(passes) == rows
+
+
+def test_rows_of_another_model_are_not_handed_out(passes: list[int]) -> None:
+    known = KnownTexts()
+    greedy = Greedy().prepare(None)  # type: ignore[arg-type]
+    for layers in (3, 2):
+        model = flat(layers)
+        expected = output(greedy, Session(model, 32), PROMPTS[0], 0)
+        assert output(greedy, SharedPrompt(model, 32, known=known), PROMPTS[0], 0) == expected
+
+
+def test_what_is_too_much_to_keep_runs_again(
+    passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = flat()
+    greedy = Greedy().prepare(None)  # type: ignore[arg-type]
+    session = SharedPrompt(model, 32)
+    expected = output(greedy, session, PROMPTS[0], 0)
+    monkeypatch.setattr(shared_prompt, "KEPT_BYTES", 1)
+    small = SharedPrompt(model, 32)
+    for _ in range(2):
+        passes.clear()
+        assert output(greedy, small, PROMPTS[0], 0) == expected
+        assert passes[-7:] == [1] * 7
+
+
+def test_states_that_nobody_kept_are_not_handed_out(passes: list[int]) -> None:
+    session = SharedPrompt(flat(), 32)
+    session.reset(PROMPTS[0])
+    with torch.inference_mode():
+        session.prefill()
+        session.tokens.append(4)
+        for layer in (1, 2, 1):
+            seen: dict[int, Tensor] = {}
+            session.run_and_read(session.ids([4]), tap=StateTap([layer], seen))
+            assert seen.keys() == {layer}
+            session.cache.truncate(len(PROMPTS[0]))
+    # The second time another layer is looked at, the third time the newest row has only that.
+    assert len(passes) == 4
+
+
+def test_eager_rows_run_each_time(passes: list[int]) -> None:
+    model = StagedModel(stock_model("llama", vocab_size=20, num_hidden_layers=3))
+    greedy = Greedy().prepare(None)  # type: ignore[arg-type]
+    session = SharedPrompt(model, 32)
+    for _ in range(2):
+        passes.clear()
+        output(greedy, session, PROMPTS[0], 0)
+        assert passes[-7:] == [1] * 7
