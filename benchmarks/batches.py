@@ -14,7 +14,8 @@ else.
 `--exact` decodes with every method that runs, in batches of six sizes over four tasks, and counts
 verdicts: on passes that compute a row alike whatever stands beside it a single tie is a failure,
 and so is an output that the same method does not give alone. Each task and number type is a run of
-its own; what is cut off goes on where it was, and `--kept` counts what is there by now.
+its own; what is cut off goes on where it was, and `--kept` counts what is there by now. Tasks may
+be counted one by one: FILE.json keeps those that it has.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def exact(asked: argparse.Namespace) -> int:
         lacking=[*lacking, *verdicts.left_out(runs)],
     )
     print_sheets([*map(verdicts.by_label, runs), *verdicts.sheets(found)])
-    keep(found, asked.save)
+    keep(verdicts.joined(found, asked.save), asked.save)
     return int(any(verdicts.is_wrong(run, flat=verdicts.is_flat(run)) for run in runs))
 
 

@@ -5,8 +5,9 @@
 
 What `ppdbench bench --verify-distribution` finds for two ways to cut the distribution at two
 temperatures, and for a third whose probabilities depend on the text. Draws are kept in --work: a
-run that is interrupted goes on. Takes a minute or two for each method and setting on the embedded
-model, several on SmolLM2.
+run that is interrupted goes on. Settings and methods may be drawn one by one: FILE.json keeps those
+that it has. Takes a minute or two for each method and setting on the embedded model, several on
+SmolLM2.
 """
 
 from __future__ import annotations
@@ -119,6 +120,29 @@ def _shown(row: Mapping[str, Any]) -> str:
     return f"{p_value(row)}{verdict}"
 
 
+def joined(content: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """Join what was found with whatever the file it goes to holds and was not drawn anew."""
+    if path is None or not path.exists():
+        return content
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("model", "dtype", "draws", "versions"):
+        if before[name] != content[name]:
+            raise SystemExit(
+                f"sampled: {path} has {name} {before[name]}, these draws {content[name]}; "
+                "name another file, or delete it"
+            )
+    settings = {}
+    for name in dict.fromkeys((*SETTINGS, *content["settings"])):
+        rows = _by_method(before, name) | _by_method(content, name)
+        if rows:
+            settings[name] = [*rows.values()]
+    return {**content, "settings": settings}
+
+
+def _by_method(content: Mapping[str, Any], setting: str) -> dict[str, Any]:
+    return {row["method"]: row for row in content["settings"].get(setting, ())}
+
+
 def _versions() -> str:
     from importlib.metadata import version
 
@@ -134,7 +158,7 @@ def main() -> None:
     parser.add_argument("--method", action="append", help="these alone")
     parser.add_argument("--setting", action="append", choices=[*SETTINGS], help="these alone")
     parser.add_argument("--work", type=Path, default=Path("results/sampled"))
-    parser.add_argument("--save", type=Path, help="keep the figures, as .json")
+    parser.add_argument("--save", type=Path, help="keep the figures, as .json, beside its others")
     asked = parser.parse_args()
     content = {
         "model": asked.model,
@@ -143,6 +167,7 @@ def main() -> None:
         "versions": _versions(),
         "settings": tested(asked),
     }
+    content = joined(content, asked.save)
     emit(sheets(content), None, "markdown")
     if asked.save is not None:
         write_whole(asked.save, json.dumps(content, indent=1) + "\n", make_folder=True)

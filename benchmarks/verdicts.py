@@ -15,6 +15,7 @@ import msgspec
 
 from ppdbench.bench.labels import label_alone
 from ppdbench.engine.flat.choice import FLAT, kind_of_passes
+from ppdbench.errors import ConfigError
 from ppdbench.report.sheet import Cell, Sheet, marked
 from ppdbench.runs.records import Header, Sample, decoding
 
@@ -118,6 +119,25 @@ def left_out(runs: Iterable[CountedRun]) -> list[str]:
 def not_there(run: CountedRun) -> dict[str, str]:
     """Methods of a run that could not run, by label, and why."""
     return {**(run.header.left_out or {}), **run.header.not_run}
+
+
+def joined(found: VerdictCounts, path: Path | None) -> VerdictCounts:
+    """Join what was counted with the tasks of the file it goes to that were not counted anew.
+
+    The machine is that of what was counted last.
+    """
+    if path is None or not path.exists():
+        return found
+    before, name = stored(path), "{0.model}, {0.examples} examples, {0.tokens} tokens".format
+    if name(before) != name(found):
+        raise ConfigError(
+            f"{path} is of {name(before)}, these counts of {name(found)}; name another file, or "
+            "delete it"
+        )
+    anew = {(each.task, each.dtype) for each in found.methods}
+    kept = [each for each in before.methods if (each.task, each.dtype) not in anew]
+    lacking = [*dict.fromkeys((*before.lacking, *found.lacking))]
+    return msgspec.structs.replace(found, methods=[*kept, *found.methods], lacking=lacking)
 
 
 # Judging

@@ -27,7 +27,7 @@ Text = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """What a model gave for the last token of a text: its cache rows, states, and readout."""
+    """The row of the last token of a text: what it put into the cache, states, and readout."""
 
     cached: Sequence[Tensor]
     hidden: Tensor  # [hidden]

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from benchmarks import batches, readme, verdicts
 from ppdbench.bench import claims
+from ppdbench.errors import ConfigError
 from ppdbench.runs.workload import FinishedRun
 
 MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300,agree=0.9"
@@ -109,6 +110,37 @@ def test_counts_go_on_where_they_were_and_stand_on_pages(
     block = "<!-- results/batches/exact-small.json: Verdicts of all methods -->\n<!-- end -->"
     assert "10 of 10" in readme.rendered(block)
     capsys.readouterr()
+
+
+def test_tasks_are_counted_one_by_one(tmp_path: Path) -> None:
+    def counts(*tasks: str, identical: int = 5, examples: int = 5) -> verdicts.VerdictCounts:
+        methods = [
+            verdicts.MethodVerdicts(
+                method="greedy",
+                task=task,
+                dtype="float32",
+                batch=2,
+                verdicts={"identical": identical},
+                changed=0,
+            )
+            for task in tasks
+        ]
+        return verdicts.VerdictCounts(
+            machine="one", model="m", examples=examples, tokens=8, methods=methods, lacking=["x"]
+        )
+
+    path = tmp_path / "exact-m.json"
+    assert verdicts.joined(counts("squad"), path) == counts("squad")
+    batches.keep(counts("squad", "xsum"), path)
+    found = verdicts.joined(counts("squad", "gsm8k", identical=4), path)
+    assert {each.task: each.verdicts["identical"] for each in found.methods} == {
+        "xsum": 5,
+        "squad": 4,
+        "gsm8k": 4,
+    }
+    assert found.lacking == ["x"]
+    with pytest.raises(ConfigError, match="is of m, 5 examples, 8 tokens, these counts of m, 3"):
+        verdicts.joined(counts("squad", examples=3), path)
 
 
 def test_an_output_that_a_method_does_not_give_alone_is_a_failure(

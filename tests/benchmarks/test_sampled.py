@@ -37,6 +37,26 @@ def test_what_is_drawn_and_found_is_kept_and_not_drawn_again(
     assert json.loads((tmp_path / "a").read_text("utf-8"))["settings"][SETTING] == [row]
 
 
+def test_settings_and_methods_are_kept_beside_those_drawn_anew(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    first, other = [*sampled.SETTINGS][:2]
+    begun = {**CONTENT, "settings": {other: [found("greedy", 0.5, "faithful", 0.01, 0.9)]}}
+    assert sampled.joined(begun, path) == begun
+    path.write_text(json.dumps(begun), "utf-8")
+    new = {
+        other: [found("odd", 0.2, "faithful", 0.01, 0.9)],
+        first: [found("greedy", 0.7, "faithful", 0.01, 0.9)],
+    }
+    after = sampled.joined({**CONTENT, "settings": new}, path)["settings"]
+    assert [*after] == [first, other]
+    assert [row["method"] for row in after[other]] == ["greedy", "odd"]
+    again = {other: [found("greedy", 0.1, "faithful", 0.01, 0.9)]}
+    (row,) = sampled.joined({**CONTENT, "settings": again}, path)["settings"][other]
+    assert row["p_value"] == 0.1
+    with pytest.raises(SystemExit, match="versions torch 1, transformers 2, these draws torch 2"):
+        sampled.joined({**CONTENT, "versions": "torch 2"}, path)
+
+
 def found(method: str, p: float, verdict: str, high: float, power: float) -> dict[str, Any]:
     return {
         "method": method,
