@@ -187,6 +187,7 @@ measured: $(READY)
 curve: $(READY) smollm2
 	$(BIN)/python -m benchmarks.curve smollm2 --threads 1,2 --save $(MEASURED)/curve.json \
 	    --plot docs/pass-curve.png > /dev/null
+	$(BIN)/python -m benchmarks.busy --save $(MEASURED)/busy.json > /dev/null
 	$(MAKE) readme
 
 # Speculation in batches, as docs/batches.md shows it.

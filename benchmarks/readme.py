@@ -32,6 +32,7 @@ from rich.console import Console
 from benchmarks import (
     batch_steps,
     batches,
+    busy,
     curve,
     exactness,
     faithful,
@@ -123,6 +124,8 @@ def _sheets(path: Path) -> list[Sheet]:
         return faithful.sheets(content) if "planted" in content else sampled.sheets(content)
     if path.name == recurrent.FILE:
         return recurrent.sheets(recurrent.stored(path))
+    if path.name == busy.FILE:
+        return busy.sheets(busy.stored(path))
     if path.suffix == curve.STORED:
         return curve.sheets(curve.stored(path))
     (stored,) = read_runs([path])
