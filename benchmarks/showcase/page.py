@@ -23,13 +23,17 @@ from ppdbench.report.page.parts import Section, facts, folded, gallery, paragrap
 from ppdbench.report.page.runs import Run, read_runs
 from ppdbench.report.page.sections.setting import told_of
 from ppdbench.report.page.sections.speed import losses
-from ppdbench.report.pictures.drawing import Drawing
+from ppdbench.report.pictures.drawing import Drawing, joined
+from ppdbench.report.pictures.files import save
+from ppdbench.report.pictures.probes import match_rates
+from ppdbench.report.probe_tables import label
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.tables import TABLES
 from ppdbench.tables.steps import missing, stored_runs
 
 Summary = Mapping[str, Any]
-PAGE, MAIN = "showcase.html", "showcase"
+PAGE, MAIN, PICTURE = "showcase.html", "showcase", "match-rates.png"
+PICTURED = ("gsm8k", "xsum")  # a task each where much is repeated, and where little is
 ABOUT = ("Model", "Numbers", "Ran on", "Tasks", "Prompts")  # facts that stand on top
 WORDS = (
     "Speedup: the time that greedy decoding takes, over the time that the method takes, for the "
@@ -56,6 +60,7 @@ def make(asked: ShowcaseAsked, failed: Sequence[str]) -> Path:
     first = [_front(asked, benches, failed)]
     path = asked.folder / PAGE
     write_whole(path, page(runs, first, [tables]).text, make_folder=True)
+    _draw_match_rates(runs, asked.folder / PICTURE)
     if benches:
         sheet = main_table(benches)
         rows = [dict(zip(sheet.header, row, strict=True)) for row in sheet.rows]
@@ -73,6 +78,15 @@ def _folders(asked: ShowcaseAsked) -> list[Path]:
     if not there:
         raise ConfigError(f"{asked.folder} holds no run yet; run the showcase without --page")
     return there
+
+
+def _draw_match_rates(runs: Sequence[Run], path: Path) -> None:
+    """Draw what each layer knows in two of the tasks, of the first run that says it."""
+    for run in runs:
+        rates = [rate for rate in run.rates if rate.task in PICTURED] if run.is_probe else []
+        if rates:
+            save(joined(match_rates("probe", rates), label(run.header)), path)
+            return
 
 
 def _has_samples(place: Path) -> bool:

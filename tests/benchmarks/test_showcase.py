@@ -136,6 +136,7 @@ def test_a_page_of_it_all_is_made(made: tuple[Path, list[str]]) -> None:
     assert {"layerskip", "prompt-lookup", "transformers:greedy"} <= {row["method"] for row in rows}
     assert "squad" in text
     assert "float32" in (made[0] / "showcase.md").read_text("utf-8")
+    assert (made[0] / page.PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_done_is_not_done_again(
