@@ -26,9 +26,9 @@ from ppdbench.engine.quiet import quiet
 from ppdbench.errors import PpdbenchError
 from ppdbench.files.whole import write_whole
 from ppdbench.machine import environment
-from ppdbench.report.curve_tables import curve_sheet
+from ppdbench.report.curve_tables import pass_curve_sheet
 from ppdbench.report.export import emit, to_markdown
-from ppdbench.report.pictures.files import save
+from ppdbench.report.pictures.files import save_picture
 from ppdbench.report.pictures.passes import curve_picture
 from ppdbench.report.sheet import Sheet, marked
 from ppdbench.runs.records import Environment
@@ -81,7 +81,7 @@ def stored(path: Path) -> MeasuredCurves:
 
 def sheets(found: MeasuredCurves) -> list[Sheet]:
     """The tables of all curves, with the machine below each."""
-    return marked([curve_sheet(curve) for curve in found.curves], found.machine)
+    return marked([pass_curve_sheet(curve) for curve in found.curves], found.machine)
 
 
 def main() -> int:
@@ -113,7 +113,7 @@ def _carry_out(asked: argparse.Namespace) -> int:
     if asked.markdown is not None:
         write_whole(asked.markdown, to_markdown(tables) + "\n")
     if asked.plot is not None:
-        save(curve_picture(found.curves), asked.plot)
+        save_picture(curve_picture(found.curves), asked.plot)
     return 0
 
 

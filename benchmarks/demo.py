@@ -203,7 +203,7 @@ def exactness(bench: Run) -> Iterator[str]:
 def promised(probe: Run) -> Iterator[str]:
     """Say what theory makes of the match rates half-way up."""
     half = (probe.header.model.n_layers + 1) // 2
-    rows = theory_tables.measure(probe.stored, theory_tables.RowFilter(), probe.ranks).rows
+    rows = theory_tables.measured_rows(probe.stored, theory_tables.RowFilter(), probe.ranks).rows
     found = [r for r in rows if (r.layer, r.k, r.head) == (half, K, "N") and r.speedup is not None]
     if found:
         speedups = ", ".join(f"{row.speedup:.2f}x on {row.task}" for row in found)

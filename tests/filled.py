@@ -124,7 +124,7 @@ def answers(header: Told, label: str, samples: Sequence[Told]) -> tuple[list[Any
 
 
 def write_answers(path: Any, header: Told, samples: Sequence[Told]) -> dict[Path, int]:
-    return fastchat.write_answers(path, header_of(header), _decoded(samples))
+    return fastchat.write_fastchat_answers(path, header_of(header), _decoded(samples))
 
 
 def score_samples(names: Iterable[str], samples: Sequence[Told]) -> dict[str, float]:

@@ -19,13 +19,20 @@ from ppdbench.report import decode_tables, evidence
 from ppdbench.report.export import write
 from ppdbench.report.html import Child, h
 from ppdbench.report.page.document import page
-from ppdbench.report.page.parts import Section, facts, folded, gallery, paragraphs, table
+from ppdbench.report.page.parts import (
+    Section,
+    definition_list,
+    folded,
+    gallery,
+    html_table,
+    paragraphs,
+)
 from ppdbench.report.page.runs import Run, read_runs
 from ppdbench.report.page.sections.setting import told_of
 from ppdbench.report.page.sections.speed import losses
-from ppdbench.report.pictures.drawing import Drawing, joined
-from ppdbench.report.pictures.files import save
-from ppdbench.report.pictures.probes import match_rates
+from ppdbench.report.pictures.drawing import Drawing, side_by_side
+from ppdbench.report.pictures.files import save_picture
+from ppdbench.report.pictures.probes import match_curves
 from ppdbench.report.probe_tables import label
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.tables import TABLES
@@ -85,7 +92,7 @@ def _draw_match_rates(runs: Sequence[Run], path: Path) -> None:
     for run in runs:
         rates = [rate for rate in run.rates if rate.task in PICTURED] if run.is_probe else []
         if rates:
-            save(joined(match_rates("probe", rates), label(run.header)), path)
+            save_picture(side_by_side(match_curves("probe", rates), label(run.header)), path)
             return
 
 
@@ -98,12 +105,12 @@ def _front(asked: ShowcaseAsked, benches: Sequence[Run], failed: Sequence[str]) 
     body: list[Child] = []
     if benches:
         about = [(name, told) for name, told in told_of(benches[0]) if name in ABOUT and told]
-        body += [facts(about), *paragraphs(WORDS), table(main_table(benches))]
+        body += [definition_list(about), *paragraphs(WORDS), html_table(main_table(benches))]
         for run in benches:
             told = losses(run.overall)
             body += [h("h3", f"Losses, {run.header.model.dtype}"), *told[1:]] if told else []
     if (trained := trained_parts(asked.model)) is not None:
-        body.append(table(trained))
+        body.append(html_table(trained))
     absent = [*lacking(asked), *(f"failed: {why}" for why in failed), *_unfinished(asked)]
     if absent:
         body += [h("h3", "What is not here, and why"), h("ul", (h("li", why) for why in absent))]
@@ -209,4 +216,6 @@ def _papers(asked: ShowcaseAsked) -> Iterator[Child]:
             drawing: Drawing = made.picture(stored)
             yield gallery([drawing])
         settings = paragraphs(*laid.shown[0].lead, class_="note")
-        yield folded(f"The table, {len(laid.data.rows)} rows", settings, map(table, laid.shown))
+        yield folded(
+            f"The table, {len(laid.data.rows)} rows", settings, map(html_table, laid.shown)
+        )

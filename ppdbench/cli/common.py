@@ -303,19 +303,19 @@ def check_pictures(*paths: str | None) -> None:
     """Refuse pictures that could not be written, before any work is done."""
     asked = [path for path in paths if path is not None]
     if asked:
-        from ppdbench.report.pictures.files import check_path
+        from ppdbench.report.pictures.files import check_picture_path
 
         for path in asked:
-            check_path(path)
+            check_picture_path(path)
 
 
 def check_exports(paths: Sequence[str]) -> None:
     """Refuse files that the result could not be written to, before any work is done."""
     if paths:
-        from ppdbench.report.export import check_path
+        from ppdbench.report.export import check_table_path
 
         for path in paths:
-            check_path(path)
+            check_table_path(path)
 
 
 def reading_notes(runs: Sequence[StoredRun]) -> None:

@@ -164,7 +164,7 @@ def _pin(choices: Sequence[Choice], shard: Shard) -> None:
 
 
 def _draw_timeline(run: FinishedRun, path: str) -> None:
-    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.files import save_picture
     from ppdbench.report.pictures.timeline import timeline
     from ppdbench.runs.records import DecodedSample
 
@@ -173,27 +173,27 @@ def _draw_timeline(run: FinishedRun, path: str) -> None:
     facts = next(iter(run.header.facts.values()))
     model = run.header.model
     words = f"{facts['form']}, k = {facts['k']}, exit after {facts['exit_after']} layers"
-    save(timeline(events, f"ppd ({words}) on {model.name}, {model.dtype}"), path)
+    save_picture(timeline(events, f"ppd ({words}) on {model.name}, {model.dtype}"), path)
     notice(f"picture: {path}")
 
 
 def _draw_batches(run: Run, path: str) -> None:
     from ppdbench.report.pictures.batches import batch_picture
-    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.files import save_picture
 
     model = run.header.model
     drawing = batch_picture("batches", run.overall, f"{model.name}, {model.dtype}")
     if drawing is None:
         notice("note: no picture: nothing was timed")
         return
-    save(drawing, path)
+    save_picture(drawing, path)
     notice(f"picture: {path}")
 
 
 def _write_answers(run: FinishedRun, path: str) -> None:
-    from ppdbench.report.answers import write_answers
+    from ppdbench.report.answers import write_fastchat_answers
 
-    for place, lacking in write_answers(path, run.header, run.samples).items():
+    for place, lacking in write_fastchat_answers(path, run.header, run.samples).items():
         notice(f"answers: {place}")
         if lacking:
             notice(f"note: {lacking} questions are not in it: a turn failed or is not done yet")

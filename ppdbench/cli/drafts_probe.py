@@ -72,13 +72,16 @@ def probe_drafts(
     if plot is not None:
         from ppdbench.probe.accuracy import accuracies
         from ppdbench.report.pictures import probes
-        from ppdbench.report.pictures.drawing import joined
-        from ppdbench.report.pictures.files import save
+        from ppdbench.report.pictures.drawing import side_by_side
+        from ppdbench.report.pictures.files import save_picture
         from ppdbench.report.probe_tables import label
 
         rows = accuracies(run.samples)
-        drawn = probes.accuracies("probe", rows, panel="distance", line="method")
-        save(joined(drawn, label(run.header), columns=len({row.distance for row in rows})), plot)
+        drawn = probes.accuracy_curves("probe", rows, panel="distance", line="method")
+        save_picture(
+            side_by_side(drawn, label(run.header), columns=len({row.distance for row in rows})),
+            plot,
+        )
         notice(f"picture: {plot}")
     if calibration is not None:
         _calibrate(run, calibration)

@@ -119,7 +119,7 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
     sheets = [_environment_sheet(description)]
     _say_what_is_unused(ctx, asked)
     if curve:
-        from ppdbench.report.curve_tables import curve_sheet
+        from ppdbench.report.curve_tables import pass_curve_sheet
 
         assert spec is not None
         found = _measure_curve(spec, options)
@@ -131,7 +131,7 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
             )
             notice(f"warning: {warned[-1]}")
         result |= found.to_dict()
-        sheets.append(curve_sheet(found))
+        sheets.append(pass_curve_sheet(found))
     elif baseline:
         assert spec is not None
         report = _compare(spec, options)
@@ -199,10 +199,10 @@ def _measure_curve(spec: ModelSpec, options: dict[str, Any]) -> PassCurve:
             progress=report,
         )
     if (plot := options["plot"]) is not None:
-        from ppdbench.report.pictures.files import save
+        from ppdbench.report.pictures.files import save_picture
         from ppdbench.report.pictures.passes import curve_picture
 
-        save(curve_picture([found]), plot)
+        save_picture(curve_picture([found]), plot)
         notice(f"picture: {plot}")
     return found
 

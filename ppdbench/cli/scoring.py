@@ -78,7 +78,7 @@ class Scoring:
             to = Destination(out=out, resume=begun, report=report)
             scored = run_decode(config, to, kind="bench")
         found = summarize(scored.header, add_up(scored.samples))
-        emit([decode_tables.quality(found)], None, "table")
+        emit([decode_tables.scores_sheet(found)], None, "table")
         notice(f"run: {scored.path}")
 
     def _config(self, model: Path, methods: Sequence[str]) -> DecodeConfig:

@@ -34,13 +34,13 @@ def probe_similarity(
         return 0
     outputs.of_similarity(run.header, run.samples, str(run.path)).emit(form)
     if plot is not None:
-        from ppdbench.probe.similarity import similarities as measured
-        from ppdbench.report.pictures.drawing import joined
-        from ppdbench.report.pictures.files import save
-        from ppdbench.report.pictures.probes import similarities
+        from ppdbench.probe.similarity import similarities
+        from ppdbench.report.pictures.drawing import side_by_side
+        from ppdbench.report.pictures.files import save_picture
+        from ppdbench.report.pictures.probes import similarity_curves
         from ppdbench.report.probe_tables import label
 
-        drawn = similarities("probe", measured(run.samples))
-        save(joined(drawn, label(run.header)), plot)
+        drawn = similarity_curves("probe", similarities(run.samples))
+        save_picture(side_by_side(drawn, label(run.header)), plot)
         notice(f"picture: {plot}")
     return command.end(run)

@@ -164,7 +164,7 @@ def _result(
     from ppdbench.report.export import emit, write
 
     found = swept(run.header, add_up(run.samples))
-    content, sheets = sweep_tables.to_json(found), sweep_tables.sheets(found)
+    content, sheets = sweep_tables.sweep_json(found), sweep_tables.sheets(found)
     every = [sweep_tables.long(found)]
     if form == "table":
         _print(found)
@@ -179,21 +179,20 @@ def _result(
 
 def _print(found: Swept) -> None:
     from ppdbench.report.sweep_map import print_map
-    from ppdbench.report.sweep_tables import by_batch, cells, typed
-    from ppdbench.report.sweep_tables import verdict as best
+    from ppdbench.report.sweep_tables import best_setting, by_batch, cells, typed
     from ppdbench.report.terminal import people, print_sheets
 
     print_sheets([cells(found)])
     print_map(found, people())
-    print_sheets([best(found), *by_batch(found)])
+    print_sheets([best_setting(found), *by_batch(found)])
     line = typed(found)
     if line is not None:
         say(line)  # not through rich, which would wrap it
 
 
 def _draw(found: Swept, path: str) -> None:
-    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.files import save_picture
     from ppdbench.report.pictures.sweep import sweep_picture
 
-    save(sweep_picture(found), path)
+    save_picture(sweep_picture(found), path)
     notice(f"picture: {path}")

@@ -191,9 +191,9 @@ def _show(table: PaperTable, laid: TableSheets, form: str, exports: Sequence[str
 
 
 def _draw(table: PaperTable, runs: Sequence[StoredRun], path: str) -> None:
-    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.files import save_picture
 
-    save(table.picture(runs), path)
+    save_picture(table.picture(runs), path)
     notice(f"picture: {path}")
 
 

@@ -135,7 +135,7 @@ def _from_run(answer: TheoryOutput, options: dict[str, Any], form: str, drawn: b
     run = read_whole(options["run"])
     reading_notes([run])
     chosen = {name: options[name] for name in ("exit_after", *ONLY_WITH_RUN)}
-    measured = theory_tables.measure(run, theory_tables.RowFilter(ks=options["k"], **chosen))
+    measured = theory_tables.measured_rows(run, theory_tables.RowFilter(ks=options["k"], **chosen))
     table = theory_tables.run_sheets(measured)
     answer.sheets += table if form == "table" else [theory_tables.run_sheet(measured)]
     answer.json.update(measured.to_json())
@@ -157,20 +157,20 @@ def _add_figures(answer: TheoryOutput, form: str) -> None:
 
 
 def _check_plot(path: str) -> None:
-    from ppdbench.report.pictures.files import check_path
+    from ppdbench.report.pictures.files import check_picture_path
 
-    check_path(path)
+    check_picture_path(path)
 
 
 def _draw(answer: TheoryOutput, path: str) -> None:
     from ppdbench.report import theory_tables
-    from ppdbench.report.pictures.files import save
-    from ppdbench.report.pictures.theory import tradeoff
+    from ppdbench.report.pictures.files import save_picture
+    from ppdbench.report.pictures.theory import tradeoff_picture
 
     names = {"measured": answer.measured}
     series = {names.get(name, name): points for name, points in answer.series.items()}
     if set(series) == {"given"}:
         # One point alone says nothing; the paper's show where it lies.
         series = {"paper": theory_tables.paper_points(), **series}
-    save(tradeoff(series), path)
+    save_picture(tradeoff_picture(series), path)
     notice(f"picture: {path}")

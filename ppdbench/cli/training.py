@@ -169,7 +169,7 @@ def _say_what_was_left(training: Training) -> None:
 def carry_out(training: Training, resume: bool, dtype: torch.dtype | None) -> int:
     """Train, save in this type or else the model's, and say what it was worth."""
     from ppdbench.report.export import emit
-    from ppdbench.report.pictures.files import save as save_picture
+    from ppdbench.report.pictures.files import save_picture
     from ppdbench.report.pictures.training import training_curves
     from ppdbench.report.training_tables import quality_sheet
     from ppdbench.training.record import read_log

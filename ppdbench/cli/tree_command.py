@@ -148,13 +148,13 @@ def _config(ctx: click.Context, options: dict[str, Any]) -> BuildConfig:
 
 
 def _draw_curve(built: Built, path: str) -> None:
-    from ppdbench.report.pictures.files import save
+    from ppdbench.report.pictures.files import save_picture
     from ppdbench.report.pictures.trees import speedup_curve
 
     label = built.plan.accuracies.method
     if built.latency is not None:
         label = f"{label}, {built.latency.label}"
-    save(speedup_curve(built, label), path)
+    save_picture(speedup_curve(built, label), path)
     notice(f"picture: {path}")
 
 
@@ -208,10 +208,10 @@ def show_command(file: str, calibration: str | None, plot: str | None, form: str
     else:
         emit([tree_tables.nodes_sheet(shown)], tree_tables.shown_json(shown), form)
     if plot is not None:
-        from ppdbench.report.pictures.files import save
+        from ppdbench.report.pictures.files import save_picture
         from ppdbench.report.pictures.trees import tree_picture
 
-        save(tree_picture(shown, shown.title), plot)
+        save_picture(tree_picture(shown, shown.title), plot)
         notice(f"picture: {plot}")
     if accuracies is not None and accuracies.doubt():
         notice(f"warning: {accuracies.doubt()}")

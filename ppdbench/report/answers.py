@@ -30,7 +30,9 @@ def check_answers(path: str, tasks: Sequence[str]) -> None:
         )
 
 
-def write_answers(path: str | Path, header: Header, samples: Iterable[Sample]) -> dict[Path, int]:
+def write_fastchat_answers(
+    path: str | Path, header: Header, samples: Iterable[Sample]
+) -> dict[Path, int]:
     """Write each method's answers; the files, and how many questions each lacks."""
     path = Path(path)
     groups: dict[str, list[Decoding]] = {}

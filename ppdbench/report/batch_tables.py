@@ -51,7 +51,7 @@ def comparison(
     return [
         *(sheet for part in parts for sheet in sheets(part)),
         *([decode_tables.beside_peers(peers)] if peers else []),
-        *([decode_tables.quality(summaries)] if scored else []),
+        *([decode_tables.scores_sheet(summaries)] if scored else []),
     ]
 
 

@@ -11,7 +11,7 @@ OTHER_WORDS = (
 )
 
 
-def curve_sheet(found: PassCurve) -> Sheet:
+def pass_curve_sheet(found: PassCurve) -> Sheet:
     """Both sides' times by rows, beside one row's, and below them the limit and the path."""
     one, points = found.points[0], found.points
     columns = {

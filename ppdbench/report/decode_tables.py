@@ -29,7 +29,7 @@ def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
         _identity(summaries),
         *pipeline_tables.sheets(summaries),
         *profile_tables.sheets(summaries),
-        *([quality(summaries)] if _scored(summaries) else []),
+        *([scores_sheet(summaries)] if _scored(summaries) else []),
     ]
 
 
@@ -46,8 +46,8 @@ def comparison(
         *([beside_peers(peers)] if peers else []),
         *pipeline_tables.sheets(summaries),
         *profile_tables.sheets(summaries),
-        *memory(overall),
-        *([quality(summaries)] if _scored(summaries) else []),
+        *method_memory(overall),
+        *([scores_sheet(summaries)] if _scored(summaries) else []),
     ]
 
 
@@ -63,7 +63,7 @@ def beside_peers(peers: Sequence[Beside]) -> Sheet:
     )
 
 
-def memory(summaries: Sequence[Summary]) -> list[Sheet]:
+def method_memory(summaries: Sequence[Summary]) -> list[Sheet]:
     """Show the memory that each method keeps beside the model and its cache."""
     known = [s for s in summaries if s["memory"] is not None]
     if not known:
@@ -199,7 +199,7 @@ def _scored(summaries: Sequence[Summary]) -> bool:
     return any(s["quality"] for s in summaries)
 
 
-def quality(summaries: Sequence[Summary]) -> Sheet:
+def scores_sheet(summaries: Sequence[Summary]) -> Sheet:
     """The scores of every task and method."""
     rows = tuple(
         (s["task"], s["label"], metric, value)

@@ -69,7 +69,7 @@ def _latex_number(cell: str) -> str:
     return re.sub(r"(?<!\\)%", r"\%", cell)
 
 
-def to_json(value: Any) -> str:
+def json_text(value: Any) -> str:
     """Strict JSON: a NaN here would be a bug, not a number."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     return clean(text, "json") + "\n"
@@ -88,16 +88,16 @@ def emit(sheets: Sequence[Sheet], json_value: Any, form: str) -> None:
 
 
 def _text(sheets: Sequence[Sheet], json_value: Any, form: str) -> str:
-    return to_json(json_value) if form == "json" else WRITERS[form](sheets)
+    return json_text(json_value) if form == "json" else WRITERS[form](sheets)
 
 
-def check_path(path: str | Path) -> Path:
+def check_table_path(path: str | Path) -> Path:
     """Refuse a file that `write` could not write."""
     return paths.check_path(path, FORM_OF, "table")
 
 
 def write(path: str | Path, sheets: Sequence[Sheet], json_value: Any) -> None:
     """Write the result of a command to a file, in the form that its suffix names."""
-    path = check_path(path)
+    path = check_table_path(path)
     text = _text(sheets, json_value, FORM_OF[path.suffix.lower()])
     write_whole(path, text, make_folder=True)

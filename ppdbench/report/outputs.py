@@ -87,7 +87,7 @@ def of_sweep(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
     """Build the output of `sweep`."""
     found = swept(header, sums)
     return PrintedOutput(
-        sweep_tables.sheets(found), sweep_tables.long(found), sweep_tables.to_json(found)
+        sweep_tables.sheets(found), sweep_tables.long(found), sweep_tables.sweep_json(found)
     )
 
 

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from ppdbench.report.html import Child, h
 from ppdbench.report.outputs import PrintedOutput, of_run
-from ppdbench.report.page.parts import table
+from ppdbench.report.page.parts import html_table
 from ppdbench.report.page.runs import Run
-from ppdbench.report.terminal import drawn, printed_width
+from ppdbench.report.terminal import printed_width, table_lines
 from ppdbench.runs.records import FailedSample, Header, Sample
 from ppdbench.runs.store import StoredRun
 
@@ -111,11 +111,11 @@ class Result:
         for number, sheet in enumerate(self.output.sheets):
             if number:
                 yield Text()
-            yield from drawn(sheet.cleaned("terminal"), width)
+            yield from table_lines(sheet.cleaned("terminal"), width)
         if self.problems:
             yield Text()
         yield from map(Text, self.problems)
 
     def _repr_html_(self) -> str:
         wrong: list[Child] = [h("p", h("strong", text)) for text in self.problems]
-        return str(h("div", map(table, self.output.sheets), wrong))
+        return str(h("div", map(html_table, self.output.sheets), wrong))

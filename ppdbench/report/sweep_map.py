@@ -52,7 +52,7 @@ def print_map(found: Swept, console: Console) -> None:
     draw = _bars if len(found.axes) == 1 else _blocks
     for line in draw(found, console.width):
         console.print(line, no_wrap=True, overflow="crop", soft_wrap=False)
-    console.print(Text("   ".join(legend(found)), style="dim"))
+    console.print(Text("   ".join(marks_legend(found)), style="dim"))
     console.print()
 
 
@@ -63,7 +63,7 @@ def map_title(found: Swept) -> str:
     return f"Speedup over greedy by {' and '.join(names[:2])}{over}"
 
 
-def kind(found: Swept, cell: Cell) -> str:
+def cell_kind(found: Swept, cell: Cell) -> str:
     """Name the way a cell is drawn."""
     return "best" if found.leaders and cell is found.leaders[0] else cell.standing
 
@@ -101,12 +101,12 @@ def _row(found: Swept, label: str, cells: Sequence[Cell], column: int) -> Text:
     line = Text(f"{label}  ")
     for cell in cells:
         line.append(" ")
-        line.append(_marked(found, cell).rjust(column - 1), STYLES.get(kind(found, cell), ""))
+        line.append(_marked(found, cell).rjust(column - 1), STYLES.get(cell_kind(found, cell), ""))
     return line
 
 
 def _marked(found: Swept, cell: Cell) -> str:
-    return f"{MARKS[kind(found, cell)]}{cell_text(found, cell)}"
+    return f"{MARKS[cell_kind(found, cell)]}{cell_text(found, cell)}"
 
 
 def _bars(found: Swept, width: int) -> Iterator[Text]:
@@ -119,7 +119,7 @@ def _bars(found: Swept, width: int) -> Iterator[Text]:
     for value, head in heads.items():
         cell = found.best_at({name: value})
         bar = _bar(cell.speedup or 0.0, most, room)
-        style = STYLES.get(kind(found, cell), "").rpartition(" ")[2]
+        style = STYLES.get(cell_kind(found, cell), "").rpartition(" ")[2]
         line = Text(f"{head:<{label}}  ")
         yield line.append(bar, style).append(f"  {_marked(found, cell)}")
     yield Text()
@@ -139,10 +139,10 @@ def _drawn(found: Swept) -> list[Cell]:
     return [found.best_at(dict(zip(names, place, strict=True))) for place in places]
 
 
-def legend(found: Swept) -> list[str]:
+def marks_legend(found: Swept) -> list[str]:
     """The marks that can be seen, and what they say."""
     drawn = _drawn(found)
-    there = {kind(found, cell) for cell in drawn}
+    there = {cell_kind(found, cell) for cell in drawn}
     names = {"no difference": "same: no difference beyond noise"}
     words = [f"{mark} {names.get(name, name)}" for name, mark in MARKS.items() if name in there]
     if any(left_behind(found, cell) for cell in drawn):

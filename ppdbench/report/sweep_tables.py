@@ -29,7 +29,7 @@ FOR_VLLM = (
 
 def sheets(found: Swept) -> list[Sheet]:
     """The cells, and the verdict on the best of them."""
-    return [cells(found), verdict(found), *by_batch(found)]
+    return [cells(found), best_setting(found), *by_batch(found)]
 
 
 def by_batch(found: Swept) -> list[Sheet]:
@@ -114,7 +114,7 @@ def _notes(found: Swept) -> list[str]:
     return notes
 
 
-def verdict(found: Swept) -> Sheet:
+def best_setting(found: Swept) -> Sheet:
     """The best setting, the second, and whether they can be told apart."""
     names = ("best", "second")
     rows: list[tuple[Entry, ...]] = []
@@ -170,7 +170,7 @@ def long(found: Swept) -> Sheet:
     return Sheet("cells", (*found.axes, "standing", *figures.header), tuple(rows))
 
 
-def to_json(found: Swept) -> dict[str, Any]:
+def sweep_json(found: Swept) -> dict[str, Any]:
     """Return all of it, numbers as numbers."""
     lead, leaders = found.lead, [cell.label for cell in found.leaders]
     return {

@@ -40,7 +40,7 @@ def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> Non
     out = console or people()
     width = out.width if console else printed_width()
     for sheet in (sheet.cleaned("terminal") for sheet in sheets):
-        for line in drawn(sheet, width):
+        for line in table_lines(sheet, width):
             out.print(line, soft_wrap=True)
         out.print()
 
@@ -51,7 +51,7 @@ def printed_width() -> int:
     return out.width if out.is_terminal else UNLIMITED
 
 
-def drawn(sheet: Sheet, width: int) -> Iterator[Text]:
+def table_lines(sheet: Sheet, width: int) -> Iterator[Text]:
     """The lines of a table: title and lead, the columns that fit, notes."""
     yield from _told([sheet.title], "bold", width)
     yield from _told(sheet.lead, "dim", width)

@@ -116,7 +116,9 @@ class MeasuredRows:
         }
 
 
-def measure(run: StoredRun, wanted: RowFilter, ranks: StoredRanks | None = None) -> MeasuredRows:
+def measured_rows(
+    run: StoredRun, wanted: RowFilter, ranks: StoredRanks | None = None
+) -> MeasuredRows:
     """Match rates of a probe run, and what theory makes of them; `ranks` where they are there."""
     if run.header.kind != "probe":
         raise DataError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppdbench.files import papers
 from ppdbench.files.papers import Paper
-from ppdbench.report.pictures.theory import tradeoff
+from ppdbench.report.pictures.theory import tradeoff_picture
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import TableSheets, table
@@ -65,7 +65,9 @@ def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Drawing:
         f"paper, {curves.paper_depth}": [place.paper for place in curves.points],
         f"{model}, {curves.depth}": [place.ours for place in curves.points if place.ours],
     }
-    return tradeoff(series, foot=f"exits after {curves.paper_depth} and {curves.depth} layers")
+    return tradeoff_picture(
+        series, foot=f"exits after {curves.paper_depth} and {curves.depth} layers"
+    )
 
 
 @table("ppd/figures", recipe=(MATCHES,), tasks=TASKS.values(), draw=_draw)

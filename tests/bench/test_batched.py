@@ -26,7 +26,7 @@ from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
-from ppdbench.report.terminal import drawn
+from ppdbench.report.terminal import table_lines
 from ppdbench.runs.records import TIMES, DecodedSample
 from ppdbench.runs.store import RunFolder, read_run
 from ppdbench.runs.workload import Item
@@ -322,7 +322,7 @@ def test_pages_and_pictures_show_batches(
 def test_tables_of_batches_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     bench(capsys, *BOTH, "--batch", "1,2", "--out", "run")
     sheets = of_run(read_runs(["run"])[0]).sheets
-    lines = [line.plain for sheet in sheets for line in drawn(sheet, 80)]
+    lines = [line.plain for sheet in sheets for line in table_lines(sheet, 80)]
     assert max(map(len, lines)) <= 80
     rows = [line.split() for line in lines]
     assert sum(row[:2] == ["prompt-lookup", "2"] for row in rows) == 2

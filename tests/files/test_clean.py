@@ -86,7 +86,7 @@ def test_no_line_is_a_command_to_a_runner(text: str) -> None:
 
 
 def test_json_keeps_every_character() -> None:
-    made = export.to_json({HOSTILE: [HOSTILE]})
+    made = export.json_text({HOSTILE: [HOSTILE]})
     assert not unseen(made)
     assert "##[" not in made
     assert json.loads(made) == {HOSTILE: [HOSTILE]}

@@ -20,8 +20,7 @@ from ppdbench.files.whole import replacing, write_whole
 from ppdbench.methods.draft_verify.skip_file import SkipSet, save
 from ppdbench.report import export
 from ppdbench.report.pictures.drawing import Drawing
-from ppdbench.report.pictures.files import save as save_picture
-from ppdbench.report.pictures.files import save_all
+from ppdbench.report.pictures.files import save_all, save_picture
 from ppdbench.report.sheet import Sheet
 from ppdbench.trees.tree import Tree
 

@@ -106,8 +106,9 @@ def test_the_command_writes_them_and_refuses_other_tasks_before_work(
 
 def test_writing_answers_needs_no_torch(tmp_path: Path) -> None:
     source = (
-        "import sys\nfrom ppdbench.report.answers import check_answers, write_answers\n"
-        f"check_answers('a.jsonl', ['mt_bench'])\nwrite_answers('a.jsonl', {HEADER!r}, [])\n"
+        "import sys\nfrom ppdbench.report.answers import check_answers, write_fastchat_answers\n"
+        "check_answers('a.jsonl', ['mt_bench'])\n"
+        f"write_fastchat_answers('a.jsonl', {HEADER!r}, [])\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", source], cwd=tmp_path, check=True)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from ppdbench.report import FORMATS
-from ppdbench.report.export import emit, to_csv, to_json, to_latex, to_markdown
+from ppdbench.report.export import emit, json_text, to_csv, to_latex, to_markdown
 from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets
 
@@ -112,11 +112,11 @@ def test_latex_escapes_backslash_tilde_and_caret() -> None:
 def test_json_refuses_what_is_no_number() -> None:
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="not JSON compliant"):
-            to_json({"x": value})
+            json_text({"x": value})
 
 
 def test_json_keeps_text_readable() -> None:
-    assert to_json({"x": "é"}) == '{\n  "x": "é"\n}\n'
+    assert json_text({"x": "é"}) == '{\n  "x": "é"\n}\n'
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -32,18 +32,18 @@ def test_the_number_of_examples_is_shown_where_it_differs() -> None:
 
 
 def test_the_verdict_tells_best_and_second_apart_or_not() -> None:
-    rows = [row[1:] for row in sweep_tables.verdict(found()).rows]
+    rows = [row[1:] for row in sweep_tables.best_setting(found()).rows]
     assert rows[0][:2] == ("exit_layer=2, draft_length=4", "1.80x")
     assert rows[2][1] == "1.38x"
     close = {**SPEEDS, list(SPEEDS)[2]: 1.8}
-    assert sweep_tables.verdict(found(speeds=close)).rows[2][2] == "no difference"
+    assert sweep_tables.best_setting(found(speeds=close)).rows[2][2] == "no difference"
 
 
 def test_a_sweep_of_losses_says_that_all_lose() -> None:
     slow = {name: 0.5 + i / 10 for i, name in enumerate(SPEEDS)}
-    assert "every setting is slower" in sweep_tables.verdict(found(speeds=slow)).title
+    assert "every setting is slower" in sweep_tables.best_setting(found(speeds=slow)).title
     even = dict.fromkeys(SPEEDS, 1.0)
-    assert "none is faster" in sweep_tables.verdict(found(speeds=even)).title
+    assert "none is faster" in sweep_tables.best_setting(found(speeds=even)).title
 
 
 def test_an_unfinished_sweep_says_so_in_its_notes() -> None:
@@ -63,7 +63,7 @@ def test_the_command_of_the_best_setting_can_be_pasted() -> None:
 
 def test_numbers_of_json_and_csv_are_numbers() -> None:
     result = found()
-    content = sweep_tables.to_json(result)
+    content = sweep_tables.sweep_json(result)
     assert content["best"] == list(SPEEDS)[3]
     assert content["distinguishable"] is True
     assert content["grid"] == {"exit_layer": [1, 2], "draft_length": [2, 4]}

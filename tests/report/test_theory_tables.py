@@ -24,7 +24,7 @@ BOTH = [probe_sample("a"), probe_sample("b")]
 
 def measure(folder: Path, samples: list[dict[str, Any]] = BOTH, **wanted: Any) -> MeasuredRows:
     header = wanted.pop("header", {})
-    return theory_tables.measure(
+    return theory_tables.measured_rows(
         read_run(write_run(folder, samples, **header)), RowFilter(**wanted)
     )
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.report.pictures import trees as pictures
 from ppdbench.report.pictures.drawing import Line
-from ppdbench.report.pictures.files import save
+from ppdbench.report.pictures.files import save_picture
 from ppdbench.report.terminal import print_sheets
 from ppdbench.report.tree_tables import (
     ShownTree,
@@ -259,8 +259,8 @@ def test_no_two_nodes_of_a_picture_stand_in_one_place() -> None:
 def test_pictures_have_the_same_bytes_each_time(tmp_path: Path, suffix: str) -> None:
     shown, found = show(DYNAMIC, KNOWN), built(tmp_path)
     for name in ("a", "b"):
-        save(pictures.tree_picture(shown), tmp_path / f"tree-{name}{suffix}")
-        save(pictures.speedup_curve(found), tmp_path / f"curve-{name}{suffix}")
+        save_picture(pictures.tree_picture(shown), tmp_path / f"tree-{name}{suffix}")
+        save_picture(pictures.speedup_curve(found), tmp_path / f"curve-{name}{suffix}")
     for what in ("tree", "curve"):
         first, second = (tmp_path / f"{what}-{name}{suffix}" for name in "ab")
         assert first.read_bytes() == second.read_bytes()

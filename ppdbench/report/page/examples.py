@@ -85,7 +85,7 @@ class Gathered:
         found: dict[str, Any] = {"target": sample.target or "greedy"}
         for name, of in (("ranks", sample.ranks), ("trained", sample.head_ranks)):
             if of:
-                found[name] = {n: packed(ranks) for n, ranks in of.items()}
+                found[name] = {n: rank_characters(ranks) for n, ranks in of.items()}
         if sample.predictions:
             found["own"] = {n: self._output(ids) for n, ids in sample.predictions.items()}
         return found
@@ -120,7 +120,7 @@ class Gathered:
         }
 
 
-def packed(ranks: Sequence[int]) -> str:
+def rank_characters(ranks: Sequence[int]) -> str:
     """Ranks as a text of one character each."""
     last = len(DIGITS) - 1
     return "".join(DIGITS[min(rank, last)] for rank in ranks)

@@ -63,7 +63,7 @@ def gallery(drawings: Sequence[Drawing]) -> Gallery | None:
     return Gallery("div", {"class": "gallery"}, figures, drawings) if drawings else None
 
 
-def table(sheet: Sheet) -> Node:
+def html_table(sheet: Sheet) -> Node:
     """A table that scrolls inside its own box where it is wider than the page."""
     numeric = [sheet.is_number(i) for i in range(len(sheet.header))]
     heads = (
@@ -117,7 +117,7 @@ def badge(kind: str, words: str) -> Node:
     return h("span", mark, " ", words, class_=f"badge {kind}")
 
 
-def facts(pairs: Sequence[tuple[str, Child]]) -> Node:
+def definition_list(pairs: Sequence[tuple[str, Child]]) -> Node:
     """Names and what they stand for."""
     return h("dl", ((h("dt", name), h("dd", value)) for name, value in pairs), class_="facts")
 
@@ -137,9 +137,9 @@ def few(run: Run) -> list[Node]:
     return paragraphs(words, run.unfinished or "", class_="note")
 
 
-def numbers(run: Run, sheets: Sequence[Sheet]) -> Node:
+def all_numbers(run: Run, sheets: Sequence[Sheet]) -> Node:
     """Show all tables of a run, out of the way."""
-    return folded("All numbers", map(table, marked(sheets, run.unfinished)))
+    return folded("All numbers", map(html_table, marked(sheets, run.unfinished)))
 
 
 def paragraphs(*words: str, class_: str | None = None) -> list[Node]:

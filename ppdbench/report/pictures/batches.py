@@ -14,7 +14,7 @@ from ppdbench.report.pictures.drawing import (
     Line,
     PointMark,
     Shape,
-    joined,
+    side_by_side,
     slug,
 )
 from ppdbench.report.pictures.frame import Frame, Key, Scale, legend, number, round_ticks
@@ -56,7 +56,7 @@ def pictures(name: str, summaries: Sequence[Summary]) -> list[Drawing]:
 def batch_picture(name: str, summaries: Sequence[Summary], foot: str) -> Drawing | None:
     """Both side by side, for a file."""
     found = pictures(name, summaries)
-    return joined(found, foot) if found else None
+    return side_by_side(found, foot) if found else None
 
 
 def _by_method(summaries: Sequence[Summary]) -> Iterator[Sized]:

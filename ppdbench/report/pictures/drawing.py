@@ -105,7 +105,7 @@ def slug(*parts: str) -> str:
     return plain if plain == text else f"{plain}-{digest[:6]}"
 
 
-def fitted(text: str, width: float, letter: float = LETTER) -> str:
+def cut_to_width(text: str, width: float, letter: float = LETTER) -> str:
     """A text cut to the width it has."""
     room = max(2, int(width / letter))
     return text if len(text) <= room else f"{text[: room - 1]}…"
@@ -114,7 +114,7 @@ def fitted(text: str, width: float, letter: float = LETTER) -> str:
 GAP, ROW, SMALL = 12.0, 14.0, 8.0
 
 
-def joined(panels: Sequence[Drawing], foot: str = "", columns: int = 3) -> Drawing:
+def side_by_side(panels: Sequence[Drawing], foot: str = "", columns: int = 3) -> Drawing:
     """Drawings side by side under their titles, and in the corner what was measured."""
     columns = min(len(panels), 2 if len(panels) == 4 else columns)
     each = max(panel.width for panel in panels)
@@ -149,7 +149,7 @@ def _moved(shape: Shape, x: float, y: float) -> Shape:
     return replace(shape, x=shape.x + x, y=shape.y + y)
 
 
-def outline(mark: PointMark) -> list[Point]:
+def mark_corners(mark: PointMark) -> list[Point]:
     """The corners of a mark that is not round: a square, a triangle, a diamond, one upside down."""
     x, y, r = mark.x, mark.y, REACH
     return {
@@ -240,7 +240,7 @@ def _area(area: Area) -> Node:
 
 def _mark(mark: PointMark) -> Node:
     look = f"hollow s-{mark.paint}" if mark.hollow else f"f-{mark.paint}"
-    corners = outline(mark)
+    corners = mark_corners(mark)
     if corners:
         return h("path", *_hint(mark.hint), d=_path(corners) + "Z", class_=look)
     return h("circle", *_hint(mark.hint), cx=mark.x, cy=mark.y, r=REACH, class_=look)

@@ -8,26 +8,26 @@ from pathlib import Path
 from ppdbench.errors import ConfigError
 from ppdbench.files import paths
 from ppdbench.files.whole import write_whole
-from ppdbench.report.pictures.drawing import Drawing, joined, svg_file
+from ppdbench.report.pictures.drawing import Drawing, side_by_side, svg_file
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def check_path(path: str | Path) -> Path:
+def check_picture_path(path: str | Path) -> Path:
     """Refuse a picture that could not be written, before work is spent on it."""
     return paths.check_path(path, SUFFIXES, "picture")
 
 
-def save(drawing: Drawing, path: str | Path) -> None:
+def save_picture(drawing: Drawing, path: str | Path) -> None:
     """Write a drawing; as SVG it follows its reader's light or dark."""
-    path = check_path(path)
+    path = check_picture_path(path)
     suffix = path.suffix.lower()
     if suffix == ".svg":
         write_whole(path, svg_file(drawing), make_folder=True)
         return
-    from ppdbench.report.pictures.raster import rendered  # matplotlib takes half a second
+    from ppdbench.report.pictures.raster import image_bytes  # matplotlib takes half a second
 
-    write_whole(path, rendered(drawing, suffix[1:]), make_folder=True)
+    write_whole(path, image_bytes(drawing, suffix[1:]), make_folder=True)
 
 
 def save_all(drawings: Sequence[Drawing], folder: Path) -> None:
@@ -38,4 +38,4 @@ def save_all(drawings: Sequence[Drawing], folder: Path) -> None:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose --plots") from error
     for drawing in drawings:
         for suffix in (".svg", ".png"):
-            save(joined([drawing]), folder / f"{drawing.name}{suffix}")
+            save_picture(side_by_side([drawing]), folder / f"{drawing.name}{suffix}")

@@ -14,7 +14,7 @@ from ppdbench.report.pictures.drawing import (
     Point,
     PointMark,
     Shape,
-    fitted,
+    cut_to_width,
 )
 
 ROW = 16.0  # height of a line of the legend
@@ -127,7 +127,7 @@ def legend(
     x, y = left, top
     for key in keys:
         sign = 22.0 if key.line else 9.0
-        text = fitted(key.text, across - left - sign - 12)
+        text = cut_to_width(key.text, across - left - sign - 12)
         width = sign + 6 + LETTER * len(text) + 12
         if x > left and x + width > across:
             x, y = left, y + ROW

@@ -37,7 +37,7 @@ def histogram(
     shapes += frame.axes([], round_ticks(0, highest, 4), x_label)
     width = 0.72 * frame.width / (last - first + 1.2)
     for n in range(first, last + 1):
-        shapes += _bar(frame, n, shares.get(n, 0.0), width, name_of(n))
+        shapes += _bar(frame, n, shares.get(n, 0.0), width, bar_name(n))
     shapes += [PointMark(*frame.at(n, share), "loss", 3) for n, share in expectation.items()]
     mean = sum(n * count for n, count in counts.items()) / total
     shapes += _mean(frame, mean) if first <= mean <= last else []
@@ -49,7 +49,7 @@ def first_plus(shares: Mapping[int, float]) -> int:
     return min(shares) + 3
 
 
-def name_of(n: int) -> str:
+def bar_name(n: int) -> str:
     """Name a bar."""
     return f"{n}+" if n == LAST else str(n)
 

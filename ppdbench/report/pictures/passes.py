@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from ppdbench.bench.pass_curve import PassCurve, SideTimes
 from ppdbench.report.curve_tables import curve_label, limit_words
 from ppdbench.report.pictures.curves import Curve, Value, around, curves
-from ppdbench.report.pictures.drawing import Drawing, joined
+from ppdbench.report.pictures.drawing import Drawing, side_by_side
 
 
 def curve_picture(found: Sequence[PassCurve]) -> Drawing:
     """Draw rows against time for each curve: ours, transformers', and the limit."""
-    return joined([_panel(each) for each in found])
+    return side_by_side([_panel(each) for each in found])
 
 
 def _panel(found: PassCurve) -> Drawing:

@@ -36,7 +36,7 @@ def _aimed(task: str, target: str) -> str:
     return task if target == "greedy" else f"{task}, {target} target"
 
 
-def match_rates(name: str, rates: Sequence[Rate]) -> list[Drawing]:
+def match_curves(name: str, rates: Sequence[Rate]) -> list[Drawing]:
     """Match rate by layer: a picture for each task and target, a line for each k and head."""
     totals = [rate for rate in rates if rate.bucket == TOTAL]
     ks = sorted({rate.k for rate in totals})
@@ -100,7 +100,7 @@ def _along(rates: Sequence[Rate]) -> str:
     return f"After layer {middle}: {first:.0f}% at the first positions, {last:.0f}% at the last."
 
 
-def accuracies(name: str, rows: Sequence[Accuracy], panel: str, line: str) -> list[Drawing]:
+def accuracy_curves(name: str, rows: Sequence[Accuracy], panel: str, line: str) -> list[Drawing]:
     """Accuracy of the first k guesses: a picture for each task and `panel`, lines by `line`.
 
     One of the two is the method and the other the distance.
@@ -137,7 +137,7 @@ def _first_guesses(lines: Mapping[tuple[Any, ...], Sequence[Accuracy]], line: st
     return f"With one guess: {', '.join(first)}."
 
 
-def similarities(name: str, rows: Sequence[Similarity]) -> list[Drawing]:
+def similarity_curves(name: str, rows: Sequence[Similarity]) -> list[Drawing]:
     """Similarity by layer: a picture for each task and method, a line for each step."""
     drawings = []
     for (task, method), group in grouped(rows, "task", "method").items():

@@ -25,7 +25,7 @@ from ppdbench.report.pictures.drawing import (
     Line,
     PointMark,
     Shape,
-    outline,
+    mark_corners,
 )
 from ppdbench.report.pictures.palette import COLOURS
 
@@ -39,19 +39,19 @@ METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
 DASHES = ("-", (0, (5, 3)), (0, (1.2, 2)), (0, (7, 2, 1.5, 2)))
 
 
-def rendered(drawing: Drawing, form: str) -> bytes:
+def image_bytes(drawing: Drawing, form: str) -> bytes:
     """The bytes of a file, the same for the same drawing."""
     data = io.BytesIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
         matplotlib.rcParams.update(STYLE)
-        made = figure(drawing)
+        made = matplotlib_figure(drawing)
         dpi = min(DPI, LARGEST_PIXELS / max(made.get_size_inches()))
         made.savefig(data, format=form, dpi=dpi, metadata=METADATA[form])
     return data.getvalue()
 
 
-def figure(drawing: Drawing) -> Figure:
+def matplotlib_figure(drawing: Drawing) -> Figure:
     """The drawing's shapes, one unit to a point."""
     made = Figure(figsize=(drawing.width / INCH, drawing.height / INCH))
     axes = made.add_axes((0, 0, 1, 1))
@@ -68,7 +68,7 @@ def _drawable(font: str) -> frozenset[int]:
     return frozenset(get_font(findfont(font)).get_charmap())
 
 
-def plain(text: object) -> str:
+def drawable(text: object) -> str:
     """Text with a visible substitute for whatever the font cannot draw."""
     known, text = _drawable(FONT), clean(str(text), "picture")
     return "".join(c if c.isprintable() and ord(c) in known else SUBSTITUTE for c in text)
@@ -78,7 +78,9 @@ def _draw(axes: Axes, shape: Shape, order: int) -> None:
     colour = COLOURS[shape.paint][0]
     if isinstance(shape, Label):
         anchor = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
-        text = axes.text(shape.x, shape.y, plain(shape.text), ha=anchor, color=colour, zorder=order)
+        text = axes.text(
+            shape.x, shape.y, drawable(shape.text), ha=anchor, color=colour, zorder=order
+        )
         text.set_fontsize(shape.size * WIDER)
         text.set_fontweight("bold" if shape.bold else "normal")
     elif isinstance(shape, Line):
@@ -100,5 +102,5 @@ def _patch(shape: Box | Area | PointMark, colour: str) -> Patch:
         return Polygon(list(shape.points), fc=colour, ec="none", alpha=0.16)
     fill = COLOURS["panel"][0] if shape.hollow else colour
     look: dict[str, Any] = {"fc": fill, "ec": colour, "lw": 1.2}
-    corners = outline(shape)
+    corners = mark_corners(shape)
     return Polygon(corners, **look) if corners else Circle((shape.x, shape.y), REACH, **look)

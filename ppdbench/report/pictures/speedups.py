@@ -19,7 +19,7 @@ from ppdbench.report.pictures.drawing import (
     Label,
     Line,
     Shape,
-    fitted,
+    cut_to_width,
 )
 from ppdbench.report.pictures.frame import Scale
 
@@ -75,7 +75,7 @@ def _x(scale: Scale, value: float) -> float:
 def _row(speedup: SpeedupBar, scale: Scale, top: float) -> list[Shape]:
     y = top + 18
     paint = _paint(speedup)
-    name = fitted(speedup.label, WIDTH - 2 * SIDE - LETTER * len(speedup.words) - 8, 6.2)
+    name = cut_to_width(speedup.label, WIDTH - 2 * SIDE - LETTER * len(speedup.words) - 8, 6.2)
     shapes: list[Shape] = [
         Label(SIDE, top + 12, name, "ink", bold=True),
         Label(WIDTH - SIDE, top + 12, speedup.words, paint, "end"),

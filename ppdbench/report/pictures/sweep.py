@@ -12,7 +12,7 @@ from ppdbench.bench.sweep_summary import Cell, Swept
 from ppdbench.report import sweep_map, sweep_tables
 from ppdbench.report.pictures import heatmap
 from ppdbench.report.pictures.curves import Curve, Value, curves
-from ppdbench.report.pictures.drawing import Drawing, joined, slug
+from ppdbench.report.pictures.drawing import Drawing, side_by_side, slug
 from ppdbench.report.pictures.palette import heat
 from ppdbench.report.pictures.speedups import SpeedupBar, described, speedup_of, speedups
 
@@ -24,9 +24,11 @@ def sweep_picture(found: Swept) -> Drawing:
     said = sweep_tables.title(found)
     by_temperature = [acceptance_curves("sweep", found)] if TEMPERATURE in found.axes else []
     if len(found.axes) == 1:
-        return joined([*by_temperature, option_bars("sweep", found)], said)
-    marks = ", ".join(sweep_map.legend(found))
-    return joined([*by_temperature, option_map("sweep", found, whole=True)], f"{marks}. {said}")
+        return side_by_side([*by_temperature, option_bars("sweep", found)], said)
+    marks = ", ".join(sweep_map.marks_legend(found))
+    return side_by_side(
+        [*by_temperature, option_map("sweep", found, whole=True)], f"{marks}. {said}"
+    )
 
 
 def acceptance_curves(name: str, found: Swept) -> Drawing:
@@ -73,7 +75,7 @@ def _drawn(cell: Cell, found: Swept) -> heatmap.HeatmapCell:
     strength = 0.0
     if cell.speedup is not None and cell.standing != "no difference":
         strength = math.log(cell.speedup, STRONGEST)
-    mark = sweep_map.MARKS[sweep_map.kind(found, cell)]
+    mark = sweep_map.MARKS[sweep_map.cell_kind(found, cell)]
     text = f"{mark}{sweep_map.cell_text(found, cell)}"
     paint = heat(abs(strength), "cold" if strength < 0 else "heat")
     return heatmap.HeatmapCell(paint, text, f"{sweep_tables.setting(cell)}: {text}")

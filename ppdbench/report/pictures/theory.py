@@ -8,7 +8,7 @@ from typing import Literal
 
 from ppdbench.errors import DataError
 from ppdbench.report.pictures.curves import Curve, Value, around, curves
-from ppdbench.report.pictures.drawing import Drawing, joined
+from ppdbench.report.pictures.drawing import Drawing, side_by_side
 from ppdbench.report.pictures.frame import Key
 from ppdbench.report.pictures.palette import series
 from ppdbench.theory import FigurePoint
@@ -19,7 +19,7 @@ COMPUTE = {
 }
 
 
-def tradeoff(
+def tradeoff_picture(
     points_by_series: Mapping[str, Sequence[FigurePoint]],
     figure: Literal[3, 4] | None = None,
     foot: str = "",
@@ -58,7 +58,7 @@ def tradeoff(
         upward = around([point.latency_per_token for point in points])
         title = f"Figure {n}: latency per token (greedy = 1)"
         panels.append(curves(f"figure-{n}", title, words, COMPUTE[n], given, upward, keys))
-    return joined(panels, foot)
+    return side_by_side(panels, foot)
 
 
 def _curves(points: Sequence[FigurePoint]) -> dict[tuple[str, bool], list[FigurePoint]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppdbench.errors import DataError
-from ppdbench.report.pictures.drawing import Box, Drawing, Label, Line, Shape, joined
+from ppdbench.report.pictures.drawing import Box, Drawing, Label, Line, Shape, side_by_side
 from ppdbench.report.pictures.frame import Key, legend, number, round_ticks
 from ppdbench.report.pictures.palette import series
 
@@ -60,7 +60,7 @@ def timeline(events: Sequence[Event], title: str) -> Drawing:
         shapes += _piece(at, (ended - began) * scale, what, token)
     shapes.append(Label(LEFT, bottom + 30, "ms"))
     words = f"{end - origin:.1f} ms on {len(units)} units; numbers are of tokens."
-    return joined([Drawing("timeline", title, words, bottom + 36, tuple(shapes), WIDTH)])
+    return side_by_side([Drawing("timeline", title, words, bottom + 36, tuple(shapes), WIDTH)])
 
 
 def _piece(at: tuple[float, float], width: float, what: str, token: int) -> list[Shape]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppdbench.report.grid import CLASS_NAMES, TokenGrid, rank_class, visible
-from ppdbench.report.pictures.drawing import Box, Drawing, Label, Shape, joined
+from ppdbench.report.pictures.drawing import Box, Drawing, Label, Shape, side_by_side
 from ppdbench.report.pictures.frame import Key, legend
 
 CELL_WIDTH, CELL_HEIGHT, TEXT = 46.0, 14.4, 7.0
@@ -28,7 +28,7 @@ def token_grid(grid: TokenGrid, foot: str = "") -> Drawing:
         shapes += _block(grid, columns, top)
         top += BLOCK_HEAD + CELL_HEIGHT * len(grid.layers)
     drawing = Drawing("grid", grid.title, WORDS, top + 8, tuple(shapes), width)
-    return joined([drawing], f"{WORDS} {foot}".strip())
+    return side_by_side([drawing], f"{WORDS} {foot}".strip())
 
 
 def _block(grid: TokenGrid, columns: range, top: float) -> list[Shape]:

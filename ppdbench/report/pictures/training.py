@@ -7,7 +7,7 @@ from typing import Any
 
 from ppdbench.errors import DataError
 from ppdbench.report.pictures.curves import Curve, Value, around, curves
-from ppdbench.report.pictures.drawing import Drawing, joined
+from ppdbench.report.pictures.drawing import Drawing, side_by_side
 
 NO_LOSSES = {"step", "learning_rate", "tokens", "tokens_per_s", "gradient_norm"}
 
@@ -22,7 +22,9 @@ def training_curves(lines: Sequence[Mapping[str, Any]]) -> Drawing:
     upward = around([value.y for curve in given for value in curve.values])
     ends = ", ".join(f"{curve.label} {curve.values[-1].y:.2f}" for curve in given)
     title = "loss (nats per token)"
-    return joined([curves("training", title, f"At the end: {ends}.", "tokens seen", given, upward)])
+    return side_by_side(
+        [curves("training", title, f"At the end: {ends}.", "tokens seen", given, upward)]
+    )
 
 
 def _smooth(name: str, lines: Sequence[Mapping[str, Any]]) -> list[Value]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ppdbench.report.pictures.curves import SHARES, Curve, Value, around, curves
-from ppdbench.report.pictures.drawing import Drawing, joined
+from ppdbench.report.pictures.drawing import Drawing, side_by_side
 from ppdbench.report.pictures.frame import Key
 from ppdbench.report.pictures.palette import series
 
@@ -27,7 +27,7 @@ def transfer_figures(points: Sequence[Row], titles: Mapping[str, str], foot: str
         for task in tasks if own else ():
             drawn = _panel(number, names, [p for p in own if p["task"] == task])
             panels.append(replace(drawn, title=f"Figure {number}, {task}: {titles[number]}"))
-    return joined(panels, foot, columns=len(tasks))
+    return side_by_side(panels, foot, columns=len(tasks))
 
 
 def _is_shown(point: Row) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ppdbench.report.pictures.curves import Curve, Value, around, curves
-from ppdbench.report.pictures.drawing import Box, Drawing, Label, Line, Shape, joined
+from ppdbench.report.pictures.drawing import Box, Drawing, Label, Line, Shape, side_by_side
 from ppdbench.report.pictures.palette import heat
 from ppdbench.report.tree_tables import ShownTree, TreeView
 from ppdbench.trees.build import Built
@@ -22,7 +22,7 @@ def speedup_curve(built: Built, foot: str = "") -> Drawing:
     panels = [_tokens(built)]
     if built.latency is not None:
         panels += [_times(built.latency, built.points[-1].rows), _speedups(built)]
-    return joined(panels, foot)
+    return side_by_side(panels, foot)
 
 
 def _tokens(built: Built) -> Drawing:
@@ -72,7 +72,9 @@ def tree_picture(shown: ShownTree, foot: str = "") -> Drawing:
     leaves = 1 + max(x for place in places for x, _ in place.values())
     width = max(NARROWEST, LEFT + LEAF * leaves + 10)
     drawn = [_drawn(view, place, width) for view, place in zip(shown.views, places, strict=True)]
-    return joined(drawn, " ".join(["Rows: tokens ahead.", *shown.notes, foot]).strip(), columns=1)
+    return side_by_side(
+        drawn, " ".join(["Rows: tokens ahead.", *shown.notes, foot]).strip(), columns=1
+    )
 
 
 def _places(tree: Tree) -> dict[Node, tuple[float, int]]:

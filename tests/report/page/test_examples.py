@@ -8,7 +8,7 @@ import msgspec
 
 from ppdbench.files.resources import reference_model
 from ppdbench.report.page import examples as subject
-from ppdbench.report.page.examples import gathered, packed, shortened
+from ppdbench.report.page.examples import gathered, rank_characters, shortened
 from ppdbench.report.page.runs import read_runs
 from ppdbench.report.page.tokens import texts_of
 from tests.report.page import made
@@ -62,7 +62,7 @@ def test_each_run_has_its_share_of_the_room(tmp_path: Path) -> None:
 
 
 def test_ranks_are_one_character_each() -> None:
-    assert packed([0, 9, 10, 35, 36, 4000]) == "09azzz"
+    assert rank_characters([0, 9, 10, 35, 36, 4000]) == "09azzz"
 
 
 def test_layers_of_a_probe_travel_with_it(tmp_path: Path) -> None:

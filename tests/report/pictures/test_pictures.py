@@ -12,11 +12,10 @@ from ppdbench.errors import ConfigError, DataError
 from ppdbench.probe.summary import Rate
 from ppdbench.report.grid import CLASS_NAMES, TokenGrid
 from ppdbench.report.pictures import raster
-from ppdbench.report.pictures.drawing import Area, Box, Drawing, Label, joined
-from ppdbench.report.pictures.files import save
-from ppdbench.report.pictures.probes import match_maps
-from ppdbench.report.pictures.probes import match_rates as match_curves
-from ppdbench.report.pictures.theory import tradeoff
+from ppdbench.report.pictures.drawing import Area, Box, Drawing, Label, side_by_side
+from ppdbench.report.pictures.files import save_picture
+from ppdbench.report.pictures.probes import match_curves, match_maps
+from ppdbench.report.pictures.theory import tradeoff_picture
 from ppdbench.report.pictures.token_grid import token_grid as drawn_grid
 from ppdbench.report.theory_tables import paper_points
 from tests.report.pictures.seen import boxes, curves, marks, texts
@@ -50,11 +49,11 @@ def rates(**changes: Any) -> list[Rate]:
 
 
 def match_rates(given: list[Rate]) -> Drawing:
-    return joined(match_curves("run", given))
+    return side_by_side(match_curves("run", given))
 
 
 def bucket_heatmap(given: list[Rate], k: int) -> Drawing:
-    return joined(match_maps("run", [rate for rate in given if rate.k == k]))
+    return side_by_side(match_maps("run", [rate for rate in given if rate.k == k]))
 
 
 def token_grid(text: str = " the", n_tokens: int = 20, n_layers: int = 3) -> Drawing:
@@ -73,40 +72,40 @@ def token_grid(text: str = " the", n_tokens: int = 20, n_layers: int = 3) -> Dra
 def test_same_numbers_give_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     for path in (first, second):
-        save(tradeoff({"paper": paper_points()}), path)
+        save_picture(tradeoff_picture({"paper": paper_points()}), path)
     assert first.read_bytes().startswith(SIGNATURES[suffix])
     assert first.read_bytes() == second.read_bytes()
 
 
 def test_suffixes_may_be_upper_case(tmp_path: Path) -> None:
-    save(match_rates(rates()), tmp_path / "a.PNG")
+    save_picture(match_rates(rates()), tmp_path / "a.PNG")
     assert (tmp_path / "a.PNG").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a", "a.png.txt"])
 def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"use \.png, \.svg, \.pdf"):
-        save(match_rates(rates()), tmp_path / name)
+        save_picture(match_rates(rates()), tmp_path / name)
 
 
 def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     drawing = match_rates(rates())
     with pytest.raises(ConfigError, match="not a writable folder"):
-        save(drawing, Path("/dev/null/a.png"))
+        save_picture(drawing, Path("/dev/null/a.png"))
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*directory"):
-        save(drawing, tmp_path / "folder.png")
+        save_picture(drawing, tmp_path / "folder.png")
 
 
 def test_missing_folders_are_made(tmp_path: Path) -> None:
-    save(match_rates(rates()), tmp_path / "new" / "deep" / "a.png")
+    save_picture(match_rates(rates()), tmp_path / "new" / "deep" / "a.png")
     assert (tmp_path / "new" / "deep" / "a.png").is_file()
 
 
 def test_drawing_leaves_the_settings_of_others_alone(tmp_path: Path) -> None:
     names = [*raster.STYLE, "backend"]
     before = [matplotlib.rcParams[name] for name in names]
-    save(match_rates(rates()), tmp_path / "a.png")
+    save_picture(match_rates(rates()), tmp_path / "a.png")
     assert [matplotlib.rcParams[name] for name in names] == before
 
 
@@ -114,7 +113,7 @@ def test_tradeoff_shows_one_figure_or_both() -> None:
     points = {"paper": paper_points()}
     time, token = (f"compute per {unit} (" for unit in ("time unit", "token"))
     for figure, expected in ((3, [time]), (4, [token]), (None, [time, token])):
-        found = texts(tradeoff(points, figure=figure))  # type: ignore[arg-type]
+        found = texts(tradeoff_picture(points, figure=figure))  # type: ignore[arg-type]
         assert [x.partition("(")[0] + "(" for x in found if x.startswith("compute")] == expected
 
 
@@ -123,7 +122,7 @@ def test_tradeoff_places_points_where_theory_does(figure: Any) -> None:
     given = [theory.MatchRate("squad", k, True, p) for k, p in ((1, 0.5), (3, 0.6837), (5, 0.9))]
     points = theory.figure_points(given)
     places = [point.figure_3 if figure == 3 else point.figure_4 for point in points]
-    drawn = marks(tradeoff({"paper": points}, figure=figure))
+    drawn = marks(tradeoff_picture({"paper": points}, figure=figure))
     assert [mark.hint.partition("head: ")[2] for mark in drawn] == [
         f"{x:.3f}, {y:.3f}" for x, y in places
     ]
@@ -136,7 +135,7 @@ def test_tradeoff_places_points_where_theory_does(figure: Any) -> None:
 
 def test_tradeoff_tells_the_paper_from_a_measurement() -> None:
     measured = theory.figure_points([theory.MatchRate("squad", 3, False, 0.5)])
-    drawing = tradeoff({"paper": paper_points(), "measured": measured}, figure=3)
+    drawing = tradeoff_picture({"paper": paper_points(), "measured": measured}, figure=3)
     assert legend(drawing)[-2:] == ["paper", "measured"]
     squad = {mark.hollow for mark in marks(drawing) if mark.paint == "series-1"}
     assert squad == {True, False}
@@ -150,7 +149,7 @@ def legend(drawing: Drawing) -> list[str]:
 
 
 def test_tradeoff_legend_names_tasks_heads_and_ks() -> None:
-    assert legend(tradeoff({"paper": paper_points()}, figure=3)) == [
+    assert legend(tradeoff_picture({"paper": paper_points()}, figure=3)) == [
         "squad",
         "wmt_en_fr",
         "cnn_dailymail",
@@ -222,7 +221,7 @@ def test_nothing_to_draw_is_an_error() -> None:
         lambda: match_rates([]),
         lambda: match_rates(rates(bucket="1-2")),
         lambda: bucket_heatmap(rates(), k=7),
-        lambda: tradeoff({"paper": []}),
+        lambda: tradeoff_picture({"paper": []}),
     ):
         with pytest.raises(DataError):
             draw()
@@ -242,8 +241,8 @@ def test_token_grid_cells_are_short_and_visible() -> None:
 
 
 def test_plain_replaces_only_what_cannot_be_drawn() -> None:
-    assert raster.plain("é → ⟨x⟩ $1") == "é → ⟨x⟩ $1"
-    assert raster.plain("漢\x1b\n\ud800🙂\u200b") == "▯" * 4 + raster.plain("🙂") + "▯"
+    assert raster.drawable("é → ⟨x⟩ $1") == "é → ⟨x⟩ $1"
+    assert raster.drawable("漢\x1b\n\ud800🙂\u200b") == "▯" * 4 + raster.drawable("🙂") + "▯"
 
 
 @pytest.mark.parametrize("suffix", SIGNATURES)
@@ -255,21 +254,23 @@ def test_odd_text_is_drawn_without_a_warning(tmp_path: Path, suffix: str) -> Non
             token_grid(ODD, n_tokens=3),
             match_rates(odd),
             bucket_heatmap(odd, k=1),
-            tradeoff({ODD: point, "b": point}),
+            tradeoff_picture({ODD: point, "b": point}),
         )
     ):
-        save(drawing, tmp_path / f"{index}{suffix}")
+        save_picture(drawing, tmp_path / f"{index}{suffix}")
 
 
 def test_long_titles_stay_inside_the_picture() -> None:
     name = "a rather long name of a task " * 9
     for drawing in (token_grid(name, n_tokens=2), match_rates(rates(task=name))):
-        figure = raster.figure(drawing)
+        figure = raster.matplotlib_figure(drawing)
         width = figure.get_size_inches()[0] * figure.dpi
         (title,) = [t for t in figure.findobj(Text) if t.get_text().endswith(" …")]
         assert title.get_window_extent().x1 <= width
 
 
 def test_pictures_beyond_what_can_be_drawn_are_drawn_coarser(tmp_path: Path) -> None:
-    save(Drawing("a", "t", "d", 72.0, (Box(0, 0, 9, 9, "ink"),), 500 * 72.0), tmp_path / "a.png")
+    save_picture(
+        Drawing("a", "t", "d", 72.0, (Box(0, 0, 9, 9, "ink"),), 500 * 72.0), tmp_path / "a.png"
+    )
     assert (tmp_path / "a.png").stat().st_size

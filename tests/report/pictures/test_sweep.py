@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ppdbench.report.pictures.drawing import PointMark
-from ppdbench.report.pictures.files import save
+from ppdbench.report.pictures.files import save_picture
 from ppdbench.report.pictures.sweep import acceptance_curves, sweep_picture
 from tests.filled import add_up, swept
 from tests.report.made import found
@@ -64,5 +64,5 @@ def test_acceptance_is_drawn_over_the_temperature_a_line_for_each_setting() -> N
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_pictures_are_the_same_bytes_each_time(tmp_path: Path, suffix: str) -> None:
     for name in "ab":
-        save(sweep_picture(found()), tmp_path / f"{name}{suffix}")
+        save_picture(sweep_picture(found()), tmp_path / f"{name}{suffix}")
     assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()

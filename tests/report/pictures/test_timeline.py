@@ -10,7 +10,7 @@ import pytest
 from ppdbench.bench.pipelined import pipelined
 from ppdbench.errors import DataError
 from ppdbench.report import pipeline_tables
-from ppdbench.report.pictures.files import save
+from ppdbench.report.pictures.files import save_picture
 from ppdbench.report.pictures.timeline import timeline
 from tests.bench.test_pipelined import FACTS, five, sample
 from tests.filled import add_up
@@ -43,7 +43,7 @@ def test_a_timeline_has_a_lane_per_unit_and_a_box_per_piece_of_work(tmp_path: Pa
         (True, 0.0, 5.0),
         (True, 5.0, 5.0),
     ]
-    save(picture, tmp_path / "t.svg")
+    save_picture(picture, tmp_path / "t.svg")
 
 
 def test_a_run_without_events_is_refused() -> None:

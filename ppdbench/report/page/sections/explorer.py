@@ -35,10 +35,10 @@ def section(examples: Sequence[dict[str, Any]]) -> Section | None:
         hidden=True,
     )
     no_script = h("noscript", h("p", "Looking into examples needs JavaScript; all else does not."))
-    return Section("examples", "Examples", (explorer, no_script, data(examples)))
+    return Section("examples", "Examples", (explorer, no_script, examples_data(examples)))
 
 
-def data(examples: Sequence[dict[str, Any]]) -> Node:
+def examples_data(examples: Sequence[dict[str, Any]]) -> Node:
     """Data for the script, in which nothing can end the element that holds it."""
     shown = cleaned(examples, "script")
     text = json.dumps(shown, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

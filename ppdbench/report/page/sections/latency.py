@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ppdbench.bench.sums import SampleSums
 from ppdbench.report.html import Child
-from ppdbench.report.page.parts import Section, by_run, folded, gallery, paragraphs, table
+from ppdbench.report.page.parts import Section, by_run, folded, gallery, html_table, paragraphs
 from ppdbench.report.page.runs import DECODES, Run, of_kind
 from ppdbench.report.pictures.drawing import Drawing, slug
 from ppdbench.report.pictures.stacked import stacked
@@ -31,7 +31,7 @@ def _of_run(run: Run) -> list[Child]:
     own = [_drawn(run, task, bars) for task, bars in found.items()]
     if not own:
         return []
-    tables = (table(_sheet(task, bars)) for task, bars in found.items())
+    tables = (html_table(_sheet(task, bars)) for task, bars in found.items())
     return [gallery(own), folded("All numbers", tables)]
 
 

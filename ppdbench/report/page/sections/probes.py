@@ -7,9 +7,22 @@ from collections.abc import Sequence
 from ppdbench.probe.kinds import by_kind
 from ppdbench.report import draft_tables, probe_tables
 from ppdbench.report.html import Child, h
-from ppdbench.report.page.parts import Section, by_run, few, folded, gallery, numbers, table
+from ppdbench.report.page.parts import (
+    Section,
+    all_numbers,
+    by_run,
+    few,
+    folded,
+    gallery,
+    html_table,
+)
 from ppdbench.report.page.runs import DRAFTS, PROBES, SIMILARITY, Run, of_kind
-from ppdbench.report.pictures.probes import accuracies, match_maps, match_rates, similarities
+from ppdbench.report.pictures.probes import (
+    accuracy_curves,
+    match_curves,
+    match_maps,
+    similarity_curves,
+)
 
 OF_MATCHES = (
     "A match: the token that the whole model takes is among the k likeliest after so many layers. "
@@ -39,10 +52,10 @@ def _matches(run: Run, heading: str) -> list[Child]:
     sheets = probe_tables.sheets(run.header, run.rates, kinds, [], run.fewest_examples)[:-1]
     return [
         *few(run),
-        gallery(match_rates(run.name, run.rates)),
+        gallery(match_curves(run.name, run.rates)),
         h(heading, "Match rate in % by position in the output"),
         gallery(match_maps(run.name, run.rates)),
-        numbers(run, sheets),
+        all_numbers(run, sheets),
     ]
 
 
@@ -54,9 +67,9 @@ def drafts(runs: Sequence[Run]) -> Section | None:
 
 
 def _guesses(run: Run) -> list[Child]:
-    own = accuracies(run.name, run.accuracies, panel="method", line="distance")
+    own = accuracy_curves(run.name, run.accuracies, panel="method", line="distance")
     sheets = draft_tables.sheets(run.header, run.accuracies, run.fewest_examples)
-    return [*few(run), gallery(own), numbers(run, sheets)]
+    return [*few(run), gallery(own), all_numbers(run, sheets)]
 
 
 def similarity(runs: Sequence[Run]) -> Section | None:
@@ -68,5 +81,5 @@ def similarity(runs: Sequence[Run]) -> Section | None:
 
 def _states(run: Run) -> list[Child]:
     sheets = draft_tables.similarity_sheets(run.header, run.similarities)
-    own = gallery(similarities(run.name, run.similarities))
-    return [own, folded("All numbers", map(table, sheets))]
+    own = gallery(similarity_curves(run.name, run.similarities))
+    return [own, folded("All numbers", map(html_table, sheets))]

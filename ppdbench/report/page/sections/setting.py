@@ -10,7 +10,7 @@ import msgspec
 
 from ppdbench.report.decode_tables import as_used
 from ppdbench.report.html import Child, Node, h
-from ppdbench.report.page.parts import Section, facts, folded
+from ppdbench.report.page.parts import Section, definition_list, folded
 from ppdbench.report.page.runs import Run
 from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import Header
@@ -31,10 +31,13 @@ def _card(run: Run) -> Node:
         "article",
         h("h3", run.name, h("span", run.kind, class_="kind")),
         h("pre", h("code", command), tabindex=0, aria_label="command line") if command else None,
-        facts([(name, value) for name, value in told_of(run) if value]),
+        definition_list([(name, value) for name, value in told_of(run) if value]),
         *(h("p", note, class_="note") for note in _notes(run)),
         _methods(header),
-        folded("Environment and configuration", facts(_flat(header, ("environment", "config")))),
+        folded(
+            "Environment and configuration",
+            definition_list(_flat(header, ("environment", "config"))),
+        ),
         class_="card",
     )
 
@@ -137,7 +140,7 @@ def _methods(header: Header) -> Node | None:
         (label, ", ".join(f"{name}={value}" for name, value in of.items()) or "none")
         for label, of in told.items()
     ]
-    return folded("Options of the methods", facts(options)) if options else None
+    return folded("Options of the methods", definition_list(options)) if options else None
 
 
 def _flat(header: Header, names: Sequence[str]) -> list[tuple[str, Child]]:

@@ -11,12 +11,12 @@ from ppdbench.report.html import Child, Node, h
 from ppdbench.report.page.comparison import differences, groups
 from ppdbench.report.page.parts import (
     Section,
+    all_numbers,
     by_run,
     few,
     gallery,
-    numbers,
+    html_table,
     paragraphs,
-    table,
 )
 from ppdbench.report.page.runs import DECODES, Run, of_kind
 from ppdbench.report.pictures.drawing import Drawing, slug
@@ -54,8 +54,8 @@ def _of_run(run: Run) -> list[Child]:
         gallery(_drawings(run)),
         *paragraphs(_untold(run), class_="note"),
         *losses(run.overall),
-        table(decode_tables.beside_peers(peers)) if peers else None,
-        numbers(run, sheets),
+        html_table(decode_tables.beside_peers(peers)) if peers else None,
+        all_numbers(run, sheets),
     ]
 
 

@@ -8,7 +8,7 @@ from ppdbench.bench.grid import TEMPERATURE
 from ppdbench.bench.sweep_summary import swept
 from ppdbench.report import sweep_tables
 from ppdbench.report.html import Child, h
-from ppdbench.report.page.parts import Section, few, folded, gallery, table
+from ppdbench.report.page.parts import Section, few, folded, gallery, html_table
 from ppdbench.report.page.runs import SWEEPS, Run, of_kind
 from ppdbench.report.pictures.sweep import acceptance_curves, best_settings, option_map
 
@@ -34,6 +34,6 @@ def section(runs: Sequence[Run]) -> Section | None:
             h("h3", run.name) if len(sweeps) > 1 else None,
             *few(run),
             gallery(own),
-            folded("All numbers", map(table, sweep_tables.sheets(found))),
+            folded("All numbers", map(html_table, sweep_tables.sheets(found))),
         ]
     return Section("sweep", "Sweep", body) if sweeps else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ppdbench.files.publications import PPD, Publication
 from ppdbench.methods import METHODS
 from ppdbench.report.html import Child, h
-from ppdbench.report.page.parts import Section, facts
+from ppdbench.report.page.parts import Section, definition_list
 from ppdbench.report.page.runs import DECODES, PROBES, SWEEPS, Run, of_kind
 
 OF_DECODING = {
@@ -49,7 +49,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     if not words:
         return None
     works = list(_works(runs))
-    body: list[Child] = [facts(list(words.items()))]
+    body: list[Child] = [definition_list(list(words.items()))]
     if works:
         links = [h("li", f"{name}: ", h("a", w.title, href=w.link)) for name, w in works]
         body += [h("h3", "Papers"), h("ul", links)]

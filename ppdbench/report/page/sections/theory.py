@@ -9,7 +9,7 @@ from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.bench.pipelined import geometric
 from ppdbench.report import pipeline_tables, theory_tables
 from ppdbench.report.html import Child, h
-from ppdbench.report.page.parts import Section, folded, gallery, paragraphs, table
+from ppdbench.report.page.parts import Section, folded, gallery, html_table, paragraphs
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
 from ppdbench.report.pictures.drawing import slug
 from ppdbench.report.pictures.histogram import histogram
@@ -36,7 +36,7 @@ def _of_probe(run: Run, pipelined: Sequence[Run]) -> list[Child]:
     n_layers = run.header.model.n_layers
     if not any(rate.layer < n_layers for rate in run.rates):
         return []
-    measured = theory_tables.measure(run.stored, theory_tables.RowFilter(), run.ranks)
+    measured = theory_tables.measured_rows(run.stored, theory_tables.RowFilter(), run.ranks)
     rows = [row for row in measured.rows if row.speedup is not None and row.recorded_latency]
     groups: dict[tuple[str, str, str], list[theory_tables.TheoryRow]] = {}
     for row in rows:
@@ -59,7 +59,7 @@ def _of_probe(run: Run, pipelined: Sequence[Run]) -> list[Child]:
         h("h3", f"{run.name}: promised"),
         *paragraphs(WORDS),
         gallery(drawings),
-        folded("All numbers", map(table, theory_tables.run_sheets(measured, whole=True))),
+        folded("All numbers", map(html_table, theory_tables.run_sheets(measured, whole=True))),
     ]
 
 
@@ -120,7 +120,7 @@ def _of_pipelined(run: Run) -> list[Child]:
     return [
         h("h3", f"{run.name}: measured"),
         *paragraphs(PIPELINED),
-        map(table, sheets[:2]),
+        map(html_table, sheets[:2]),
         gallery(drawings),
     ]
 

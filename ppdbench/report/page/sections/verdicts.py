@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ppdbench.report.decode_tables import verdict_text
 from ppdbench.report.html import Child, Node
-from ppdbench.report.page.parts import Section, badge, paragraphs, table
+from ppdbench.report.page.parts import Section, badge, html_table, paragraphs
 from ppdbench.report.page.runs import Run
 from ppdbench.report.sheet import Cell, Sheet
 
@@ -27,7 +27,7 @@ def section(runs: Sequence[Run]) -> Section | None:
         return None
     body: list[Child] = [_headline(run) for run in decoded]
     if decoded:
-        body += [table(_verdicts(decoded)), *paragraphs(MEANING, class_="note")]
+        body += [html_table(_verdicts(decoded)), *paragraphs(MEANING, class_="note")]
     body += failures
     return Section("verdicts", "Verdicts", tuple(body))
 
@@ -74,7 +74,10 @@ def _failures(runs: Sequence[Run]) -> list[Node]:
     sheet = Sheet(
         "Failed examples", ("example", "task", "method", "run", "error"), rows, notes=notes
     )
-    return [badge("bad", f"{len(failed)} examples failed; they count in no figure"), table(sheet)]
+    return [
+        badge("bad", f"{len(failed)} examples failed; they count in no figure"),
+        html_table(sheet),
+    ]
 
 
 def _not_run(runs: Sequence[Run]) -> list[Node]:
@@ -82,5 +85,7 @@ def _not_run(runs: Sequence[Run]) -> list[Node]:
         (label, run.name, why) for run in runs for label, why in run.header.not_run.items()
     )
     return (
-        [table(Sheet("Methods that did not run", ("method", "run", "why"), rows))] if rows else []
+        [html_table(Sheet("Methods that did not run", ("method", "run", "why"), rows))]
+        if rows
+        else []
     )
