@@ -36,7 +36,7 @@ from ppdbench.bench.choices import every_method
 from ppdbench.bench.counterparts import peers
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.sums import add_up
-from ppdbench.cli.common import numbers
+from ppdbench.cli.common import parse_numbers
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import PpdbenchError
@@ -124,7 +124,7 @@ def decoded(
         threads=asked.threads,
         warmup=0 if asked.exact else WARM_UP,
         methods=tuple(methods),
-        batch=tuple(numbers("--batch", asked.batch)),
+        batch=tuple(parse_numbers("--batch", asked.batch)),
     )
     folder = _folder(asked, dtype, task)
     to = Destination(out=folder, resume=_is_begun(folder), report=_report, warn=_warn)

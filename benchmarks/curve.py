@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.measured import keep
 from ppdbench.bench.pass_curve import CONTEXT, ROUNDS, ROWS, PassCurve, measure_curve
-from ppdbench.cli.common import numbers
+from ppdbench.cli.common import parse_numbers
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import PpdbenchError
@@ -62,12 +62,12 @@ def measured(asked: argparse.Namespace) -> MeasuredCurves:
 
 def _each(asked: argparse.Namespace) -> Iterator[PassCurve]:
     for dtype in asked.dtype.split(","):
-        for threads in numbers("--threads", asked.threads):
+        for threads in parse_numbers("--threads", asked.threads):
             environment.set_threads(threads)
             print(f"{asked.model}, {dtype}, {threads} threads", file=sys.stderr, flush=True)
             yield measure_curve(
                 ModelSpec(name=asked.model, dtype=dtype, device="cpu", offline=True),
-                rows=numbers("--rows", asked.rows),
+                rows=parse_numbers("--rows", asked.rows),
                 context=asked.context,
                 rounds=asked.rounds,
             )

@@ -153,7 +153,7 @@ def _score(metric: str, made: Sequence[Answer]) -> tuple[float, float, float]:
 def _named(made: Sequence[Answer]) -> int:
     """Count the answers in which the right number stands anywhere."""
     right = [text.marked_number(each.references[0]) for each in made]
-    return sum(n in text.numbers(each.text) for n, each in zip(right, made, strict=True))
+    return sum(n in text.numbers_in(each.text) for n, each in zip(right, made, strict=True))
 
 
 def sheets(content: Mapping[str, Any]) -> list[Sheet]:

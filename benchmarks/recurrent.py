@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.curve import this_machine
 from benchmarks.families import tiny
 from benchmarks.measured import keep
-from ppdbench.cli.common import numbers
+from ppdbench.cli.common import parse_numbers
 from ppdbench.engine.loading import DTYPES
 from ppdbench.engine.memory import RememberingCache
 from ppdbench.engine.quiet import quiet
@@ -159,7 +159,7 @@ def measured(asked: argparse.Namespace) -> Measured:
     machine, found = this_machine(), []
     for family in asked.families.split(","):
         model = model_of(family, asked.width, DTYPES[asked.dtype])
-        for rows in numbers("--rows", asked.rows):
+        for rows in parse_numbers("--rows", asked.rows):
             for kept in sorted({1, 1 + (rows - 1) // 2, rows}):
                 print(f"{family}, {kept} of {rows} rows", file=sys.stderr, flush=True)
                 found.append(taken_back(model, family, rows, kept, asked.steps))

@@ -31,8 +31,8 @@ import torch
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.machine.pages import enlarge, span
 from ppdbench.runs.records import ProbedSample
-from ppdbench.runs.samples import parse, sample_paths
-from ppdbench.runs.store import read_header
+from ppdbench.runs.samples import parse_sample, sample_paths
+from ppdbench.runs.store import read_run_header
 from ppdbench.stats import median
 
 # What a pass reads, and how fast, decides what is left for a second process.
@@ -100,10 +100,10 @@ def end(run: subprocess.Popen[bytes]) -> None:
 def rate(folder: Path) -> float:
     """Examples per second of a run that has ended."""
     seconds: dict[Path, float] = {}
-    examples, kind = 0, read_header(folder).kind
+    examples, kind = 0, read_run_header(folder).kind
     for path in sample_paths(folder):
         for line in path.read_bytes().splitlines(keepends=True):
-            sample = parse(line, kind)
+            sample = parse_sample(line, kind)
             assert isinstance(sample, ProbedSample)
             seconds[path] = seconds.get(path, 0.0) + (sample.elapsed_ms or 0.0) / 1e3
             examples += 1

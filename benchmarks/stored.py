@@ -28,8 +28,8 @@ from ppdbench.report.export import emit
 from ppdbench.report.sheet import Sheet
 from ppdbench.runs.records import DecodedSample, Header, Sample
 from ppdbench.runs.samples import to_line
-from ppdbench.runs.store import HEADER, read_header, read_run
-from ppdbench.scoring import NEEDS_EXECUTION, parts
+from ppdbench.runs.store import HEADER, read_run, read_run_header
+from ppdbench.scoring import NEEDS_EXECUTION, score_parts
 from ppdbench.tables import TABLES
 from ppdbench.tasks import load_task
 
@@ -75,14 +75,14 @@ def _scored(header: Header, sample: Sample) -> Sample:
     metrics = [m for m in load_task(sample.task).metrics if m not in NEEDS_EXECUTION]
     if header.model.synthetic or not metrics or not isinstance(sample, DecodedSample):
         return sample
-    return replace(sample, scores=parts(metrics, sample.text, sample.references))
+    return replace(sample, scores=score_parts(metrics, sample.text, sample.references))
 
 
 def commands(runs: Sequence[Path], place: Path, samples: int, shards: int) -> Iterator[list[str]]:
     """Every command that shows one of these runs, each on so many samples in all."""
     for run in runs:
         grown = str(grow(run, place / str(samples) / run.name, samples, shards))
-        kind = read_header(run).kind
+        kind = read_run_header(run).kind
         yield ["report", grown, "--out", str(place / "page.html")]
         yield ["report", grown, "--format", "table"]
         if kind == "probe":

@@ -76,7 +76,7 @@ def cases(model: StagedModel) -> Iterator[Case]:
     yield Case("up to the capacity", tokens(CAPACITY - 16, 4, vocab), Limits(16))
 
 
-def decode(
+def decode_case(
     decoder: Decoder, case: Case, model: StagedModel, *, fixed_rows: int | None = None
 ) -> Decoded:
     """One case with buffers of its own."""
@@ -94,7 +94,7 @@ def assert_exact(
     decoder: Decoder, case: Case, model: StagedModel, *, fixed_rows: int | None = None
 ) -> Decoded:
     """The same tokens and the same end, and counts that fit the output."""
-    ours = decode(decoder, case, model, fixed_rows=fixed_rows)
+    ours = decode_case(decoder, case, model, fixed_rows=fixed_rows)
     greedy = reference(case, model, fixed_rows=fixed_rows)
     assert ours.output_ids == greedy.output_ids, case.name
     assert ours.finish == greedy.finish, case.name
@@ -127,8 +127,8 @@ def assert_order_is_nothing(
     decoder: Decoder, several: Sequence[Case], model: StagedModel
 ) -> list[tuple[int, ...]]:
     """Prove that the order of cases changes nothing; return what is accepted in each."""
-    forth = [decode(decoder, case, model).accepted for case in several]
-    back = [decode(decoder, case, model).accepted for case in reversed(several)]
+    forth = [decode_case(decoder, case, model).accepted for case in several]
+    back = [decode_case(decoder, case, model).accepted for case in reversed(several)]
     assert forth == back[::-1]
     return forth
 

@@ -239,7 +239,7 @@ def figure_points(
 def paper_match_rates(layer: int = 20) -> list[MatchRate]:
     """The paper's match rates after `layer` of Vicuna-13B's 40 layers (Table 2)."""
 
-    table = papers.read("ppd/2")
+    table = papers.read_paper("ppd/2")
     layers = sorted({row["layer"] for row in table["rows"]})
     if layer not in layers:
         raise ConfigError(f"layer={layer} is not in Table 2; use {', '.join(map(str, layers))}")

@@ -14,7 +14,7 @@ from ppdbench.engine.heads import load_heads
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.files.resources import reference_model
 from ppdbench.methods import METHODS
-from ppdbench.testing import Case, decode, reference
+from ppdbench.testing import Case, decode_case, reference
 
 HOME = reference_model()
 PROMPTS = (
@@ -77,7 +77,7 @@ def test_every_method_gives_the_greedy_output(method: str, loaded: Loaded) -> No
     for text in PROMPTS:
         ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
         case = Case(text, ids, _limits(64 - len(ids), loaded))
-        ours = decode(decoder, case, loaded.staged)
+        ours = decode_case(decoder, case, loaded.staged)
         assert ours.output_ids == reference(case, loaded.staged).output_ids
 
 
@@ -89,7 +89,7 @@ def test_what_was_trained_beside_it_guesses_tokens_right(method: str, loaded: Lo
     for text in PROMPTS:
         ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
         case = Case(text, ids, _limits(64 - len(ids), loaded))
-        accepted += sum(decode(decoder, case, loaded.staged).accepted)
+        accepted += sum(decode_case(decoder, case, loaded.staged).accepted)
     assert accepted >= 5
 
 

@@ -298,7 +298,7 @@ def stored(prediction: str, references: list[str], **kept: Any) -> Any:
 def test_parts_that_samples_keep_score_like_their_texts() -> None:
     names = [n for n in scoring.available_metrics() if n != "gsm8k_accuracy"]
     pairs = list(zip(PREDICTIONS, REFERENCES, strict=True))
-    kept = [json.loads(json.dumps(scoring.parts(names, *pair))) for pair in pairs]
+    kept = [json.loads(json.dumps(scoring.score_parts(names, *pair))) for pair in pairs]
     samples = [
         stored(*pair, scores=parts if i % 2 else {})  # some of an earlier version
         for i, (pair, parts) in enumerate(zip(pairs, kept, strict=True))

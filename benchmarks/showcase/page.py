@@ -36,7 +36,7 @@ from ppdbench.report.pictures.probes import match_curves
 from ppdbench.report.probe_tables import label
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.tables import TABLES
-from ppdbench.tables.steps import missing, stored_runs
+from ppdbench.tables.steps import missing_steps, stored_runs
 
 Summary = Mapping[str, Any]
 PAGE, MAIN, PICTURE = "showcase.html", "showcase", "match-rates.png"
@@ -119,7 +119,7 @@ def _front(asked: ShowcaseAsked, benches: Sequence[Run], failed: Sequence[str]) 
 
 def _unfinished(asked: ShowcaseAsked) -> Iterator[str]:
     for name in shown(asked):
-        if steps := missing(TABLES.get(name).recipe, asked.place(asked.dtypes[0])):
+        if steps := missing_steps(TABLES.get(name).recipe, asked.place(asked.dtypes[0])):
             yield f"table {name}: not run yet: {', '.join(step.name for step in steps)}"
 
 

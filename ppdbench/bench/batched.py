@@ -19,7 +19,7 @@ from ppdbench.bench.labels import label_alone
 from ppdbench.decoding.batch import Batch, Finished
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Padding
-from ppdbench.decoding.identity import Evidence, as_watched, judge, one_by_one
+from ppdbench.decoding.identity import Evidence, as_watched, judge, one_row_logits
 from ppdbench.decoding.stock_check import FIRST, MethodOutput
 from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.errors import ExactnessError, NumericalError, PpdbenchError
@@ -166,7 +166,7 @@ class Batched:
             return
         item = items[at]
         evidence = Evidence(
-            one_row=partial(one_by_one, self.alone.session, list(item.ids), alone),
+            one_row=partial(one_row_logits, self.alone.session, list(item.ids), alone),
             as_run=partial(self._made_again, items, at, None, ours),
             truth=self.alone.stock,
             noise=self.alone.noise,

@@ -11,7 +11,7 @@ from itertools import product
 
 from ppdbench.errors import ConfigError
 from ppdbench.methods import method
-from ppdbench.methods.base import Method, Strategy, settings
+from ppdbench.methods.base import Method, Strategy, option_values
 
 TEMPERATURE = "temperature"
 LENGTHS = ("draft_length", "max_draft")  # options that say how many tokens are drafted at most
@@ -29,8 +29,8 @@ class Grid:
     @classmethod
     def parse(cls, name: str, grid: tuple[str, ...], pairs: tuple[str, ...]) -> Grid:
         """Read words such as `exit_layer=2,4,6`, and `key=value` for what stays."""
-        axes = {key: tuple(values.split(",")) for key, values in settings(grid).items()}
-        fixed = settings(pairs)
+        axes = {key: tuple(values.split(",")) for key, values in option_values(grid).items()}
+        fixed = option_values(pairs)
         if not axes:
             raise ConfigError(
                 "a sweep needs an option with values to try: --grid KEY=VALUE,VALUE; "

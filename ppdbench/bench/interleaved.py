@@ -27,7 +27,7 @@ from ppdbench.decoding.identity import (
     as_verified,
     first_difference,
     judge,
-    one_by_one,
+    one_row_logits,
 )
 from ppdbench.decoding.limits import visible_text
 from ppdbench.decoding.loop import autoregressive
@@ -38,7 +38,7 @@ from ppdbench.decoding.stock_check import (
     check_end_tokens,
     check_ends,
     check_greedy,
-    hold,
+    hold_to_stock,
 )
 from ppdbench.engine.experts import Routed, by_rows, watched
 from ppdbench.engine.loading import Loaded
@@ -206,7 +206,7 @@ class Interleaved:
     def hold_outputs(self, item: Item, seen: Sequence[MethodOutput]) -> None:
         """Refuse to go on with outputs of an example that the stock model does not give."""
         check_end_tokens(self.loaded.eos_ids, self.stock().eos_ids)
-        self.noise = max(self.noise, hold(self.stock(), item.ids, seen))
+        self.noise = max(self.noise, hold_to_stock(self.stock(), item.ids, seen))
         self._truth = None
 
     def check(self, item: Item, outputs: Mapping[str, Decoded]) -> None:
@@ -345,7 +345,7 @@ class Interleaved:
             return ExampleResult("inexact", ours, reference, Judgement("mismatch", position))
         evidence = Evidence(
             one_row=partial(
-                one_by_one, session if fixed else self.session, list(item.ids), reference
+                one_row_logits, session if fixed else self.session, list(item.ids), reference
             ),
             as_run=made_again or partial(self._made_again, item, method, ours),
             truth=self.stock,

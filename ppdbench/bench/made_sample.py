@@ -22,7 +22,7 @@ from ppdbench.runs.records import (
     Profile,
 )
 from ppdbench.runs.workload import Item, asked, limits_of
-from ppdbench.scoring import NEEDS_EXECUTION, parts
+from ppdbench.scoring import NEEDS_EXECUTION, score_parts
 
 
 def sample_of(
@@ -113,7 +113,9 @@ def _full(place: Place | None) -> FullBatch | None:
 def _scores(item: Item, text: str) -> dict[str, Any] | None:
     """Make the parts that the output adds to the metrics which need no execution."""
     scored = [metric for metric in item.task.metrics if metric not in NEEDS_EXECUTION]
-    return parts(scored, text, item.example.references, which=_which(item)) if scored else None
+    return (
+        score_parts(scored, text, item.example.references, which=_which(item)) if scored else None
+    )
 
 
 def _pipelined(outcome: ExampleResult) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ppdbench.engine.session import Session
 from ppdbench.methods import method
 from ppdbench.runs.records import PassModel, StepParts
 from ppdbench.runs.workload import Item, Report
-from ppdbench.trees.latency import Latency, measure
+from ppdbench.trees.latency import Latency, measure_latency
 
 ROUNDS = 9  # of passes, as far as there is time for them
 PASSES_S = 3.0
@@ -65,7 +65,7 @@ def _curve(alone: Interleaved, item: Item, most: int, report: Report) -> Latency
     loaded = alone.loaded
     room = loaded.max_positions - 1
     context = max(1, min(len(item.ids) + item.max_new_tokens // 2, room // 2))
-    return measure(
+    return measure_latency(
         loaded,
         sizes_up_to(min(most, room + 1 - context)),
         context=context,

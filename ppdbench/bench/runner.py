@@ -28,7 +28,7 @@ from ppdbench.machine.bandwidth import measure_bandwidth
 from ppdbench.machine.environment import forget_peak_memory
 from ppdbench.machine.load import LoadMeter
 from ppdbench.methods import METHODS, method
-from ppdbench.methods.base import Exiting, Method, Strategy, settings, split_name
+from ppdbench.methods.base import Exiting, Method, Strategy, option_values, split_name
 from ppdbench.runs.records import (
     DecodingMethod,
     FailedSample,
@@ -64,7 +64,7 @@ class Choice:
     def parse(cls, text: str, pairs: tuple[str, ...] = ()) -> Choice:
         """`layerskip` or `layerskip:exit_layer=2,draft_length=4`; `pairs` are further options."""
         name, typed = split_name(text)
-        return cls(name=name, options=settings((*(p for p in typed.split(",") if p), *pairs)))
+        return cls(name=name, options=option_values((*(p for p in typed.split(",") if p), *pairs)))
 
     def __str__(self) -> str:
         pairs = ",".join(f"{key}={value}" for key, value in self.options.items())

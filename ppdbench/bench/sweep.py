@@ -43,7 +43,7 @@ from ppdbench.errors import ConfigError, DataError, UnitError
 from ppdbench.methods.base import Exiting, Method, Strategy
 from ppdbench.runs.records import Compilation, Stage, SweepHeader
 from ppdbench.runs.running import Destination, Ready
-from ppdbench.runs.store import RunFolder, read_header
+from ppdbench.runs.store import RunFolder, read_run_header
 from ppdbench.runs.workload import FinishedRun, Item, Report, Workload
 
 AT_ONCE = 8
@@ -205,7 +205,7 @@ class Sweep:
 
         Times of failures that are tried again, or of another machine, would decide otherwise.
         """
-        header = read_header(folder.path)
+        header = read_run_header(folder.path)
         assert isinstance(header, SweepHeader)
         told = list(header.rungs)
         if (decided := told[number].going) is not None:

@@ -57,13 +57,13 @@ def write_baseline(path: Path, run_path: Path) -> Snapshot:
     made = snapshot(run)
     figures = tuple(figure for figure in made.figures if rate(figure.parts) is not None)
     made = replace(made, figures=figures)
-    content = as_json(made)
+    content = snapshot_json(made)
     seal = seal_of({"format": FORMAT, "version": VERSION, **content})
     write_versioned(path, FORMAT, VERSION, {**content, CHECKSUM: seal})
     return made
 
 
-def as_json(made: Snapshot) -> dict[str, Any]:
+def snapshot_json(made: Snapshot) -> dict[str, Any]:
     """A snapshot as the file has it."""
     content: dict[str, Any] = orjson.loads(orjson.dumps(made))  # tuples become lists
     return content

@@ -9,7 +9,7 @@ from ppdbench.bench import claims
 from ppdbench.bench.summary import ALL
 from ppdbench.check.comparable import machine_differences
 from ppdbench.check.figures import NOISE, Figure, Outputs
-from ppdbench.check.judge import Check, Pairs, judge, noise_factor
+from ppdbench.check.judge import Check, Pairs, check_figure, noise_factor
 from ppdbench.check.metrics import IGNORED, Rule
 from ppdbench.check.snapshot import Snapshot
 from ppdbench.check.thresholds import Thresholds
@@ -103,7 +103,7 @@ class Checks:
             self.notes.append(f"{whose}, speedup: {claims.TOO_FEW}, so it is not judged.")
             return None
         noise = self._noise(before.task) if before.metric == "speedup" else 1.0
-        return judge(before, pairs, rule, alike=self.alike, noise=noise)
+        return check_figure(before, pairs, rule, alike=self.alike, noise=noise)
 
     def _noise(self, task: str) -> float:
         return noise_factor(_noise_in(self.baseline, task), _noise_in(self.now, task))

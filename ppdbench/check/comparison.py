@@ -93,7 +93,7 @@ def _unfinished(run: StoredRun) -> Iterator[str]:
         yield f"{label} did not run: {error}"
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """Return what `check --format json` prints."""
     names = ("task", "subject", "metric", "baseline", "now", "limit", "verdict", "note")
     return {

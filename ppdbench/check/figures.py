@@ -83,7 +83,7 @@ def _decoded(sums: SampleSums) -> dict[str, Part]:
     }
 
 
-def noise(task: str, group: Sequence[Sample]) -> Figure:
+def noise_figure(task: str, group: Sequence[Sample]) -> Figure:
     """Greedy decoding against itself on the examples of a task."""
     sums = add_up(group)
     times = ((one.baseline_step_ms, one.again_ms) for one in sums)

@@ -69,7 +69,7 @@ class Pairs:
         return [example for example, before, now in triples if before != now]
 
 
-def judge(
+def check_figure(
     figure: Figure, pairs: Pairs, rule: Rule, *, alike: bool, noise: float = 1.0
 ) -> Check | None:
     """A verdict, or None where there is nothing to compare.

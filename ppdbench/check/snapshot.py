@@ -12,7 +12,7 @@ from ppdbench.check.figures import (
     Figure,
     Outputs,
     decode_figures,
-    noise,
+    noise_figure,
     output_hash,
     probe_figures,
 )
@@ -155,7 +155,7 @@ def _decoded(header: Header, groups: Groups) -> list[Figure]:
     for (task, label), group in groups.items():
         if task not in tasks:
             tasks.add(task)
-            figures.append(noise(task, group))
+            figures.append(noise_figure(task, group))
         figures += decode_figures(task, label, header.methods[label].name, group)
     return figures
 

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ppdbench.cli.common import chosen_model, notice
-from ppdbench.cli.decode_command import decode
+from ppdbench.cli.decode_command import run_methods
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import methods_option, show_option, tasks_option, whole_run_options
 from ppdbench.machine.garbage import import_for_good
@@ -73,7 +73,7 @@ def command(
     if (peer := options.pop("against")) is not None:
         together = options["batch"] not in (None, "1")
         choices = _beside_peers(choices, options["model"], peer, together=together)
-    return decode(*choices, kind="bench", optional=optional, **options)
+    return run_methods(*choices, kind="bench", optional=optional, **options)
 
 
 def _chosen(text: str, model: str | None) -> list[Choice]:

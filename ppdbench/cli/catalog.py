@@ -20,10 +20,10 @@ FAMILY_MODEL = "hub id or folder"
 
 def methods() -> list[dict[str, Any]]:
     """Every decoding strategy with its options."""
-    return [method(name) for name in METHODS]
+    return [method_entry(name) for name in METHODS]
 
 
-def method(name: str) -> dict[str, Any]:
+def method_entry(name: str) -> dict[str, Any]:
     """One decoding strategy with its options."""
     found = named(name)
     return {
@@ -92,7 +92,7 @@ def tables() -> list[dict[str, Any]]:
 
     entries: list[dict[str, Any]] = []
     for name in papers.names():
-        printed = papers.read(name)
+        printed = papers.read_paper(name)
         recipe = TABLES.get(name).recipe if name in TABLES else ()
         steps = [step.name for step in recipe]
         entry = {"table": name, "title": printed["title"], "rows": len(printed["rows"])}

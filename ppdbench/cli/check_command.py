@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("check")
-@click.argument("run", metavar="RUN", shell_complete=completion.files)
+@click.argument("run", metavar="RUN", shell_complete=completion.complete_files)
 @click.option(
     "--baseline",
     required=True,
@@ -59,7 +59,7 @@ def command(
         if thresholds or junit or summary or annotations:
             raise ConfigError("--update only writes a baseline; give no other option but --format")
         return _update(Path(run), baseline, form)
-    from ppdbench.check.comparison import as_json, compare_paths
+    from ppdbench.check.comparison import compare_paths, comparison_json
     from ppdbench.check.thresholds import Thresholds, read_thresholds
     from ppdbench.report import check_tables
     from ppdbench.report.export import emit
@@ -70,20 +70,20 @@ def command(
     limits = Thresholds() if thresholds is None else read_thresholds(Path(thresholds))
     found = compare_paths(Path(run), Path(baseline), limits)
     sheets = [check_tables.long(found)] if form == "csv" else check_tables.sheets(found)
-    emit(sheets, as_json(found), form)
+    emit(sheets, comparison_json(found), form)
     _write(found, junit, summary, annotations)
     _notices(found)
     return found.exit_code
 
 
 def _update(run: Path, baseline: str, form: str) -> int:
-    from ppdbench.check.baseline import as_json, write_baseline
+    from ppdbench.check.baseline import snapshot_json, write_baseline
     from ppdbench.report.check_tables import stored
     from ppdbench.report.export import emit
 
     path = check_path(baseline, (".json",), "baseline")
     made = write_baseline(path, run)
-    emit([stored(made)], as_json(made), form)
+    emit([stored(made)], snapshot_json(made), form)
     notice(f"baseline: {path} ({path.stat().st_size / 1024:.0f} KB)")
     return 0
 

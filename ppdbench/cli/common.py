@@ -189,14 +189,14 @@ def chosen_batches(options: dict[str, Any]) -> BatchOptions:
     from ppdbench.bench.batch_sizes import parse_prefill
 
     text, prefill = options.pop("batch"), options.pop("prefill")
-    sizes = None if text is None else numbers("--batch", text)
+    sizes = None if text is None else parse_numbers("--batch", text)
     found = parse_prefill(prefill)
     if found is not None and (sizes is None or max(sizes) < 2):
         raise ConfigError("--prefill is about batches; give --batch 2 or more, or leave it out")
     return {"batch": sizes, "prefill": found}
 
 
-def numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...]:
+def parse_numbers(option: str, text: str, *, as_given: bool = False) -> tuple[int, ...]:
     """`1,3,5` to numbers, each once, smallest first, unless they are to stay as given."""
     try:
         found = [int(part) for part in text.split(",")]

@@ -60,7 +60,7 @@ def _fields(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[st
                     yield name
 
 
-def methods(ctx: Context, param: Parameter, incomplete: str) -> Items:
+def complete_methods(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """Methods; after `NAME:` and each comma, the options of that method."""
     known = known_methods()
     name = max((n for n in known if incomplete.startswith(f"{n}:")), key=len, default=None)
@@ -73,42 +73,42 @@ def methods(ctx: Context, param: Parameter, incomplete: str) -> Items:
     return _starting(incomplete, [*left, *(n for n in known if n.startswith(f"{name}:"))])
 
 
-def method_names(ctx: Context, param: Parameter, incomplete: str) -> Items:
+def complete_method_names(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """Complete names of methods, without their options."""
     return _starting(incomplete, known_methods())
 
 
-def settings(ctx: Context, param: Parameter, incomplete: str) -> Items:
+def complete_settings(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """The options of the method that the command line names."""
     method = str(ctx.params.get("method") or "").partition(":")[0]
     return _starting(incomplete, (f"{option}=" for option in known_methods().get(method, ())))
 
 
-def tasks(ctx: Context, param: Parameter, incomplete: str) -> Items:
+def complete_tasks(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """The tasks that come with the package, and files."""
     names = sorted(path.stem for path in folder("tasks").glob("*.yaml"))
-    return [*files(ctx, param, incomplete), *_starting(incomplete, names)]
+    return [*complete_files(ctx, param, incomplete), *_starting(incomplete, names)]
 
 
-def models(ctx: Context, param: Parameter, incomplete: str) -> Items:
+def complete_models(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """Embedded models, SmolLM2, named shapes, files and folders."""
     names = [*MODELS, *(f"{PREFIX}{name}" for name in NAMED)]
-    return [*files(ctx, param, incomplete), *_starting(incomplete, names)]
+    return [*complete_files(ctx, param, incomplete), *_starting(incomplete, names)]
 
 
-def data(ctx: Context, param: Parameter, incomplete: str) -> Items:
+def complete_data(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """Offer the sources of examples: two names, and files."""
-    return [*files(ctx, param, incomplete), *_starting(incomplete, ("hub", "builtin"))]
+    return [*complete_files(ctx, param, incomplete), *_starting(incomplete, ("hub", "builtin"))]
 
 
-def tables(ctx: Context, param: Parameter, incomplete: str) -> Items:
+def complete_tables(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """The papers' tables; for what stands behind the first, runs."""
     from ppdbench.files import papers
 
-    return [*files(ctx, param, incomplete), *_starting(incomplete, papers.names())]
+    return [*complete_files(ctx, param, incomplete), *_starting(incomplete, papers.names())]
 
 
-def files(ctx: Context, param: Parameter, incomplete: str) -> Items:
+def complete_files(ctx: Context, param: Parameter, incomplete: str) -> Items:
     """Leave files to the shell; first in a list, as a shell's script forgets what it read."""
     return [CompletionItem(incomplete, type="file")]
 

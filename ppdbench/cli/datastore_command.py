@@ -40,7 +40,7 @@ def command(**options: Any) -> int:
     ppdbench datastore --text ./questions.jsonl --column question --out ./store --max-documents 1000
     """
     from ppdbench.engine.loading import ModelSpec, check_there, load_words
-    from ppdbench.methods.rest.datastore import build
+    from ppdbench.methods.rest.datastore import build_datastore
     from ppdbench.training.text import check_sources
 
     quiet()
@@ -54,7 +54,9 @@ def command(**options: Any) -> int:
     out = Path(options["out"]).expanduser()
     tokenizer, vocab_size = load_words(spec)
     with progress() as report:
-        store = build(text, tokenizer, vocab_size, out, depth=options["depth"], report=report)
+        store = build_datastore(
+            text, tokenizer, vocab_size, out, depth=options["depth"], report=report
+        )
     stand_in_note(options["model"])
     say(f"{store.header.tokens:,} tokens, sorted by {store.header.depth}: {out}")
     notice(f"use: --method rest --set datastore={out}")

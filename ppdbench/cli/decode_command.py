@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     default="greedy",
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
-    shell_complete=completion.methods,
+    shell_complete=completion.complete_methods,
     help="A method, and its options as in bench; see `list methods`.",
 )
 @tasks_option
@@ -74,10 +74,10 @@ def command(
     if timeline is not None and choice.name != "ppd":
         raise ConfigError(f"--timeline is for --method ppd; {choice.name} has no units")
     check_pictures(timeline)
-    return decode(choice, form=form, timeline=timeline, **options)
+    return run_methods(choice, form=form, timeline=timeline, **options)
 
 
-def decode(*choices: Choice, **options: Any) -> int:
+def run_methods(*choices: Choice, **options: Any) -> int:
     """Run methods on tasks, print what they did and return the exit code.
 
     Several processes that torchrun started share the examples; unless a method needs them as its
@@ -149,7 +149,7 @@ def _decode(
     _execution_note(run)
     compilation_note(run)
     left = command.end(run)
-    return verdict(run) or left
+    return exit_code(run) or left
 
 
 def _pin(choices: Sequence[Choice], shard: Shard) -> None:
@@ -199,7 +199,7 @@ def _write_answers(run: FinishedRun, path: str) -> None:
             notice(f"note: {lacking} questions are not in it: a turn failed or is not done yet")
 
 
-def verdict(run: FinishedRun | StoredRun, samples: Sequence[Sample] | None = None) -> int:
+def exit_code(run: FinishedRun | StoredRun, samples: Sequence[Sample] | None = None) -> int:
     """The exit code, and a line on stderr for each reason it is not 0.
 
     `samples` are those of the run where somebody has read them already.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import check_pictures, model_spec, notice, numbers, stand_in_note
+from ppdbench.cli.common import check_pictures, model_spec, notice, parse_numbers, stand_in_note
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import compile_option, format_option, methods_option, model_options
 from ppdbench.engine.quiet import quiet
@@ -158,7 +158,7 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
 
 
 def _rows_of_passes(text: str) -> tuple[int, ...]:
-    rows = numbers("--rows", text)
+    rows = parse_numbers("--rows", text)
     if rows[0] < 1:
         raise click.UsageError(f"--rows {text}: use 1 or more")
     return rows

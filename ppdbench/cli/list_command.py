@@ -27,7 +27,7 @@ KINDS = ("methods", "tasks", "models", "tables")
 
 @click.command("list")
 @click.argument("kind", type=click.Choice(KINDS))
-@click.argument("method", required=False, shell_complete=completion.method_names)
+@click.argument("method", required=False, shell_complete=completion.complete_method_names)
 @format_option
 def command(kind: str, method: str | None, form: str) -> int:
     """List what there is, with options and defaults; with a METHOD, what its options mean.
@@ -64,7 +64,7 @@ def _one_method(name: str, form: str) -> int:
     from ppdbench.cli import catalog
     from ppdbench.report.export import emit
 
-    entry = catalog.method(name)
+    entry = catalog.method_entry(name)
     options = entry["options"]
     columns = ("name", "type", "default", "help")
     rows = tuple(tuple(str(option[column]) for column in columns) for option in options)

@@ -39,7 +39,7 @@ model_options = stack(
     click.option(
         "--model",
         metavar="NAME",
-        shell_complete=completion.models,
+        shell_complete=completion.complete_models,
         help="Hub id, local folder, file.gguf, `smollm2`, `reference` (the default) or "
         "synthetic:SPEC.",
     ),
@@ -82,14 +82,14 @@ tasks_option = click.option(
     "tasks",
     multiple=True,
     metavar="NAME|FILE",
-    shell_complete=completion.tasks,
+    shell_complete=completion.complete_tasks,
     help="Task or task file; may be repeated (gsm8k).",
 )
 
 data_option = click.option(
     "--data",
     metavar="hub|builtin|PATH",
-    shell_complete=completion.data,
+    shell_complete=completion.complete_data,
     help="The data set of the hub, the package's own examples, or a file or folder with the data "
     "set's columns (builtin with the embedded model, hub with any other).",
 )
@@ -186,7 +186,7 @@ def methods_option(help: str, *names: str) -> Callable[[F], F]:
         "methods",
         multiple=True,
         metavar="NAME[:KEY=VALUE,...]",
-        shell_complete=completion.methods,
+        shell_complete=completion.complete_methods,
         help=help,
     )
 
@@ -198,7 +198,7 @@ def settings_option(help: str) -> Callable[[F], F]:
         "pairs",
         multiple=True,
         metavar="KEY=VALUE",
-        shell_complete=completion.settings,
+        shell_complete=completion.complete_settings,
         help=help,
     )
 

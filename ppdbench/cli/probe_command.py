@@ -16,7 +16,7 @@ from ppdbench.cli.common import (
     compilation_note,
     model_spec,
     notice,
-    numbers,
+    parse_numbers,
     show_examples,
 )
 from ppdbench.cli.help import Command
@@ -201,7 +201,7 @@ def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
         model=model_spec(options),
         tasks=tasks,
         targets=chosen_targets(kinds, options),
-        ks=numbers("-k", options.pop("ks")),
+        ks=parse_numbers("-k", options.pop("ks")),
         data=data,
         **options,
     )

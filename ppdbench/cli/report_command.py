@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, metavar="RUN...", shell_complete=completion.files)
+@click.argument("runs", nargs=-1, metavar="RUN...", shell_complete=completion.complete_files)
 @click.option("--out", default="report.html", show_default=True, metavar="FILE", help="The page.")
 @click.option("--plots", metavar="DIR", help="Write every plot as .svg and .png too.")
 @click.option(
@@ -85,8 +85,8 @@ def _print(runs: tuple[str, ...], form: str) -> int:
 
 def _verdict(run: Run) -> int:
     """The exit code that the run itself ended with, and why on stderr."""
-    from ppdbench.cli.decode_command import verdict
+    from ppdbench.cli.decode_command import exit_code
 
     if run.is_decode:
-        return verdict(run.stored, run.samples)
+        return exit_code(run.stored, run.samples)
     return 3 if run.failed else 0

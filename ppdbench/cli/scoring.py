@@ -25,7 +25,7 @@ scoring_options = stack(
         "--data",
         default="hub",
         show_default=True,
-        shell_complete=completion.data,
+        shell_complete=completion.complete_data,
         help="Data of the tasks: hub, builtin or a path.",
     ),
     click.option("--limit", type=int, help="Use the first N examples of each task (all)."),

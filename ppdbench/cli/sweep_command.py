@@ -20,7 +20,7 @@ from ppdbench.cli.common import (
     say,
     what_is_decoded,
 )
-from ppdbench.cli.decode_command import verdict
+from ppdbench.cli.decode_command import exit_code
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
     batch_options,
@@ -53,7 +53,9 @@ SHOWS = {"show", "form", "plot", "exports"}
     ),
 )
 @click.option(
-    "--method", shell_complete=completion.method_names, help="Whose options; see `list methods`."
+    "--method",
+    shell_complete=completion.complete_method_names,
+    help="Whose options; see `list methods`.",
 )
 @click.option(
     "--grid",
@@ -174,7 +176,7 @@ def _result(
         write(path, every if path.endswith(".csv") else sheets, content)
     if plot is not None:
         _draw(found, plot)
-    return verdict(run)
+    return exit_code(run)
 
 
 def _print(found: Swept) -> None:

@@ -42,13 +42,13 @@ MISMATCH, FAILURES = 1, 3
         *("model", "plot", "exports", "form"),
     ),
 )
-@click.argument("name", metavar="PAPER/N", shell_complete=completion.tables)
-@click.argument("runs", nargs=-1, metavar="[RUN...]", shell_complete=completion.files)
+@click.argument("name", metavar="PAPER/N", shell_complete=completion.complete_tables)
+@click.argument("runs", nargs=-1, metavar="[RUN...]", shell_complete=completion.complete_files)
 @click.option("--run", "running", is_flag=True, help="First run what is missing.")
 @click.option("--out", metavar="DIR", default=RUNS, show_default=True, help="Where runs lie.")
 @click.option(
     "--data",
-    shell_complete=completion.data,
+    shell_complete=completion.complete_data,
     help="With --run: hub, builtin, or a file or folder (builtin with the embedded model).",
 )
 @click.option("--limit", type=AT_LEAST_1, help="With --run: the first N examples of each task.")
@@ -160,14 +160,14 @@ def _depth(options: dict[str, Any]) -> int:
 def _stored(table: PaperTable, runs: Sequence[str], folder: Path) -> list[StoredRun]:
     """The runs given, or those of the recipe that are there, with a word on those that are not."""
     from ppdbench.runs.store import read_whole
-    from ppdbench.tables.steps import missing, stored_runs
+    from ppdbench.tables.steps import missing_steps, stored_runs
 
     if runs and not table.recipe:
         raise ConfigError(f"table {table.name} needs no run; leave {' '.join(runs)} out")
     stored = [read_whole(path) for path in runs] or stored_runs(table.recipe, folder)
     if table.recipe and not stored:
         raise ConfigError(f"table {table.name} needs a run: {table.needs}; none lies in {folder}")
-    for step in [] if runs else missing(table.recipe, folder):
+    for step in [] if runs else missing_steps(table.recipe, folder):
         notice(f"note: not run yet: {step.name}; add --run, or: ppdbench {step.command}")
     reading_notes(stored)
     return stored

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import notice, numbers, reading_notes
+from ppdbench.cli.common import notice, parse_numbers, reading_notes
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import format_option, salvaging
 from ppdbench.errors import ConfigError
@@ -73,7 +73,7 @@ def command(figures: bool, plot: str | None, form: str, **options: Any) -> None:
 
     _check_combination(options, figures)
     if options["k"] is not None:
-        options["k"] = numbers("-k", options["k"])
+        options["k"] = parse_numbers("-k", options["k"])
     if plot is not None:
         _check_plot(plot)
     answer = TheoryOutput()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 import click
 
 from ppdbench import methods as methods  # registers the plans of methods
-from ppdbench.cli.common import model_spec, notice, numbers, stand_in_note
+from ppdbench.cli.common import model_spec, notice, parse_numbers, stand_in_note
 from ppdbench.cli.help import AT_MOST, Command
 from ppdbench.cli.options import model_options, stack
 from ppdbench.cli.scoring import Scoring, scoring_options
@@ -68,8 +68,8 @@ def _training(name: str, plan: TrainingPlan, options: dict[str, Any], job: Job) 
     if isinstance(plan, WholePlan) and plan.shape is not None:
         if asked:
             raise ConfigError("--shape trains from scratch, --model goes on; give one of them")
-        return prepare.from_scratch(name, plan, parse(plan.shape), options["device"], job)
-    made = prepare.whole if isinstance(plan, WholePlan) else prepare.beside
+        return prepare.training_from_scratch(name, plan, parse(plan.shape), options["device"], job)
+    made = prepare.training_of_whole if isinstance(plan, WholePlan) else prepare.training_beside
     training = made(name, plan, model_spec(options), job)
     stand_in_note(asked)
     return training
@@ -122,7 +122,7 @@ def _option(field: Field[Any], kind: Any) -> Any:
     def listed(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
         if text is None or text in words:
             return field.default if text is None else text
-        return numbers(f"--{name}", text, as_given=True)
+        return parse_numbers(f"--{name}", text, as_given=True)
 
     return click.option(f"--{name}", callback=listed, **about)
 

@@ -13,7 +13,7 @@ from ppdbench.cli.common import (
     check_pictures,
     model_spec,
     notice,
-    numbers,
+    parse_numbers,
     stand_in_note,
 )
 from ppdbench.cli.help import Command
@@ -108,14 +108,14 @@ def build_command(
     """
     from ppdbench.report import tree_tables
     from ppdbench.report.export import emit
-    from ppdbench.trees.build import build
+    from ppdbench.trees.build import build_tree
 
     check_path(out, (".json",), "tree")
     check_pictures(plot)
     asked = options["model"]
     config = _config(ctx, options)
     with progress() as report:
-        built = build(config, report)
+        built = build_tree(config, report)
     built.chosen.tree.save(out)
     emit([tree_tables.curve_sheet(built)], tree_tables.curve_json(built), form)
     if plot is not None:
@@ -139,7 +139,7 @@ def _config(ctx: click.Context, options: dict[str, Any]) -> BuildConfig:
     return BuildConfig(
         calibration=Path(options.pop("calibration")),
         size=None if size == "auto" else int(size),
-        sizes=() if sizes is None else numbers("--sizes", sizes),
+        sizes=() if sizes is None else parse_numbers("--sizes", sizes),
         latency=None if latency is None else Path(latency),
         model=model_spec(options),
         measuring=measuring,

@@ -149,7 +149,7 @@ def reproduced(logits: Tensor | None, token: int) -> Tensor | None:
 
 
 @torch.inference_mode()
-def one_by_one(
+def one_row_logits(
     session: Session, prompt_ids: list[int], greedy: Decoded, position: int
 ) -> Tensor | None:
     """The logits [vocab] that chose greedy's token at `position`, one row per pass."""

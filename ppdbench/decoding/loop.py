@@ -132,7 +132,7 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
     token = chooser.choose_last(read.reading, session.tokens)
     output = [int(token)]
     prefill_ms = 1e3 * (clock.now() - before)
-    watched(session, 0, read)
+    tell_watcher(session, 0, read)
     session.tokens.append(output[-1])
     # Records are made at the end, so that no step waits for them.
     times: list[float] = []
@@ -144,7 +144,7 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
         token = chooser.choose_last(read.reading, session.tokens)
         output.append(int(token))
         times.append(1e3 * (clock.now() - before))
-        watched(session, len(output) - 1, read)
+        tell_watcher(session, len(output) - 1, read)
         session.tokens.append(output[-1])
         depths.append(read.depth)
         peaks[len(output)] = read.reading.peaks
@@ -193,7 +193,9 @@ def speculative(session: Session, proposer: Proposer, request: Request) -> Decod
     return Decoded(tuple(output), prefill_ms, records, finish, trees)
 
 
-def watched(session: Session, position: int, read: ReadOut, path: Sequence[int] = (0,)) -> None:
+def tell_watcher(
+    session: Session, position: int, read: ReadOut, path: Sequence[int] = (0,)
+) -> None:
     """Tell who watches which rows of a pass chose the tokens from output `position` on."""
     if session.watch is not None:
         for place, row in enumerate(path, start=position):
@@ -224,7 +226,7 @@ class Verifier:
         """Run the prompt; the first token of the output."""
         reading = self.session.read(self.session.run_prompt(tap=self._tap(self.prompt_taps)))
         self.peaks[1] = reading.peaks
-        watched(self.session, 0, ReadOut(reading, self.session.model.n_layers))
+        tell_watcher(self.session, 0, ReadOut(reading, self.session.model.n_layers))
         return int(self.chooser.choose_last(reading, self.session.tokens))
 
     def verify(self, draft: Draft, position: int) -> Verified:
@@ -244,7 +246,7 @@ class Verifier:
         else:
             outcome = accept_greedy(draft, predictions)
         kept = [0, *(1 + node for node in outcome.path)]
-        watched(session, position - 1, ReadOut(reading, session.model.n_layers), kept)
+        tell_watcher(session, position - 1, ReadOut(reading, session.model.n_layers), kept)
         session.cache.keep(start, kept)
         return Verified(draft, outcome, predictions, rows, tapped)
 

@@ -50,7 +50,7 @@ class MethodOutput:
     greedy: bool
 
 
-def hold(truth: StockTruth, prompt: list[int], seen: Iterable[MethodOutput]) -> float:
+def hold_to_stock(truth: StockTruth, prompt: list[int], seen: Iterable[MethodOutput]) -> float:
     """Refuse to go on where passes differ from the stock model's by more than rounding.
 
     Returns the stock model's own noise.

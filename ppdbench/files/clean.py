@@ -68,7 +68,7 @@ def clean(text: str, kind: OutputKind) -> str:
     if kind == "json":
         return rule(text)
     most = LONGEST.get(kind)
-    text = text if most is None else shortened(text, most)
+    text = text if most is None else shortened_text(text, most)
     return rule(_UNSEEN.sub(SUBSTITUTE if kind == "picture" else _seen, text))
 
 
@@ -83,7 +83,7 @@ def cleaned(value: Any, kind: OutputKind) -> Any:
     return value
 
 
-def shortened(text: str, most: int) -> str:
+def shortened_text(text: str, most: int) -> str:
     """A text without its middle, if it is longer than that."""
     if len(text) <= most:
         return text

@@ -27,7 +27,7 @@ def paper_of(name: str) -> Publication:
     return TABLED[name.partition("/")[0]]
 
 
-def read(name: str) -> Paper:
+def read_paper(name: str) -> Paper:
     """The printed numbers of one table, and their setting."""
     files = _files()
     if name not in files:

@@ -207,7 +207,7 @@ def split_name(text: str) -> tuple[str, str]:
     return name, rest
 
 
-def settings(pairs: tuple[str, ...]) -> dict[str, str]:
+def option_values(pairs: tuple[str, ...]) -> dict[str, str]:
     """`key=value` words to a mapping."""
     return key_values(pairs, "option {} of a method", "use key=value")
 

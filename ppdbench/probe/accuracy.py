@@ -91,7 +91,7 @@ def calibration(samples: Sequence[Sample], method: str) -> Accuracies:
     return Accuracies.counted(method, outputs)
 
 
-def to_json(
+def accuracies_json(
     header: Header, samples: Sequence[Asked], rows: Sequence[Accuracy], run: str
 ) -> dict[str, Any]:
     """Return what `probe --what drafts --format json` prints."""

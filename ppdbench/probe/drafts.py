@@ -26,8 +26,8 @@ from ppdbench.decoding.stock_check import (
     check_end_tokens,
     check_ends,
     check_greedy,
-    hold,
     hold_states,
+    hold_to_stock,
 )
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.logit_watch import LogitWatch
@@ -164,7 +164,7 @@ class DraftProber:
         check_end_tokens(self.loaded.eos_ids, truth.eos_ids)
         check_ends("greedy decoding", greedy, limits, truth.eos_ids)
         check_greedy(greedy)
-        hold(truth, item.ids, [MethodOutput("greedy decoding", greedy, watch, True)])
+        hold_to_stock(truth, item.ids, [MethodOutput("greedy decoding", greedy, watch, True)])
         text = [*item.ids, *greedy.output_ids[:FIRST]]
         hold_guesses(truth, self.session, text, len(item.ids) - 1, decoders)
 

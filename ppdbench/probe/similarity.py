@@ -54,7 +54,7 @@ def _by_method(task: str, samples: Sequence[Sample]) -> Iterator[Similarity]:
             )
 
 
-def to_json(rows: Sequence[Similarity], header: Header, run: str) -> dict[str, Any]:
+def similarities_json(rows: Sequence[Similarity], header: Header, run: str) -> dict[str, Any]:
     """Return what `probe --what similarity --format json` prints."""
     return {
         "model": header.model.name,

@@ -155,7 +155,7 @@ def _mean(counts: Counter[int], n: int) -> float | None:
     return sum(value * times for value, times in counts.items()) / max(1, n)
 
 
-def to_json(
+def match_rates_json(
     header: Header,
     samples: Sequence[Asked],
     rates: Sequence[Rate],

@@ -11,12 +11,13 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.clean import SUBSTITUTE
+from ppdbench.report.terminal import cut_to_columns
 from ppdbench.runs.records import ProbedSample
 
 VISIBLE = {"\n": "↵", "\t": "⇥", " ": "␣"}
@@ -138,21 +139,22 @@ def _blocks(grid: TokenGrid, width: int) -> Iterator[dict[int, int]]:
 def _block_lines(grid: TokenGrid, columns: Mapping[int, int], label: int) -> Iterator[Text]:
     head = Text("token".rjust(label), style="dim")
     for column, width in columns.items():
-        head.append("  " + fitted(visible(grid.tokens[column]), width), style="not dim bold")
+        head.append("  " + exact_columns(visible(grid.tokens[column]), width), style="not dim bold")
     yield head
     for layer, words, ranks in zip(grid.layers, grid.predictions, grid.ranks, strict=True):
         line = Text(str(layer).rjust(label))
         for column, width in columns.items():
             kind = rank_class(ranks[column])
             line.append(" ")
-            line.append(MARKS[kind] + fitted(visible(words[column]), width), style=STYLES[kind])
+            line.append(
+                MARKS[kind] + exact_columns(visible(words[column]), width), style=STYLES[kind]
+            )
         yield line
 
 
-def fitted(text: str, width: int) -> str:
-    """Text in exactly `width` terminal columns; an ellipsis says that it goes on."""
-    if cell_len(text) > width:
-        text = (chop_cells(text, width - 1)[0] if width > 1 else "") + "…"
+def exact_columns(text: str, width: int) -> str:
+    """Text in exactly `width` terminal columns."""
+    text = cut_to_columns(text, width)
     return text + " " * (width - cell_len(text))
 
 

@@ -98,7 +98,7 @@ def of_matches(
     saturations = summary.saturation(ranks, header.model.n_layers)
     kinds = by_kind(header.model.layer_kinds, ranks, sorted({rate.k for rate in rates}))
     sheets = probe_tables.sheets(header, rates, kinds, saturations, fewest_examples(samples))
-    content = summary.to_json(header, samples, rates, saturations, kinds, run)
+    content = summary.match_rates_json(header, samples, rates, saturations, kinds, run)
     return PrintedOutput(sheets, probe_tables.long(rates), content)
 
 
@@ -107,14 +107,14 @@ def of_drafts(header: Header, samples: Samples, run: str) -> PrintedOutput:
     rows = accuracy.accuracies(samples)
     sheets = draft_tables.sheets(header, rows, fewest_examples(samples))
     return PrintedOutput(
-        sheets, draft_tables.long(rows), accuracy.to_json(header, samples, rows, run)
+        sheets, draft_tables.long(rows), accuracy.accuracies_json(header, samples, rows, run)
     )
 
 
 def of_similarity(header: Header, samples: Samples, run: str) -> PrintedOutput:
     """Build the output of `probe --what similarity`."""
     rows = similarity.similarities(samples)
-    content = similarity.to_json(rows, header, run)
+    content = similarity.similarities_json(rows, header, run)
     return PrintedOutput(
         draft_tables.similarity_sheets(header, rows), draft_tables.long(rows), content
     )

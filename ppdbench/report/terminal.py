@@ -137,13 +137,13 @@ def _shortened(sheet: Sheet, width: int) -> Sheet:
 def _cut(sheet: Sheet, index: int, limit: int) -> Sheet:
     texts = [row[index] for row in sheet.text_rows()]
     rows = (
-        (*row[:index], shortened(text, limit), *row[index + 1 :])
+        (*row[:index], cut_to_columns(text, limit), *row[index + 1 :])
         for row, text in zip(sheet.rows, texts, strict=True)
     )
     return replace(sheet, rows=tuple(rows))
 
 
-def shortened(text: str, width: int) -> str:
+def cut_to_columns(text: str, width: int) -> str:
     """Text in at most `width` columns; an ellipsis says that it goes on."""
     if cell_len(text) <= width:
         return text

@@ -36,7 +36,7 @@ Fields marked *optional* are left out where they have their default.
 """
 
 
-def page() -> str:
+def records_page() -> str:
     """The whole page."""
     return "\n".join([INTRODUCTION, *_sections()])
 
@@ -126,5 +126,5 @@ def _one_line(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    PAGE.write_text(records_page(), "utf-8")
     sys.stderr.write(f"{PAGE}\n")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from ppdbench.errors import ConfigError
 from ppdbench.files.whole import replacing
-from ppdbench.runs.samples import opened, parse, sample_paths
-from ppdbench.runs.store import read_header
+from ppdbench.runs.samples import opened, parse_sample, sample_paths
+from ppdbench.runs.store import read_run_header
 from ppdbench.runs.validation import Unsound
 from ppdbench.runs.writers import is_written, lock_run, written_by_others
 
 
 def salvage(folder: Path) -> int:
     """Drop the lines that cannot be read, and say how many; the file as it was stays beside it."""
-    kind = read_header(folder).kind
+    kind = read_run_header(folder).kind
     with lock_run(folder):
         paths = sample_paths(folder)
         if any(map(is_written, paths)):
@@ -40,7 +40,7 @@ def _salvage(path: Path, kind: str) -> int:
 
 def _is_sound(line: bytes, kind: str) -> bool:
     try:
-        parse(line, kind)
+        parse_sample(line, kind)
     except Unsound:
         return False
     return True

@@ -29,7 +29,7 @@ from ppdbench.runs.records import (
     SampleHead,
 )
 from ppdbench.runs.shards import Shard
-from ppdbench.runs.validation import Unsound, convert, decode, is_sealed, sealed, unsealed
+from ppdbench.runs.validation import Unsound, convert, from_json, is_sealed, sealed, unsealed
 
 Key = tuple[Any, ...]
 
@@ -135,20 +135,20 @@ class _Whose(msgspec.Struct):
     verdict: Any = None
 
 
-def parse(line: bytes, kind: str) -> Sample:
+def parse_sample(line: bytes, kind: str) -> Sample:
     """A whole sample of a run of this kind; `Unsound` says what is wrong with a line."""
     if not line.endswith(b"\n"):
         raise Unsound("its end is missing", broken=True)
     body = unsealed(line)
     head = _HEAD.match(body)
     failed = (head[5] == b"failed") if head else _whose(body).verdict == "failed"
-    sample: Sample = decode(body, _form(kind, failed=failed))
+    sample: Sample = from_json(body, _form(kind, failed=failed))
     return sample
 
 
 def _whose(body: bytes) -> _Whose:
     try:
-        return decode(body, _Whose)
+        return from_json(body, _Whose)
     except Unsound as error:
         raise Unsound(str(error), broken=True) from error
 
@@ -186,7 +186,7 @@ class SampleLocation(NamedTuple):
         """The sample from its open file; only now it shows whether all of it is sound."""
         file.seek(self.offset)
         try:
-            return parse(file.read(self.length), kind)
+            return parse_sample(file.read(self.length), kind)
         except Unsound as error:
             file.seek(0)
             line = 1 + file.read(self.offset).count(b"\n")
@@ -221,7 +221,7 @@ class SampleFile:
                 head, sample = None if whole else _quick_head(line), None
                 if head is None:
                     try:
-                        sample = parse(line, self.kind)
+                        sample = parse_sample(line, self.kind)
                     except Unsound as error:
                         if not error.broken:
                             raise damaged(self.path, self.lines + 1, error) from error

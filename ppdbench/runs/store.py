@@ -85,7 +85,7 @@ class StoredRun:
 def read_run(path: str | Path) -> StoredRun:
     """Read a run folder, the work of an interrupted run included."""
     folder = Path(path)
-    header = read_header(folder)
+    header = read_run_header(folder)
     stored = Stored(folder, header)
     stored.look()
     return StoredRun(folder, header, InOrder(stored), stored.torn, stored.unsealed)
@@ -94,7 +94,7 @@ def read_run(path: str | Path) -> StoredRun:
 def read_whole(path: str | Path) -> StoredRun:
     """The same with all samples in memory, for who goes through them more than once."""
     folder = Path(path)
-    header = read_header(folder)
+    header = read_run_header(folder)
     stored = Stored(folder, header, hold=sys.maxsize)
     stored.look()
     return StoredRun(folder, header, list(InOrder(stored)), stored.torn, stored.unsealed)
@@ -103,13 +103,13 @@ def read_whole(path: str | Path) -> StoredRun:
 def read_once(path: str | Path) -> StoredRun:
     """The same with no sample in memory, for who goes through them once and keeps less."""
     folder = Path(path)
-    header = read_header(folder)
+    header = read_run_header(folder)
     stored = Stored(folder, header, hold=0)
     stored.look()
     return StoredRun(folder, header, InOrder(stored), stored.torn, stored.unsealed)
 
 
-def read_header(folder: Path) -> Header:
+def read_run_header(folder: Path) -> Header:
     """Read `run.json`."""
     path = folder / HEADER
     if not path.is_file():
@@ -179,7 +179,7 @@ def begun_header(path: Path, shard: Shard = ALONE) -> Header | None:
         if time.monotonic() > until:
             raise DataError(f"the first rank did not begin to write to {path}; see its errors")
         time.sleep(DELAY_S)
-    return read_header(path) if (path / HEADER).exists() else None
+    return read_run_header(path) if (path / HEADER).exists() else None
 
 
 class RunFolder:
@@ -218,7 +218,7 @@ class RunFolder:
                 return False
             check_target(self.path, resume=resume, shard=self.shard)
             if (self.path / HEADER).exists():
-                self._go_on(read_header(self.path), header)
+                self._go_on(read_run_header(self.path), header)
             else:
                 self._write_header(header)
             self.done.look(whole=True)
@@ -280,7 +280,7 @@ class RunFolder:
     def amend(self, **parts: Any) -> None:
         """Write into the header what was decided on the way, for who goes on with the run."""
         with lock_run(self.path):
-            self._write_header(replace(read_header(self.path), **parts))
+            self._write_header(replace(read_run_header(self.path), **parts))
 
     def meet(self) -> None:
         """Wait until all ranks have come as far, and take in what they have stored."""

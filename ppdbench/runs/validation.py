@@ -69,7 +69,7 @@ def check_seal(content: Mapping[str, Any]) -> None:
         )
 
 
-def decode(content: bytes, form: type[T]) -> T:
+def from_json(content: bytes, form: type[T]) -> T:
     """JSON as a record of this type."""
     try:
         found: T = _decoders(form).decode(content)

@@ -16,7 +16,7 @@ from pathlib import Path
 PATIENCE_S = 20.0
 
 
-def wrapped(
+def in_bubblewrap(
     words: Sequence[str], readable: Iterable[Path], folder: Path, folder_bytes: int
 ) -> list[str]:
     """The command in such a world, where `folder` is a small file system in memory."""
@@ -49,7 +49,7 @@ def works(readable: frozenset[Path], folder_bytes: int) -> bool:
     words = [sys.executable, "-I", "-c", "pass"]
     try:
         tried = subprocess.run(
-            wrapped(words, readable, Path("/tmp"), folder_bytes),
+            in_bubblewrap(words, readable, Path("/tmp"), folder_bytes),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PATIENCE_S,

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ppdbench.sandbox.values import NotPlain, pack, unpack
+from ppdbench.sandbox.values import NotPlain, from_plain, to_plain
 from ppdbench.sandbox.wire import Wire
 
 MOST_SAID = 1000  # of an error's words
 
 
-def attend(program: str, wire: Wire) -> None:
+def answer_calls(program: str, wire: Wire) -> None:
     """Run the program when its tests are there, then answer until nobody asks any more."""
     # As HumanEval's own harness does it: no __name__, nothing but builtins.
     names: dict[str, Any] = {}
@@ -44,17 +44,17 @@ class _Desk:
         if "name" in asked:
             if asked["name"] not in self._names:
                 return {"missing": True}
-            return {"value": pack(self._names[asked["name"]], self._number)}
+            return {"value": to_plain(self._names[asked["name"]], self._number)}
         called = self._handed[asked["call"]]
         before = asked["arguments"]
-        arguments = unpack(before, self._handed.__getitem__)
+        arguments = from_plain(before, self._handed.__getitem__)
         keywords = {
-            name: unpack(value, self._handed.__getitem__)
+            name: from_plain(value, self._handed.__getitem__)
             for name, value in asked["keywords"].items()
         }
-        answer = {"value": pack(called(*arguments, **keywords), self._number)}
+        answer = {"value": to_plain(called(*arguments, **keywords), self._number)}
         with suppress(NotPlain):
-            after = pack(arguments, self._number)
+            after = to_plain(arguments, self._number)
             if after != before:
                 answer["arguments"] = after
         return answer

@@ -11,7 +11,7 @@ import symtable
 from typing import Any, NoReturn
 
 from ppdbench.sandbox.exam import Exam
-from ppdbench.sandbox.values import NotPlain, become, pack, unpack
+from ppdbench.sandbox.values import NotPlain, become, from_plain, to_plain
 from ppdbench.sandbox.wire import TooLong, Wire
 
 
@@ -44,8 +44,8 @@ class Caller:
         try:
             asked = {
                 "call": number,
-                "arguments": pack(list(arguments), _number_of),
-                "keywords": {name: pack(value, _number_of) for name, value in keywords.items()},
+                "arguments": to_plain(list(arguments), _number_of),
+                "keywords": {name: to_plain(value, _number_of) for name, value in keywords.items()},
             }
         except NotPlain:
             self._stop("not judged")
@@ -86,7 +86,7 @@ class Caller:
 
     def _plain(self, content: Any) -> Any:
         try:
-            return unpack(content, lambda number: RemoteFunction(self, number))
+            return from_plain(content, lambda number: RemoteFunction(self, number))
         except (ValueError, TypeError, ArithmeticError, RecursionError):
             self._stop("ended early")
 

@@ -37,7 +37,7 @@ def main() -> None:
     with suppress(OSError):
         libc.die_with_parent()
         libc.adopt_orphans()
-    held = confine(Path.cwd(), job, lambda worker: _keep(worker, report))
+    held = confine_program(Path.cwd(), job, lambda worker: _keep(worker, report))
     missing = [] if job["unprotected"] else unheld(held)
     _say(report, {"protection": held, "unheld": missing})
     if missing:
@@ -45,7 +45,7 @@ def main() -> None:
     wire = Wire(inlet, outlet)
     if role == "program":
         os.close(report)  # what is said from here on is the program's word
-        candidate.attend(job["program"], wire)
+        candidate.answer_calls(job["program"], wire)
     else:
         _say(report, examiner.examine(Exam(**job["exam"]), wire))
     os._exit(0)  # no more of the program: no handlers at exit, no threads to wait for
@@ -70,7 +70,9 @@ def _say(report: int, what: dict[str, Any]) -> None:
     os.write(report, json.dumps(what).encode() + b"\n")
 
 
-def confine(folder: Path, job: dict[str, Any], keep: Callable[[int], NoReturn]) -> list[str]:
+def confine_program(
+    folder: Path, job: dict[str, Any], keep: Callable[[int], NoReturn]
+) -> list[str]:
     """Put on every layer of the job that this system has; the names of those in force.
 
     Goes on in a new process; the one that came here keeps it.

@@ -99,7 +99,7 @@ class SandboxProcess:
         words += map(str, fds)
         if self._wrapped:
             size = self._settings.limits.folder_bytes
-            words = bubblewrap.wrapped(words, self._shown(), self.folder, size)
+            words = bubblewrap.in_bubblewrap(words, self._shown(), self.folder, size)
         return subprocess.Popen(
             words,
             cwd=self.folder,

@@ -40,13 +40,13 @@ class NotPlain(Exception):
     """A value that cannot be sent."""
 
 
-def pack(value: Any, handle: Callable[[Any], int | None]) -> Any:
+def to_plain(value: Any, handle: Callable[[Any], int | None]) -> Any:
     """Turn a value into JSON; `handle` numbers what can be called and stays here, or says None."""
     match value:
         case None | bool() | str():
             return str(value) if isinstance(value, str) else value
         case Fraction():
-            return {"Fraction": [pack(part, handle) for part in value.as_integer_ratio()]}
+            return {"Fraction": [to_plain(part, handle) for part in value.as_integer_ratio()]}
         case numbers.Integral():
             number = int(value)
             return number if abs(number) < SMALL else {"int": hex(number)}
@@ -60,12 +60,12 @@ def pack(value: Any, handle: Callable[[Any], int | None]) -> Any:
         case Decimal():
             return {"Decimal": str(value)}
     if isinstance(value, list):
-        return [pack(item, handle) for item in value]
+        return [to_plain(item, handle) for item in value]
     kind, items = _items(value)
     if kind:
-        return {kind: [pack(item, handle) for item in items]}
+        return {kind: [to_plain(item, handle) for item in items]}
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return pack(value.item(), handle)
+        return to_plain(value.item(), handle)
     number_of = handle(value)
     if number_of is None:
         raise NotPlain(type(value).__name__)
@@ -90,13 +90,13 @@ def _items(value: Any) -> tuple[str, list[Any]]:
     return "", []
 
 
-def unpack(content: Any, callable_of: Callable[[int], Any]) -> Any:
+def from_plain(content: Any, callable_of: Callable[[int], Any]) -> Any:
     """The value again; `callable_of` stands for what can be called by its number."""
     match content:
         case None | bool() | int() | float() | str():
             return content
         case list():
-            return [unpack(item, callable_of) for item in content]
+            return [from_plain(item, callable_of) for item in content]
         case dict() if len(content) == 1:
             ((kind, held),) = content.items()
             if kind == "callable" and type(held) is int:
@@ -104,7 +104,7 @@ def unpack(content: Any, callable_of: Callable[[int], Any]) -> Any:
             if kind in TEXTS and isinstance(held, str):
                 return TEXTS[kind](held)
             if kind in SEQUENCES and isinstance(held, list):
-                return SEQUENCES[kind]([unpack(item, callable_of) for item in held])
+                return SEQUENCES[kind]([from_plain(item, callable_of) for item in held])
     raise ValueError("no value")
 
 

@@ -49,7 +49,7 @@ def score(
     for reference in chain(*references):
         for name in names:
             measures.check_reference(name, reference)
-    return _together(names, [parts(names, *pair, which=f"example {i}") for i, pair in pairs])
+    return _together(names, [score_parts(names, *pair, which=f"example {i}") for i, pair in pairs])
 
 
 class Scored(Protocol):
@@ -87,7 +87,7 @@ def score_samples(metric_names: Iterable[str], samples: Sequence[Scored]) -> dic
     return _together(names, [_stored(names, sample) for sample in samples])
 
 
-def parts(
+def score_parts(
     metric_names: Iterable[str],
     prediction: str,
     references: Sequence[str],
@@ -109,7 +109,7 @@ def _stored(names: Sequence[str], sample: Scored) -> Mapping[str, Any]:
     if all(name in kept for name in names):
         return kept
     which = f"example {sample.example_id}"
-    return parts(names, sample.text, sample.references, which=which)
+    return score_parts(names, sample.text, sample.references, which=which)
 
 
 def _together(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -52,11 +52,11 @@ def marked_number(text: str) -> Decimal | None:
 
 def last_number(text: str) -> Decimal | None:
     """The last number written in digits, without commas and dollar signs."""
-    found = numbers(text)
+    found = numbers_in(text)
     return found[-1] if found else None
 
 
-def numbers(text: str) -> list[Decimal]:
+def numbers_in(text: str) -> list[Decimal]:
     """All numbers written in digits, without commas and dollar signs."""
     return [_value(found) for found in _ANY_NUMBER.findall(text)]
 

@@ -29,7 +29,7 @@ from ppdbench.runs.prompting import other_prompts
 from ppdbench.runs.records import ModelFacts
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe
-from ppdbench.tables.setting import settings
+from ppdbench.tables.setting import setting_lines
 
 if TYPE_CHECKING:
     from ppdbench.report.pictures.drawing import Drawing
@@ -66,17 +66,17 @@ class PaperTable:
     def build(self, runs: Sequence[StoredRun]) -> TableSheets:
         """The table from these runs, with both settings above it."""
         check_runs(runs)
-        runs, paper = self._on_its_tasks(runs), papers.read(self.name)
+        runs, paper = self._on_its_tasks(runs), papers.read_paper(self.name)
         made = self.layout(paper, runs)
         laid = TableSheets(made, (made,)) if isinstance(made, Sheet) else made
-        above = settings(paper, runs)
+        above = setting_lines(paper, runs)
         first, *others = laid.shown
         return TableSheets(_under(laid.data, above), (_under(first, above), *others))
 
     def picture(self, runs: Sequence[StoredRun]) -> Drawing:
         """The figure whose points the table holds, if it is one."""
         assert self.draw is not None
-        return self.draw(papers.read(self.name), self._on_its_tasks(runs))
+        return self.draw(papers.read_paper(self.name), self._on_its_tasks(runs))
 
     def check_picture(self) -> None:
         """Refuse a picture of a table that is none."""

@@ -36,7 +36,7 @@ NOTES = (
 
 
 @table("hidden_transfer/1", recipe=(SPEEDUPS,), tasks=TASKS)
-def speedups(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
+def transfer_speedups(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
     """Each method on both tasks: four models of the paper, and ours."""
     models: list[str] = paper["setting"]["models"]
     printed = {

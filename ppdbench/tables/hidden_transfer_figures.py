@@ -98,7 +98,7 @@ def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Drawing:
     tasks=TASKS,
     draw=_draw,
 )
-def figures(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
+def hidden_transfer_figures(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The points of all curves, and what the paper says of them."""
     points = _all_points(runs)
     columns = ("figure", "task", "series", "layer", "distance", "k", "value", "n")

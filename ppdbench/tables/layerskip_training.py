@@ -28,7 +28,7 @@ NO_DIFFERENCE = "Settings, not results: they are shown beside each other without
 
 
 @table("layerskip/7")
-def configuration(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
+def training_setup(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
     """Batches, steps and devices of each training."""
     context = {row["model"]: row["context"] for row in _architectures()}
     rows: list[tuple[Cell, ...]] = [
@@ -175,7 +175,7 @@ def _stages() -> list[tuple[str, Stage]]:
 
 def _architectures() -> Sequence[Mapping[str, Any]]:
 
-    rows: Sequence[Mapping[str, Any]] = papers.read("layerskip/9")["rows"]
+    rows: Sequence[Mapping[str, Any]] = papers.read_paper("layerskip/9")["rows"]
     return rows
 
 

@@ -13,7 +13,7 @@ from ppdbench.probe.summary import INTERVAL, Rate, match_rates
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.records import ProbedSample
 from ppdbench.runs.store import StoredRun
-from ppdbench.tables.recipe import RecipeStep, beside
+from ppdbench.tables.recipe import RecipeStep, nearest_layers
 
 # The paper's tasks under our names, in its order, with the positions of one bucket.
 TASKS = {"squad": "squad", "wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
@@ -79,27 +79,26 @@ def probes(runs: Sequence[StoredRun], needs: str) -> list[ProbedSample]:
     return found
 
 
-def compare(paper: Paper, runs: Sequence[StoredRun]) -> list[ComparedRate]:
+def compared_rates(paper: Paper, runs: Sequence[StoredRun]) -> list[ComparedRate]:
     """Every match rate that the paper prints, with ours where there is one."""
     printed = paper["rows"]
     samples = probes(runs, MATCHES.command)
     ks = sorted({row["k"] for row in printed})
     greedy = StoredRanks(sample for sample in samples if (sample.target or "greedy") == "greedy")
     rates = match_rates(greedy, ks, BUCKETS)
-    return _joined(printed, rates, paper["setting"]["layers"], n_layers(runs))
+    return _joined(printed, rates, paper["setting"]["layers"], our_depth(runs))
 
 
-def n_layers(runs: Sequence[StoredRun]) -> int:
-    """Return the number of our model's layers."""
-    depth: int = runs[0].header.model.n_layers
-    return depth
+def our_depth(runs: Sequence[StoredRun]) -> int:
+    """The number of our model's layers."""
+    return runs[0].header.model.n_layers
 
 
 def _joined(
     printed: Sequence[Mapping[str, Any]], rates: Sequence[Rate], of: int, depth: int
 ) -> list[ComparedRate]:
     theirs = sorted({row["layer"] for row in printed})
-    layers = beside(theirs, of, sorted({r.layer for r in rates if r.layer < depth}), depth)
+    layers = nearest_layers(theirs, of, sorted({r.layer for r in rates if r.layer < depth}), depth)
     by_key = {(r.task, r.layer, r.k, r.head, r.bucket): r for r in rates}
     found = []
     for row in printed:
@@ -128,12 +127,12 @@ LONG: Mapping[str, Callable[[ComparedRate], Cell]] = {
 }
 
 
-def long(title: str, compared: Sequence[ComparedRate]) -> Sheet:
+def every_rate(title: str, compared: Sequence[ComparedRate]) -> Sheet:
     """Every number in a column of its own, for other programs."""
     rows = tuple(tuple(value(c) for value in LONG.values()) for c in compared)
     return Sheet(title, tuple(LONG), rows, notes=(HEADS, INTERVALS))
 
 
-def percent(value: float | None) -> str:
+def percent_or_dash(value: float | None) -> str:
     """A share as it reads beside another one."""
     return "-" if value is None else f"{100 * value:.1f}"

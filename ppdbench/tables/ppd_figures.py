@@ -16,7 +16,7 @@ from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import TableSheets, table
 from ppdbench.tables.compared import ComparedRow, Quantity, compared
-from ppdbench.tables.matches import HEAD, HEADS, MATCHES, TASKS, compare, n_layers
+from ppdbench.tables.matches import HEAD, HEADS, MATCHES, TASKS, compared_rates, our_depth
 from ppdbench.theory import FigurePoint, MatchRate, figure_points
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _draw(paper: Paper, runs: Sequence[StoredRun]) -> Drawing:
 
 
 @table("ppd/figures", recipe=(MATCHES,), tasks=TASKS.values(), draw=_draw)
-def figures(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
+def ppd_figures(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The eighteen points, and what the paper's text says of some of them."""
     curves = _curves(paper, runs)
     rows = [ComparedRow(p.names, _values(p.paper), _values(p.ours)) for p in curves.points]
@@ -85,8 +85,10 @@ def _values(point: FigurePoint | None) -> dict[str, Cell]:
 
 def _curves(paper: Paper, runs: Sequence[StoredRun]) -> Curves:
     """The points at the paper's layer, and at ours that stands beside it."""
-    depth, of, layer = n_layers(runs), paper["setting"]["layers"], paper["setting"]["layer"]
-    compared = [c for c in compare(papers.read("ppd/2"), runs) if c.layer_paper == layer]
+    depth, of, layer = our_depth(runs), paper["setting"]["layers"], paper["setting"]["layer"]
+    compared = [
+        c for c in compared_rates(papers.read_paper("ppd/2"), runs) if c.layer_paper == layer
+    ]
     placed = []
     for c in compared:
         trained = c.head == HEAD[True]

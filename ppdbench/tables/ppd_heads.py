@@ -32,7 +32,7 @@ OURS: Mapping[str, Callable[[Facts], Cell]] = {
 
 
 @table("ppd/4")
-def training(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
+def head_training(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
     """The paper's settings beside those of the heads that come with the embedded model."""
     facts = _facts(reference_model("heads") / TRAINING)
     printed = {row["hyperparameter"]: row["value"] for row in paper["rows"]}

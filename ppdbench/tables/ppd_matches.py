@@ -17,21 +17,21 @@ from ppdbench.tables.matches import (
     MATCHES,
     TASKS,
     ComparedRate,
-    compare,
-    long,
-    n_layers,
-    percent,
+    compared_rates,
+    every_rate,
+    our_depth,
+    percent_or_dash,
 )
 
 
 @table("ppd/2", recipe=(MATCHES,), tasks=TASKS.values())
-def pooled(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
+def pooled_matches(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """A row for each head and k, a column for each layer, as printed."""
-    compared = compare(paper, runs)
-    of, depth = paper["setting"]["layers"], n_layers(runs)
+    compared = compared_rates(paper, runs)
+    of, depth = paper["setting"]["layers"], our_depth(runs)
     tasks = [_pooled(task, list(group), of, depth) for task, group in _grouped(compared, "task")]
     tasks[-1] = _noted(tasks[-1], f"ours (paper's), in %. {HEADS} {BESIDE}")
-    return TableSheets(long("Table 2: match rates", compared), tuple(tasks))
+    return TableSheets(every_rate("Table 2: match rates", compared), tuple(tasks))
 
 
 def _grouped(compared: Sequence[ComparedRate], name: str) -> list[tuple[str, list[ComparedRate]]]:
@@ -47,8 +47,8 @@ def _pooled(task: str, compared: Sequence[ComparedRate], of: int, depth: int) ->
     columns = {c.layer_paper: _depths(c, of, depth) for c in compared}
     rows: dict[tuple[Cell, ...], dict[int, str]] = {}
     for c in compared:
-        ours = percent(None if c.ours is None else c.ours.match_rate)
-        rows.setdefault((c.head, c.k), {})[c.layer_paper] = pair(ours, percent(c.paper))
+        ours = percent_or_dash(None if c.ours is None else c.ours.match_rate)
+        rows.setdefault((c.head, c.k), {})[c.layer_paper] = pair(ours, percent_or_dash(c.paper))
     return Sheet(
         f"Table 2: match rates, {task}",
         ("head", "k", *columns.values()),
@@ -67,14 +67,14 @@ def _noted(sheet: Sheet, note: str) -> Sheet:
 
 def _by_position(number: int, paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The paper's layout, ours in the row below: a row for each layer, a column per bucket."""
-    compared = compare(paper, runs)
-    of, depth = paper["setting"]["layers"], n_layers(runs)
+    compared = compared_rates(paper, runs)
+    of, depth = paper["setting"]["layers"], our_depth(runs)
     title = f"Table {number}: match rates by position, {compared[0].task}"
     sheets = [
         _positions(f"{title}, k={k}", group, of, depth) for k, group in _grouped(compared, "k")
     ]
     sheets[-1] = _noted(sheets[-1], f"In %, by position of the token. {HEADS} {BESIDE}")
-    return TableSheets(long(title, compared), tuple(sheets))
+    return TableSheets(every_rate(title, compared), tuple(sheets))
 
 
 def _positions(title: str, compared: Sequence[ComparedRate], of: int, depth: int) -> Sheet:

@@ -12,7 +12,7 @@ from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, match_rates
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import table
-from ppdbench.tables.matches import BUCKETS, TASKS, n_layers, probes
+from ppdbench.tables.matches import BUCKETS, TASKS, our_depth, probes
 from ppdbench.tables.recipe import RecipeStep, layer_at
 
 K = 3  # early candidates, in all of the table
@@ -28,7 +28,7 @@ SAMPLED = RecipeStep(
 @table("ppd/5", recipe=(SAMPLED,), tasks=(TASKS["cnn_dm"], TASKS["squad"]))
 def sampled(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
     """A row for each way of drawing and task, as printed."""
-    depth = n_layers(runs)
+    depth = our_depth(runs)
     layer = layer_at(Fraction(1, 2), depth)
     rates = match_rates(StoredRanks(probes(runs, SAMPLED.command)), (K,), BUCKETS)
     ours = {

@@ -47,7 +47,7 @@ DRAWN = "The paper's 7B and 13B rows are sampled with MT-Bench's default tempera
 
 
 @table("prompt_ppd/1", recipe=(COMPARISON, SAMPLED), tasks=(TASK,))
-def comparison(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
+def comparison_with_medusa(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Throughput, accept length, latency of a pass, trained share and tree sizes."""
     summaries = decoded.summaries(runs, (TASK,))
     ours = {(s["method"], _is_drawn(s)): _values(s) for s in summaries}

@@ -15,8 +15,8 @@ from ppdbench.tables.variants import (
     TASK,
     Variant,
     ablation,
-    probing,
-    training,
+    probing_step,
+    training_step,
     variants,
 )
 
@@ -29,26 +29,26 @@ LENGTHS = (1, 2, 6, 8, 10, 12)
 LONGEST = LENGTHS[-1]
 ENSEMBLES = f"The paper's ensembles have 100 EPTs; the recipe's have {ENSEMBLE}."
 
-by_size = {n: training(f"prompts-text-{n}", f"--epts {n} {TEXT}") for n in SIZES}
-BASE = training("prompts-base")
-PREFIX = training("prompts-prefix", "--prefix 1")
-ONE_STAGE = training("prompts-head", "--custom-head")
-TWO_STAGES = training(
+by_size = {n: training_step(f"prompts-text-{n}", f"--epts {n} {TEXT}") for n in SIZES}
+BASE = training_step("prompts-base")
+PREFIX = training_step("prompts-prefix", "--prefix 1")
+ONE_STAGE = training_step("prompts-head", "--custom-head")
+TWO_STAGES = training_step(
     "prompts-head-second", f"--custom-head --start {{{BASE.name}}} --learning-rate 1e-3"
 )
 by_mask = {
-    mask: training(f"prompts-{mask}-mask", f"--epts {ENSEMBLE} --mask {mask} {TEXT}")
+    mask: training_step(f"prompts-{mask}-mask", f"--epts {ENSEMBLE} --mask {mask} {TEXT}")
     for mask in ("decoder", "encoder")
 }
-LEARNED = training("prompts-learned", f"--epts {ENSEMBLE} --aggregation learned {TEXT}")
-by_exits = {n: training(f"prompts-exits-{n}", f"--exits {n}") for n in (3, 2)}
+LEARNED = training_step("prompts-learned", f"--epts {ENSEMBLE} --aggregation learned {TEXT}")
+by_exits = {n: training_step(f"prompts-exits-{n}", f"--exits {n}") for n in (3, 2)}
 
 
 def _passes(epts: int, epochs: int, batch: int = BATCH, loss: str = "") -> RecipeStep:
     """A training that passes over a text as often as one of the paper's; the text is small."""
     name = f"prompts-{epts}-epochs-{epochs}-batch-{batch}" + ("-text" if loss else "")
     how_long = f"--max-documents 12 --epochs {epochs}"
-    return training(name, f"--epts {epts} {loss}", batch=batch, how_long=how_long)
+    return training_step(name, f"--epts {epts} {loss}", batch=batch, how_long=how_long)
 
 
 by_length = [
@@ -60,7 +60,7 @@ by_length = [
 
 def _recipe(name: str, trained: Sequence[RecipeStep]) -> tuple[RecipeStep, ...]:
     """Trainings, and a probe of what came of all of them."""
-    return (*trained, probing(name, trained))
+    return (*trained, probing_step(name, trained))
 
 
 def _plain(epts: int | None = None, **options: Any) -> VariantFilter:

@@ -94,7 +94,9 @@ def layer_at(share: Fraction, n_layers: int) -> int:
     return min(max(1, floor(share * n_layers + Fraction(1, 2))), n_layers - 1)
 
 
-def beside(theirs: Sequence[int], of: int, ours: Sequence[int], n_layers: int) -> dict[int, int]:
+def nearest_layers(
+    theirs: Sequence[int], of: int, ours: Sequence[int], n_layers: int
+) -> dict[int, int]:
     """Map their layers to ours: each of ours once, where it is nearest.
 
     Where the model is shallow some of theirs are left without.

@@ -21,7 +21,7 @@ ASKED = {
 }
 
 
-def settings(paper: Paper, runs: Sequence[StoredRun]) -> tuple[str, ...]:
+def setting_lines(paper: Paper, runs: Sequence[StoredRun]) -> tuple[str, ...]:
     """The paper's setting and, where something was run, ours."""
     theirs = paper["setting"]
     lines = []

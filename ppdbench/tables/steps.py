@@ -68,7 +68,7 @@ def stored_runs(recipe: TableRecipe, folder: Path) -> list[StoredRun]:
     return [read_whole(place) for place in places if (place / HEADER).is_file()]
 
 
-def missing(recipe: TableRecipe, folder: Path) -> list[RecipeStep]:
+def missing_steps(recipe: TableRecipe, folder: Path) -> list[RecipeStep]:
     """The steps that have left no trace."""
     places = {step.name: folder / step.name for step in recipe}
     return [

@@ -62,7 +62,7 @@ class Variant:
         return all(self.options.get(name, DEFAULTS[name]) == v for name, v in wanted.items())
 
 
-def training(
+def training_step(
     name: str, options: str = "", *, batch: int = BATCH, how_long: str = STEPS
 ) -> RecipeStep:
     """A step that trains one variant."""
@@ -70,7 +70,7 @@ def training(
     return RecipeStep(name, words.rstrip())
 
 
-def probing(name: str, trained: Sequence[RecipeStep]) -> RecipeStep:
+def probing_step(name: str, trained: Sequence[RecipeStep]) -> RecipeStep:
     """A step that probes variants, all on the same outputs."""
     methods = " ".join(f"--method {METHOD}:addon={{{step.name}}}" for step in trained)
     return RecipeStep(

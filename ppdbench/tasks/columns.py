@@ -17,7 +17,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-def find(row: Mapping[str, object], path: str) -> object:
+def value_at(row: Mapping[str, object], path: str) -> object:
     """The value at `path`: `answers.text` in nested rows, or a column of that very name."""
     parts = path.split(".")
     for cut in range(len(parts), 0, -1):
@@ -42,7 +42,7 @@ def find_first(row: Mapping[str, object], columns: Columns) -> tuple[str, object
     """The first of the alternatives that the row has, with its path."""
     for path in columns:
         if path is not None:
-            value = find(row, path)
+            value = value_at(row, path)
             if not isinstance(value, _Missing):
                 return path, value
     return "", MISSING
@@ -54,7 +54,7 @@ def text_at(row: Mapping[str, object], columns: Columns, where: str) -> str:
     if isinstance(value, _Missing):
         if None in columns:
             return ""
-        raise missing(row, columns, where)
+        raise missing_column(row, columns, where)
     if isinstance(value, str) and not value and None in columns:
         return ""
     return _text(value, f"{where}: column {path!r}")
@@ -69,7 +69,7 @@ def texts_at(
     """
     path, value = find_first(row, columns)
     if isinstance(value, _Missing):
-        raise missing(row, columns, where)
+        raise missing_column(row, columns, where)
     if not isinstance(value, list):
         only = f"{where}: column {path!r}"
         return () if may_be_empty and value == "" else (_text(value, only),)
@@ -79,7 +79,7 @@ def texts_at(
     )
 
 
-def missing(row: Mapping[str, object], columns: Columns, where: str) -> DataError:
+def missing_column(row: Mapping[str, object], columns: Columns, where: str) -> DataError:
     """The complaint about a column that is not there."""
     wanted = " or ".join(repr(path) for path in columns if path is not None)
     return DataError(f"{where}: no column {wanted}; the row has: {', '.join(map(str, row))}")

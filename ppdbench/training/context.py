@@ -70,7 +70,7 @@ class LaterContext:
 
 
 @torch.no_grad()
-def read(layers: TrainedLayers, tokens: Tensor) -> tuple[TextContext, Tensor]:
+def read_text(layers: TrainedLayers, tokens: Tensor) -> tuple[TextContext, Tensor]:
     """Run a text [batch, length]; what it leaves, and the states after the last layer."""
     context = TextContext(layers.n_layers)
     return context, layers.last(tokens, context)

@@ -71,7 +71,7 @@ class FreeRoom:
         return cls(name_of(memory.home), memory.free[memory.home] // processes)
 
 
-def check_held(held: HeldBytes, room: FreeRoom) -> None:
+def check_parts_fit(held: HeldBytes, room: FreeRoom) -> None:
     """Refuse parts that do not even fit while nothing runs, before any are made."""
     if held.total > room.free:
         raise ConfigError(

@@ -21,14 +21,14 @@ from ppdbench.engine.loading import (
 from ppdbench.engine.shapes import SPECIALS, ModelShape
 from ppdbench.engine.synthetic import configuration, wrapped
 from ppdbench.errors import ConfigError
-from ppdbench.training.memory import FreeRoom, check_held, held_by
+from ppdbench.training.memory import FreeRoom, check_parts_fit, held_by
 from ppdbench.training.objective import Objective
 from ppdbench.training.plans import TrainingPlan
 from ppdbench.training.run import Job, Material, Training
 from ppdbench.training.text import TextSpec, documents
 
 
-def beside(name: str, plan: TrainingPlan, spec: ModelSpec, job: Job) -> Training:
+def training_beside(name: str, plan: TrainingPlan, spec: ModelSpec, job: Job) -> Training:
     """The training of parts beside a model that stays as it is."""
     check_plain(spec)
     empty = outline(spec)
@@ -46,7 +46,7 @@ def beside(name: str, plan: TrainingPlan, spec: ModelSpec, job: Job) -> Training
     return Training(objective, model, tokenizer, job, facts)
 
 
-def whole(name: str, plan: TrainingPlan, spec: ModelSpec, job: Job) -> Training:
+def training_of_whole(name: str, plan: TrainingPlan, spec: ModelSpec, job: Job) -> Training:
     """The training of a model that exists: continual pretraining or finetuning."""
     check_plain(spec)
     material = Material(job, spec.device, partial(load_words, spec))
@@ -57,7 +57,7 @@ def whole(name: str, plan: TrainingPlan, spec: ModelSpec, job: Job) -> Training:
     return _whole(name, plan, model, tokenizer, material, facts)
 
 
-def from_scratch(
+def training_from_scratch(
     name: str, plan: TrainingPlan, shape: ModelShape, device: str, job: Job
 ) -> Training:
     """The training of a new Llama of this shape, with a tokenizer trained on the same text."""
@@ -109,7 +109,7 @@ def _facts_of(spec: ModelSpec, model: Any) -> dict[str, Any]:
 def _check_fits(empty: Any, plan: TrainingPlan, material: Material) -> None:
     """`empty` is the model without weights, and so is what is made for it here."""
     objective: Objective = plan.objective(empty, material, compiled=False)
-    check_held(held_by(empty, objective), FreeRoom.found(material.device))
+    check_parts_fit(held_by(empty, objective), FreeRoom.found(material.device))
 
 
 def new_model(shape: ModelShape, seed: int) -> Any:

@@ -12,7 +12,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.files.paths import check_path
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.curve import SizePoint, TreePlan, curve, fastest, timed
-from ppdbench.trees.latency import Latency, measure
+from ppdbench.trees.latency import Latency, measure_latency
 
 if TYPE_CHECKING:
     from ppdbench.engine.loading import ModelSpec
@@ -64,7 +64,7 @@ class Built:
     latency: Latency | None
 
 
-def build(config: BuildConfig, report: Report | None = None) -> Built:
+def build_tree(config: BuildConfig, report: Report | None = None) -> Built:
     """Grow a tree of each size, time passes of as many rows, and choose."""
     accuracies = Accuracies.load(config.calibration)
     plan = TreePlan.of(accuracies, config.depth, config.rows_per_guess, config.seed)
@@ -114,7 +114,9 @@ def _measured(config: BuildConfig, rows: set[int], report: Report | None) -> Lat
     quiet()
     set_threads(config.threads)
     loaded = load(config.model, context=config.context)
-    latency = measure(loaded, rows, context=config.context, rounds=config.rounds, report=report)
+    latency = measure_latency(
+        loaded, rows, context=config.context, rounds=config.rounds, report=report
+    )
     if config.latency is not None:
         latency.save(config.latency)
     return latency

@@ -13,7 +13,7 @@ from ppdbench.trees.dynamic import (
     steady_state,
     transitions,
 )
-from ppdbench.trees.guessing import guessing_of, name_of
+from ppdbench.trees.guessing import guessing_of, method_name
 from ppdbench.trees.replay import Replay, replay
 from ppdbench.trees.static import check_known, expected_tokens, probabilities
 from ppdbench.trees.tree import Tree
@@ -88,8 +88,8 @@ def basis(accuracies: Accuracies) -> str:
     tasks = ", ".join(dict.fromkeys(output.task for output in outputs))
     # A place has one set of guesses, but those of a draft network differ from branch to branch.
     branches = (
-        f" Behind other guesses than its likeliest, {name_of(accuracies.method)} makes others than "
-        "were counted."
+        f" Behind other guesses than its likeliest, {method_name(accuracies.method)} makes others "
+        "than were counted."
         if guessing_of(accuracies.method).by_branch
         else ""
     )

@@ -37,10 +37,10 @@ def _registered() -> Registry[Guessing]:
 
 def guessing_of(label: str) -> Guessing:
     """Return what is known of a method, by its name or the label it has with its options."""
-    return _registered().find(name_of(label)) or Guessing()
+    return _registered().find(method_name(label)) or Guessing()
 
 
-def name_of(label: str) -> str:
+def method_name(label: str) -> str:
     """The method's name, without the options that it may be labelled with."""
     return label.partition(":")[0]
 

@@ -136,7 +136,7 @@ def isotonic(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(mean for mean, length in blocks for _ in range(length))
 
 
-def measure(
+def measure_latency(
     loaded: Loaded,
     sizes: Iterable[int],
     *,

@@ -57,7 +57,7 @@ def test_what_rounds_otherwise_on_other_threads_is_measured(
     loaded: Loaded, item: Item, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: dict[str, list[int]] = {}
-    for name in ("one_by_one", "as_verified"):
+    for name in ("one_row_logits", "as_verified"):
         real = getattr(interleaved, name)
 
         def counted(*arguments: Any, real: Any = real, name: str = name) -> Any:
@@ -73,7 +73,7 @@ def test_what_rounds_otherwise_on_other_threads_is_measured(
     assert outcome.verdict == "mismatch"
     assert outcome.judgement is not None
     assert outcome.judgement.position == wrong
-    assert threads == {"one_by_one": [WHOLE], "as_verified": [UNIT]}
+    assert threads == {"one_row_logits": [WHOLE], "as_verified": [UNIT]}
 
 
 def test_a_strict_reference_has_the_threads_of_the_units(

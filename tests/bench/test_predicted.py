@@ -103,7 +103,7 @@ def test_runs_of_several_sizes_time_passes_and_steps_once(
     def again(*_: object) -> None:
         raise AssertionError("a run that goes on keeps what was timed when it began")
 
-    monkeypatch.setattr(pass_model, "measure", again)
+    monkeypatch.setattr(pass_model, "measure_latency", again)
     assert bench(capsys, "--batch", "1,3", "--out", "run", "--resume") == rows
     bench(capsys, "--batch", "2", "--out", "one")
     assert read_run("one").header.pass_model is None

@@ -18,10 +18,10 @@ ALONE = Shard.launched()
 
 
 def test_numbers_come_once_and_in_order_unless_they_are_to_stay() -> None:
-    assert common.numbers("--layers", "3,1,3") == (1, 3)
-    assert common.numbers("--layers", "3,1,3", as_given=True) == (3, 1, 3)
+    assert common.parse_numbers("--layers", "3,1,3") == (1, 3)
+    assert common.parse_numbers("--layers", "3,1,3", as_given=True) == (3, 1, 3)
     with pytest.raises(ConfigError, match=r"--layers '1;2': use numbers such as 1,3,5"):
-        common.numbers("--layers", "1;2")
+        common.parse_numbers("--layers", "1;2")
 
 
 def test_options_of_drawing_become_the_targets_and_are_taken() -> None:

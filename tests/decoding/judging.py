@@ -9,7 +9,14 @@ import torch
 
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request
-from ppdbench.decoding.identity import Evidence, Judgement, as_run, as_verified, judge, one_by_one
+from ppdbench.decoding.identity import (
+    Evidence,
+    Judgement,
+    as_run,
+    as_verified,
+    judge,
+    one_row_logits,
+)
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -44,7 +51,7 @@ def judged(
         run = functools.partial(decoder.decode, session, Request(ids, limits, CLOCK))
         again = functools.partial(as_run, run, session, ours)  # type: ignore[assignment]
     evidence = Evidence(
-        one_row=functools.partial(one_by_one, session, ids, greedy),
+        one_row=functools.partial(one_row_logits, session, ids, greedy),
         as_run=again,
         truth=lambda: stock,
     )

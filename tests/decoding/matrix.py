@@ -14,7 +14,7 @@ from ppdbench.testing import CLOCK as CLOCK
 from ppdbench.testing import Case as Case
 from ppdbench.testing import assert_exact as assert_exact
 from ppdbench.testing import cases as cases
-from ppdbench.testing import decode as decode
+from ppdbench.testing import decode_case as decode_case
 from ppdbench.testing import free as free
 from ppdbench.testing import reference as reference
 from tests.helpers import VOCAB

@@ -12,7 +12,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from tests.decoding.judging import judged, truth
-from tests.decoding.matrix import CAPACITY, Case, Oracle, decode, reference
+from tests.decoding.matrix import CAPACITY, Case, Oracle, decode_case, reference
 from tests.families import FAMILIES, stock_model
 from tests.helpers import plain, tokens
 
@@ -36,7 +36,7 @@ def test_drafts_verified_in_half_precision_are_identical_or_measured_ties(
     for case in CASES:
         greedy = reference(case, model)
         for oracle in (Oracle(model, 4), Oracle(model, 4, 2), Oracle(model, 3, 2, tree=True)):
-            ours = decode(oracle, case, model)
+            ours = decode_case(oracle, case, model)
             stock = truth(name, dtype)
             found = judged(model, stock, case.prompt, ours, greedy, oracle, case.limits)
             assert found.verdict in ("identical", "tie"), (case.name, found)
@@ -50,7 +50,7 @@ def test_chains_of_one_fixed_shape_are_identical_in_half_precision(
     model = half(name, dtype)
     for case in CASES:
         oracle = Oracle(model, 4, 2)
-        ours = decode(oracle, case, model, fixed_rows=oracle.rows)
+        ours = decode_case(oracle, case, model, fixed_rows=oracle.rows)
         assert ours.output_ids == reference(case, model, fixed_rows=oracle.rows).output_ids
 
 
@@ -58,7 +58,7 @@ def test_chains_of_one_fixed_shape_are_identical_in_half_precision(
 @every_family
 def test_a_wrong_token_is_no_tie_in_half_precision(name: str, dtype: torch.dtype) -> None:
     model, case = half(name, dtype), CASES[0]
-    greedy, ours = reference(case, model), decode(Oracle(model, 4), case, model)
+    greedy, ours = reference(case, model), decode_case(Oracle(model, 4), case, model)
     session = Session(model, CAPACITY)
     session.reset([*case.prompt, *greedy.output_ids[:5]])
     with torch.inference_mode():

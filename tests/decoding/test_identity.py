@@ -20,7 +20,7 @@ from ppdbench.decoding.identity import (
     as_verified,
     first_difference,
     judge,
-    one_by_one,
+    one_row_logits,
 )
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.reading import Reading
@@ -28,7 +28,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.truth import StockTruth
 from tests.decoding.judging import judged, truth
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, Oracle, decode, reference
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, Oracle, decode_case, reference
 from tests.families import stock_model
 from tests.helpers import staged, tokens
 
@@ -79,7 +79,7 @@ def found(ours: Decoded, greedy: Decoded, name: str = "llama") -> Judgement:
 
 def test_equal_outputs_are_identical_without_another_pass() -> None:
     model = staged("llama")
-    ours, greedy = decode(Oracle(model, 3), CASE, model), reference(CASE, model)
+    ours, greedy = decode_case(Oracle(model, 3), CASE, model), reference(CASE, model)
 
     def never(*_: object) -> None:
         raise AssertionError("asked for")
@@ -91,7 +91,7 @@ def test_equal_outputs_are_identical_without_another_pass() -> None:
 def test_a_wrong_token_is_a_mismatch_with_its_position_and_margin() -> None:
     model = staged("llama")
     greedy = reference(CASE, model)
-    ours = decode(Oracle(model, 3), CASE, model)
+    ours = decode_case(Oracle(model, 3), CASE, model)
     for position in range(1, 12):
         wrong = with_ids(ours, (position, (greedy.output_ids[position] + 1) % 96))
         judgement = found(wrong, greedy)
@@ -133,7 +133,7 @@ class Twins:
     def logits(self, **moved: float) -> Tensor:
         """Those of our pass of one row, with some of the two moved: `token` and `other`."""
         session = Session(self.model, CAPACITY)
-        found = one_by_one(session, PROMPT, self.greedy, self.position)
+        found = one_row_logits(session, PROMPT, self.greedy, self.position)
         assert found is not None
         found = found.clone()
         for name, by in moved.items():
@@ -195,7 +195,7 @@ def test_two_tokens_that_are_close_but_not_the_likeliest_are_no_tie() -> None:
         with_ids(twins.greedy, (place, twins.a)),
         with_ids(twins.greedy, (place, twins.b)),
     )
-    logits = one_by_one(Session(twins.model, CAPACITY), PROMPT, twins.greedy, place)
+    logits = one_row_logits(Session(twins.model, CAPACITY), PROMPT, twins.greedy, place)
     assert logits is not None
     evidence = Evidence(
         one_row=lambda _: logits, as_run=lambda _: logits, truth=lambda: twins.truth
@@ -224,7 +224,7 @@ def test_a_runner_up_planted_anywhere_is_never_a_tie(dtype: torch.dtype) -> None
     """Rounding flips a token only where the same passes, made again, choose it again."""
     model = StagedModel(stock_model("llama").to(dtype))
     oracle = Oracle(model, 3)
-    ours, greedy = decode(oracle, CASE, model), reference(CASE, model)
+    ours, greedy = decode_case(oracle, CASE, model), reference(CASE, model)
     same = first_difference(ours.output_ids, greedy.output_ids) or len(ours.output_ids)
     assert same > 5
     ids = [*PROMPT, *greedy.output_ids]
@@ -265,7 +265,7 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
     oracle.known = [*PROMPT, *reference(CASE, model).output_ids]
     monkeypatch.setattr(oracle, "start", lambda *_: None)
     seen.clear()
-    ours = decode(oracle, CASE, model)
+    ours = decode_case(oracle, CASE, model)
     by_several = dict(seen)
     seen.clear()
     reference(CASE, model)
@@ -278,7 +278,7 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
 
     for position in range(12):
         session = Session(model, CAPACITY, spare=oracle.rows)
-        single = one_by_one(session, PROMPT, ours, position)
+        single = one_row_logits(session, PROMPT, ours, position)
         several = as_verified(session, PROMPT, ours, position)
         again = as_run(lambda session=session: run(session), session, ours, position)  # type: ignore[misc]
         assert single is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.draft import EMPTY, Computed, Draft, Insertion
-from ppdbench.decoding.identity import as_run, as_verified, one_by_one
+from ppdbench.decoding.identity import as_run, as_verified, one_row_logits
 from ppdbench.decoding.loop import Prefill, Verified, Verifier
 from ppdbench.decoding.passes import run_pass
 from ppdbench.decoding.sampling import GREEDY, Chooser, Target
@@ -27,7 +27,7 @@ from tests.decoding.matrix import (
     Oracle,
     assert_exact,
     cases,
-    decode,
+    decode_case,
     free,
     reference,
 )
@@ -266,7 +266,7 @@ def test_drafts_with_inserted_rows_are_exact(name: str, tree: bool) -> None:
     for wrong_from in (0, 2, 4):
         for case in cases(model):
             ours = assert_exact(Ahead(model, 4, wrong_from, tree), case, model)
-            plain = decode(Oracle(model, 4, wrong_from, tree), case, model)
+            plain = decode_case(Oracle(model, 4, wrong_from, tree), case, model)
             assert ours.accepted == plain.accepted
             fixed = Ahead(model, 4, wrong_from, tree)
             assert_exact(fixed, case, model, fixed_rows=fixed.rows)
@@ -292,12 +292,12 @@ def test_rounding_is_measured_in_the_shape_that_was_verified() -> None:
     case = next(iter(cases(model)))
     for tree in (False, True):
         oracle = Ahead(model, 3, 2, tree)
-        ours, greedy = decode(oracle, case, model), reference(case, model)
+        ours, greedy = decode_case(oracle, case, model), reference(case, model)
         n = 1 + (6 if tree else 3)
         assert ours.rows[0] == 4 * n
         assert ours.inserted[0] == ((0, n), (1, n), (3, n))
         session = Session(model, CAPACITY, spare=oracle.rows)
-        single = one_by_one(session, list(case.prompt), greedy, 9)
+        single = one_row_logits(session, list(case.prompt), greedy, 9)
         run = partial(oracle.decode, session, Request(list(case.prompt), case.limits, CLOCK))
         assert single is not None
         for several in (
@@ -461,7 +461,7 @@ def test_a_strategy_sees_its_inserted_rows() -> None:
             assert verified.rows[:, verified.first_inserted :].shape == (1, inserted, 32)
 
     case = next(iter(cases(model)))
-    assert decode(Watching(model, 2, 1, True), case, model).output_ids == free(
+    assert decode_case(Watching(model, 2, 1, True), case, model).output_ids == free(
         model, list(case.prompt), case.limits.max_new_tokens
     )
     assert max(seen) == 15

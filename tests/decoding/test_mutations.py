@@ -15,7 +15,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step, StepMaker
 from tests.decoding.judging import judged, truth
-from tests.decoding.matrix import CAPACITY, Oracle, cases, decode, known, reference
+from tests.decoding.matrix import CAPACITY, Oracle, cases, decode_case, known, reference
 from tests.helpers import staged
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -143,7 +143,7 @@ def verdicts(tree: bool, name: str, plant: Patch | None) -> set[str]:
             if plant is not None:
                 plant(patch)
             try:
-                ours = decode(oracle, case, model)
+                ours = decode_case(oracle, case, model)
             except (ValueError, RuntimeError, IndexError):  # ran out of rows or positions
                 found.add("error")
                 continue

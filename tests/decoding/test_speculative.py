@@ -12,7 +12,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.engine.session import Session
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import DraftError
-from tests.decoding.matrix import Case, Oracle, assert_exact, cases, decode, free, reference
+from tests.decoding.matrix import Case, Oracle, assert_exact, cases, decode_case, free, reference
 from tests.families import FAMILIES
 from tests.helpers import VOCAB, staged
 
@@ -31,10 +31,10 @@ def test_drafts_of_every_quality_give_the_greedy_output(name: str, tree: bool) -
 def test_right_drafts_are_all_accepted_and_wrong_ones_never() -> None:
     model = staged("llama")
     case = next(cases(model))
-    right = decode(Oracle(model, 3), case, model)
+    right = decode_case(Oracle(model, 3), case, model)
     assert right.accepted == (3, 3, 3, 3, 3, 2)
     assert right.proposed == (3, 3, 3, 3, 3, 2)
-    wrong = decode(Oracle(model, 3, 0), case, model)
+    wrong = decode_case(Oracle(model, 3, 0), case, model)
     assert set(wrong.accepted) == {0}
     assert len(wrong.accepted) == 23
 
@@ -106,7 +106,7 @@ def test_in_one_fixed_shape_outputs_are_the_same(name: str, tree: bool) -> None:
     model = staged(name)
     for case in cases(model):
         oracle = Oracle(model, 4, 2, tree)
-        ours = decode(oracle, case, model, fixed_rows=oracle.rows)
+        ours = decode_case(oracle, case, model, fixed_rows=oracle.rows)
         greedy = reference(case, model, fixed_rows=oracle.rows)
         assert ours.output_ids == greedy.output_ids == reference(case, model).output_ids
 
@@ -133,7 +133,7 @@ def test_an_impossible_draft_is_an_error_that_says_what_is_wrong(what: str) -> N
 
     model = staged("llama")
     with pytest.raises(DraftError, match=message):
-        decode(Bad(), next(cases(model)), model)
+        decode_case(Bad(), next(cases(model)), model)
 
 
 def test_an_empty_draft_is_a_plain_step() -> None:

@@ -19,8 +19,8 @@ from ppdbench.decoding.stock_check import (
     check_end_tokens,
     check_ends,
     check_greedy,
-    hold,
     hold_ranks,
+    hold_to_stock,
 )
 from ppdbench.engine import attention
 from ppdbench.engine.adapters import Adapter
@@ -68,7 +68,7 @@ def watched(model: StagedModel, tree: bool | None = None) -> MethodOutput:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_holds(name: str, dtype: torch.dtype) -> None:
     model = staged(name) if dtype == torch.float32 else StagedModel(stock_model(name).to(dtype))
-    noise = hold(truth(name, dtype), PROMPT, [watched(model), watched(model, False)])
+    noise = hold_to_stock(truth(name, dtype), PROMPT, [watched(model), watched(model, False)])
     assert 0 < noise < (1e-4 if dtype == torch.float32 else 0.5)
 
 
@@ -85,17 +85,17 @@ def test_a_bug_that_both_sides_share_is_found(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Adapter, "norm", lambda self, hidden: 1.001 * real(self, hidden))
     model = staged("llama")
     with pytest.raises(ExactnessError, match=r"passes of odd are not the model's.* 0\.00"):
-        hold(truth("llama"), PROMPT, [watched(model)])
+        hold_to_stock(truth("llama"), PROMPT, [watched(model)])
 
 
 def test_a_token_that_is_not_the_likeliest_is_found_where_no_logits_were_seen() -> None:
     seen = watched(staged("llama"))
-    hold(truth("llama"), PROMPT, [dataclasses.replace(seen, watch=LogitWatch(()))])
+    hold_to_stock(truth("llama"), PROMPT, [dataclasses.replace(seen, watch=LogitWatch(()))])
     ids = list(seen.decoded.output_ids)
     ids[5] = (ids[5] + 1) % 96
     wrong = dataclasses.replace(seen.decoded, output_ids=tuple(ids))
     with pytest.raises(ExactnessError, match="position 5 transformers prefers another token"):
-        hold(
+        hold_to_stock(
             truth("llama"), PROMPT, [dataclasses.replace(seen, decoded=wrong, watch=LogitWatch(()))]
         )
 
@@ -116,11 +116,11 @@ def test_early_exits_are_held_at_their_own_depth(
 
     depths = set(seen().watch.depths.values())
     assert depths == {2} if not confidence else len(depths) > 1
-    hold(truth("llama"), PROMPT, [seen()])
+    hold_to_stock(truth("llama"), PROMPT, [seen()])
     real = Adapter.norm
     monkeypatch.setattr(Adapter, "norm", lambda self, hidden: 1.001 * real(self, hidden))
     with pytest.raises(ExactnessError, match="early-exit"):
-        hold(truth("llama"), PROMPT, [seen()])
+        hold_to_stock(truth("llama"), PROMPT, [seen()])
 
 
 @pytest.mark.parametrize("batch", [1, 2])

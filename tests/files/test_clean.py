@@ -18,7 +18,7 @@ from pylatexenc.latex2text import LatexNodes2Text
 from pylatexenc.latexwalker import LatexEnvironmentNode, LatexWalker
 
 from ppdbench.cli import common
-from ppdbench.files.clean import LONGEST, OutputKind, clean, cleaned, shortened
+from ppdbench.files.clean import LONGEST, OutputKind, clean, cleaned, shortened_text
 from ppdbench.report import export
 from ppdbench.report.console import Terminal
 from ppdbench.report.html import h
@@ -68,7 +68,7 @@ def test_long_texts_lose_their_middle_and_say_so(kind: OutputKind) -> None:
     made = clean("a" * 1_000_000, kind)
     assert len(made) < LONGEST[kind] + 60
     assert "characters" in made
-    assert shortened("abc", 3) == "abc"
+    assert shortened_text("abc", 3) == "abc"
 
 
 def test_what_is_not_seen_is_written_as_python_writes_it() -> None:

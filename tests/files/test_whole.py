@@ -17,7 +17,7 @@ from ppdbench.check.junit import to_junit
 from ppdbench.errors import PpdbenchError
 from ppdbench.files.json_file import write_versioned
 from ppdbench.files.whole import replacing, write_whole
-from ppdbench.methods.draft_verify.skip_file import SkipSet, save
+from ppdbench.methods.draft_verify.skip_file import SkipSet, save_skips
 from ppdbench.report import export
 from ppdbench.report.pictures.drawing import Drawing
 from ppdbench.report.pictures.files import save_all, save_picture
@@ -56,7 +56,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "junit.xml": lambda path: write_whole(path, to_junit(COMPARISON)),
     "baseline.json": lambda path: write_versioned(path, "form", 1, {"x": "y" * 99}),
     "tree.json": lambda path: Tree(((0,), (1,))).save(path),
-    "skips.json": lambda path: save(path, "model", SkipSet((1,), (2,))),
+    "skips.json": lambda path: save_skips(path, "model", SkipSet((1,), (2,))),
     "drawing.svg": _drawings,
 }
 

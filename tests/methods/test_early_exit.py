@@ -22,7 +22,7 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.methods.base import METHODS
 from ppdbench.methods.early_exit import EarlyExit, EarlyExitDecoder
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, cases, decode, reference
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, cases, decode_case, reference
 from tests.families import FAMILIES, stock_model
 from tests.helpers import staged, tokens
 
@@ -96,7 +96,7 @@ def test_a_fixed_exit_is_the_model_cut_off_there(name: str) -> None:
         for _ in range(14):
             state = states_of(model, ids)[exit_layer]
             ids.append(int(model.logits(state[None, None]).argmax()))
-        ours = decode(made(model, exit_layer=exit_layer), SHORT, model)
+        ours = decode_case(made(model, exit_layer=exit_layer), SHORT, model)
         assert list(ours.output_ids) == ids[len(PROMPT) :]
 
 
@@ -119,12 +119,12 @@ def test_half_of_the_layers_run_unless_told_and_one_at_least_with_confidence() -
 def test_ends_are_those_of_the_exits_own_output() -> None:
     model = staged("llama")
     decoder = made(model)
-    free = decode(decoder, Case("free", PROMPT, Limits(12)), model).output_ids
+    free = decode_case(decoder, Case("free", PROMPT, Limits(12)), model).output_ids
     for n in (1, 2, 5):
-        out = decode(decoder, Case("length", PROMPT, Limits(n)), model)
+        out = decode_case(decoder, Case("length", PROMPT, Limits(n)), model)
         assert (out.output_ids, out.finish) == (free[:n], "length")
     place = free.index(free[4])
-    out = decode(decoder, Case("eos", PROMPT, Limits(12, frozenset({free[4]}))), model)
+    out = decode_case(decoder, Case("eos", PROMPT, Limits(12, frozenset({free[4]}))), model)
     assert (out.output_ids, out.finish) == (free[: place + 1], "eos")
 
 
@@ -138,7 +138,7 @@ def test_a_confidence_that_is_never_exceeded_gives_the_greedy_output(name: str) 
     for case in list(cases(model))[::3]:
         greedy = reference(case, model)
         for decoder in decoders:
-            ours = decode(decoder, case, model)
+            ours = decode_case(decoder, case, model)
             assert (ours.output_ids, ours.finish) == (greedy.output_ids, greedy.finish), case.name
             assert set(ours.exits) == {model.n_layers}
 
@@ -152,7 +152,7 @@ def test_a_layer_that_changes_nothing_is_sure_but_not_more_than_sure() -> None:
     model = StagedModel(stock)
     for confidence, depth in ((0.999, 1), (1.0, 4)):
         decoder = made(model, confidence=confidence, measure="state")
-        assert set(decode(decoder, SHORT, model).exits) == {depth}
+        assert set(decode_case(decoder, SHORT, model).exits) == {depth}
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -172,7 +172,7 @@ def test_tokens_and_depths_are_those_of_whole_passes_over_true_keys(
         confidence = min(max(sum(reached) / len(reached), 0.01), 0.99)
         output, depths = slowly(model, PROMPT, 14, measure, confidence, first)
         decoder = made(model, exit_layer=first, confidence=confidence, measure=measure)
-        ours = decode(decoder, SHORT, model)
+        ours = decode_case(decoder, SHORT, model)
         assert list(ours.output_ids) == output
         assert list(ours.exits) == depths
         seen.update(depths)
@@ -203,8 +203,8 @@ def test_no_layer_holds_more_than_the_one_below_and_all_hold_the_truth() -> None
 def test_in_one_fixed_shape_outputs_are_the_same(name: str, measure: str) -> None:
     model = staged(name)
     decoder = made(model, confidence=0.3, measure=measure)
-    loose = decode(decoder, SHORT, model)
-    strict = decode(decoder, SHORT, model, fixed_rows=decoder.rows)
+    loose = decode_case(decoder, SHORT, model)
+    strict = decode_case(decoder, SHORT, model, fixed_rows=decoder.rows)
     assert strict.output_ids == loose.output_ids
     assert strict.exits == loose.exits
 
@@ -239,7 +239,7 @@ def test_a_draw_from_one_token_is_the_greedy_exit(options: dict[str, Any]) -> No
 
 def test_times_and_counts_have_one_entry_per_step() -> None:
     model = staged("llama")
-    out: Decoded = decode(made(model), SHORT, model)
+    out: Decoded = decode_case(made(model), SHORT, model)
     assert len(out.step_ms) == len(out.accepted) == len(out.proposed) == 13
     assert set(out.accepted) | set(out.proposed) == {0}
     assert out.prefill_ms > 0
@@ -309,7 +309,7 @@ def test_a_real_model_leaves_early_where_it_is_sure(stories: Path) -> None:
     prompt = loaded.tokenizer("Once upon a time, there was a little girl named").input_ids
     case = Case("real", prompt, Limits(40))
     decoder = EarlyExit(exit_layer=4, confidence=0.9).prepare(setup(model))
-    ours = decode(decoder, case, model)
+    ours = decode_case(decoder, case, model)
     assert set(ours.exits) == {4, 5}
     output, depths = slowly(model, prompt, 40, "softmax", 0.9, 4)
     assert (list(ours.output_ids), list(ours.exits)) == (output, depths)

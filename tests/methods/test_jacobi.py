@@ -19,7 +19,7 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.methods.jacobi import Jacobi, JacobiProposer
 from ppdbench.testing import assert_order_is_nothing
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, reference
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode_case, reference
 from tests.families import FAMILIES
 from tests.helpers import staged, tokens
 
@@ -50,7 +50,7 @@ def test_in_one_fixed_shape_the_output_is_the_same() -> None:
     model = staged("gemma2")
     decoder = prepared(model, window=5)
     for case in cases(model):
-        ours = decode(decoder, case, model, fixed_rows=decoder.rows)
+        ours = decode_case(decoder, case, model, fixed_rows=decoder.rows)
         assert ours.output_ids == reference(case, model).output_ids
 
 

@@ -25,7 +25,7 @@ from tests.decoding.matrix import (
     Case,
     assert_exact,
     cases,
-    decode,
+    decode_case,
     free,
     reference,
 )
@@ -91,7 +91,7 @@ def test_in_one_fixed_shape_the_output_is_the_same(name: str) -> None:
     model = staged(name)
     decoder = prepared(model, window=4)
     for case in cases(model):
-        ours = decode(decoder, case, model, fixed_rows=decoder.rows)
+        ours = decode_case(decoder, case, model, fixed_rows=decoder.rows)
         assert ours.output_ids == reference(case, model).output_ids
 
 
@@ -157,7 +157,7 @@ def test_riders_predict_what_greedy_decoding_says_after_their_ancestors() -> Non
     model = staged("llama")
     decoder = Watched(Lookahead(window=3, ngram=4))
     case = Case("plain", tokens(9, 0), Limits(12))
-    decode(decoder, case, model)
+    decode_case(decoder, case, model)
     checked = 0
     for text, verified in decoder.found:
         draft = verified.draft

@@ -31,7 +31,7 @@ from ppdbench.methods.speculative import (
     Speculative,
     tokenizer_difference,
 )
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, reference
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode_case, reference
 from tests.decoding.test_sampled import FITS, MISFITS, five_tokens, joint, misfit
 from tests.decoding.test_sampled import PROMPT as SAMPLED_PROMPT
 from tests.families import FAMILIES, stock_model
@@ -118,7 +118,7 @@ def test_in_one_fixed_shape_outputs_are_the_same(name: str) -> None:
     model = staged(name)
     proposer = drafter(near(name), model)
     for case in itertools.islice(cases(model), 0, None, 2):
-        ours = decode(proposer, case, model, fixed_rows=proposer.rows)
+        ours = decode_case(proposer, case, model, fixed_rows=proposer.rows)
         greedy = reference(case, model, fixed_rows=proposer.rows)
         assert ours.output_ids == greedy.output_ids == reference(case, model).output_ids
 
@@ -197,13 +197,13 @@ def test_no_row_is_run_twice_and_what_is_missing_comes_in_one_pass() -> None:
     model = staged("llama")
     case = next(cases(model))
     right = drafter(model, model, Counted, draft_length=3)
-    assert decode(right, case, model).accepted == (3, 3, 3, 3, 3, 2)
+    assert decode_case(right, case, model).accepted == (3, 3, 3, 3, 3, 2)
     assert isinstance(right, Counted)
     # The prompt; then the newest token; from then on the last draft and the token after it.
     assert right.passes == [[9], [1, 1, 1], *[[2, 1, 1]] * 4, [2, 1]]
 
     wrong = drafter(other("llama"), model, Counted, draft_length=3)
-    assert set(decode(wrong, case, model).accepted) == {0}
+    assert set(decode_case(wrong, case, model).accepted) == {0}
     assert isinstance(wrong, Counted)
     assert {tuple(p) for p in wrong.passes[1:-2]} == {(1, 1, 1)}
 
@@ -214,7 +214,7 @@ def test_the_order_of_examples_changes_nothing() -> None:
     mixed = drafter(other("llama", num_hidden_layers=2), model, adaptive=True, draft_length=6)
 
     def outcome(case: Case, which: ModelDrafter) -> tuple[Any, ...]:
-        decoded = decode(which, case, model)
+        decoded = decode_case(which, case, model)
         return decoded.output_ids, decoded.proposed, decoded.accepted
 
     for which in (proposer, mixed):
@@ -232,7 +232,7 @@ def test_drafts_have_the_length_asked_for_and_the_rows_to_verify_it() -> None:
     for length in (1, 5, 40):
         proposer = drafter(model, model, draft_length=length)
         assert proposer.rows == 1 + length
-        ours = decode(proposer, next(cases(model)), model)
+        ours = decode_case(proposer, next(cases(model)), model)
         assert ours.proposed[0] == min(length, 22)
 
 
@@ -253,17 +253,17 @@ def test_an_adaptive_draft_shrinks_by_one_and_grows_by_two() -> None:
             return draft
 
     case = Case("long", tokens(9, 0), Limits(50))
-    ours = decode(drafter(model, model, Scripted, adaptive=True), case, model)
+    ours = decode_case(drafter(model, model, Scripted, adaptive=True), case, model)
     assert ours.proposed[:9] == (4, 3, 2, 1, 1, 3, 4, 4, 3)
-    fixed = decode(drafter(model, model, Scripted), case, model)
+    fixed = decode_case(drafter(model, model, Scripted), case, model)
     assert set(fixed.proposed[:8]) == {4}
 
 
 def test_an_unsure_draft_stops_early_and_a_sure_one_does_not() -> None:
     model = staged("llama")
     case = next(cases(model))
-    free, sure = (decode(drafter(model, model, confidence=c), case, model) for c in (0.0, 0.1))
-    silent = decode(drafter(model, model, confidence=0.9999999), case, model)
+    free, sure = (decode_case(drafter(model, model, confidence=c), case, model) for c in (0.0, 0.1))
+    silent = decode_case(drafter(model, model, confidence=0.9999999), case, model)
     assert free.output_ids == sure.output_ids == silent.output_ids
     assert set(silent.proposed) == {0}
     assert {0, 4} < set(sure.proposed)
@@ -278,7 +278,7 @@ def test_confidence_is_the_probability_of_the_likeliest_token() -> None:
     with torch.inference_mode():
         likeliest = float(session.prefill().softmax(-1).amax())
     for share, expected in ((0.999, True), (1.001, False)):
-        ours = decode(drafter(model, model, confidence=likeliest * share), case, model)
+        ours = decode_case(drafter(model, model, confidence=likeliest * share), case, model)
         assert (ours.proposed[0] > 0) is expected
 
 

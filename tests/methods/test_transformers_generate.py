@@ -10,7 +10,7 @@ import torch
 
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Request, Setup
-from ppdbench.decoding.identity import as_run, one_by_one
+from ppdbench.decoding.identity import as_run, one_row_logits
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.loading import ModelSpec, load
@@ -141,7 +141,7 @@ def test_the_logits_that_chose_a_peers_token_are_those_of_its_own_passes(
         logits = as_run(run, session, theirs, position)
         assert logits is not None
         assert int(logits.argmax()) == theirs.output_ids[position]
-        near = one_by_one(session, tokens(13), ours, position)
+        near = one_row_logits(session, tokens(13), ours, position)
         assert near is not None
         assert float((logits - near).abs().max()) < 1e-4
 

@@ -98,8 +98,8 @@ def test_everything_in_a_token_is_visible(token: str, shown: str) -> None:
 def test_fitted_text_has_exactly_the_width_asked_for() -> None:
     for text in ("", "abc", "abcdefgh", "漢字漢字", "a漢字漢", "e\u0301" * 9):
         for width in range(1, 8):
-            assert cell_len(grid.fitted(text, width)) == width
-    assert grid.fitted("abcdef", 4) == "abc…"
+            assert cell_len(grid.exact_columns(text, width)) == width
+    assert grid.exact_columns("abcdef", 4) == "abc…"
 
 
 @pytest.mark.parametrize("width", [30, 80, 200])

@@ -24,7 +24,7 @@ from ppdbench.report.tree_tables import (
     show,
     shown_json,
 )
-from ppdbench.trees.build import BuildConfig, Built, build
+from ppdbench.trees.build import BuildConfig, Built, build_tree
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.dynamic import DynamicTree, TreeState, search
 from ppdbench.trees.expected import expected, in_states
@@ -54,7 +54,7 @@ def built(tmp_path: Path, *, timed: bool = True, **options: Any) -> Built:
         times(2, 2.4, 2.2, 9, sizes=(1, 8, 16, 32)).save(latency)
         options["latency"] = latency
     spec = ModelSpec()
-    return build(
+    return build_tree(
         BuildConfig(calibration=tmp_path / "calibration.json", model=spec, measuring={}, **options)
     )
 
@@ -179,7 +179,7 @@ def test_the_curve_has_a_row_per_size_and_marks_the_chosen_one(tmp_path: Path) -
 def test_the_curve_of_outputs_has_its_interval(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     Accuracies.counted("prompt-tokens", outputs(0)).save(path)
-    found = build(BuildConfig(calibration=path, model=ModelSpec(), measuring={}, size=16))
+    found = build_tree(BuildConfig(calibration=path, model=ModelSpec(), measuring={}, size=16))
     sheet = curve_sheet(found)
     assert sheet.header[:4] == ("rows", "nodes", "tokens/step", "±95%")
     assert any("240 tokens: task 0, task 1" in note for note in sheet.notes)

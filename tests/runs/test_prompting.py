@@ -15,7 +15,7 @@ from ppdbench.engine.loading import ModelSpec, load_words
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.runs.prompting import other_prompts, prompting
 from ppdbench.runs.records import Chat, Header
-from ppdbench.runs.store import read_header, read_run
+from ppdbench.runs.store import read_run, read_run_header
 from ppdbench.tasks.chat_options import ChatOptions
 from tests.cli.test_decode_command import model_folder
 
@@ -144,7 +144,7 @@ def header_of(
     place = tmp_path / "made"
     if not place.exists():
         assert decode(chatty, place) == 0
-    made = read_header(place)
+    made = read_run_header(place)
     config = replace(made.config, chat=replace(made.config.chat, mode=mode))
     return replace(made, chat=chat, config=config, data={task: next(iter(made.data.values()))})
 

@@ -16,7 +16,7 @@ from ppdbench.errors import DataError
 from ppdbench.runs import description
 from ppdbench.runs.records import KINDS, DecodedSample, ProbedSample, Record, Settings
 from ppdbench.runs.store import read_run
-from ppdbench.runs.validation import Unsound, decode, unsealed
+from ppdbench.runs.validation import Unsound, from_json, unsealed
 from tests import records
 from tests.filled import RunFolder, sample_key, to_line
 
@@ -127,7 +127,7 @@ def test_every_bit_that_flips_in_a_line_is_noticed(tmp_path: Path) -> None:
         hurt[bit // 8] ^= 1 << bit % 8
         try:
             body = unsealed(bytes(hurt))
-            decode(body, DecodedSample)
+            from_json(body, DecodedSample)
         except Unsound:
             continue
         silent.append(bit)
@@ -204,7 +204,7 @@ def test_probed_lines_have_a_rank_for_each_token() -> None:
     told = {"example_id": "1", "task": "squad", "method": "probe", "output_ids": [1, 2]}
     sample = records.sample("probe", **told, ranks={"1": [0]})
     with pytest.raises(Unsound, match="layer 1 has 1 entries, output_ids has 2"):
-        decode(json.dumps(sample).encode(), ProbedSample)
+        from_json(json.dumps(sample).encode(), ProbedSample)
 
 
 # The types
@@ -242,4 +242,4 @@ def all_records(base: type[Record]) -> list[type[Record]]:
 
 def test_each_field_is_documented_and_the_page_is_current() -> None:
     """Made anew with `python -m ppdbench.runs.description`."""
-    assert description.PAGE.read_text("utf-8") == description.page()
+    assert description.PAGE.read_text("utf-8") == description.records_page()

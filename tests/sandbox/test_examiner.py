@@ -19,7 +19,7 @@ def judged(program: str, tests: str, given: str = "", entry_point: str = "f") ->
     asked, answered = os.pipe(), os.pipe()
 
     def attend() -> None:
-        candidate.attend(program, Wire(asked[0], answered[1]))
+        candidate.answer_calls(program, Wire(asked[0], answered[1]))
         os.close(answered[1])
 
     there = threading.Thread(target=attend)

@@ -15,7 +15,7 @@ from ppdbench.sandbox import values
 
 def sent(value: Any) -> Any:
     """A value after the way over."""
-    return values.unpack(values.pack(value, lambda _: None), lambda number: number)
+    return values.from_plain(values.to_plain(value, lambda _: None), lambda number: number)
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_objects_stay_where_they_are() -> None:
 )
 def test_what_is_no_value_is_refused(content: Any) -> None:
     with pytest.raises((ValueError, TypeError, ArithmeticError)):
-        values.unpack(content, lambda number: number)
+        values.from_plain(content, lambda number: number)

@@ -14,7 +14,14 @@ from ppdbench.errors import ConfigError
 from ppdbench.files import papers
 from ppdbench.tables import TABLES
 from ppdbench.tables.base import table
-from ppdbench.tables.recipe import GIVEN, RecipeStep, beside, layer_at, layers_at, with_layers
+from ppdbench.tables.recipe import (
+    GIVEN,
+    RecipeStep,
+    layer_at,
+    layers_at,
+    nearest_layers,
+    with_layers,
+)
 
 DEPTHS = "{10/40},{20/40},{30/40},{35/40},{37/40}"
 
@@ -51,10 +58,10 @@ def test_a_model_of_one_layer_is_refused() -> None:
 
 def test_each_of_our_layers_stands_beside_the_nearest_of_theirs_and_only_once() -> None:
     theirs = [10, 20, 30, 35, 37]
-    assert beside(theirs, 40, [2, 4, 5, 6, 7], 8) == {10: 2, 20: 4, 30: 6, 35: 7}
-    assert beside(theirs, 40, [1, 2, 3, 4, 5, 6, 7], 8) == {10: 2, 20: 4, 30: 6, 35: 7}
-    assert beside(theirs, 40, theirs, 40) == {n: n for n in theirs}
-    assert beside(theirs, 40, [], 8) == {}
+    assert nearest_layers(theirs, 40, [2, 4, 5, 6, 7], 8) == {10: 2, 20: 4, 30: 6, 35: 7}
+    assert nearest_layers(theirs, 40, [1, 2, 3, 4, 5, 6, 7], 8) == {10: 2, 20: 4, 30: 6, 35: 7}
+    assert nearest_layers(theirs, 40, theirs, 40) == {n: n for n in theirs}
+    assert nearest_layers(theirs, 40, [], 8) == {}
 
 
 def test_names_become_what_they_stand_for_and_empty_options_go() -> None:
@@ -92,7 +99,7 @@ def _no_layout(paper: Any, runs: Any) -> Any:
 
 @pytest.mark.parametrize("name", TABLES.names())
 def test_every_table_has_printed_numbers_and_a_recipe_that_can_be_typed(name: str) -> None:
-    assert papers.read(name)["rows"]
+    assert papers.read_paper(name)["rows"]
     meant = dict.fromkeys(GIVEN, "somewhere")
     for step in TABLES.get(name).recipe:
         meant[step.name] = "somewhere"

@@ -195,7 +195,7 @@ def test_the_mark_says_which_text_but_not_where_it_lay(
     ran = recorder()
     make(tmp_path, TRAINED, text="elsewhere/t.txt")
     assert ran.lines == []
-    assert steps.missing((TRAINED, FIRST), tmp_path) == [FIRST]
+    assert steps.missing_steps((TRAINED, FIRST), tmp_path) == [FIRST]
 
 
 @pytest.mark.parametrize(

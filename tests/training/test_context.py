@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from ppdbench.engine.shapes import parse
-from ppdbench.training.context import LaterContext, read
+from ppdbench.training.context import LaterContext, read_text
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.prepare import new_model
 from tests.training.made import blocks
@@ -22,7 +22,7 @@ def graphs(n_layers: int) -> int:
     torch._dynamo.reset()  # type: ignore[no-untyped-call]
     counters.clear()
     layers = TrainedLayers(new_model(parse(SHAPE.format(n_layers)), 0), 16, compiled=True)
-    context, _ = read(layers, blocks()[:, :-1])
+    context, _ = read_text(layers, blocks()[:, :-1])
     step, later = layers.step(16), LaterContext(context)
     hidden = layers.embed(blocks()[:, :-1], step)
     with torch.no_grad():
@@ -41,7 +41,7 @@ def test_more_layers_are_not_more_to_compile(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_layer_keeps_its_own_rows() -> None:
     model = new_model(parse(SHAPE.format(3)), 0)
     layers = TrainedLayers(model, 16)
-    context, _ = read(layers, blocks()[:, :-1])
+    context, _ = read_text(layers, blocks()[:, :-1])
     shapes = {kept.keys.shape for kept in context.kept}
     assert shapes == {(4, 2, 16, 16)}
     assert len({float(kept.keys.sum()) for kept in context.kept}) == 3

@@ -11,7 +11,7 @@ import pytest
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.errors import ConfigError
 from ppdbench.trees import build as building
-from ppdbench.trees.build import SIZES, BuildConfig, build
+from ppdbench.trees.build import SIZES, BuildConfig, build_tree
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.latency import Latency
 from tests.trees.made import drawn
@@ -39,11 +39,11 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a pass was timed")
 
-    monkeypatch.setattr(building, "measure", refuse)
+    monkeypatch.setattr(building, "measure_latency", refuse)
 
 
 def test_the_best_of_all_sizes_is_chosen(config: dict[str, Any], stored: Path) -> None:
-    built = build(BuildConfig(**config, latency=stored))
+    built = build_tree(BuildConfig(**config, latency=stored))
     assert built.kind == "static"
     assert [point.size for point in built.points] == [2, 4, 8]
     speedups = [point.speedup or 0 for point in built.points]
@@ -54,7 +54,7 @@ def test_the_best_of_all_sizes_is_chosen(config: dict[str, Any], stored: Path) -
 def test_the_curve_of_a_file_is_read_and_no_pass_timed(
     config: dict[str, Any], stored: Path, no_model: None
 ) -> None:
-    built = build(BuildConfig(**config, latency=stored))
+    built = build_tree(BuildConfig(**config, latency=stored))
     assert built.latency == Latency.load(stored)
 
 
@@ -62,7 +62,7 @@ def test_a_curve_that_is_not_there_is_measured_and_kept(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "new.json"
-    built = build(BuildConfig(**config, latency=path, sizes=(4, 6)))
+    built = build_tree(BuildConfig(**config, latency=path, sizes=(4, 6)))
     assert built.latency == Latency.load(path)
     assert built.latency is not None
     assert built.latency.sizes == (1, 4, 6)
@@ -72,7 +72,7 @@ def test_a_curve_that_is_not_there_is_measured_and_kept(
 
 def test_trees_with_fewer_rows_than_allowed_are_timed_as_they_are(tmp_path: Path) -> None:
     drawn(0).save(tmp_path / "calibration.json")
-    built = build(
+    built = build_tree(
         BuildConfig(
             calibration=tmp_path / "calibration.json",
             kind="static",
@@ -89,7 +89,7 @@ def test_trees_with_fewer_rows_than_allowed_are_timed_as_they_are(tmp_path: Path
 
 
 def test_a_given_size_needs_no_measurement(config: dict[str, Any], no_model: None) -> None:
-    built = build(BuildConfig(**config, size=5))
+    built = build_tree(BuildConfig(**config, size=5))
     assert built.latency is None
     assert (built.chosen.size, built.chosen.rows) == (5, 5)
     assert {point.size for point in built.points} == {*SIZES, 5} - {1}
@@ -98,20 +98,20 @@ def test_a_given_size_needs_no_measurement(config: dict[str, Any], no_model: Non
 
 def test_a_given_size_is_timed_where_that_is_asked_for(config: dict[str, Any]) -> None:
     config["measuring"] = {"model": MODEL}
-    built = build(BuildConfig(**config, size=5, sizes=(2,)))
+    built = build_tree(BuildConfig(**config, size=5, sizes=(2,)))
     assert built.latency is not None
     assert built.chosen.size == 5
     assert built.chosen.speedup is not None
 
 
 def test_a_given_size_beats_a_faster_one(config: dict[str, Any], stored: Path) -> None:
-    assert build(BuildConfig(**config, latency=stored, size=8)).chosen.size == 8
+    assert build_tree(BuildConfig(**config, latency=stored, size=8)).chosen.size == 8
 
 
 def test_the_largest_tree_there_is_stands_in_for_a_larger_one(tmp_path: Path) -> None:
     Accuracies("medusa", ((500, 100),), 1000).save(tmp_path / "c.json")
     config = BuildConfig(calibration=tmp_path / "c.json", size=50, model=SPEC, measuring={})
-    assert build(config).chosen.rows == 3
+    assert build_tree(config).chosen.rows == 3
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -140,7 +140,7 @@ def test_what_cannot_be_built_is_refused(config: dict[str, Any], stored: Path, n
     if changes.get("latency") == "stored":
         changes = {**changes, "latency": stored}
     with pytest.raises(ConfigError, match=says):
-        build(BuildConfig(**{**config, **changes}))
+        build_tree(BuildConfig(**{**config, **changes}))
 
 
 def test_bad_input_is_told_before_a_model_loads(
@@ -148,4 +148,4 @@ def test_bad_input_is_told_before_a_model_loads(
 ) -> None:
     config["calibration"].write_text(json.dumps({"format": "ppdbench-calibration"}))
     with pytest.raises(ConfigError, match="version is missing"):
-        build(BuildConfig(**config))
+        build_tree(BuildConfig(**config))

@@ -12,7 +12,7 @@ import pytest
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.errors import ConfigError
 from ppdbench.trees import latency
-from ppdbench.trees.latency import WARMUP, Latency, PassTime, isotonic, measure
+from ppdbench.trees.latency import WARMUP, Latency, PassTime, isotonic, measure_latency
 from tests.helpers import ScriptedClock
 
 MODEL = "synthetic:layers=2,hidden=32,heads=2,vocab=300,context=64"
@@ -54,7 +54,7 @@ def test_sizes_take_turns_in_alternating_order_and_medians_are_kept() -> None:
     # Size 3 comes first in one round, last in the next.
     rounds = [5, 1, 2, 7, 6, 3]
     clock = CountingClock([*warmup, *map(float, rounds)])
-    found = measure(loaded(), [3], context=8, rounds=3, clock=clock)
+    found = measure_latency(loaded(), [3], context=8, rounds=3, clock=clock)
     assert found.sizes == (1, 3)
     assert [each.seconds for each in found.passes] == [2, 6]
     assert found.passes[1] == PassTime(3, 6, 5.5, 6.5)
@@ -63,7 +63,7 @@ def test_sizes_take_turns_in_alternating_order_and_medians_are_kept() -> None:
 
 
 def test_the_facts_of_the_measurement_are_kept() -> None:
-    found = measure(loaded(), [2, 5], context=8, rounds=1)
+    found = measure_latency(loaded(), [2, 5], context=8, rounds=1)
     assert (found.model, found.weight_hash) == (MODEL, loaded().fingerprint)
     assert (found.dtype, found.device, found.context, found.rounds) == ("float32", "cpu", 8, 1)
     assert found.synthetic
@@ -105,7 +105,7 @@ def test_what_cannot_be_measured_is_refused(
     sizes: list[int], context: int, rounds: int, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        measure(loaded(), sizes, context=context, rounds=rounds)
+        measure_latency(loaded(), sizes, context=context, rounds=rounds)
 
 
 # Smoothing

@@ -21,7 +21,7 @@ from ppdbench.trees.record import RankedOutput
 from ppdbench.trees.replay import replay
 from ppdbench.trees.static import expected_tokens, grow
 from ppdbench.trees.tree import Node, Tree
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, decode
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, decode_case
 from tests.helpers import staged, tokens
 from tests.methods.hidden_transfer.test_strategy import transferring
 from tests.methods.medusa.made import random_heads
@@ -118,10 +118,10 @@ def test_decoding_takes_the_steps_that_were_played(
 ) -> None:
     model = staged("llama")
     decoder, tree = make(model, tmp_path)
-    some = decode(decoder, Case("own", PROMPTS[0], Limits(30)), model).output_ids
+    some = decode_case(decoder, Case("own", PROMPTS[0], Limits(30)), model).output_ids
     limits = Limits(30, frozenset(some[9:10]) if end == "eos" else frozenset())
     found = replay(tree, calibrated(decoder, model, limits), int(make is prompt_tokens))
-    results = [decode(decoder, Case("own", prompt, limits), model) for prompt in PROMPTS]
+    results = [decode_case(decoder, Case("own", prompt, limits), model) for prompt in PROMPTS]
     assert found.tokens == tuple(len(each.output_ids) - 1 for each in results)
     assert found.steps == tuple(len(each.accepted) for each in results)
     assert sum(found.steps) < sum(found.tokens)  # something was accepted

@@ -102,7 +102,7 @@ def pick(sets: Mapping[str, SkipSet], name: str, fingerprint: str, path: Path) -
     )
 
 
-def save(path: Path, name: str, skips: SkipSet) -> None:
+def save_skips(path: Path, name: str, skips: SkipSet) -> None:
     """Add an entry to the file, or replace the one of the same name."""
     sets = read_skips(path) if path.exists() else {}
     sets[name] = skips

@@ -23,7 +23,7 @@ from ppdbench.methods.draft_verify.gaussian import (
     candidates,
     expected_improvement,
 )
-from ppdbench.methods.draft_verify.skip_file import SkipSet, read_skips, save
+from ppdbench.methods.draft_verify.skip_file import SkipSet, read_skips, save_skips
 from ppdbench.methods.draft_verify.skip_score import SkipScore, SkipScorer
 from ppdbench.registry import Registry
 from ppdbench.runs.workload import Report, RunConfig, Workload, limits_of
@@ -148,7 +148,7 @@ class SearchResult:
     cut: int  # prompts that lost tokens to fit the model
 
 
-def find(
+def best_skips(
     scorer: SkipScorer, strategy: str, budget: int, seed: int, report: Report
 ) -> tuple[SkipSet, int]:
     """The best set within a budget of tries, and how many were made."""
@@ -194,9 +194,9 @@ def run_search(config: SearchConfig, out: Path, *, report: Report) -> SearchResu
     report("reading examples", 0, None)
     texts = [(item.ids, limits_of(item, loaded)) for item in items]
     scorer = SkipScorer(loaded.staged, texts, draft_length=config.draft_length)
-    skips, tried = find(scorer, config.search, config.budget, config.seed, report)
+    skips, tried = best_skips(scorer, config.search, config.budget, config.seed, report)
     default = SkipSet.default(loaded.staged.n_layers)
-    save(out, config.model.name, skips)
+    save_skips(out, config.model.name, skips)
     return SearchResult(
         model=config.model.name,
         n_layers=loaded.staged.n_layers,

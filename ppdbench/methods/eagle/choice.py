@@ -18,7 +18,7 @@ SEED = 0
 
 
 @torch.inference_mode()
-def lay_out(network: DraftNetwork, *, flat: bool) -> FlatDraft | None:
+def lay_out_draft(network: DraftNetwork, *, flat: bool) -> FlatDraft | None:
     """Lay a network's products out, flat where that is asked for and gives the same.
 
     Without a program, which is not returned then, they are packed for its modules.

@@ -23,14 +23,14 @@ from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_json
 from ppdbench.files.keys import Keys
-from ppdbench.methods.eagle.choice import lay_out
+from ppdbench.methods.eagle.choice import lay_out_draft
 from ppdbench.methods.eagle.flat import FlatDraft
 from ppdbench.methods.eagle.network import (
     SETTINGS,
     DraftNetwork,
     Eagle1,
     Eagle3,
-    configuration,
+    draft_layer_config,
     feature_layers,
 )
 from ppdbench.methods.eagle.plan import VERSIONS
@@ -66,7 +66,7 @@ def load_network(folder: str, loaded: Loaded, reads: tuple[int, ...] = ()) -> Lo
         network = _recognized(weights, home, loaded, reads)
     fill(network, weights)
     network.eval().requires_grad_(False)
-    flat = lay_out(network, flat=loaded.staged.flat is not None)
+    flat = lay_out_draft(network, flat=loaded.staged.flat is not None)
     return LoadedDraft(network, flat, weights.fingerprint)
 
 
@@ -137,7 +137,7 @@ def _recognized(
 
 def _fitting(settings: Mapping[str, Any], file: Path, loaded: Loaded) -> Any:
     """The configuration of a network that is as wide as the model."""
-    config, width = configuration(settings, str(file)), loaded.staged.hidden_size
+    config, width = draft_layer_config(settings, str(file)), loaded.staged.hidden_size
     if config.hidden_size != width:
         raise ConfigError(
             f"{file}: the draft network is {config.hidden_size} wide, this model {width}; they "

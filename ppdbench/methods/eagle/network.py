@@ -67,7 +67,7 @@ def default_settings(target: Adapter) -> dict[str, Any]:
     }
 
 
-def configuration(settings: Mapping[str, Any], where: str) -> Any:
+def draft_layer_config(settings: Mapping[str, Any], where: str) -> Any:
     """The configuration of a layer, tried out by building it without weights."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding

@@ -28,8 +28,8 @@ from ppdbench.methods.eagle.network import (
     DraftNetwork,
     Eagle1,
     Eagle3,
-    configuration,
     default_settings,
+    draft_layer_config,
     feature_layers,
 )
 from ppdbench.methods.eagle.plan import DISTANCES, EaglePlan
@@ -72,7 +72,7 @@ class EagleObjective(BesideStates):
         target, plan = self.layers.adapter, self.plan
         settings = default_settings(target)
         settings["intermediate_size"] = plan.ffn or settings["intermediate_size"]
-        config = configuration(settings, "train eagle")
+        config = draft_layer_config(settings, "train eagle")
         torch.manual_seed(self.seed)
         if plan.version == 1:
             return Eagle1(target, config).to(target.device)

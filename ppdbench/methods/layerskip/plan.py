@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.errors import UnknownName
-from ppdbench.methods.layerskip.recipe import PRESETS, Preset, Recipe, fitted
+from ppdbench.methods.layerskip.recipe import PRESETS, Preset, Recipe, within_depth
 from ppdbench.training.plans import WholePlan, option, training_plan
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class LayerSkipPlan(WholePlan):
 
         config, recipe = material.job.config, self.recipe
         if self.rotation is None:
-            recipe = fitted(recipe, int(model.config.num_hidden_layers))
+            recipe = within_depth(recipe, int(model.config.num_hidden_layers))
         return LayerSkipObjective(model, recipe, config.sequence, config.seed, compiled=compiled)
 
     def facts(self, objective: LayerSkipObjective) -> dict[str, Any]:

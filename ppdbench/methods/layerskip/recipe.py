@@ -148,7 +148,7 @@ PRESETS = {
 }
 
 
-def fitted(recipe: Recipe, n_layers: int) -> Recipe:
+def within_depth(recipe: Recipe, n_layers: int) -> Recipe:
     """The recipe with its rotation, if it has one, brought within a shallower model's reach."""
     if not recipe.rotates:
         return recipe

@@ -15,7 +15,7 @@ CHECKED = 3  # states over which both are compared
 
 
 @torch.inference_mode()
-def lay_out(heads: MedusaHeads) -> MedusaHeads:
+def lay_out_heads(heads: MedusaHeads) -> MedusaHeads:
     """The heads with weights laid out flat where the model's own are and they give the same."""
     staged = heads.loaded.staged
     if staged.flat is None:

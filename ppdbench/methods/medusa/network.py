@@ -105,10 +105,10 @@ class MedusaHeads:
     def everywhere(self, hidden: Tensor) -> Tensor:
         """The same logits over the whole vocabulary: what no head guesses is as the least."""
         ids = None if self.words is None else self.words[0]
-        return spread(self.logits(hidden), ids, self.loaded.staged.vocab_size)
+        return spread_over_vocabulary(self.logits(hidden), ids, self.loaded.staged.vocab_size)
 
 
-def spread(logits: Tensor, words: Tensor | None, vocab: int) -> Tensor:
+def spread_over_vocabulary(logits: Tensor, words: Tensor | None, vocab: int) -> Tensor:
     """Logits [..., words] over a whole vocabulary; what is no such word is as the least."""
     if words is None:
         return logits

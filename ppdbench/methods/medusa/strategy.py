@@ -60,13 +60,13 @@ class Medusa:
 
     def prepare(self, setup: Setup) -> MedusaProposer:
         """Load the heads and the tree that they fill."""
-        from ppdbench.methods.medusa.choice import lay_out
+        from ppdbench.methods.medusa.choice import lay_out_heads
         from ppdbench.methods.medusa.network import load_medusa
         from ppdbench.trees.choice import check_top, choose, fingerprint, used_parts
 
         def found() -> MedusaAddon:
             addon = load_medusa(self.addon, setup.target)
-            return replace(addon, heads=lay_out(addon.heads))
+            return replace(addon, heads=lay_out_heads(addon.heads))
 
         medusa = setup.part(("medusa", self.addon), found)
         tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)

@@ -20,7 +20,7 @@ from torch.nn.functional import linear, silu
 
 from ppdbench.engine.addons import save_addon
 from ppdbench.errors import ConfigError
-from ppdbench.methods.medusa.network import METHOD, WORDS, reading_layer, spread
+from ppdbench.methods.medusa.network import METHOD, WORDS, reading_layer, spread_over_vocabulary
 from ppdbench.methods.medusa.plan import MedusaPlan
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import DistanceQuality, by_distance
@@ -134,7 +134,10 @@ class MedusaObjective(BesideStates):
 
         def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             for logits, own in self._guesses(blocks[:, :-1], whole=True):
-                yield spread(logits.flatten(0, 1), self.words, own.shape[-1]), own.flatten(0, 1)
+                yield (
+                    spread_over_vocabulary(logits.flatten(0, 1), self.words, own.shape[-1]),
+                    own.flatten(0, 1),
+                )
 
         return by_distance(guesses, ids, sequence, self._own().device, watch=watch)
 

@@ -21,7 +21,7 @@ from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.loop import check_finite
 from ppdbench.engine.session import Session
 from ppdbench.methods.ppd.log import UnitLog, UnitReport
-from ppdbench.methods.ppd.units import Candidates, LowerLayers, UpperLayers, pieces
+from ppdbench.methods.ppd.units import Candidates, LowerLayers, UpperLayers, prompt_pieces
 
 
 class UpperHalf(Protocol):
@@ -95,12 +95,12 @@ class LocalUpperHalf:
 
 
 @torch.inference_mode()
-def pipelined(lower: LowerLayers, upper: UpperHalf, request: Request) -> Decoded:
+def decode_pipelined(lower: LowerLayers, upper: UpperHalf, request: Request) -> Decoded:
     """Decode one output with both halves."""
     session, limits, clock = lower.session, request.limits, request.clock
     session.reset(request.prompt)
     whole = session.fixed_rows is not None
-    parts = [request.prompt] if whole else pieces(request.prompt)
+    parts = [request.prompt] if whole else prompt_pieces(request.prompt)
     output: list[int] = []
     matches: list[bool] = []
     times: list[float] = []

@@ -13,7 +13,7 @@ from ppdbench.errors import UnitError
 from ppdbench.machine.cores import confined, share_out, threads_per_unit
 from ppdbench.methods.ppd import ranks
 from ppdbench.methods.ppd.config import PipelineConfig
-from ppdbench.methods.ppd.decode import LocalUpperHalf, UpperHalf, pipelined
+from ppdbench.methods.ppd.decode import LocalUpperHalf, UpperHalf, decode_pipelined
 from ppdbench.methods.ppd.log import UnitLog
 from ppdbench.methods.ppd.process import can_copy
 from ppdbench.methods.ppd.replicated import REPLICA_ROWS, MainProcess, Replicas
@@ -84,7 +84,7 @@ class Form(Decoder):
             self._halves(session, request) as (lower, upper),
         ):
             ready = clock.now()
-            decoded = pipelined(lower, upper, request)
+            decoded = decode_pipelined(lower, upper, request)
             done = clock.now()
         around_ms = 1e3 * (ready - began + clock.now() - done)
         return replace(decoded, aside_ms=decoded.aside_ms + around_ms)

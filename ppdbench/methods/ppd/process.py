@@ -96,7 +96,7 @@ class Unit:
         if not self._process.is_alive():
             raise UnitError(self._how_it_ended())
         if waited_s > self.patience_s:
-            raise UnitError(silent(self.name, self.patience_s))
+            raise UnitError(waited_in_vain(self.name, self.patience_s))
 
     def killed(self) -> str | None:
         """Return an error message if a signal has ended it; one that fails itself reports why."""
@@ -127,7 +127,7 @@ class Unit:
             if not self._process.is_alive() and not self._line.poll():
                 raise UnitError(self._how_it_ended())
             if time.monotonic() > until:
-                raise UnitError(silent(self.name, seconds))
+                raise UnitError(waited_in_vain(self.name, seconds))
         return self._read()
 
     def _read(self) -> Any:
@@ -149,7 +149,7 @@ class Unit:
         return f"{self.name} ended with exit code {code} before the output was done"
 
 
-def silent(name: str, seconds: float) -> str:
+def waited_in_vain(name: str, seconds: float) -> str:
     """Explain that a unit was waited for in vain."""
     return f"{name} has not answered for {seconds:.0f} s; raise patience if it is only slow"
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ppdbench.errors import ConfigError, UnitError
 from ppdbench.methods.ppd.channel import nobody
-from ppdbench.methods.ppd.process import START_S, Maker, Server, silent
+from ppdbench.methods.ppd.process import START_S, Maker, Server, waited_in_vain
 
 IDLE = timedelta(days=1)  # how long a rank waits for its next output
 _LOST: set[int] = set()  # ranks that did not answer in time
@@ -112,7 +112,7 @@ class RankUnit:
             waiting.join(seconds)
         if not found:
             _LOST.add(self.rank)
-            raise UnitError(silent(self.name, seconds))
+            raise UnitError(waited_in_vain(self.name, seconds))
         if isinstance(found[0], Exception):
             raise found[0]
         return found[0]

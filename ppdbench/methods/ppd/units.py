@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ppdbench.decoding.loop import ReadOut, watched
+from ppdbench.decoding.loop import ReadOut, tell_watcher
 from ppdbench.decoding.sampling import Chooser
 from ppdbench.engine.masks import Step
 from ppdbench.engine.session import Session
@@ -201,7 +201,7 @@ class UpperLayers:
     def choose(self, hidden: Tensor) -> tuple[int, float]:
         """The token after the last row of `hidden`, and the largest logit: NaN if any is."""
         reading = self.session.read(hidden[:, -1:])
-        watched(self.session, self.chosen, ReadOut(reading, self.session.model.n_layers))
+        tell_watcher(self.session, self.chosen, ReadOut(reading, self.session.model.n_layers))
         self.chosen += 1
         return int(self.chooser.choose_last(reading)), float(reading.peaks)
 
@@ -210,7 +210,7 @@ class UpperLayers:
         return self.session.run(hidden, self.exit_after, self.session.model.n_layers, step)
 
 
-def pieces(prompt: list[int]) -> list[list[int]]:
+def prompt_pieces(prompt: list[int]) -> list[list[int]]:
     """The prompt in parts, so that one half can go on while the other has the part before."""
     size = max(LEAST_PIECE, -(-len(prompt) // MOST_PIECES))
     return [prompt[i : i + size] for i in range(0, len(prompt), size)]

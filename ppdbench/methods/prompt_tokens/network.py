@@ -272,6 +272,6 @@ def states_behind(
     return states
 
 
-def plain(prompts: Prompts) -> Prompts:
+def plain_prompts(prompts: Prompts) -> Prompts:
     """The same rows as any model could run them: no prefix, and each sees only its own number."""
     return replace(prompts, chain=replace(prompts.chain, mask="ensemble", prefix=0), prefix=None)

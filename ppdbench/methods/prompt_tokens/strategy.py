@@ -159,9 +159,9 @@ class PromptTokensProposer(Proposer):
         Without the prefix and in the plainest mask: others no stock model can be given.
         """
         from ppdbench.engine.truth import TokenLine
-        from ppdbench.methods.prompt_tokens.network import plain, states_behind
+        from ppdbench.methods.prompt_tokens.network import plain_prompts, states_behind
 
-        prompts, chain = plain(self.prompts), self.prompts.chain
+        prompts, chain = plain_prompts(self.prompts), self.prompts.chain
         rows = chain.rows(chain.prompts)
         session.reset(text)
         session.prefill()

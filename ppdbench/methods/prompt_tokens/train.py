@@ -29,7 +29,7 @@ from ppdbench.errors import ConfigError, UnsupportedModel
 from ppdbench.methods.prompt_tokens.network import METHOD, Prompts, chains_behind
 from ppdbench.methods.prompt_tokens.plan import LEARNED, PromptPlan
 from ppdbench.runs.workload import Report, silent
-from ppdbench.training.context import LaterContext, read
+from ppdbench.training.context import LaterContext, read_text
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import TrainedLayers, cross_entropy
@@ -50,7 +50,7 @@ class TrainablePrefix(nn.Module):
 
     def __init__(self, layers: TrainedLayers, words: Tensor) -> None:
         super().__init__()
-        context, _ = read(layers, words)
+        context, _ = read_text(layers, words)
         self.keys = nn.Parameter(torch.cat([kept.keys for kept in context.kept]).float())
         self.values = nn.Parameter(torch.cat([kept.values for kept in context.kept]).float())
 
@@ -136,7 +136,7 @@ class PromptsObjective(BesideModel):
     def _guesses(self, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [batch, place, prompt, vocab]: what is guessed and what the model itself says."""
         layers, n = self.layers, len(places)
-        context, hidden = read(layers, tokens)
+        context, hidden = read_text(layers, tokens)
         with torch.no_grad():
             ahead = torch.arange(1, 1 + self.chain.prompts, device=places.device)
             own = layers.logits(hidden[:, places[:, None] + ahead])

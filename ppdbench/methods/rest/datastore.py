@@ -138,7 +138,7 @@ class Datastore:
 # Reading
 
 
-def load(folder: Path) -> Datastore:
+def load_datastore(folder: Path) -> Datastore:
     """The datastore in `folder`; its files must be whole and belong together."""
     header = _header(folder)
     tokens = _mapped(folder / TOKENS, np.dtype(f"u{header.token_bytes}"), header.tokens)
@@ -203,7 +203,7 @@ def _sample(*rows: Ids) -> str:
 # Building
 
 
-def build(
+def build_datastore(
     text: TextSpec,
     tokenizer: Any,
     vocab_size: int,

@@ -62,11 +62,11 @@ class Rest:
 
     def prepare(self, setup: Setup) -> RestProposer:
         """Open the datastore, which must be this model's."""
-        from ppdbench.methods.rest.datastore import load
+        from ppdbench.methods.rest.datastore import load_datastore
 
         own = self.datastore in SHIPPED
         folder = trained_part(self.datastore, STORE) if own else Path(self.datastore).expanduser()
-        store = setup.part(("rest", folder), lambda: load(folder))
+        store = setup.part(("rest", folder), lambda: load_datastore(folder))
         store.check(setup.target.tokenizer, setup.target.staged.vocab_size, folder)
         if self.longest_suffix > store.header.depth:
             raise ConfigError(

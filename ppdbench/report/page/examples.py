@@ -58,9 +58,9 @@ class Gathered:
         if first.cut_tokens:
             example["cut"] = first.cut_tokens
         if self.texts is not None:
-            example["prompt"] = shortened(self.texts.joined(first.prompt_ids))
+            example["prompt"] = without_middle(self.texts.joined(first.prompt_ids))
         if isinstance(first, DecodedSample | FailedSample) and first.references:
-            example["reference"] = shortened(first.references[0])
+            example["reference"] = without_middle(first.references[0])
         return example
 
     def _entry(self, sample: Sample) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def rank_characters(ranks: Sequence[int]) -> str:
     return "".join(DIGITS[min(rank, last)] for rank in ranks)
 
 
-def shortened(text: str) -> str:
+def without_middle(text: str) -> str:
     """A text without its middle, if it is long."""
     if len(text) <= LONGEST_TEXT:
         return text

@@ -19,7 +19,7 @@ from ppdbench.probe.similarity import Similarity, similarities
 from ppdbench.probe.summary import Rate, match_rates
 from ppdbench.runs.records import FailedSample, Header, Sample, probing
 from ppdbench.runs.samples import fewest_examples
-from ppdbench.runs.store import StoredRun, read_header, read_once, read_whole
+from ppdbench.runs.store import StoredRun, read_once, read_run_header, read_whole
 from ppdbench.runs.unfinished import unfinished
 
 PROBES = ("probe",)
@@ -150,7 +150,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def _read(name: str, folder: Path) -> Run:
-    kind = read_header(folder).kind
+    kind = read_run_header(folder).kind
     if kind not in KINDS:
         raise DataError(f"{folder} holds a {kind} run; a report shows runs of {', '.join(KINDS)}")
     stored = read_once(folder) if kind in (*DECODES, *SWEEPS) else read_whole(folder)

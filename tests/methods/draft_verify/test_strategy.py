@@ -24,7 +24,7 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.methods.draft_verify.skip_file import SkipSet
 from ppdbench.methods.draft_verify.strategy import DraftVerify, MovingThreshold, SelfDrafter
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, reference
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode_case, reference
 from tests.families import FAMILIES
 from tests.helpers import staged, tokens
 
@@ -76,7 +76,7 @@ def test_in_one_fixed_shape_outputs_are_the_same(name: str) -> None:
     model = staged(name)
     decoder = drafter(model, threshold=0.05, draft_length=4)
     for case in cases(model):
-        ours = decode(decoder, case, model, fixed_rows=decoder.rows)
+        ours = decode_case(decoder, case, model, fixed_rows=decoder.rows)
         greedy = reference(case, model, fixed_rows=decoder.rows)
         assert ours.output_ids == greedy.output_ids, case.name
 
@@ -226,7 +226,7 @@ def test_without_adaptation_the_threshold_stays() -> None:
     case = next(cases(model))
     for adaptive in (False, True):
         decoder = drafter(model, threshold=0.3, adaptive=adaptive)
-        decode(decoder, case, model)
+        decode_case(decoder, case, model)
         assert (decoder.threshold.value == 0.3) is not adaptive
 
 
@@ -234,9 +234,9 @@ def test_the_order_of_examples_changes_nothing() -> None:
     model = staged("llama")
     one, two = list(cases(model))[:2]
     decoder = drafter(model, threshold=0.05)
-    first = decode(decoder, two, model)
-    decode(decoder, one, model)
-    again = decode(decoder, two, model)
+    first = decode_case(decoder, two, model)
+    decode_case(decoder, one, model)
+    again = decode_case(decoder, two, model)
     assert (first.proposed, first.accepted) == (again.proposed, again.accepted)
 
 

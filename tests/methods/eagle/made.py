@@ -22,13 +22,13 @@ from ppdbench.methods.eagle.network import (
     DraftNetwork,
     Eagle1,
     Eagle3,
-    configuration,
     default_settings,
+    draft_layer_config,
     feature_layers,
 )
 from ppdbench.methods.eagle.strategy import Eagle, EagleProposer
 from ppdbench.trees.tree import Tree
-from tests.decoding.matrix import CAPACITY, Case, decode
+from tests.decoding.matrix import CAPACITY, Case, decode_case
 from tests.helpers import VOCAB, tokens
 
 DRAFTED = 40  # the draft vocabulary of networks made here
@@ -43,7 +43,7 @@ def setup(model: StagedModel) -> Setup:
 
 def random_network(model: StagedModel, version: int, seed: int = 0) -> DraftNetwork:
     """Weights large enough to have opinions; a draft vocabulary of every second token or so."""
-    config = configuration(default_settings(model.adapter), "tests")
+    config = draft_layer_config(default_settings(model.adapter), "tests")
     torch.manual_seed(seed)
     network: DraftNetwork
     if version == 1:
@@ -119,7 +119,7 @@ def watch(decoder: EagleProposer, model: StagedModel, n: int = 16) -> list[tuple
     decoder.__class__ = Watched
     assert isinstance(decoder, Watched)
     decoder.seen = []
-    decode(decoder, Case("own", PROMPTS[0], Limits(n)), model)
+    decode_case(decoder, Case("own", PROMPTS[0], Limits(n)), model)
     return decoder.seen
 
 

@@ -13,7 +13,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.engine.flat.ops import Program
 from ppdbench.engine.flat.products import FlatProduct
 from ppdbench.engine.packing import PackedLinear
-from ppdbench.methods.eagle.choice import lay_out
+from ppdbench.methods.eagle.choice import lay_out_draft
 from ppdbench.methods.eagle.files import with_biases
 from ppdbench.methods.eagle.flat import FlatDraft
 from ppdbench.methods.eagle.network import DraftNetwork
@@ -72,7 +72,7 @@ def test_programs_give_what_modules_do(version: int, dtype: torch.dtype, biases:
     network = made(version, dtype, biases=biases)
     truth = drafted(copy.deepcopy(network).double(), None)
     modules = drafted(network, None)
-    flat = lay_out(network, flat=True)
+    flat = lay_out_draft(network, flat=True)
     assert flat is not None
     for ours, theirs, true in zip(drafted(network, flat), modules, truth, strict=True):
         allowed = 2 * farthest(theirs, true) + SLACK[dtype] * float(true.abs().max())
@@ -85,7 +85,7 @@ def farthest(found: Tensor, true: Tensor) -> float:
 
 def test_weights_are_held_once() -> None:
     network = made(3, torch.float32)
-    lay_out(network, flat=True)
+    lay_out_draft(network, flat=True)
     products = [m for m in network.modules() if isinstance(m, PackedLinear)]
     assert len(products) == 9
     assert all(isinstance(m, FlatProduct) and m.weight is None for m in products)
@@ -93,7 +93,7 @@ def test_weights_are_held_once() -> None:
 
 def test_without_a_program_the_modules_stay() -> None:
     network = made(3, torch.float32)
-    assert lay_out(network, flat=False) is None
+    assert lay_out_draft(network, flat=False) is None
     assert not any(isinstance(m, FlatProduct) for m in network.modules())
 
 
@@ -102,7 +102,7 @@ def test_a_wrong_program_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch
     network = made(3, torch.float32)
     wanted = drafted(network, None)
     monkeypatch.setattr(Program, wrong, lambda *_, **__: None)
-    assert lay_out(network, flat=True) is None
+    assert lay_out_draft(network, flat=True) is None
     for ours, theirs in zip(drafted(network, None), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 

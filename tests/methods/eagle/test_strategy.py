@@ -22,13 +22,13 @@ from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.methods import METHODS
 from ppdbench.methods.eagle.network import (
     Eagle3,
-    configuration,
     default_settings,
+    draft_layer_config,
 )
 from ppdbench.methods.eagle.rows import DraftRows
 from ppdbench.methods.eagle.strategy import Eagle, EagleProposer
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode_case, free
 from tests.families import FAMILIES, stock_model
 from tests.helpers import VOCAB, assert_near, staged
 from tests.methods.eagle.made import (
@@ -205,7 +205,7 @@ def test_a_draft_costs_one_pass_per_depth_and_one_wait(
 
     monkeypatch.setattr(Eagle3, "forward", run)
     monkeypatch.setattr(EagleProposer, "propose", drafted)
-    decode(decoder, Case("own", PROMPTS[0], Limits(30)), model)
+    decode_case(decoder, Case("own", PROMPTS[0], Limits(30)), model)
     assert len(waits) == len(rooms) > 5
     # One of them reads what was accepted; before the first draft it is the prompt.
     assert len(passes) == sum(min(decoder.grower.depth, room) for room in rooms)
@@ -259,7 +259,7 @@ def test_sampled_outputs_follow_the_model_through_a_draft_vocabulary(
     """The second token of 300 outputs, against exact probabilities."""
     model = StagedModel(stock_model("llama", vocab_size=6, num_hidden_layers=3))
     network = Eagle3(
-        model.adapter, configuration(default_settings(model.adapter), "tests"), (1, 2, 3), 4
+        model.adapter, draft_layer_config(default_settings(model.adapter), "tests"), (1, 2, 3), 4
     )
     tensors = {name: t for name, t in network.state_dict().items() if name != "d2t"}
     tensors["d2t"] = torch.tensor([0, 1, 1, 2])

@@ -30,7 +30,7 @@ from ppdbench.methods.hidden_transfer.strategy import HiddenTransfer, HiddenTran
 from ppdbench.methods.hidden_transfer.train import TransferObjective
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from ppdbench.trees.tree import Tree
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode_case, free
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens
 
@@ -89,7 +89,7 @@ def test_the_order_of_examples_changes_nothing() -> None:
 def test_every_row_that_is_a_token_has_a_pseudo_state_of_each_step() -> None:
     decoder = transferring()
     assert decoder.rows == 4 * (1 + len(TREE))
-    found = decode(decoder, Case("own", PROMPTS[0], Limits(12)), staged("llama"))
+    found = decode_case(decoder, Case("own", PROMPTS[0], Limits(12)), staged("llama"))
     assert found.rows[0] == decoder.rows
     assert found.inserted[0] == ((1, 8), (2, 8), (3, 8))
     # A shallower tree asks for fewer steps.

@@ -11,7 +11,7 @@ import yaml
 
 from ppdbench.errors import ConfigError
 from ppdbench.files.resources import folder
-from ppdbench.methods.layerskip.recipe import PRESETS, Recipe, fitted
+from ppdbench.methods.layerskip.recipe import PRESETS, Recipe, within_depth
 
 L = 24
 
@@ -135,4 +135,4 @@ def test_settings_out_of_range_are_refused(changes: dict[str, float | str], mess
 def test_a_rotation_longer_than_the_model_is_refused_or_fitted() -> None:
     with pytest.raises(ConfigError, match=r"rotation=8, but this model has 4 layers; use 1\.\.3"):
         Recipe(rotation=8).check(4)
-    fitted(Recipe(rotation=8), 4).check(4)
+    within_depth(Recipe(rotation=8), 4).check(4)

@@ -22,7 +22,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.methods.base import METHODS
 from ppdbench.methods.early_exit import EarlyExit
 from ppdbench.methods.layerskip.strategy import REUSES, LayerSkip, SelfSpeculation
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, reference
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode_case, reference
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens
 
@@ -93,7 +93,7 @@ def test_in_one_fixed_shape_outputs_are_the_same(name: str) -> None:
     for reuse in REUSES:
         decoder = made(model, reuse=reuse, exit_layer=2)
         for case in (c for c in cases(model) if c.name in SOME):
-            ours = decode(decoder, case, model, fixed_rows=decoder.rows)
+            ours = decode_case(decoder, case, model, fixed_rows=decoder.rows)
             greedy = reference(case, model, fixed_rows=decoder.rows)
             assert ours.output_ids == greedy.output_ids == reference(case, model).output_ids
 
@@ -102,7 +102,7 @@ def test_what_is_reused_changes_neither_drafts_nor_acceptance() -> None:
     model = staged("llama")
     for options in VARIANTS.values():
         runs = [
-            decode(made(model, reuse=reuse, **options), case, model)
+            decode_case(made(model, reuse=reuse, **options), case, model)
             for reuse in REUSES
             for case in list(cases(model))[:2]
         ]
@@ -134,7 +134,7 @@ def test_a_draft_is_what_the_exit_alone_would_go_on_with(name: str, reuse: str) 
         decoder = made(model, exit_layer=exit_layer, draft_length=5, reuse=reuse)
         session = opened(model, decoder)
         case = Case("so far", list(session.tokens), Limits(5))
-        alone = decode(EarlyExit(exit_layer=exit_layer).prepare(setup(model)), case, model)
+        alone = decode_case(EarlyExit(exit_layer=exit_layer).prepare(setup(model)), case, model)
         assert decoder.propose(session, 20).tokens == alone.output_ids
 
 
@@ -184,7 +184,7 @@ def rows_run(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Counter[i
         return call(index, hidden, *rest)
 
     monkeypatch.setattr(model.adapter, "call_layer", counting)
-    ours = decode(decoder, case, model)
+    ours = decode_case(decoder, case, model)
     monkeypatch.undo()
     for layer in range(4):
         counted[layer] -= len(PROMPT)
@@ -221,7 +221,7 @@ def test_without_reuse_the_draft_has_a_prompt_of_its_own(monkeypatch: pytest.Mon
 
 
 def lengths(model: StagedModel, n: int = 40, **options: Any) -> tuple[int, ...]:
-    return decode(made(model, **options), Case("plain", PROMPT, Limits(n)), model).proposed
+    return decode_case(made(model, **options), Case("plain", PROMPT, Limits(n)), model).proposed
 
 
 def test_adaptive_drafts_grow_while_all_is_accepted_up_to_the_longest() -> None:
@@ -249,7 +249,7 @@ def test_each_example_starts_with_the_same_draft_length() -> None:
     model = silenced(1)
     decoder = made(model, exit_layer=1, draft_length=2, adaptive=True)
     case = Case("plain", PROMPT, Limits(30))
-    assert decode(decoder, case, model).proposed == decode(decoder, case, model).proposed
+    assert decode_case(decoder, case, model).proposed == decode_case(decoder, case, model).proposed
 
 
 def test_rows_are_those_of_the_longest_draft() -> None:

@@ -14,7 +14,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.engine.flat.ops import Program
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.engine.staged import StagedModel
-from ppdbench.methods.medusa.choice import lay_out
+from ppdbench.methods.medusa.choice import lay_out_heads
 from ppdbench.methods.medusa.network import MedusaHeads
 from tests.decoding.matrix import Case, assert_exact
 from tests.engine.flat import made
@@ -81,7 +81,7 @@ def test_flat_heads_give_what_the_formula_does(
 ) -> None:
     model = made.made("llama", dtype)
     plain = heads_of(model, blocks, reading)
-    flat = lay_out(plain)
+    flat = lay_out_heads(plain)
     assert flat.flat is not None
     assert not flat.blocks
     assert not flat.readout
@@ -103,13 +103,13 @@ def test_wrong_programs_are_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch
     model = made.made("llama")
     plain = heads_of(model, 1, "words and change")
     monkeypatch.setattr(Program, wrong, lambda *_, **__: None)
-    assert lay_out(plain) is plain
+    assert lay_out_heads(plain) is plain
 
 
 def test_eager_models_keep_plain_heads() -> None:
     model = StagedModel(made.stock_model("llama"))
     plain = heads_of(model, 1, "matrix")
-    assert lay_out(plain) is plain
+    assert lay_out_heads(plain) is plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

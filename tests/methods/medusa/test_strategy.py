@@ -30,7 +30,7 @@ from ppdbench.methods.medusa.train import MedusaObjective
 from ppdbench.runs.store import read_run
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from ppdbench.trees.tree import Tree
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free
+from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode_case, free
 from tests.families import FAMILIES, stock_model
 from tests.helpers import VOCAB, staged, tokens
 from tests.methods.medusa.made import HEADS, published, random_heads, setup, written
@@ -159,7 +159,7 @@ def test_every_draft_is_the_tree_filled_with_the_heads_guesses_there(
     decoder, model = ready(trained), trained[0].staged
     watched = Watched(decoder.heads, decoder.tree, {}, 0.0)
     watched.seen = []
-    decode(watched, Case("own", PROMPTS[0], Limits(30)), model)
+    decode_case(watched, Case("own", PROMPTS[0], Limits(30)), model)
     assert isinstance(decoder, Guesser)
     session = Session(model, CAPACITY, spare=decoder.rows)
     for text, draft in watched.seen:
@@ -216,7 +216,7 @@ def test_the_tree_is_the_one_asked_for_then_the_addons_own_then_a_general_one(
 
 def steps(decoder: MedusaProposer, model: StagedModel) -> int:
     """Passes that the same number of tokens took."""
-    return sum(len(decode(decoder, Case("", p, Limits(36)), model).accepted) for p in PROMPTS)
+    return sum(len(decode_case(decoder, Case("", p, Limits(36)), model).accepted) for p in PROMPTS)
 
 
 def test_typical_acceptance_takes_fewer_steps_and_is_not_exact(tmp_path: Path) -> None:

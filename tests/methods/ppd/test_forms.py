@@ -32,7 +32,7 @@ from ppdbench.methods.ppd import forms, ranks
 from ppdbench.methods.ppd.decode import LocalUpperHalf
 from ppdbench.methods.ppd.forms import Form
 from ppdbench.methods.ppd.strategy import PredictivePipelined
-from ppdbench.testing import CAPACITY, CLOCK, MODELS, Case, assert_exact, cases, decode, tokens
+from ppdbench.testing import CAPACITY, CLOCK, MODELS, Case, assert_exact, cases, decode_case, tokens
 from tests.compiling import uncompiled, watched
 from tests.families import FAMILIES, stock_model
 from tests.helpers import VOCAB
@@ -102,7 +102,7 @@ def test_matches_are_the_ranks_that_probing_finds() -> None:
     case = next(cases(model))
     for k in (1, 2, 5):
         form = prepared(FAR, k=k, exit_after=3)
-        found = decode(form, case, model)
+        found = decode_case(form, case, model)
         session = Session(model, CAPACITY)
         session.reset([*case.prompt, *found.output_ids[:-1]])
         step = session.chain(len(session.tokens))
@@ -125,9 +125,9 @@ def test_reading_out_before_the_token_is_known_changes_nothing(
     """Whether the early head runs for all candidates or, the token known, for the right one."""
     model = loaded(MODELS[1]).staged
     form = prepared(MODELS[1], k=3, exit_after=2)
-    early = [decode(form, case, model) for case in cases(model)]
+    early = [decode_case(form, case, model) for case in cases(model)]
     monkeypatch.setattr(LocalUpperHalf, "answered", lambda _: True)
-    late = [decode(form, case, model) for case in cases(model)]
+    late = [decode_case(form, case, model) for case in cases(model)]
     for a, b in zip(early, late, strict=True):
         assert a.pipelined is not None
         assert b.pipelined is not None
@@ -173,7 +173,7 @@ def test_a_nan_is_refused_and_the_next_output_is_right() -> None:
         form.decode(session, Request(case.prompt, case.limits, CLOCK))
     weight.copy_(kept)
     again = form.decode(session, Request(case.prompt, case.limits, CLOCK))
-    assert again.output_ids == decode(form, case, model.staged).output_ids
+    assert again.output_ids == decode_case(form, case, model.staged).output_ids
 
 
 # Bad options
@@ -241,7 +241,7 @@ def test_a_unit_that_is_a_copy_runs_what_was_compiled_before(
         ran[:] = [0, 0]
         case = Case("compiled", tokens(9, 0, 300), Limits(20))
         with confined((), 1):
-            decode(form, case, model.staged)
+            decode_case(form, case, model.staged)
             assert ran[:] == [1, 1]
             assert_exact(form, case, model.staged)
     finally:
@@ -314,7 +314,7 @@ def test_the_weights_of_two_units_are_in_memory_once() -> None:
 
 
 def test_events_of_a_unit_do_not_overlap(spread: Form) -> None:
-    found = decode(spread, next(cases(loaded(FAR).staged)), loaded(FAR).staged)
+    found = decode_case(spread, next(cases(loaded(FAR).staged)), loaded(FAR).staged)
     assert found.pipelined is not None
     by_unit: dict[str, list[tuple[float, float]]] = {}
     for unit, _, _, began, ended in found.pipelined.events:
@@ -339,14 +339,14 @@ def test_a_unit_that_dies_or_hangs_ends_the_output_within_its_patience(
     ready = prepared(MODELS[0], form=form, k=1, patience=2.0)
     case = Case("long", tokens(9, 0, 300), Limits(50))
     model = loaded(MODELS[0]).staged
-    decode(ready, case, model)
+    decode_case(ready, case, model)
     (unit,) = set(children()) - before
     began = time.monotonic()
     words = "was killed by SIGKILL|does not answer" if kind == signal.SIGKILL else "answer"
     with pytest.raises(UnitError, match=words):
         unit.send_signal(kind)
         for _ in range(50):
-            decode(ready, case, model)
+            decode_case(ready, case, model)
     assert time.monotonic() - began < 12
     assert not unit.is_running() or unit.status() == psutil.STATUS_ZOMBIE
     # The next output starts a new unit.
@@ -385,15 +385,15 @@ def test_units_of_torchrun_end_the_run_instead_of_beginning_anew(
         raise NumericalError("NaN in layer 2")
 
     form = prepared(MODELS[0], form="split", k=1)
-    monkeypatch.setattr(forms, "pipelined", broken)
+    monkeypatch.setattr(forms, "decode_pipelined", broken)
     case = next(cases(loaded(MODELS[0]).staged))
     with pytest.raises(NumericalError):
-        decode(form, case, loaded(MODELS[0]).staged)
+        decode_case(form, case, loaded(MODELS[0]).staged)
     form.close()
     form = prepared(MODELS[0], form="split", k=1)
     monkeypatch.setattr(ranks, "world", lambda: 2)
     with pytest.raises(UnitError, match=r"NaN in layer 2; units that torchrun .* --resume"):
-        decode(form, case, loaded(MODELS[0]).staged)
+        decode_case(form, case, loaded(MODELS[0]).staged)
     monkeypatch.undo()
     form.close()
 

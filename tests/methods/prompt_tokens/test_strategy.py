@@ -34,7 +34,16 @@ from ppdbench.testing import assert_order_is_nothing
 from ppdbench.trees.choice import ROWS
 from ppdbench.trees.dynamic import DynamicTree
 from ppdbench.trees.tree import Tree
-from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode, free, known
+from tests.decoding.matrix import (
+    CAPACITY,
+    CLOCK,
+    Case,
+    assert_exact,
+    cases,
+    decode_case,
+    free,
+    known,
+)
 from tests.decoding.matrix import reference as greedy
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens
@@ -113,7 +122,7 @@ def test_in_one_fixed_shape(name: str) -> None:
     for variant in ("plain", "prefix", "several exits"):
         decoder = knowing(model, UNEVEN, **VARIANTS[variant])
         for case in some_cases(model):
-            ours = decode(decoder, case, model, fixed_rows=decoder.rows)
+            ours = decode_case(decoder, case, model, fixed_rows=decoder.rows)
             truth = greedy(case, model, fixed_rows=decoder.rows)
             assert ours.output_ids == truth.output_ids == greedy(case, model).output_ids
 
@@ -191,7 +200,7 @@ def test_the_last_accepted_nodes_prompt_tokens_decide_which_tree_comes_next() ->
 
 def test_the_first_pass_has_all_prompt_tokens_and_nothing_to_verify() -> None:
     model = staged("llama")
-    ours = decode(prompted(model, UNEVEN), Case("plain", tokens(9), Limits(12)), model)
+    ours = decode_case(prompted(model, UNEVEN), Case("plain", tokens(9), Limits(12)), model)
     assert ours.rows[0] == 1 + 3
     assert ours.proposed[0] == 0
     assert ours.inserted[0] == ((0, 3),)
@@ -202,7 +211,7 @@ def test_a_tree_never_reaches_beyond_the_end_of_the_output() -> None:
     for tree in TREES.values():
         decoder = prompted(model, tree)
         for n in range(2, 7):
-            ours = decode(decoder, Case("short", tokens(9), Limits(n)), model)
+            ours = decode_case(decoder, Case("short", tokens(9), Limits(n)), model)
             lost = sum(ours.accepted) + len(ours.accepted) + 1 - len(ours.output_ids)
             assert lost == 0
 
@@ -416,7 +425,7 @@ def test_with_prompt_tokens_a_draft_takes_fewer_passes(
     prompted.twin = near("llama")
     monkeypatch.setattr(StagedModel, "run", counted)
     for drafter in (plain, prompted):
-        decode(drafter, Case("plain", tokens(9, 1), Limits(40)), target)
+        decode_case(drafter, Case("plain", tokens(9, 1), Limits(40)), target)
     assert passes[prompted.draft.model] < 0.8 * passes[plain.draft.model]
 
 
@@ -465,7 +474,7 @@ def test_a_draft_model_that_gives_nan_is_named(tmp_path: Path) -> None:
     setup = Setup(as_loaded(model), CAPACITY)
     drafter = PromptedDrafter(asked, as_loaded(StagedModel(broken)), setup)
     with pytest.raises(NumericalError, match="NaN or infinite logits of draft_model=broken"):
-        decode(drafter, Case("plain", tokens(9), Limits(12)), model)
+        decode_case(drafter, Case("plain", tokens(9), Limits(12)), model)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from ppdbench.methods.rest.datastore import (
     TOKENS,
     Datastore,
     DatastoreHeader,
-    build,
+    build_datastore,
     suffix_array,
 )
 from ppdbench.training.text import TextSpec
@@ -60,7 +60,7 @@ def built(folder: Path, rows: list[list[int]], vocab_size: int = 96, **options: 
     """A datastore of these documents, in `folder`/store."""
     text = TextSpec(sources=(str(written(folder, rows)),))
     words = Numbers(vocab_size, options.pop("eos", EOS))
-    return build(text, words, vocab_size, folder / "store", **options)
+    return build_datastore(text, words, vocab_size, folder / "store", **options)
 
 
 def flat(rows: list[list[int]]) -> list[int]:
@@ -179,7 +179,7 @@ def test_of_many_occurrences_evenly_spread_ones_are_looked_at(tmp_path: Path) ->
 
 def test_what_is_read_is_what_was_built_and_only_mapped(tmp_path: Path) -> None:
     rows = [drawn(200, 40, seed) for seed in range(4)]
-    made, read = built(tmp_path, rows), datastore.load(tmp_path / "store")
+    made, read = built(tmp_path, rows), datastore.load_datastore(tmp_path / "store")
     assert read.header == made.header
     assert read.tokens.tolist() == made.tokens.tolist() == flat(rows)
     assert read.suffixes.tolist() == made.suffixes.tolist()
@@ -190,7 +190,7 @@ def test_what_is_read_is_what_was_built_and_only_mapped(tmp_path: Path) -> None:
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     rows = [[70_000, 80_000, 70_000]]
     assert built(tmp_path / "large", rows, 100_000).header.token_bytes == 4
-    assert datastore.load(tmp_path / "large" / "store").tokens.tolist() == flat(rows)
+    assert datastore.load_datastore(tmp_path / "large" / "store").tokens.tolist() == flat(rows)
     assert built(tmp_path / "small", [[5]], 1 << 16).header.token_bytes == 2
 
 
@@ -253,7 +253,7 @@ def test_a_damaged_datastore_is_refused_and_says_why(what: str, tmp_path: Path) 
     damage, message = DAMAGE[what]
     damage(tmp_path / "store")
     with pytest.raises(ConfigError) as error:
-        datastore.load(tmp_path / "store")
+        datastore.load_datastore(tmp_path / "store")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -273,7 +273,9 @@ def test_a_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
 def test_a_text_without_words_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(" \n\n \n")
     with pytest.raises(DataError, match="holds no words"):
-        build(TextSpec(sources=(str(tmp_path / "text.txt"),)), Numbers(), 96, tmp_path / "store")
+        build_datastore(
+            TextSpec(sources=(str(tmp_path / "text.txt"),)), Numbers(), 96, tmp_path / "store"
+        )
     assert not (tmp_path / "store").exists()
 
 
@@ -295,7 +297,7 @@ def test_a_build_that_was_broken_off_can_be_done_again(tmp_path: Path) -> None:
     built(tmp_path, [[5, 6]])
     (tmp_path / "store" / HEADER).unlink()
     built(tmp_path, [[7, 8]])
-    assert datastore.load(tmp_path / "store").tokens.tolist() == [7, 8, EOS]
+    assert datastore.load_datastore(tmp_path / "store").tokens.tolist() == [7, 8, EOS]
 
 
 def test_tokens_that_the_model_cannot_write_are_refused(tmp_path: Path) -> None:
@@ -333,7 +335,7 @@ def test_the_command_writes_a_datastore_of_the_models_tokens(home: Path) -> None
     words = ("--text", "a.txt", "--text", "b.jsonl", "--column", "words", "--depth", "5")
     result = typed(*words, "--model", MODEL, "--out", "store")
     assert result.return_value == 0
-    store = datastore.load(Path("store"))
+    store = datastore.load_datastore(Path("store"))
     text = tokenizer(300, 64).decode(store.tokens.tolist(), skip_special_tokens=True)
     assert text == "the cat satthe cat ranthe dog sat"
     assert store.header == DatastoreHeader(
@@ -352,9 +354,9 @@ def test_the_command_writes_a_datastore_of_the_models_tokens(home: Path) -> None
 
 def test_documents_are_split_and_limited_as_asked(home: Path) -> None:
     typed("--text", "a.txt", "--model", MODEL, "--out", "one", "--max-documents", "1")
-    assert datastore.load(Path("one")).tokens.tolist().count(EOS) == 1
+    assert datastore.load_datastore(Path("one")).tokens.tolist().count(EOS) == 1
     typed("--text", "a.txt", "--model", MODEL, "--out", "whole", "--split-by", "file")
-    whole = datastore.load(Path("whole"))
+    whole = datastore.load_datastore(Path("whole"))
     assert whole.tokens.tolist().count(EOS) == 1
     assert whole.header.tokens == len("the cat sat\n\nthe cat ran\n") + 1
 
@@ -384,6 +386,6 @@ def test_only_the_tokenizer_of_a_model_is_needed(home: Path) -> None:
     stock_model("llama", vocab_size=300).config.save_pretrained("model")
     tokenizer(300, 96).save_pretrained("model")
     typed("--text", "a.txt", "--model", "./model", "--out", "store")
-    store = datastore.load(Path("store"))
+    store = datastore.load_datastore(Path("store"))
     store.check(tokenizer(300, 96), 300, Path("store"))
     assert store.header.tokens == len("the cat sat") + len("the cat ran") + 2

@@ -20,7 +20,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.methods.rest import datastore
 from ppdbench.methods.rest.strategy import Rest, RestProposer
 from ppdbench.training.text import TextSpec
-from tests.decoding.matrix import CAPACITY, CLOCK, assert_exact, cases, decode, free, reference
+from tests.decoding.matrix import CAPACITY, CLOCK, assert_exact, cases, decode_case, free, reference
 from tests.families import FAMILIES
 from tests.helpers import VOCAB, staged, tokens
 from tests.methods.rest.test_datastore import EOS, Numbers, built, drawn
@@ -89,7 +89,7 @@ def test_in_one_fixed_shape_the_output_is_the_same(name: str, tmp_path: Path) ->
     built(tmp_path, [*own_outputs(model), drawn(300, VOCAB - 3, 5)])
     decoder = prepared(model, tmp_path, max_nodes=9)
     for case in cases(model):
-        ours = decode(decoder, case, model, fixed_rows=decoder.rows)
+        ours = decode_case(decoder, case, model, fixed_rows=decoder.rows)
         assert ours.output_ids == reference(case, model).output_ids
 
 
@@ -99,7 +99,7 @@ def test_a_real_model_accepts_what_real_text_suggests(
     loaded = load(ModelSpec(name=str(stories)))
     text = TextSpec(sources=(str(real_rows / "corpus" / "stories_tinystories.txt"),))
     size = loaded.staged.vocab_size
-    datastore.build(text, loaded.tokenizer, size, tmp_path / "store")
+    datastore.build_datastore(text, loaded.tokenizer, size, tmp_path / "store")
     decoder = Rest(datastore=str(tmp_path / "store")).prepare(Setup(loaded, 256))
     session = Session(loaded.staged, 256, spare=decoder.rows)
     prompt = loaded.tokenizer.encode("Once upon a time, there was a little girl named Lily.")
@@ -179,8 +179,8 @@ def test_the_order_of_examples_changes_nothing(tmp_path: Path) -> None:
     built(tmp_path, own_outputs(model))
     decoder = prepared(model, tmp_path)
     some = list(cases(model))[:5]
-    forth = [decode(decoder, case, model).accepted for case in some]
-    back = [decode(decoder, case, model).accepted for case in reversed(some)]
+    forth = [decode_case(decoder, case, model).accepted for case in some]
+    back = [decode_case(decoder, case, model).accepted for case in reversed(some)]
     assert forth == back[::-1]
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from ppdbench.files.resources import reference_model
 from ppdbench.report.page import examples as subject
-from ppdbench.report.page.examples import gathered, rank_characters, shortened
+from ppdbench.report.page.examples import gathered, rank_characters, without_middle
 from ppdbench.report.page.runs import read_runs
 from ppdbench.report.page.tokens import texts_of
 from tests.report.page import made
@@ -76,10 +76,10 @@ def test_layers_of_a_probe_travel_with_it(tmp_path: Path) -> None:
 
 def test_long_texts_lose_their_middle() -> None:
     text = "a" * 2000 + "b" * 2000
-    assert shortened("short") == "short"
-    assert len(shortened(text)) < subject.LONGEST_TEXT + 10
-    assert shortened(text).startswith("aa")
-    assert shortened(text).endswith("bb")
+    assert without_middle("short") == "short"
+    assert len(without_middle(text)) < subject.LONGEST_TEXT + 10
+    assert without_middle(text).startswith("aa")
+    assert without_middle(text).endswith("bb")
 
 
 def test_without_a_tokenizer_ids_stay_ids(tmp_path: Path) -> None:

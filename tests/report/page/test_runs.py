@@ -59,8 +59,10 @@ def test_all_figures_of_a_decoding_run_come_from_reading_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[bytes] = []
-    parse = samples.parse
-    monkeypatch.setattr(samples, "parse", lambda line, kind: read.append(line) or parse(line, kind))
+    parse = samples.parse_sample
+    monkeypatch.setattr(
+        samples, "parse_sample", lambda line, kind: read.append(line) or parse(line, kind)
+    )
     folder = made.bench(tmp_path / "a")
     written = (folder / "samples.jsonl").read_bytes().splitlines(keepends=True)
     (run,) = read_runs([folder])
