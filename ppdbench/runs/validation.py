@@ -75,7 +75,7 @@ def from_json(content: bytes, form: type[T]) -> T:
         found: T = _decoders(form).decode(content)
         return found
     except msgspec.ValidationError as error:
-        raise Unsound(in_words(error)) from error
+        raise Unsound(_complaint(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Earlier versions wrote halves of surrogate pairs, which only the slow reader takes.
         return convert(loads(content), form)
@@ -86,7 +86,7 @@ def convert(content: Any, form: type[T]) -> T:
     try:
         return msgspec.convert(content, form)
     except msgspec.ValidationError as error:
-        raise Unsound(in_words(error)) from error
+        raise Unsound(_complaint(error)) from error
 
 
 def loads(content: bytes) -> Any:
@@ -104,7 +104,7 @@ def _no_number(name: str) -> NoReturn:
 _decoders: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
 
 
-def in_words(error: msgspec.ValidationError) -> str:
+def _complaint(error: msgspec.ValidationError) -> str:
     """`config.limit: expected int, got str`, whatever msgspec says."""
     found = _PLACE.fullmatch(str(error))
     assert found is not None
