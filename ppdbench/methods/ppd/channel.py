@@ -136,10 +136,16 @@ class Packet:
         return Message(kind, ids, states, self._logit[0]), fast[3]
 
 
-class Channel(Protocol):
-    """One direction between two units."""
+class Channel:
+    """One direction between two units, and the time that communication took on it.
 
-    spent_s: float
+    That is handing over, and what a waiting receiver loses: what is still under way when it begins
+    to wait costs from the moment it was sent; what had arrived before costs nothing but its
+    reading. Clocks agree on one machine.
+    """
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
 
     def send(
         self,
@@ -149,35 +155,29 @@ class Channel(Protocol):
         logit: float = 0.0,
     ) -> None:
         """Hand a message over; does not wait for the receiver."""
-        ...
+        began = time.perf_counter_ns()
+        self._hand_over(kind, ids, states, logit)
+        self.spent_s += 1e-9 * (time.perf_counter_ns() - began)
 
     def ready(self) -> bool:
         """True if the next message is there already, as far as one can tell without waiting."""
-        ...
+        return False
 
     def receive(self) -> Message:
         """The next message, waiting for it; the one before is gone then."""
-        ...
+        began = time.perf_counter_ns()
+        message, sent = self._take()
+        self.spent_s += 1e-9 * max(0, time.perf_counter_ns() - max(began, sent))
+        return message
 
+    def _hand_over(
+        self, kind: MessageKind, ids: Sequence[int], states: Tensor | None, logit: float
+    ) -> None:
+        raise NotImplementedError
 
-class CommunicationTime:
-    """Time that communication took: handing over, and what a waiting receiver loses.
-
-    What is still under way when the receiver begins to wait for it costs from the moment it
-    was sent; what had arrived before costs nothing but its reading. Clocks agree on one machine.
-    """
-
-    def __init__(self) -> None:
-        self.spent_s = 0.0
-
-    def sent(self, began_ns: int) -> None:
-        """Count the time that handing a message over took."""
-        self.spent_s += 1e-9 * (time.perf_counter_ns() - began_ns)
-
-    def received(self, waited_from_ns: int, sent_ns: int) -> None:
-        """Count the time that a message was under way or waited to be read."""
-        since = max(waited_from_ns, sent_ns)
-        self.spent_s += 1e-9 * max(0, time.perf_counter_ns() - since)
+    def _take(self) -> tuple[Message, int]:
+        """The next message, and when it was sent."""
+        raise NotImplementedError
 
 
 # Asked while a receiver waits, with the seconds it has waited so far; raises to end the wait.
@@ -192,7 +192,7 @@ def nobody(waited_s: float = 0.0) -> None:
 yield_core: Callable[[], None] = getattr(os, "sched_yield", nobody)
 
 
-class SharedChannel(CommunicationTime):
+class SharedChannel(Channel):
     """A ring of messages in memory that two processes of one machine share."""
 
     def __init__(self, context: Any, layout: MessageLayout) -> None:
@@ -217,35 +217,27 @@ class SharedChannel(CommunicationTime):
         """Return the state that another process needs; each has views and counts of its own."""
         return {n: getattr(self, n) for n in ("layout", "_memory", "_filled", "_free")}
 
-    def send(
-        self,
-        kind: MessageKind,
-        ids: Sequence[int] = (),
-        states: Tensor | None = None,
-        logit: float = 0.0,
+    def _hand_over(
+        self, kind: MessageKind, ids: Sequence[int], states: Tensor | None, logit: float
     ) -> None:
-        began = time.perf_counter_ns()
         self._wait(self._free)
         self._packets[self._count % SLOTS].write(kind, ids, states, logit)
         self._count += 1
         self._filled.release()
-        self.sent(began)
 
     def ready(self) -> bool:
         self._seen = self._seen or self._filled.acquire(False)
         return self._seen
 
-    def receive(self) -> Message:
-        began = time.perf_counter_ns()
+    def _take(self) -> tuple[Message, int]:
         if self._held:
             self._free.release()
         if not self.ready():
             self._wait(self._filled)
         self._seen, self._held = False, True
-        message, sent = self._packets[self._count % SLOTS].read(self._landing)
+        taken = self._packets[self._count % SLOTS].read(self._landing)
         self._count += 1
-        self.received(began, sent)
-        return message
+        return taken
 
     def _wait(self, semaphore: Any) -> None:
         if semaphore.acquire(False):
@@ -266,7 +258,7 @@ def _landing(layout: MessageLayout, device: torch.device | None) -> Tensor | Non
     return torch.zeros(1, layout.rows, layout.width, dtype=layout.dtype, device=device)
 
 
-class GroupChannel(CommunicationTime):
+class GroupChannel(Channel):
     """Messages of one size to and from one rank of a torch.distributed process group.
 
     They go through host memory, whatever device the model is on. A message leaves when the
@@ -284,14 +276,9 @@ class GroupChannel(CommunicationTime):
         self._received = layout.view(self._back)
         self._landing = _landing(layout, device)
 
-    def send(
-        self,
-        kind: MessageKind,
-        ids: Sequence[int] = (),
-        states: Tensor | None = None,
-        logit: float = 0.0,
+    def _hand_over(
+        self, kind: MessageKind, ids: Sequence[int], states: Tensor | None, logit: float
     ) -> None:
-        began = time.perf_counter_ns()
         slot = self._count % SLOTS
         self._count += 1
         with self._answered():
@@ -299,18 +286,11 @@ class GroupChannel(CommunicationTime):
                 self._under_way[slot].wait()
             self._packets[slot].write(kind, ids, states, logit)
             self._under_way[slot] = self._group.send([self._out[slot]], self._peer, 0)
-        self.sent(began)
 
-    def ready(self) -> bool:
-        return False
-
-    def receive(self) -> Message:
-        began = time.perf_counter_ns()
+    def _take(self) -> tuple[Message, int]:
         with self._answered():
             self._source.recv([self._back], self._peer, 0).wait()
-        message, sent = self._received.read(self._landing)
-        self.received(began, sent)
-        return message
+        return self._received.read(self._landing)
 
     @contextmanager
     def _answered(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ppdbench.engine.loading import ModelSpec, resolve_device
 from ppdbench.methods.ppd.channel import (
     SLOTS,
-    CommunicationTime,
+    Channel,
     GroupChannel,
     Message,
     MessageKind,
@@ -68,7 +68,7 @@ class DirectChannel(GroupChannel):
     def __init__(
         self, layout: MessageLayout, peer: int, groups: tuple[Any, Any], device: torch.device
     ) -> None:
-        CommunicationTime.__init__(self)
+        Channel.__init__(self)
         self._peer, (self._group, self._source) = peer, groups
         wires = torch.zeros(SLOTS + 1, layout.nbytes, dtype=torch.uint8, device=device)
         self._out, self._back = wires[:SLOTS], wires[SLOTS]
