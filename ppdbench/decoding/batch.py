@@ -57,26 +57,9 @@ class BatchRound:
     committed over all of them.
     """
 
-    began_ms: float
-    ended_ms: float
     live: int
     prompts: int
     tokens: int
-
-    @property
-    def ms(self) -> float:
-        """The time that it took."""
-        return self.ended_ms - self.began_ms
-
-
-def full_window(rounds: Sequence[BatchRound], size: int) -> Sequence[BatchRound]:
-    """The rounds from when all of `size` slots decode until one of them stays empty.
-
-    Prompts of those that take the place of others are a part of it.
-    """
-    begun = [i for i, each in enumerate(rounds) if each.live == size and not each.prompts]
-    full = [i for i, each in enumerate(rounds) if each.live == size]
-    return rounds[begun[0] : full[-1] + 1] if begun else []
 
 
 class PausedClock(Clock):
@@ -212,8 +195,7 @@ class _Run(Generic[K]):
         rounds.clear()
         for slot in range(len(self.decoders)):
             place.invite(lambda slot=slot: self._serve(slot))  # type: ignore[misc]
-        since, counted = 0.0, 0
-        live = prompts = 0
+        counted = live = prompts = 0
         while not place.is_over:
             place.advance()
             now = self._ms()
@@ -224,9 +206,9 @@ class _Run(Generic[K]):
                     each.first = now
             committed = self.ended_tokens + sum(each.committed for each in self.live.values())
             if committed > counted:
-                rounds.append(BatchRound(since, now, live, prompts, committed - counted))
+                rounds.append(BatchRound(live, prompts, committed - counted))
                 place.end_round()
-                since, counted, live = now, committed, len(self.live)
+                counted, live = committed, len(self.live)
                 prompts = sum(each.first is None for each in self.live.values())
             if self.finished:
                 self.clock.pause()

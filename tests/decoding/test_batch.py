@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.decoding.batch import Batch, BatchRound, Finished, full_window
+from ppdbench.decoding.batch import Batch, Finished
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Proposer, Request, Setup
 from ppdbench.decoding.draft import Draft
@@ -210,19 +210,10 @@ def test_a_slot_is_taken_again_at_once() -> None:
     assert [each.slot for each in found] == [1, 1, 1, 0]
     assert [each.live for each in batch.rounds] == [2] * 10 + [1] * 5
     assert sum(each.tokens for each in batch.rounds) == 12 + 3 * 3
-    window = full_window(batch.rounds, 2)
-    assert 0 < len(window) < len(batch.rounds)
     for each in found:
         assert each.began_ms < each.first_token_ms < each.ended_ms
         assert each.decoded is not None
         assert each.time_to_first_token_ms <= each.ended_ms - each.began_ms
-
-
-def test_the_window_ends_where_a_slot_stays_empty() -> None:
-    rounds = [BatchRound(i, i + 1, *of) for i, of in enumerate([(2, 2, 1), (2, 1, 1), (2, 0, 2)])]
-    rounds += [BatchRound(3, 4, 2, 1, 2), BatchRound(4, 5, 2, 0, 2), BatchRound(5, 6, 1, 0, 1)]
-    assert [each.began_ms for each in full_window(rounds, 2)] == [2, 3, 4]
-    assert full_window(rounds, 3) == []
 
 
 def test_times_stand_still_while_nobody_decodes() -> None:
