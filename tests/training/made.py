@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from ppdbench.cli.main import run
 
 
 def small(rate: str) -> list[str]:
@@ -26,6 +29,27 @@ LAYERSKIP += ["--checkpoint-every", "4"]
 
 def blocks(batch: int = 4, length: int = 17) -> torch.Tensor:
     return torch.randint(3, 96, (batch, length), generator=torch.Generator().manual_seed(3))
+
+
+def learn(objective: Any, text: torch.Tensor, steps: int, rate: float = 1e-2) -> list[float]:
+    """Train for so many steps on one text; the losses."""
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=rate)
+    losses = []
+    for step in range(steps):
+        loss = objective(text, step, steps)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def assert_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command ends in one line that says so."""
+    assert run(words) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def log(folder: Path) -> list[dict[str, Any]]:

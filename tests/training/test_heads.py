@@ -13,7 +13,7 @@ from ppdbench.cli.main import run
 from ppdbench.training.heads import HeadsObjective
 from tests.families import stock_model
 from tests.training.conftest import HELD_OUT
-from tests.training.made import SMALL, blocks, quality, write_task
+from tests.training.made import SMALL, blocks, learn, quality, write_task
 
 
 @pytest.mark.parametrize("rank", [None, 3])
@@ -32,14 +32,7 @@ def test_only_heads_are_trained(loss: str) -> None:
     before = copy.deepcopy(stock.state_dict())
     objective = HeadsObjective(stock, [1, 2], 16, loss=loss)
     assert {name.split(".")[1] for name, _ in objective.named_parameters()} == {"1", "2"}
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
-    losses = []
-    for t in range(30):
-        found = objective(blocks(), t, 30)["loss"]
-        found.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(found.detach()))
+    losses = learn(objective, blocks(), 30)
     assert losses[-1] < 0.8 * losses[0]
     assert all(torch.equal(before[name], value) for name, value in stock.state_dict().items())
 

@@ -26,7 +26,7 @@ from ppdbench.training.text import TextSpec, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
 from tests.families import stock_model
 from tests.processes import ranks
-from tests.training.made import LAYERSKIP, log
+from tests.training.made import LAYERSKIP, assert_refused, log
 
 Capture = pytest.CaptureFixture[str]
 
@@ -224,10 +224,7 @@ def test_what_would_fail_in_the_end_fails_in_the_beginning(
     command = [*LAYERSKIP, "--out", "run", *words.split()]
     if "epochs" not in words:
         command += ["--steps", "4"]
-    assert run(command) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
+    assert_refused(command, message, capsys)
     assert not (home / "run" / "train.jsonl").exists()
 
 

@@ -21,7 +21,7 @@ from ppdbench.training.trainer import TrainConfig, Trainer
 from tests.families import stock_model
 from tests.processes import meeting, ranks, wait_for
 from tests.training.conftest import HELD_OUT
-from tests.training.made import LAYERSKIP, SMALL, log
+from tests.training.made import LAYERSKIP, SMALL, assert_refused, log
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,10 +167,7 @@ def test_a_loss_that_turns_nan_stops_and_keeps_the_last_checkpoint(
 def test_bad_settings_are_one_line(
     home: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
-    assert run([*LAYERSKIP, "--out", "bad", *words.split()]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
+    assert_refused([*LAYERSKIP, "--out", "bad", *words.split()], message, capsys)
 
 
 def test_another_configuration_is_not_resumed(

@@ -14,9 +14,8 @@ from ppdbench.methods.eagle.train import EagleObjective
 from tests.decoding.matrix import free
 from tests.families import stock_model
 from tests.helpers import staged
-from tests.methods.eagle.made import (
-    PROMPTS,
-)
+from tests.methods.eagle.made import PROMPTS
+from tests.training.made import learn
 
 
 @pytest.fixture(scope="session", params=[1, 3])
@@ -29,11 +28,7 @@ def trained(
     texts = [[*prompt, *free(staged("llama"), prompt, 36)] for prompt in PROMPTS]
     plan = EaglePlan(version=request.param, passes=3, loss="ce")
     objective = EagleObjective(stock, plan, 44, 0)
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
-    for t in range(60):
-        objective(torch.tensor(texts), t, 60)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn(objective, torch.tensor(texts), 60)
     words = tokenizer(300, 96)
     objective.save(folder, words, None)
     return take_over(ModelSpec(name="tiny"), stock, words), folder

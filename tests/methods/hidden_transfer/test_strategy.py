@@ -33,6 +33,7 @@ from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode_case, free
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens
+from tests.training.made import learn
 
 TREE = Tree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 1)))
 CHAIN = Tree(((0,), (0, 0), (0, 0, 0)))
@@ -225,11 +226,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
     stock = stock_model("llama")
     texts = torch.tensor([[*prompt, *free(staged("llama"), prompt, 36)] for prompt in PROMPTS])
     objective = TransferObjective(stock, TransferPlan(layers=LAYERS), 44)
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
-    for t in range(300):
-        objective(texts, t, 300)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn(objective, texts, 300)
     words = tokenizer(300, 96)
     objective.save(folder, words)
     return take_over(ModelSpec(name="tiny"), stock, words), folder

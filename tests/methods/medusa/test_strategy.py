@@ -34,6 +34,7 @@ from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, de
 from tests.families import FAMILIES, stock_model
 from tests.helpers import VOCAB, staged, tokens
 from tests.methods.medusa.made import HEADS, published, random_heads, setup, written
+from tests.training.made import learn
 
 PROMPTS = [tokens(9, seed) for seed in range(12)]
 
@@ -45,11 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
     stock = stock_model("llama")
     texts = [[*prompt, *free(staged("llama"), prompt, 36)] for prompt in PROMPTS]
     objective = MedusaObjective(stock, MedusaPlan(heads=HEADS, loss="ce"), 44)
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
-    for t in range(100):
-        objective(torch.tensor(texts), t, 100)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn(objective, torch.tensor(texts), 100)
     words = tokenizer(300, 96)
     objective.save(folder, words, None)
     return take_over(ModelSpec(name="tiny"), stock, words), folder

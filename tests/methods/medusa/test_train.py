@@ -18,7 +18,7 @@ from ppdbench.methods.medusa.train import MedusaObjective
 from tests.families import FAMILIES, stock_model
 from tests.helpers import tokens
 from tests.training.conftest import HELD_OUT
-from tests.training.made import blocks, quality, training, write_task
+from tests.training.made import assert_refused, blocks, learn, quality, training, write_task
 
 TRAIN = training("medusa")
 
@@ -71,11 +71,7 @@ def test_with_ce_a_head_aims_at_the_token_after_the_next_of_the_text() -> None:
     """A text whose tokens count up: each distance has one right answer for every token."""
     heads = objective(loss="ce", layers=2)
     rows = (torch.arange(17)[None] * 3 + torch.tensor([[0], [20], [40], [60]])) % 90 + 3
-    optimizer = torch.optim.AdamW(heads.parameters(), lr=2e-2)
-    for t in range(60):
-        heads(rows, t, 60)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn(heads, rows, 60, rate=2e-2)
     for distance, (logits, _) in enumerate(heads._guesses(rows[:, :-1]), start=1):
         assert float((logits.argmax(-1) == rows[:, 1 + distance :]).float().mean()) > 0.95
 
@@ -94,14 +90,7 @@ def test_only_heads_are_trained_and_all_of_them(loss: str, rank: int | None) -> 
     before = copy.deepcopy(stock.state_dict())
     heads = MedusaObjective(stock, MedusaPlan(heads=2, rank=rank, loss=loss), 16)
     start = {name: p.detach().clone() for name, p in heads.named_parameters()}
-    optimizer = torch.optim.AdamW(heads.parameters(), lr=1e-2)
-    losses = []
-    for t in range(20):
-        found = heads(blocks(), t, 20)["loss"]
-        found.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(found.detach()))
+    losses = learn(heads, blocks(), 20)
     assert losses[-1] < 0.8 * losses[0]
     assert all(torch.equal(before[name], value) for name, value in stock.state_dict().items())
     assert all(not torch.equal(start[name], p) for name, p in heads.named_parameters())
@@ -212,10 +201,7 @@ def test_a_resumed_run_ends_with_the_same_heads(home: Path) -> None:
 def test_bad_settings_are_one_line(
     home: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
-    assert run([*TRAIN, "--out", "bad", *words.split()]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
+    assert_refused([*TRAIN, "--out", "bad", *words.split()], message, capsys)
     assert not (home / "bad" / "train.jsonl").exists()
 
 

@@ -14,9 +14,8 @@ from ppdbench.methods.prompt_tokens.train import PromptsObjective
 from tests.decoding.matrix import known
 from tests.families import stock_model
 from tests.helpers import tokens
-from tests.methods.prompt_tokens.made import (
-    staged_with,
-)
+from tests.methods.prompt_tokens.made import staged_with
+from tests.training.made import learn
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +27,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
     heads = [tokens(9, seed) for seed in range(12)]
     texts = torch.tensor([known(model.staged, tuple(prompt))[:45] for prompt in heads])
     objective = PromptsObjective(stock, PromptPlan(), 44, [7, 8, 9], seed=0)
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=3e-2)
-    for step in range(60):
-        objective(texts, step, 60)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn(objective, texts, 60, rate=3e-2)
     objective.save(folder, words)
     return model, folder

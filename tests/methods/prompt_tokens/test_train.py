@@ -22,7 +22,7 @@ from ppdbench.methods.prompt_tokens.train import PromptsObjective, ordinary_word
 from ppdbench.training.layers import divergence
 from tests.families import FAMILIES, stock_model
 from tests.training.conftest import HELD_OUT
-from tests.training.made import SMALL, blocks, log
+from tests.training.made import SMALL, assert_refused, blocks, log
 
 LENGTH = 24
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -392,10 +392,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
 def test_bad_settings_are_one_line(
     home: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
-    assert run([*TRAIN, "--out", "bad", "--steps", "2", *words.split()]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
+    assert_refused([*TRAIN, "--out", "bad", "--steps", "2", *words.split()], message, capsys)
 
 
 def test_a_start_whose_parts_do_not_fit_is_refused(
