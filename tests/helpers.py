@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ppdbench.engine import synthetic
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.shapes import parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.machine.clock import Clock
 from tests.families import FAMILIES, stock_model
@@ -30,6 +33,14 @@ def tokens(n: int, seed: int = 0) -> list[int]:
     """Random ids above the special ones."""
     draw = random.Random(seed)
     return [draw.randrange(3, VOCAB) for _ in range(n)]
+
+
+def save_synthetic(folder: Path, spec: str, words: int = 300) -> Path:
+    """A model of random weights in a folder, with a tokenizer of so many words."""
+    shape = parse(f"synthetic:{spec}")
+    synthetic.build(shape, torch.float32, torch.device("cpu")).save_pretrained(folder)
+    synthetic.tokenizer(words, shape.context).save_pretrained(folder)
+    return folder
 
 
 def go(model: StagedModel, ids: list[int] | list[list[int]], step: Step, cache: KVCache) -> Tensor:

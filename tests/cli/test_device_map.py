@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from ppdbench.cli.main import run
-from ppdbench.engine import synthetic
 from ppdbench.engine.loading import ModelSpec, load, reckon
-from ppdbench.engine.shapes import parse
 from ppdbench.errors import ConfigError
+from tests.helpers import save_synthetic
 
 Captured = pytest.CaptureFixture[str]
 TASK = ["--task", "squad", "--data", "builtin", "--limit", "2", "--max-new-tokens", "6"]
@@ -22,10 +21,8 @@ TASK = ["--task", "squad", "--data", "builtin", "--limit", "2", "--max-new-token
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model on disk, and a map that leaves half of its layers there."""
-    folder = tmp_path_factory.mktemp("model")
-    shape = parse("synthetic:layers=4,hidden=64,vocab=300,context=1024")
-    synthetic.build(shape, torch.float32, torch.device("cpu")).save_pretrained(folder)
-    synthetic.tokenizer(300, 1024).save_pretrained(folder)
+    spec = "layers=4,hidden=64,vocab=300,context=1024"
+    folder = save_synthetic(tmp_path_factory.mktemp("model"), spec)
     places = {"": "cpu", "model.layers.1": "disk", "model.layers.3": "disk"}
     (folder / "map.json").write_text(json.dumps(places), "utf-8")
     return folder

@@ -18,10 +18,10 @@ from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine import loading, synthetic
 from ppdbench.engine.loading import ModelSpec, load, resolve_device, weight_fingerprint
 from ppdbench.engine.session import Session
-from ppdbench.engine.shapes import parse
 from ppdbench.errors import ConfigError, PpdbenchError, UnsupportedModel
 from ppdbench.machine.clock import Clock
 from tests.families import greedy_truth, stock_model
+from tests.helpers import save_synthetic
 
 CPU = torch.device("cpu")
 VOCAB = 300
@@ -30,11 +30,8 @@ VOCAB = 300
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete model folder."""
-    folder = tmp_path_factory.mktemp("model")
-    shape = parse(f"synthetic:layers=2,hidden=32,vocab={VOCAB},context=64")
-    synthetic.build(shape, torch.float32, CPU).save_pretrained(folder)
-    synthetic.tokenizer(VOCAB, 64).save_pretrained(folder)
-    return folder
+    spec = f"layers=2,hidden=32,vocab={VOCAB},context=64"
+    return save_synthetic(tmp_path_factory.mktemp("model"), spec, words=VOCAB)
 
 
 @pytest.fixture

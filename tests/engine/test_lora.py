@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ppdbench.cli.main import run
-from ppdbench.engine import lora, synthetic
+from ppdbench.engine import lora
 from ppdbench.engine.loading import ModelSpec, load
-from ppdbench.engine.shapes import parse
 from ppdbench.errors import ConfigError
 from tests.adapters import ALPHA, RANK, ROOT, adapter, factors, for_module
 from tests.families import stock_model
+from tests.helpers import save_synthetic
 
 IDS = torch.arange(1, 20)[None]
 Q, DOWN = "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.down_proj"
@@ -240,11 +240,8 @@ def test_damaged_adapters_are_refused(
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model folder."""
-    folder = tmp_path_factory.mktemp("model")
-    shape = parse("synthetic:layers=2,hidden=32,vocab=300,context=128")
-    synthetic.build(shape, torch.float32, torch.device("cpu")).save_pretrained(folder)
-    synthetic.tokenizer(300, 128).save_pretrained(folder)
-    return folder
+    spec = "layers=2,hidden=32,vocab=300,context=128"
+    return save_synthetic(tmp_path_factory.mktemp("model"), spec)
 
 
 @pytest.fixture

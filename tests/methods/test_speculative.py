@@ -22,7 +22,6 @@ from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine import synthetic
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
-from ppdbench.engine.shapes import parse
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, NumericalError
 from ppdbench.methods.base import METHODS
@@ -35,7 +34,7 @@ from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, de
 from tests.decoding.test_sampled import FITS, MISFITS, five_tokens, joint, misfit
 from tests.decoding.test_sampled import PROMPT as SAMPLED_PROMPT
 from tests.families import FAMILIES, stock_model
-from tests.helpers import VOCAB, assert_near, staged, tokens
+from tests.helpers import VOCAB, assert_near, save_synthetic, staged, tokens
 
 
 def loaded(model: StagedModel, tokenizer: Any = None, name: str = "tiny") -> Loaded:
@@ -418,11 +417,8 @@ def target() -> Loaded:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft model folder for it, its vocabulary padded."""
-    folder = tmp_path_factory.mktemp("draft")
-    shape = parse("synthetic:layers=1,hidden=32,vocab=320,context=64,seed=4")
-    synthetic.build(shape, torch.float32, torch.device("cpu")).save_pretrained(folder)
-    synthetic.tokenizer(300, 64).save_pretrained(folder)
-    return folder
+    spec = "layers=1,hidden=32,vocab=320,context=64,seed=4"
+    return save_synthetic(tmp_path_factory.mktemp("draft"), spec)
 
 
 def through(draft_model: str | Path, target: Loaded, capacity: int = CAPACITY) -> Decoded:
