@@ -16,18 +16,21 @@ LAYERS = 3
 MODEL = f"synthetic:layers={LAYERS},hidden=32,heads=2,vocab=300"
 SMALL = ["--model", MODEL, "--data", "builtin", "--limit", "2", "--max-new-tokens", "8"]
 
-TASK_FILE = """
-name: {name}
-version: 1
-description: a question
-dataset: {{hub_id: null, split: test}}
-fields: {{question: question}}
-id: id
-prompt_text: "Q: {{{{ question }}}} A:"
-reference: null
-max_new_tokens: {tokens}
-bucket: {bucket}
-"""
+
+def task_text(prompt: str, **told: Any) -> str:
+    """The file of a task that asks questions, with what a test says of it."""
+    usual = {
+        "name": "asked",
+        "version": 1,
+        "description": "a question",
+        "dataset": {"hub_id": None, "split": "test"},
+        "fields": {"question": "question"},
+        "id": "id",
+        "reference": None,
+        "max_new_tokens": 8,
+        "bucket": 1,
+    }
+    return json.dumps({**usual, "prompt_text": prompt, **told})  # YAML, too
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -46,7 +49,8 @@ def samples(folder: str | Path) -> list[dict[str, Any]]:
 
 def task_file(folder: Path, name: str = "asked", tokens: int = 8, bucket: int = 4) -> Path:
     path = folder / f"{name}.yaml"
-    path.write_text(TASK_FILE.format(name=name, tokens=tokens, bucket=bucket))
+    told = {"name": name, "max_new_tokens": tokens, "bucket": bucket}
+    path.write_text(task_text("Q: {{ question }} A:", **told))
     return path
 
 

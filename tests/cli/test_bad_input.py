@@ -23,29 +23,15 @@ from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
 from ppdbench.probe.runner import parse_layers
 from tests import gguf_files
+from tests.cli.probed import MODEL, SMALL, task_text
 from tests.families import stock_model
 
-MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
-SMALL = ["--model", MODEL, "--data", "builtin", "--limit", "2", "--max-new-tokens", "8"]
 GOOD_ROW = {
     "id": "a",
     "context": "Ann has a cat.",
     "question": "Who?",
     "answers": {"text": ["Ann"]},
 }
-
-TASK_FILE = """
-name: asked
-version: 1
-description: a question
-dataset: {{hub_id: null, split: test}}
-fields: {{question: question}}
-id: id
-prompt_text: "{prompt}"
-reference: null
-max_new_tokens: 8
-bucket: 1
-"""
 
 
 # What the cases below find under FILES
@@ -73,9 +59,9 @@ def write_tasks(folder: Path) -> None:
         "asked": "{{ question }}",
     }
     for name, prompt in prompts.items():
-        (folder / f"{name}.yaml").write_text(TASK_FILE.format(prompt=prompt))
-    (folder / "again.yaml").write_text(TASK_FILE.format(prompt="Q: {{ question }}"))
-    (folder / "typo.yaml").write_text(TASK_FILE.format(prompt="x") + "bukket: 3\n")
+        (folder / f"{name}.yaml").write_text(task_text(prompt))
+    (folder / "again.yaml").write_text(task_text("Q: {{ question }}"))
+    (folder / "typo.yaml").write_text(task_text("x", bukket=3))
     (folder / "broken.yaml").write_text("name: [1,\n")
 
 

@@ -25,32 +25,15 @@ from ppdbench.errors import DataError
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
 from ppdbench.runs.store import read_run
-from tests.cli.probed import samples
+from tests.cli.probed import MODEL, SMALL, samples, task_text
 from tests.families import greedy_truth, stock_model
 
-MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
-SMALL = ["--model", MODEL, "--data", "builtin", "--limit", "2", "--max-new-tokens", "8"]
 KEYS = {
     *("method", "options", "task", "n_examples", "n_tokens", "identical", "tie", "mismatch"),
     *("prefill_ms", "ms_per_token", "tokens_per_s", "committed_per_step"),
     *("accepted_per_proposed", "speedup", "speedup_low", "speedup_high", "speedup_withheld"),
     *("baseline_tokens_per_s", "peak_memory_bytes", "quality"),
 }
-
-TASK_FILE = """
-name: asked
-version: 1
-description: a question
-dataset: {{hub_id: null, split: test}}
-fields: {{question: question}}
-id: id
-prompt_text: "{{{{ question }}}}"
-reference: answer
-max_new_tokens: 8
-bucket: 1
-metrics: [rouge1]
-stop: {stop}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +59,13 @@ def model_folder(path: Path, eos: int | list[int] = 299) -> Path:
     return path
 
 
+def asked(stop: list[str]) -> str:
+    told = {"reference": "answer", "metrics": ["rouge1"], "stop": stop}
+    return task_text("{{ question }}", **told)
+
+
 def task_file(path: Path, stop: list[str]) -> Path:
-    path.write_text(TASK_FILE.format(stop=json.dumps(stop)))
+    path.write_text(asked(stop))
     rows = [{"id": n, "question": f"What is {n} + {n}?", "answer": str(n + n)} for n in (1, 2)]
     path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -453,7 +441,7 @@ def test_a_raised_limit_over_other_examples_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("a.jsonl").write_text(rows("one", "two"))
-    (task := Path("task.yaml")).write_text(TASK_FILE.format(stop="[]"))
+    (task := Path("task.yaml")).write_text(asked([]))
     words = ["--model", MODEL, "--task", str(task), "--data", "a.jsonl", "--out", "run"]
     assert run(["decode", *words, "--limit", "1"]) == 0
     Path("a.jsonl").write_text(rows("other", "two"))

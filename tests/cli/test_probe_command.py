@@ -16,12 +16,12 @@ from tests.cli.probed import (
     LAYERS,
     MODEL,
     SMALL,
-    TASK_FILE,
     parsed,
     printed,
     questions,
     samples,
     task_file,
+    task_text,
 )
 
 TOP = {"model", "task", "n_examples", "n_tokens", "n_layers", "rows"}
@@ -318,8 +318,8 @@ def test_cut_prompts_are_counted_though_tasks_share_their_ids(
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["--model", f"{MODEL},context=64", "--data", "rows.jsonl", "--out", "run"]
     for name in ("one", "other"):
-        text = TASK_FILE.format(name=name, tokens=4, bucket=2) + "context_field: question\n"
-        (tmp_path / f"{name}.yaml").write_text(text)
+        told = {"name": name, "max_new_tokens": 4, "bucket": 2, "context_field": "question"}
+        (tmp_path / f"{name}.yaml").write_text(task_text("Q: {{ question }} A:", **told))
         words += ["--task", f"{name}.yaml"]
     assert run(["probe", *words]) == 0
     lost = sum(sample["cut_tokens"] for sample in samples("run"))
