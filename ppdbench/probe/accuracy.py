@@ -8,8 +8,7 @@ from typing import Any
 
 from ppdbench.bench.summary import ALL
 from ppdbench.errors import DataError
-from ppdbench.probe.summary import INTERVAL, matches_by_example
-from ppdbench.runs.prompting import in_words, prompting
+from ppdbench.probe.summary import INTERVAL, matches_by_example, probed_json
 from ppdbench.runs.records import Asked, GuessedSample, Header, Sample
 from ppdbench.stats import clustered_wilson
 from ppdbench.trees.calibration import Accuracies
@@ -95,13 +94,8 @@ def accuracies_json(
     header: Header, samples: Sequence[Asked], rows: Sequence[Accuracy], run: str
 ) -> dict[str, Any]:
     """Return what `probe --what drafts --format json` prints."""
-    model = header.model
     return {
-        "model": model.name,
-        "synthetic": model.synthetic,
-        "prompts": in_words(prompting(header)),
-        "task": ",".join(header.config.tasks),
-        "n_examples": len({(s.task, s.example_id) for s in samples}),
+        **probed_json(header, samples),
         "interval": INTERVAL,
         "rows": [asdict(row) for row in rows],
         "run": run,

@@ -155,6 +155,17 @@ def _mean(counts: Counter[int], n: int) -> float | None:
     return sum(value * times for value, times in counts.items()) / max(1, n)
 
 
+def probed_json(header: Header, samples: Sequence[Asked]) -> dict[str, Any]:
+    """The model and the examples of a probe, as JSON begins with them."""
+    return {
+        "model": header.model.name,
+        "synthetic": header.model.synthetic,
+        "prompts": in_words(prompting(header)),
+        "task": ",".join(header.config.tasks),
+        "n_examples": len({(s.task, s.example_id) for s in samples}),
+    }
+
+
 def match_rates_json(
     header: Header,
     samples: Sequence[Asked],
@@ -164,15 +175,10 @@ def match_rates_json(
     run: str,
 ) -> dict[str, Any]:
     """Return what `probe --format json` prints."""
-    model = header.model
     return {
-        "model": model.name,
-        "synthetic": model.synthetic,
-        "prompts": in_words(prompting(header)),
-        "task": ",".join(header.config.tasks),
-        "n_examples": len({(s.task, s.example_id) for s in samples}),
+        **probed_json(header, samples),
         "n_tokens": sum(len(s.output_ids) for s in samples),
-        "n_layers": model.n_layers,
+        "n_layers": header.model.n_layers,
         "interval": INTERVAL,
         "rows": [asdict(rate) for rate in rates],
         "saturation": [asdict(s) for s in saturations],

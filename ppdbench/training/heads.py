@@ -23,7 +23,7 @@ from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.layers import cross_entropy
 from ppdbench.training.objective import BesideStates
-from ppdbench.training.plans import LOSSES
+from ppdbench.training.plans import check_loss
 
 MOST_RANK = 1 << 16  # wider than any model's head
 
@@ -68,8 +68,7 @@ class HeadsObjective(BesideStates):
         compiled: bool = False,
     ) -> None:
         super().__init__(model, sequence, compiled=compiled)
-        if loss not in LOSSES:
-            raise ConfigError(f"--loss {loss!r}: use {' or '.join(LOSSES)}")
+        check_loss(loss)
         if rank is not None and rank < 1:
             raise ConfigError(f"--rank {rank}: use 1 or more, or --whole for whole heads")
         self.loss, self.rank = loss, rank

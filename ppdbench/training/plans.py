@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ppdbench.errors import ConfigError
 from ppdbench.registry import Registry
 from ppdbench.registry import option as option
 
@@ -24,6 +25,18 @@ P = TypeVar("P", bound="TrainingPlan")
 C = TypeVar("C", bound="type[TrainingPlan]")
 
 LOSSES = ("ce", "kl")  # of parts that learn from the text, or from the model itself
+
+
+def check_loss(loss: str) -> None:
+    """Refuse a loss of that name."""
+    if loss not in LOSSES:
+        raise ConfigError(f"--loss {loss!r}: use {' or '.join(LOSSES)}")
+
+
+def check_decay(decay: float) -> None:
+    """Refuse a decay that would not lessen weights, or leave none."""
+    if not 0 < decay <= 1:
+        raise ConfigError(f"--decay {decay}: use a value above 0, up to 1")
 
 
 class TrainingPlan:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.errors import ConfigError
-from ppdbench.training.plans import LOSSES, TrainingPlan, option, training_plan
+from ppdbench.training.plans import (
+    TrainingPlan,
+    check_decay,
+    check_loss,
+    option,
+    training_plan,
+)
 
 if TYPE_CHECKING:
     from ppdbench.methods.eagle.train import EagleObjective
@@ -60,10 +66,8 @@ class EaglePlan(TrainingPlan):
             raise ConfigError(
                 "--draft-vocab trains a whole head, --rank changes the model's; give one of them"
             )
-        if self.loss not in LOSSES:
-            raise ConfigError(f"--loss {self.loss!r}: use {' or '.join(LOSSES)}")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"--decay {self.decay}: use a value above 0, up to 1")
+        check_loss(self.loss)
+        check_decay(self.decay)
         if self.noise is not None and not self.noise >= 0:
             raise ConfigError(f"--noise {self.noise}: use 0 or more")
 

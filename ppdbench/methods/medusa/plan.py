@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.errors import ConfigError
-from ppdbench.training.plans import LOSSES, TrainingPlan, option, training_plan
+from ppdbench.training.plans import (
+    TrainingPlan,
+    check_decay,
+    check_loss,
+    option,
+    training_plan,
+)
 
 if TYPE_CHECKING:
     from ppdbench.methods.medusa.train import MedusaObjective
@@ -52,10 +58,8 @@ class MedusaPlan(TrainingPlan):
                 raise ConfigError(f"--{name.replace('_', '-')} {value}: use {lowest} or more")
         if self.layers == self.rank == 0:
             raise ConfigError("--layers 0 --rank 0 leaves nothing to train; raise one of them")
-        if self.loss not in LOSSES:
-            raise ConfigError(f"--loss {self.loss!r}: use {' or '.join(LOSSES)}")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"--decay {self.decay}: use a value above 0, up to 1")
+        check_loss(self.loss)
+        check_decay(self.decay)
 
     def objective(self, model: Any, material: Material, *, compiled: bool) -> MedusaObjective:
         """The heads, each of which starts as the model's own."""

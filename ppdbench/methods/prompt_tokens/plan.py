@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.errors import ConfigError
-from ppdbench.training.plans import TrainingPlan, option, training_plan
+from ppdbench.training.plans import TrainingPlan, check_decay, option, training_plan
 
 if TYPE_CHECKING:
     from ppdbench.engine.loading import Loaded
@@ -66,8 +66,7 @@ class PromptPlan(TrainingPlan):
         for name, least in (("exits", 1), ("rank", 0), ("insertions", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name} {getattr(self, name)}: use {least} or more")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"--decay {self.decay}: use a value above 0, up to 1")
+        check_decay(self.decay)
         if self.rank and not self.custom_head:
             raise ConfigError("--rank is of --custom-head; give both or neither")
 
