@@ -116,7 +116,7 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
     for warning in warned:
         notice(f"warning: {warning}")
     result: dict[str, Any] = {"environment": description, "warnings": warned}
-    sheets = [_environment_sheet(description)]
+    sheets = [Sheet("Environment", ("what", "value"), tuple(_rows(description)))]
     _say_what_is_unused(ctx, asked)
     if curve:
         from ppdbench.report.curve_tables import pass_curve_sheet
@@ -230,10 +230,6 @@ def _compare(spec: ModelSpec, options: dict[str, Any]) -> BaselineReport:
             compile=options["compile"],
             progress=report,
         )
-
-
-def _environment_sheet(description: dict[str, Any]) -> Sheet:
-    return Sheet("Environment", ("what", "value"), tuple(_rows(description)))
 
 
 def _rows(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

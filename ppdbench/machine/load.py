@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -59,12 +58,7 @@ class LoadMeter:
         self._before = self._count()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         before, now = self._before, self._count()
         busy, ours = now.busy - before.busy, now.ours - before.ours
         self.load = LoadSpan(

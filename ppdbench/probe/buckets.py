@@ -27,20 +27,17 @@ def default_bucket(length: int, task: Task | None) -> int:
 def stored_buckets(header: Header, samples: Sequence[Asked]) -> dict[str, int]:
     """The bucket of each task of a stored run; its task files may be gone."""
     config = probing(header).config
-    asked, length = config.bucket, config.max_new_tokens
     known = _tasks(config.tasks)
     longest: dict[str, int] = {}
     for sample in samples:
         n = len(sample.output_ids)
         longest[sample.task] = max(n, longest.get(sample.task, 1))
-    return {
-        name: asked or default_bucket(length or _length(known.get(name)) or n, known.get(name))
-        for name, n in longest.items()
-    }
-
-
-def _length(task: Task | None) -> int | None:
-    return task.max_new_tokens if task else None
+    found = {}
+    for name, n in longest.items():
+        task = known.get(name)
+        length = config.max_new_tokens or (task.max_new_tokens if task else n)
+        found[name] = config.bucket or default_bucket(length, task)
+    return found
 
 
 def _tasks(names: Sequence[str]) -> dict[str, Task]:

@@ -124,7 +124,7 @@ def measured_rows(
         raise DataError(
             f"{run.path} holds a {run.header.kind} run; theory needs one of `ppdbench probe`"
         )
-    n_layers = _n_layers(run)
+    n_layers = run.header.model.n_layers
     if wanted.exit_after is not None:
         theory.check_exit(n_layers, wanted.exit_after)
     probed = (s for s in run.samples if isinstance(s, ProbedSample) and s.method == "probe")
@@ -144,10 +144,6 @@ def measured_rows(
     used = sum(map(len, ranks.groups.values()))
     lacking = unfinished(run.header, run.samples)
     return MeasuredRows(str(run.path), n_layers, tuple(rows), len(run.samples) - used, lacking)
-
-
-def _n_layers(run: StoredRun) -> int:
-    return run.header.model.n_layers
 
 
 def _ks(run: StoredRun, wanted: RowFilter) -> tuple[int, ...]:

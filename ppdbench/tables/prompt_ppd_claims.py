@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from ppdbench.errors import DataError
@@ -115,8 +116,10 @@ class ClaimMeasures:
 
     def change(self, base: Variants, other: Variants) -> Span | None:
         """Relative changes of accuracy from one variant to another, over the tables' columns."""
-        pair = [max(filter(w, self.variants), key=_tokens, default=None) for w in (base, other)]
-        before, after = pair
+        before, after = (
+            max(filter(which, self.variants), key=attrgetter("tokens"), default=None)
+            for which in (base, other)
+        )
         if before is None or after is None:
             return None
         shared = [name for name in SHOWN if before.accuracy.get(name) and name in after.accuracy]
@@ -125,10 +128,6 @@ class ClaimMeasures:
 
 Variants = Callable[[Variant], bool]
 SHOWN = ("@1 top 1", "@1 top 5", "@2 top 1", "@2 top 5")
-
-
-def _tokens(variant: Variant) -> int:
-    return variant.tokens
 
 
 def _one(value: float) -> Span:

@@ -64,13 +64,13 @@ def matplotlib_figure(drawing: Drawing) -> Figure:
 
 
 @cache
-def _drawable(font: str) -> frozenset[int]:
+def _code_points(font: str) -> frozenset[int]:
     return frozenset(get_font(findfont(font)).get_charmap())
 
 
 def drawable(text: object) -> str:
     """Text with a visible substitute for whatever the font cannot draw."""
-    known, text = _drawable(FONT), clean(str(text), "picture")
+    known, text = _code_points(FONT), clean(str(text), "picture")
     return "".join(c if c.isprintable() and ord(c) in known else SUBSTITUTE for c in text)
 
 
