@@ -62,15 +62,15 @@ def command(
     from ppdbench.check.comparison import compare_paths, comparison_json
     from ppdbench.check.thresholds import Thresholds, read_thresholds
     from ppdbench.report import check_tables
-    from ppdbench.report.export import emit
+    from ppdbench.report.export import PrintedOutput
 
     for path in (junit, summary):
         if path is not None:
             check_writable(path)
     limits = Thresholds() if thresholds is None else read_thresholds(Path(thresholds))
     found = compare_paths(Path(run), Path(baseline), limits)
-    sheets = [check_tables.long(found)] if form == "csv" else check_tables.sheets(found)
-    emit(sheets, comparison_json(found), form)
+    sheets, long = check_tables.sheets(found), check_tables.long(found)
+    PrintedOutput(sheets, long, comparison_json(found)).emit(form)
     _write(found, junit, summary, annotations)
     _notices(found)
     return found.exit_code

@@ -21,6 +21,7 @@ from ppdbench.runs.shards import Shard
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
+    from ppdbench.report.pictures.drawing import Drawing
     from ppdbench.runs.running import Destination
     from ppdbench.runs.store import StoredRun
     from ppdbench.runs.workload import FinishedRun
@@ -307,6 +308,14 @@ def check_pictures(*paths: str | None) -> None:
 
         for path in asked:
             check_picture_path(path)
+
+
+def draw(drawing: Drawing, path: str | Path) -> None:
+    """Write a picture, and say where."""
+    from ppdbench.report.pictures.files import save_picture
+
+    save_picture(drawing, path)
+    notice(f"picture: {path}")
 
 
 def check_exports(paths: Sequence[str]) -> None:

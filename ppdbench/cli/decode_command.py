@@ -15,6 +15,7 @@ from ppdbench.cli.common import (
     check_pictures,
     chosen_batches,
     compilation_note,
+    draw,
     notice,
     show_examples,
     what_is_decoded,
@@ -106,7 +107,6 @@ def _decode(
 ) -> int:
     from ppdbench.bench.runner import DecodeConfig, run_decode
     from ppdbench.report.answers import check_answers
-    from ppdbench.report.export import write
     from ppdbench.report.result import Result
 
     batches = chosen_batches(options)
@@ -139,7 +139,7 @@ def _decode(
     output.emit(form)
     show_examples(run, show, form)
     for path in exports:
-        write(path, output.sheets_for(path.endswith(".csv")), output.content)
+        output.write(path)
     if timeline is not None:
         _draw_timeline(run, timeline)
     if plot is not None:
@@ -164,7 +164,6 @@ def _pin(choices: Sequence[Choice], shard: Shard) -> None:
 
 
 def _draw_timeline(run: FinishedRun, path: str) -> None:
-    from ppdbench.report.pictures.files import save_picture
     from ppdbench.report.pictures.timeline import timeline
     from ppdbench.runs.records import DecodedSample
 
@@ -173,21 +172,18 @@ def _draw_timeline(run: FinishedRun, path: str) -> None:
     facts = next(iter(run.header.facts.values()))
     model = run.header.model
     words = f"{facts['form']}, k = {facts['k']}, exit after {facts['exit_after']} layers"
-    save_picture(timeline(events, f"ppd ({words}) on {model.name}, {model.dtype}"), path)
-    notice(f"picture: {path}")
+    draw(timeline(events, f"ppd ({words}) on {model.name}, {model.dtype}"), path)
 
 
 def _draw_batches(run: Run, path: str) -> None:
     from ppdbench.report.pictures.batches import batch_picture
-    from ppdbench.report.pictures.files import save_picture
 
     model = run.header.model
     drawing = batch_picture("batches", run.overall, f"{model.name}, {model.dtype}")
     if drawing is None:
         notice("note: no picture: nothing was timed")
-        return
-    save_picture(drawing, path)
-    notice(f"picture: {path}")
+    else:
+        draw(drawing, path)
 
 
 def _write_answers(run: FinishedRun, path: str) -> None:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ppdbench.cli.common import (
-    RunCommand,
-    check_pictures,
-    chosen_chat,
-    model_spec,
-    notice,
-)
+from ppdbench.cli.common import RunCommand, check_pictures, chosen_chat, draw, model_spec, notice
 from ppdbench.errors import ConfigError
 from ppdbench.trees.guessing import guessers
 
@@ -71,18 +65,14 @@ def probe_drafts(
     outputs.of_drafts(run.header, run.samples, str(run.path)).emit(form)
     if plot is not None:
         from ppdbench.probe.accuracy import accuracies
-        from ppdbench.report.pictures import probes
         from ppdbench.report.pictures.drawing import side_by_side
-        from ppdbench.report.pictures.files import save_picture
+        from ppdbench.report.pictures.probes import accuracy_curves
         from ppdbench.report.probe_tables import label
 
         rows = accuracies(run.samples)
-        drawn = probes.accuracy_curves("probe", rows, panel="distance", line="method")
-        save_picture(
-            side_by_side(drawn, label(run.header), columns=len({row.distance for row in rows})),
-            plot,
-        )
-        notice(f"picture: {plot}")
+        curves = accuracy_curves("probe", rows, panel="distance", line="method")
+        distances = len({row.distance for row in rows})
+        draw(side_by_side(curves, label(run.header), columns=distances), plot)
     if calibration is not None:
         _calibrate(run, calibration)
     return command.end(run)

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import check_pictures, model_spec, notice, parse_numbers, stand_in_note
+from ppdbench.cli.common import (
+    check_pictures,
+    draw,
+    model_spec,
+    notice,
+    parse_numbers,
+    stand_in_note,
+)
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import compile_option, format_option, methods_option, model_options
 from ppdbench.engine.quiet import quiet
@@ -199,11 +206,9 @@ def _measure_curve(spec: ModelSpec, options: dict[str, Any]) -> PassCurve:
             progress=report,
         )
     if (plot := options["plot"]) is not None:
-        from ppdbench.report.pictures.files import save_picture
         from ppdbench.report.pictures.passes import curve_picture
 
-        save_picture(curve_picture([found]), plot)
-        notice(f"picture: {plot}")
+        draw(curve_picture([found]), plot)
     return found
 
 

@@ -14,6 +14,7 @@ from ppdbench.cli.common import (
     chosen_chat,
     chosen_targets,
     compilation_note,
+    draw,
     model_spec,
     notice,
     parse_numbers,
@@ -212,7 +213,6 @@ def _show(run: FinishedRun, config: ProbeConfig, form: str) -> None:
     if config.show_example is None:
         return
     from ppdbench.report.grid import grid_of, print_grid
-    from ppdbench.report.pictures.files import save_picture
     from ppdbench.report.pictures.token_grid import token_grid
     from ppdbench.report.probe_tables import label
     from ppdbench.report.terminal import people
@@ -226,8 +226,7 @@ def _show(run: FinishedRun, config: ProbeConfig, form: str) -> None:
     grid = grid_of(sample, probing(run.header).config.layers, lambda token: run.spell([token]))
     print_grid(grid, people(stderr=form != "table"))
     picture = run.path / f"example-{config.show_example}.png"
-    save_picture(token_grid(grid, label(run.header)), picture)
-    notice(f"picture: {picture}")
+    draw(token_grid(grid, label(run.header)), picture)
 
 
 def _draw(
@@ -240,12 +239,9 @@ def _draw(
     if plot is None and heatmap is None:
         return
     from ppdbench.report.pictures.drawing import side_by_side
-    from ppdbench.report.pictures.files import save_picture
     from ppdbench.report.pictures.probes import match_curves, match_maps
 
     if plot is not None:
-        save_picture(side_by_side(match_curves("probe", rates), signature), plot)
-        notice(f"picture: {plot}")
+        draw(side_by_side(match_curves("probe", rates), signature), plot)
     if heatmap is not None:
-        save_picture(side_by_side(match_maps("probe", rates, whole=True), signature), heatmap)
-        notice(f"picture: {heatmap}")
+        draw(side_by_side(match_maps("probe", rates, whole=True), signature), heatmap)

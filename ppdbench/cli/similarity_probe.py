@@ -5,11 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ppdbench.cli.common import (
-    RunCommand,
-    check_pictures,
-    notice,
-)
+from ppdbench.cli.common import RunCommand, check_pictures, draw
 from ppdbench.cli.drafts_probe import config_of, names_of
 
 
@@ -36,11 +32,9 @@ def probe_similarity(
     if plot is not None:
         from ppdbench.probe.similarity import similarities
         from ppdbench.report.pictures.drawing import side_by_side
-        from ppdbench.report.pictures.files import save_picture
         from ppdbench.report.pictures.probes import similarity_curves
         from ppdbench.report.probe_tables import label
 
-        drawn = similarity_curves("probe", similarities(run.samples))
-        save_picture(side_by_side(drawn, label(run.header)), plot)
-        notice(f"picture: {plot}")
+        curves = similarity_curves("probe", similarities(run.samples))
+        draw(side_by_side(curves, label(run.header)), plot)
     return command.end(run)

@@ -15,7 +15,7 @@ from ppdbench.cli.common import (
     check_exports,
     check_pictures,
     chosen_batches,
-    notice,
+    draw,
     reading_notes,
     say,
     what_is_decoded,
@@ -162,20 +162,20 @@ def _result(
     """Show what a sweep found, write it where asked to, and say how it went."""
     from ppdbench.bench.sums import add_up
     from ppdbench.bench.sweep_summary import swept
-    from ppdbench.report import sweep_tables
-    from ppdbench.report.export import emit, write
+    from ppdbench.report.outputs import of_sweep
 
     found = swept(run.header, add_up(run.samples))
-    content, sheets = sweep_tables.sweep_json(found), sweep_tables.sheets(found)
-    every = [sweep_tables.long(found)]
+    output = of_sweep(found)
     if form == "table":
         _print(found)
     else:
-        emit(every if form == "csv" else sheets, content, form)
+        output.emit(form)
     for path in exports:
-        write(path, every if path.endswith(".csv") else sheets, content)
+        output.write(path)
     if plot is not None:
-        _draw(found, plot)
+        from ppdbench.report.pictures.sweep import sweep_picture
+
+        draw(sweep_picture(found), plot)
     return exit_code(run)
 
 
@@ -190,11 +190,3 @@ def _print(found: Swept) -> None:
     line = typed(found)
     if line is not None:
         say(line)  # not through rich, which would wrap it
-
-
-def _draw(found: Swept, path: str) -> None:
-    from ppdbench.report.pictures.files import save_picture
-    from ppdbench.report.pictures.sweep import sweep_picture
-
-    save_picture(sweep_picture(found), path)
-    notice(f"picture: {path}")

@@ -10,7 +10,14 @@ import click
 from click.core import ParameterSource
 
 from ppdbench.cli import completion
-from ppdbench.cli.common import check_exports, check_pictures, model_spec, notice, reading_notes
+from ppdbench.cli.common import (
+    check_exports,
+    check_pictures,
+    draw,
+    model_spec,
+    notice,
+    reading_notes,
+)
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import export_option, format_option, model_options, salvaging
 from ppdbench.errors import ConfigError
@@ -100,7 +107,7 @@ def command(
     stored = _stored(table, runs, Path(out))
     _show(table, table.build(stored), form, exports)
     if plot is not None:
-        _draw(table, stored, plot)
+        draw(table.picture(stored), plot)
     return _exit_code(stored)
 
 
@@ -174,7 +181,7 @@ def _stored(table: PaperTable, runs: Sequence[str], folder: Path) -> list[Stored
 
 
 def _show(table: PaperTable, laid: TableSheets, form: str, exports: Sequence[str]) -> None:
-    from ppdbench.report.export import emit, write
+    from ppdbench.report.export import PrintedOutput
 
     data = laid.data
     content = {
@@ -184,17 +191,11 @@ def _show(table: PaperTable, laid: TableSheets, form: str, exports: Sequence[str
         "rows": [dict(zip(data.header, row, strict=True)) for row in data.rows],
         "notes": data.notes,
     }
-    emit([data] if form == "csv" else laid.shown, content, form)
+    output = PrintedOutput(list(laid.shown), data, content)
+    output.emit(form)
     for path in exports:
-        write(path, [data] if path.endswith(".csv") else laid.shown, content)
+        output.write(path)
         notice(f"written: {path}")
-
-
-def _draw(table: PaperTable, runs: Sequence[StoredRun], path: str) -> None:
-    from ppdbench.report.pictures.files import save_picture
-
-    save_picture(table.picture(runs), path)
-    notice(f"picture: {path}")
 
 
 def _exit_code(runs: Sequence[StoredRun]) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import notice, parse_numbers, reading_notes
+from ppdbench.cli.common import check_pictures, draw, parse_numbers, reading_notes
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import format_option, salvaging
 from ppdbench.errors import ConfigError
@@ -74,8 +74,7 @@ def command(figures: bool, plot: str | None, form: str, **options: Any) -> None:
     _check_combination(options, figures)
     if options["k"] is not None:
         options["k"] = parse_numbers("-k", options["k"])
-    if plot is not None:
-        _check_plot(plot)
+    check_pictures(plot)
     answer = TheoryOutput()
     if options["run"]:
         _from_run(answer, options, form, drawn=bool(figures or plot))
@@ -156,15 +155,8 @@ def _add_figures(answer: TheoryOutput, form: str) -> None:
     answer.json["figures"] = theory_tables.figure_json(listed)
 
 
-def _check_plot(path: str) -> None:
-    from ppdbench.report.pictures.files import check_picture_path
-
-    check_picture_path(path)
-
-
 def _draw(answer: TheoryOutput, path: str) -> None:
     from ppdbench.report import theory_tables
-    from ppdbench.report.pictures.files import save_picture
     from ppdbench.report.pictures.theory import tradeoff_picture
 
     names = {"measured": answer.measured}
@@ -172,5 +164,4 @@ def _draw(answer: TheoryOutput, path: str) -> None:
     if set(series) == {"given"}:
         # One point alone says nothing; the paper's show where it lies.
         series = {"paper": theory_tables.paper_points(), **series}
-    save_picture(tradeoff_picture(series), path)
-    notice(f"picture: {path}")
+    draw(tradeoff_picture(series), path)

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from ppdbench import methods as methods  # tells how their guesses come
 from ppdbench.cli.common import (
     check_pictures,
+    draw,
     model_spec,
     notice,
     parse_numbers,
@@ -148,14 +149,12 @@ def _config(ctx: click.Context, options: dict[str, Any]) -> BuildConfig:
 
 
 def _draw_curve(built: Built, path: str) -> None:
-    from ppdbench.report.pictures.files import save_picture
     from ppdbench.report.pictures.trees import speedup_curve
 
     label = built.plan.accuracies.method
     if built.latency is not None:
         label = f"{label}, {built.latency.label}"
-    save_picture(speedup_curve(built, label), path)
-    notice(f"picture: {path}")
+    draw(speedup_curve(built, label), path)
 
 
 def _closing_notes(built: Built, config: BuildConfig) -> None:
@@ -208,11 +207,9 @@ def show_command(file: str, calibration: str | None, plot: str | None, form: str
     else:
         emit([tree_tables.nodes_sheet(shown)], tree_tables.shown_json(shown), form)
     if plot is not None:
-        from ppdbench.report.pictures.files import save_picture
         from ppdbench.report.pictures.trees import tree_picture
 
-        save_picture(tree_picture(shown, shown.title), plot)
-        notice(f"picture: {plot}")
+        draw(tree_picture(shown, shown.title), plot)
     if accuracies is not None and accuracies.doubt():
         notice(f"warning: {accuracies.doubt()}")
     return 0

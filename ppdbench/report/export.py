@@ -8,13 +8,14 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ppdbench.files import paths
 from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
-from ppdbench.report.sheet import Sheet
+from ppdbench.report.sheet import Sheet, marked
 from ppdbench.report.terminal import print_sheets
 
 
@@ -101,3 +102,28 @@ def write(path: str | Path, sheets: Sequence[Sheet], json_value: Any) -> None:
     path = check_table_path(path)
     text = _text(sheets, json_value, FORM_OF[path.suffix.lower()])
     write_whole(path, text, make_folder=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedOutput:
+    """Tables that people read, one with every figure, and the content of JSON."""
+
+    sheets: list[Sheet]
+    long: Sheet
+    content: Any
+
+    def marked(self, words: str | None) -> PrintedOutput:
+        """The same with these words under every table."""
+        return replace(self, sheets=marked(self.sheets, words))
+
+    def emit(self, form: str) -> None:
+        """Write to stdout."""
+        emit(self._sheets(form == "csv"), self.content, form)
+
+    def write(self, path: str) -> None:
+        """Write to a file, in the form that its suffix names."""
+        write(path, self._sheets(path.endswith(".csv")), self.content)
+
+    def _sheets(self, csv: bool) -> list[Sheet]:
+        """The tables to write: programs get one."""
+        return [self.long] if csv else self.sheets

@@ -7,46 +7,22 @@ it was made, without its model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 from ppdbench.bench.counterparts import beside
 from ppdbench.bench.summary import overall, summarize
 from ppdbench.bench.sums import SampleSums
-from ppdbench.bench.sweep_summary import swept
+from ppdbench.bench.sweep_summary import Swept, swept
 from ppdbench.probe import accuracy, similarity, summary
 from ppdbench.probe.kinds import by_kind
 from ppdbench.probe.ranks import StoredRanks
 from ppdbench.report import batch_tables, decode_tables, draft_tables, probe_tables, sweep_tables
-from ppdbench.report.export import emit
+from ppdbench.report.export import PrintedOutput
 from ppdbench.report.page.runs import DECODES, PROBES, SIMILARITY, SWEEPS, Run
-from ppdbench.report.sheet import Sheet, marked
 from ppdbench.runs.records import Header, Sample
 from ppdbench.runs.samples import fewest_examples
 from ppdbench.runs.unfinished import unfinished
 
 Samples = Sequence[Sample]
-
-
-@dataclass(frozen=True, slots=True)
-class PrintedOutput:
-    """Tables that people read, one with every figure, and the content of JSON."""
-
-    sheets: list[Sheet]
-    long: Sheet
-    content: Any
-
-    def marked(self, words: str | None) -> PrintedOutput:
-        """The same with these words under every table."""
-        return replace(self, sheets=marked(self.sheets, words))
-
-    def sheets_for(self, csv: bool) -> list[Sheet]:
-        """Return the tables to write: programs get one."""
-        return [self.long] if csv else self.sheets
-
-    def emit(self, form: str) -> None:
-        """Write to stdout."""
-        emit(self.sheets_for(form == "csv"), self.content, form)
 
 
 def of_run(run: Run) -> PrintedOutput:
@@ -55,7 +31,7 @@ def of_run(run: Run) -> PrintedOutput:
     if run.kind in DECODES:
         return of_decoding(header, run.sums)
     if run.kind in SWEEPS:
-        return of_sweep(header, run.sums)
+        return of_sweep(swept(header, run.sums))
     return _of_probes(run, header, place).marked(run.unfinished)
 
 
@@ -83,9 +59,8 @@ def of_decoding(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
     return PrintedOutput(sheets, long, found).marked(lacking)
 
 
-def of_sweep(header: Header, sums: Sequence[SampleSums]) -> PrintedOutput:
+def of_sweep(found: Swept) -> PrintedOutput:
     """Build the output of `sweep`."""
-    found = swept(header, sums)
     return PrintedOutput(
         sweep_tables.sheets(found), sweep_tables.long(found), sweep_tables.sweep_json(found)
     )

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
+from ppdbench.report.export import PrintedOutput
 from ppdbench.report.html import Child, h
-from ppdbench.report.outputs import PrintedOutput, of_run
+from ppdbench.report.outputs import of_run
 from ppdbench.report.page.parts import html_table
 from ppdbench.report.page.runs import Run
 from ppdbench.report.terminal import printed_width, table_lines
