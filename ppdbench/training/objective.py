@@ -61,6 +61,14 @@ class BesideModel(Objective):
         frozen = model.requires_grad_(False).eval()
         self._frozen = [TrainedLayers(frozen, sequence, compiled=compiled)]
 
+    def guess_ahead(self, n: int, what: str, sequence: int) -> None:
+        """Guess so many tokens ahead, with one of `what` for each; refuse too short a sequence."""
+        self.shortest = n + 1
+        if sequence < self.shortest:
+            raise ConfigError(
+                f"--sequence {sequence} is too short for {n} {what}; use {self.shortest} or more"
+            )
+
     @property
     def layers(self) -> TrainedLayers:
         """The frozen model."""

@@ -21,7 +21,6 @@ from torch.nn.functional import pad, smooth_l1_loss
 
 from ppdbench.engine.addons import save_addon
 from ppdbench.engine.masks import Step
-from ppdbench.errors import ConfigError
 from ppdbench.methods.eagle.files import METHOD
 from ppdbench.methods.eagle.network import (
     SETTINGS,
@@ -59,12 +58,8 @@ class EagleObjective(BesideStates):
     ) -> None:
         super().__init__(model, sequence, compiled=compiled)
         self.layers.adapter.check_one_state("eagle")
-        if sequence <= plan.n_passes:
-            raise ConfigError(
-                f"--sequence {sequence} is too short for {plan.n_passes} passes; use "
-                f"{plan.n_passes + 1} or more"
-            )
-        self.plan, self.seed, self.shortest = plan, seed, plan.n_passes + 1
+        self.guess_ahead(plan.n_passes, "passes", sequence)
+        self.plan, self.seed = plan, seed
         self.network = self._new_network(words)
         self.network.prepare(sequence)
 

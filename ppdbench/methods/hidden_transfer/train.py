@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from ppdbench.engine.addons import save_addon
 from ppdbench.engine.masks import Step
-from ppdbench.errors import ConfigError
 from ppdbench.methods.hidden_transfer.network import (
     METHOD,
     PseudoStatePass,
@@ -51,13 +50,7 @@ class TransferObjective(BesideModel):
         super().__init__(model, sequence, compiled=compiled)
         self.layers.adapter.check_one_state(METHOD)
         self.plan, self.jobs = plan, plan.jobs
-        self.deepest = max(map(len, self.jobs))
-        self.shortest = self.deepest + 1
-        if sequence <= self.deepest:
-            raise ConfigError(
-                f"--sequence {sequence} is too short for {self.deepest} steps; use "
-                f"{self.deepest + 1} or more"
-            )
+        self.guess_ahead(max(map(len, self.jobs)), "steps", sequence)
         size, device = self.layers.adapter.hidden_size, self.layers.adapter.device
         self.matrices = nn.ParameterList(torch.eye(size, device=device) for _ in self.jobs)
 

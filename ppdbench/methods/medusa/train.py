@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from ppdbench.engine.addons import save_addon
-from ppdbench.errors import ConfigError
 from ppdbench.methods.medusa.network import METHOD, WORDS, reading_layer, spread_over_vocabulary
 from ppdbench.methods.medusa.plan import MedusaPlan
 from ppdbench.runs.workload import Report, silent
@@ -78,12 +77,8 @@ class MedusaObjective(BesideStates):
         compiled: bool = False,
     ) -> None:
         super().__init__(model, sequence, compiled=compiled)
-        if sequence <= plan.heads:
-            raise ConfigError(
-                f"--sequence {sequence} is too short for {plan.heads} heads; use "
-                f"{plan.heads + 1} or more"
-            )
-        self.plan, self.shortest = plan, plan.heads + 1
+        self.guess_ahead(plan.heads, "heads", sequence)
+        self.plan = plan
         self.after = reading_layer(plan.after, self.layers.n_layers)
         self.register_buffer("words", words)
         self.words: Tensor | None
