@@ -78,14 +78,7 @@ def _step(session: Session, draft: Draft, start: int, inserted: int) -> Step:
     if draft.parents is None and not inserted:
         return session.chain(1 + len(draft), start)
     joined = [(each.sees, each.depths) for each in draft.insertions[:inserted]]
-    return session.tree(_family(draft), start, joined)
-
-
-def _family(draft: Draft) -> tuple[int, ...]:
-    """Parents of all rows that are tokens, the newest first."""
-    if draft.parents is None:
-        return tuple(range(-1, len(draft)))
-    return _rooted(draft.parents)
+    return session.tree(_rooted(draft.lineage), start, joined)
 
 
 @lru_cache(maxsize=256)

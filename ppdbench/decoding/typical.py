@@ -31,7 +31,7 @@ class Typical:
         `logits` [1 + n, vocab] belong to the newest token, then to each node, `predictions`
         are the most likely tokens there.
         """
-        parents = draft.parents or tuple(range(-1, len(draft) - 1))
+        parents = draft.lineage
         paths: dict[int, tuple[int, ...]] = {-1: ()}
         scores: dict[int, float] = {-1: 0.0}
         for node, (kept, likely) in enumerate(self._judged(draft, parents, logits)):

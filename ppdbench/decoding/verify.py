@@ -46,7 +46,7 @@ def accept_greedy(draft: Draft, predictions: Sequence[int]) -> Outcome:
         while kept < len(draft.tokens) and draft.tokens[kept] == predictions[kept]:
             kept += 1
         return Outcome(tuple(range(kept)), predictions[kept])
-    children = offspring(draft.parents or tuple(range(-1, len(draft.tokens) - 1)))
+    children = offspring(draft.lineage)
     tokens, proposed = draft.tokens, draft.proposed
     path: list[int] = []
     row = 0

@@ -61,6 +61,11 @@ class Tree:
         place = {path: node for node, path in enumerate(self.paths)}
         return tuple(place.get(path[:-1], -1) for path in self.paths)
 
+    @property
+    def is_chain(self) -> bool:
+        """True if every node hangs on the one before it."""
+        return self.parents == tuple(range(-1, len(self) - 1))
+
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The rank of each node among the guesses at its distance, from 0."""

@@ -51,7 +51,7 @@ def ahead(draft: Draft, layers: Sequence[int]) -> Draft:
 
     As in hidden transfer: a row sees its token, what that sees, and its token's earlier rows.
     """
-    parents = draft.parents or tuple(range(-1, len(draft) - 1))
+    parents = draft.lineage
     lines: list[tuple[int, ...]] = [(0,)]
     for node, parent in enumerate(parents, start=1):
         lines.append((*lines[1 + parent], node))

@@ -76,7 +76,7 @@ class HiddenTransferProposer(Proposer):
         self.tree, self.masked, self.loaded = tree, masked, loaded
         self.facts = {"layers": list(transfer.layers), "nodes": [1 + len(tree)]}
         self.taps = tuple(dict.fromkeys(self.transfer.layers))
-        self.trees = tree.parents != tuple(range(-1, len(tree) - 1))
+        self.trees = not tree.is_chain
         self._shape = Draft(
             (0,) * len(tree), tree.parents if self.trees else None, insertions=self._insertions()
         )

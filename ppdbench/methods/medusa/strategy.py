@@ -93,7 +93,7 @@ class MedusaProposer(Proposer):
     ) -> None:
         self.heads, self.tree, self.loaded, self.facts = heads, tree, loaded, facts or {}
         self.rows = 1 + len(tree)
-        self.trees = tree.parents != tuple(range(-1, len(tree) - 1))
+        self.trees = not tree.is_chain
         self._used = heads.first(tree.depth)
         self.taps = (heads.after,)
         if typical:
