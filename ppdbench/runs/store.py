@@ -84,29 +84,27 @@ class StoredRun:
 
 def read_run(path: str | Path) -> StoredRun:
     """Read a run folder, the work of an interrupted run included."""
-    folder = Path(path)
-    header = read_run_header(folder)
-    stored = Stored(folder, header)
-    stored.look()
-    return StoredRun(folder, header, InOrder(stored), stored.torn, stored.unsealed)
+    return _read(path, InOrder)
 
 
 def read_whole(path: str | Path) -> StoredRun:
     """The same with all samples in memory, for who goes through them more than once."""
-    folder = Path(path)
-    header = read_run_header(folder)
-    stored = Stored(folder, header, hold=sys.maxsize)
-    stored.look()
-    return StoredRun(folder, header, list(InOrder(stored)), stored.torn, stored.unsealed)
+    return _read(path, lambda stored: list(InOrder(stored)), hold=sys.maxsize)
 
 
 def read_once(path: str | Path) -> StoredRun:
     """The same with no sample in memory, for who goes through them once and keeps less."""
+    return _read(path, InOrder, hold=0)
+
+
+def _read(
+    path: str | Path, samples: Callable[[Stored], Sequence[Sample]], hold: int | None = None
+) -> StoredRun:
     folder = Path(path)
     header = read_run_header(folder)
-    stored = Stored(folder, header, hold=0)
+    stored = Stored(folder, header, hold=hold)
     stored.look()
-    return StoredRun(folder, header, InOrder(stored), stored.torn, stored.unsealed)
+    return StoredRun(folder, header, samples(stored), stored.torn, stored.unsealed)
 
 
 def read_run_header(folder: Path) -> Header:
@@ -174,12 +172,18 @@ def begun_header(path: Path, shard: Shard = ALONE) -> Header | None:
 
     What was decided once for a run, and not by its options, holds for all who work on it.
     """
+    there = (path / HEADER).exists
+    _wait_for_first(path, lambda: not shard.follows or there())
+    return read_run_header(path) if there() else None
+
+
+def _wait_for_first(path: Path, begun: Callable[[], bool]) -> None:
+    """Give the first rank time to begin to write."""
     until = time.monotonic() + PATIENCE_S
-    while shard.follows and not (path / HEADER).exists():
+    while not begun():
         if time.monotonic() > until:
             raise DataError(f"the first rank did not begin to write to {path}; see its errors")
         time.sleep(DELAY_S)
-    return read_run_header(path) if (path / HEADER).exists() else None
 
 
 class RunFolder:
@@ -204,11 +208,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write to {path}: {error.strerror}; choose --out") from error
-        until = time.monotonic() + PATIENCE_S
-        while not self._enter(header, resume):
-            if time.monotonic() > until:
-                raise DataError(f"the first rank did not begin to write to {path}; see its errors")
-            time.sleep(DELAY_S)
+        _wait_for_first(path, lambda: self._enter(header, resume))
         self._companions = Companions(path, shard)
 
     def _enter(self, header: Header, resume: bool) -> bool:
