@@ -150,32 +150,38 @@ def chosen_text(options: Mapping[str, Any]) -> TextSpec:
     )
 
 
-class DecodedOptions(TypedDict):
-    """The part of a decoding run's options that is more than what was typed."""
+class AskedOptions(TypedDict):
+    """The part of a run's options that is more than what was typed."""
 
-    target: Target
     data: str
     tasks: tuple[str, ...]
-    model: ModelSpec
     chat: ChatOptions
+    model: ModelSpec
+
+
+class DecodedOptions(AskedOptions):
+    """The same of a run that decodes."""
+
+    target: Target
+
+
+def what_is_asked(options: dict[str, Any]) -> AskedOptions:
+    """The model and what it is to run on, taken out of `options`."""
+    from ppdbench.runs.workload import usual_data
+
+    return {
+        "data": usual_data(options.pop("data"), options["model"]),
+        "tasks": options.pop("tasks") or ("gsm8k",),
+        "chat": chosen_chat(options),
+        "model": model_spec(options),
+    }
 
 
 def what_is_decoded(options: dict[str, Any]) -> DecodedOptions:
-    """The model, tasks, data and target of a run that decodes, taken out of `options`."""
-    from ppdbench.runs.workload import usual_data
-
+    """The same and the target of a run that decodes."""
     kind = options.pop("target")
     (target,) = chosen_targets(["greedy" if kind is None else kind], options)
-    data = usual_data(options.pop("data"), options["model"])
-    tasks = options.pop("tasks") or ("gsm8k",)
-    chat = chosen_chat(options)
-    return {
-        "target": target,
-        "data": data,
-        "tasks": tasks,
-        "chat": chat,
-        "model": model_spec(options),
-    }
+    return {**what_is_asked(options), "target": target}
 
 
 class BatchOptions(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ppdbench.cli.common import RunCommand, check_pictures, chosen_chat, draw, model_spec, notice
+from ppdbench.cli.common import RunCommand, check_pictures, draw, notice, what_is_asked
 from ppdbench.errors import ConfigError
 from ppdbench.trees.guessing import guessers
 
@@ -14,25 +14,16 @@ if TYPE_CHECKING:
     from ppdbench.runs.workload import FinishedRun
 
 
-def config_of(
-    what: str, tasks: tuple[str, ...], methods: tuple[str, ...], options: dict[str, Any]
-) -> DraftsConfig:
+def config_of(what: str, methods: tuple[str, ...], options: dict[str, Any]) -> DraftsConfig:
     """Build the options of a probe of methods."""
     from ppdbench.bench.runner import Choice
     from ppdbench.probe.drafts import DraftsConfig
-    from ppdbench.runs.workload import usual_data
 
     if not methods:
         able = guessers("pseudo_states" if what == "similarity" else None)
         raise ConfigError(f"--what {what} needs --method: whose guesses, such as {able[0]}")
-    data = usual_data(options.pop("data"), options["model"])
     return DraftsConfig(
-        chat=chosen_chat(options),
-        model=model_spec(options),
-        tasks=tasks or ("gsm8k",),
-        data=data,
-        methods=tuple(Choice.parse(text) for text in methods),
-        **options,
+        **what_is_asked(options), methods=tuple(map(Choice.parse, methods)), **options
     )
 
 
@@ -43,7 +34,6 @@ def names_of(what: str, config: DraftsConfig) -> tuple[str, ...]:
 
 
 def probe_drafts(
-    tasks: tuple[str, ...],
     methods: tuple[str, ...],
     calibration: str | None,
     plot: str | None,
@@ -58,7 +48,7 @@ def probe_drafts(
     if calibration is not None and len(methods) > 1:
         raise ConfigError(f"--calibration is of one method, but there are {len(methods)}")
     command = RunCommand.begin(options)
-    config = config_of("drafts", tasks, methods, options)
+    config = config_of("drafts", methods, options)
     run = command.run(partial(run_drafts, config), *names_of("drafts", config))
     if run is None:
         return 0

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ppdbench.bench.pass_curve import PassCurve
     from ppdbench.bench.runner import Choice
     from ppdbench.engine.loading import ModelSpec
-    from ppdbench.report.sheet import Sheet
 
 # Long enough for a median that holds still, short enough not to be noticed.
 BANDWIDTH_SECONDS = 1.0

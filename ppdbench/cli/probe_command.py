@@ -11,14 +11,13 @@ from click.core import ParameterSource
 from ppdbench.cli.common import (
     RunCommand,
     check_pictures,
-    chosen_chat,
     chosen_targets,
     compilation_note,
     draw,
-    model_spec,
     notice,
     parse_numbers,
     show_examples,
+    what_is_asked,
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
@@ -151,9 +150,7 @@ def _check_asked(ctx: click.Context, what: str) -> None:
             raise ConfigError(f"{parameter.opts[-1]} goes with --what {named}, not {what}")
 
 
-def _probe_matches(
-    tasks: tuple[str, ...], form: str, plot: str | None, heatmap: str | None, **options: Any
-) -> int:
+def _probe_matches(form: str, plot: str | None, heatmap: str | None, **options: Any) -> int:
     import_for_good("torch")
     from ppdbench.probe import summary
     from ppdbench.probe.buckets import stored_buckets
@@ -164,7 +161,7 @@ def _probe_matches(
     check_pictures(plot, heatmap)
     command = RunCommand.begin(options)
     layers, show = options.pop("layers"), options.pop("show")
-    config = _config(tasks or ("gsm8k",), options)
+    config = _config(options)
     make = partial(run_probe, config, layers)
     run = command.run(make, "probe", "+".join(config.tasks), config.model.name)
     if run is None:
@@ -191,19 +188,14 @@ def _end_note(run: FinishedRun, config: ProbeConfig) -> None:
         )
 
 
-def _config(tasks: tuple[str, ...], options: dict[str, Any]) -> ProbeConfig:
+def _config(options: dict[str, Any]) -> ProbeConfig:
     from ppdbench.probe.runner import ProbeConfig
-    from ppdbench.runs.workload import usual_data
 
     kinds = options.pop("targets") or ("greedy",)
-    data = usual_data(options.pop("data"), options["model"])
     return ProbeConfig(
-        chat=chosen_chat(options),
-        model=model_spec(options),
-        tasks=tasks,
+        **what_is_asked(options),
         targets=chosen_targets(kinds, options),
         ks=parse_numbers("-k", options.pop("ks")),
-        data=data,
         **options,
     )
 

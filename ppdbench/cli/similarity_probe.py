@@ -9,13 +9,7 @@ from ppdbench.cli.common import RunCommand, check_pictures, draw
 from ppdbench.cli.drafts_probe import config_of, names_of
 
 
-def probe_similarity(
-    tasks: tuple[str, ...],
-    methods: tuple[str, ...],
-    plot: str | None,
-    form: str,
-    **options: Any,
-) -> int:
+def probe_similarity(methods: tuple[str, ...], plot: str | None, form: str, **options: Any) -> int:
     """Measure how close pseudo states are to true ones, as a table and a picture."""
     from ppdbench.probe.cosines import Cosines
     from ppdbench.probe.drafts import run_drafts
@@ -23,7 +17,7 @@ def probe_similarity(
 
     check_pictures(plot)
     command = RunCommand.begin(options)
-    config = config_of("similarity", tasks, methods, options)
+    config = config_of("similarity", methods, options)
     make = partial(run_drafts, config, kind="similarity", measures=Cosines)
     run = command.run(make, *names_of("similarity", config))
     if run is None:

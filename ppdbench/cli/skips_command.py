@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli.common import chosen_chat, model_spec, notice, stand_in_note
+from ppdbench.cli.common import notice, stand_in_note, what_is_asked
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import (
     chat_options,
@@ -24,7 +24,6 @@ from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
     from ppdbench.methods.draft_verify.skip_search import SearchResult
-    from ppdbench.report.sheet import Sheet
 
 
 @click.command(
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 )
 @model_options
 @format_option
-def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
+def command(out: str, form: str, **options: Any) -> int:
     """Search for the blocks that draft-verify should skip; show and keep them in a file.
 
     \b
@@ -68,16 +67,7 @@ def command(tasks: tuple[str, ...], out: str, form: str, **options: Any) -> int:
     if not out:
         raise ConfigError("--out is empty; give a file such as skip_layers.json")
     asked = options["model"]
-    from ppdbench.runs.workload import usual_data
-
-    data = usual_data(options.pop("data"), asked)
-    config = SearchConfig(
-        chat=chosen_chat(options),
-        model=model_spec(options),
-        tasks=tasks or ("gsm8k",),
-        data=data,
-        **options,
-    )
+    config = SearchConfig(**what_is_asked(options), **options)
     with progress() as report:
         found = run_search(config, Path(out), report=report)
     emit([_sheet(found)], asdict(found), form)
