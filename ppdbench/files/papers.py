@@ -16,6 +16,9 @@ from ppdbench.files.yaml_file import read_own
 
 Paper = Mapping[str, Any]
 
+# What papers call otherwise than the files in tasks/.
+TASKS = {"wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
+
 
 def names() -> list[str]:
     """All tables and figures as PAPER/N, those of a paper in its own order."""
@@ -25,6 +28,11 @@ def names() -> list[str]:
 def paper_of(name: str) -> Publication:
     """The paper that prints a table."""
     return TABLED[name.partition("/")[0]]
+
+
+def our_task(name: str) -> str:
+    """Our name of a paper's task."""
+    return TASKS.get(name, name)
 
 
 def read_paper(name: str) -> Paper:

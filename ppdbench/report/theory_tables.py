@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ppdbench import theory
 from ppdbench.bench.claims import LEAST_EXAMPLES
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.papers import our_task
 from ppdbench.files.publications import PPD
 from ppdbench.probe.ranks import RANKS_OF_HEAD, Group, StoredRanks
 from ppdbench.report.probe_tables import MOST_ROWS, spread_layers
@@ -27,8 +28,6 @@ from ppdbench.runs.store import StoredRun
 from ppdbench.runs.unfinished import unfinished
 
 DEFAULT_KS = (1, 3, 5)
-# The paper's names of its tasks are shorter than those of the files in tasks/.
-PAPER_TASKS = {"wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
 
 TOO_FEW = (
     f"Fewer than {LEAST_EXAMPLES} examples: these match rates, and what follows from them, promise "
@@ -380,7 +379,7 @@ def given_json(
 def paper_points() -> list[theory.FigurePoint]:
     """The eighteen points of Figures 3 and 4, under this project's names of the tasks."""
     return [
-        replace(point, task=PAPER_TASKS.get(point.task, point.task))
+        replace(point, task=our_task(point.task))
         for point in theory.figure_points(theory.paper_match_rates())
     ]
 

@@ -11,13 +11,7 @@ from ppdbench.runs.records import DecodedSample
 from ppdbench.runs.store import StoredRun
 from ppdbench.scoring import score_samples
 
-TASKS = {"cnn_dm": "cnn_dailymail"}  # what a paper calls otherwise than we do
 KINDS = ("decode", "bench")
-
-
-def our_task(name: str) -> str:
-    """Return our name of a paper's task."""
-    return TASKS.get(name, name)
 
 
 def summaries(

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from ppdbench.errors import DataError
-from ppdbench.files.papers import Paper
+from ppdbench.files.papers import Paper, our_task
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import TableSheets, table
@@ -175,7 +175,7 @@ def _compared(
     notes: Sequence[str],
 ) -> TableSheets:
     """Every printed row with what was measured at the same depth."""
-    ours = _measured(runs, {decoded.our_task(row["task"]) for row in paper["rows"]})
+    ours = _measured(runs, {our_task(row["task"]) for row in paper["rows"]})
     depth = depth_of(ours)
     exits = _exits(paper, depth)
     made: dict[Key, dict[str, Any]] = {}
@@ -204,7 +204,7 @@ def _names(row: PaperRow, paper: Paper, key: Key, depth: int) -> tuple[str | int
 
 def _key(row: PaperRow, exit_layer: int | None) -> Key:
     """Find the run of ours that belongs beside a printed row."""
-    task, method = decoded.our_task(row["task"]), METHODS[row["method"]]
+    task, method = our_task(row["task"]), METHODS[row["method"]]
     return task, method, exit_layer, row.get("num_speculations")
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from ppdbench.errors import DataError
-from ppdbench.files.papers import Paper
+from ppdbench.files.papers import Paper, our_task
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import TableSheets, table
@@ -34,8 +34,7 @@ REUSES = {"kvq": True, "kv": None, "none": False}  # ours, and whether the paper
 def reuse(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Time per token with and without reusing what drafting has computed."""
     printed = {
-        (decoded.our_task(row["task"]), row["exit_layer"], row["kvq_reuse"]): row
-        for row in paper["rows"]
+        (our_task(row["task"]), row["exit_layer"], row["kvq_reuse"]): row for row in paper["rows"]
     }
     ours = _measured(runs, {task for task, _, _ in printed})
     depth, layers = depth_of(ours), paper["setting"]["layers"]

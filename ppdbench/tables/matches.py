@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdbench.errors import DataError
-from ppdbench.files.papers import Paper
+from ppdbench.files.papers import Paper, our_task
 from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import INTERVAL, Rate, match_rates
 from ppdbench.report.sheet import Cell, Sheet
@@ -16,7 +16,7 @@ from ppdbench.runs.store import StoredRun
 from ppdbench.tables.recipe import RecipeStep, nearest_layers
 
 # The paper's tasks under our names, in its order, with the positions of one bucket.
-TASKS = {"squad": "squad", "wmt": "wmt_en_fr", "cnn_dm": "cnn_dailymail"}
+TASKS = {name: our_task(name) for name in ("squad", "wmt", "cnn_dm")}
 BUCKETS = {"squad": 2, "wmt_en_fr": 16, "cnn_dailymail": 16}
 
 MATCHES = RecipeStep(
