@@ -75,3 +75,8 @@ class Interrupted(PpdbenchError):
 
 class PpdbenchWarning(UserWarning):
     """Something that a user should know of, and that runs all the same; one line."""
+
+
+def one_line(error: BaseException, most: int | None = 200) -> str:
+    """The first so many characters of what an error of another library says, on one line."""
+    return " ".join(str(error).split())[:most]

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from ppdbench.cli.common import notice
 from ppdbench.cli.options import stack, text_options
 from ppdbench.engine.quiet import quiet
-from ppdbench.errors import ConfigError, DataError
+from ppdbench.errors import ConfigError, DataError, one_line
 from ppdbench.files.paths import check_folder
 from ppdbench.files.whole import write_whole
 from ppdbench.report.progress import progress
@@ -150,10 +150,9 @@ def _save(trained: Objective, training: Training, dtype: torch.dtype | None) -> 
     try:
         trained.save(out, training.tokenizer, dtype)
     except (OSError, SafetensorError) as error:
-        why = " ".join(str(error).split())[:200]
         raise DataError(
-            f"cannot write what was trained to {out}: {why}; its last checkpoint is kept, make "
-            "room and repeat the command with --resume"
+            f"cannot write what was trained to {out}: {one_line(error)}; its last checkpoint is "
+            "kept, make room and repeat the command with --resume"
         ) from error
 
 

@@ -21,7 +21,7 @@ from jinja2.filters import do_indent
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, one_line
 from ppdbench.tasks.bounded import Bounded, bounded_filter, line_of, rendered
 
 
@@ -140,10 +140,6 @@ def render_chat(
         has_system = any(message["role"] == "system" for message in messages)
         instead = "leave --system out, or use" if has_system else "use"
         raise ConfigError(
-            f"the tokenizer's chat template failed{where}: {_one_line(error)}; {instead} plain "
-            "prompts with --chat off"
+            f"the tokenizer's chat template failed{where}: {one_line(error, None)}; {instead} "
+            "plain prompts with --chat off"
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.vocabulary import vocabulary_hash
-from ppdbench.errors import ConfigError, DataError
+from ppdbench.errors import ConfigError, DataError, one_line
 from ppdbench.files.whole import replacing, write_whole
 from ppdbench.training.record import Stamp, read_stamp
 
@@ -176,7 +176,7 @@ def _of_hub(source: str, spec: TextSpec) -> Iterator[str]:
                 raise DataError(f"{source} has no text in {spec.column!r}; found: {', '.join(row)}")
             yield row[spec.column]
     except (OSError, ValueError) as error:
-        raise DataError(f"{source} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise DataError(f"{source} cannot be read: {one_line(error)}") from error
 
 
 class TokenBlocks:

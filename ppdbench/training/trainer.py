@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError
+from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError, one_line
 from ppdbench.files.whole import write_whole
 from ppdbench.runs.workload import Report
 from ppdbench.training.record import read_log, read_state
@@ -333,7 +333,7 @@ class Trainer:
         except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)  # it may be what filled the disk
             raise DataError(
-                f"cannot write a checkpoint to {self.out}: {' '.join(str(error).split())[:200]}; "
+                f"cannot write a checkpoint to {self.out}: {one_line(error)}; "
                 "the last good one is kept"
             ) from error
         self.accelerator.wait_for_everyone()

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ppdbench.errors import UnitError
+from ppdbench.errors import UnitError, one_line
 
 SLOTS = 4
 SPIN_S = 0.02  # then the receiver sleeps, so that an idle unit costs nothing
@@ -297,8 +297,7 @@ class GroupChannel(Channel):
         try:
             yield
         except RuntimeError as error:
-            text = " ".join(str(error).split())[:200]
-            raise UnitError(f"unit {self._peer} does not answer: {text}") from error
+            raise UnitError(f"unit {self._peer} does not answer: {one_line(error)}") from error
 
 
 def take_spent(*channels: Channel) -> float:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ppdbench.errors import PpdbenchError, UnitError
+from ppdbench.errors import PpdbenchError, UnitError, one_line
 from ppdbench.methods.ppd.channel import WatchCall
 
 START_S = 300.0  # to import, load and lay out the weights
@@ -195,7 +195,7 @@ def _serve(make: Maker, order: Any, line: Connection, parent: int) -> None:
     except PpdbenchError as error:
         line.send(("failed", str(error)))
     except Exception as error:
-        line.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+        line.send(("failed", f"{type(error).__name__}: {one_line(error, 300)}"))
     finally:
         if server is not None:
             server.close()

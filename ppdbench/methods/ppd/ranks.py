@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ppdbench.errors import ConfigError, UnitError
+from ppdbench.errors import ConfigError, UnitError, one_line
 from ppdbench.methods.ppd.channel import nobody
 from ppdbench.methods.ppd.process import START_S, Maker, Server, waited_in_vain
 
@@ -186,7 +186,7 @@ def serve() -> None:
             else:
                 _send(0, ("done", servers[key].serve(*rest)))
         except Exception as error:
-            _send(0, ("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+            _send(0, ("failed", f"{type(error).__name__}: {one_line(error, 300)}"))
     dist.destroy_process_group()
 
 
@@ -208,7 +208,6 @@ def _receive(source: int) -> tuple[Any, ...]:
     try:
         dist.recv_object_list(box, src=source)
     except RuntimeError as error:
-        text = " ".join(str(error).split())[:200]
-        raise UnitError(f"rank {source} does not answer: {text}") from error
+        raise UnitError(f"rank {source} does not answer: {one_line(error)}") from error
     message: tuple[Any, ...] = box[0]
     return message
