@@ -82,5 +82,4 @@ def similarity_sheets(header: Header, rows: Sequence[Similarity]) -> list[Sheet]
 
 def long(rows: Sequence[Accuracy] | Sequence[Similarity]) -> Sheet:
     """Every value with what belongs to it, one per row, for other programs."""
-    values = [asdict(row) for row in rows]
-    return Sheet("draft accuracy", tuple(values[0]), tuple(tuple(v.values()) for v in values))
+    return Sheet.of("draft accuracy", [asdict(row) for row in rows])

@@ -224,5 +224,4 @@ def _layer_at(saturation: Saturation, counts: Mapping[int, int], share: float) -
 
 def long(rates: Sequence[Rate]) -> Sheet:
     """Every rate with its interval, one per row, for other programs."""
-    rows = [asdict(rate) for rate in rates]
-    return Sheet("match rates", tuple(rows[0]), tuple(tuple(row.values()) for row in rows))
+    return Sheet.of("match rates", [asdict(rate) for rate in rates])

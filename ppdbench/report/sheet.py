@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ppdbench.files.clean import OutputKind, clean
 
@@ -40,6 +41,11 @@ class Sheet:
         unknown = {*self.spare, *filter(None, [self.prose])}.difference(self.header)
         if unknown:
             raise ValueError(f"{self.title}: no column {', '.join(sorted(unknown))}")
+
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, Cell]], **how: Any) -> Sheet:
+        """A table of rows that each name the same columns."""
+        return cls(title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows), **how)
 
     def cleaned(self, kind: OutputKind) -> Sheet:
         """The same table, with texts that may be written to a place of this kind."""

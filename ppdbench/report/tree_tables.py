@@ -30,15 +30,10 @@ def curve_sheet(built: Built) -> Sheet:
     rows = [_row(plan, point, point is built.chosen) for point in built.points]
     on = "" if latency is None else f", {latency.label}"
     rivals = list(built.chosen.others)
-    return Sheet(
+    return Sheet.of(
         f"{built.kind.capitalize()} trees for {plan.accuracies.method}{on}",
-        tuple(rows[0]),
-        tuple(tuple(row.values()) for row in rows),
-        notes=(
-            *_counting_notes(plan, rivals),
-            basis(plan.accuracies),
-            *_latency_notes(latency),
-        ),
+        rows,
+        notes=(*_counting_notes(plan, rivals), basis(plan.accuracies), *_latency_notes(latency)),
         digits={**dict.fromkeys(("tokens/step", "±95%", *rivals), 3), "pass ms": 2, "speedup": 2},
     )
 
@@ -230,11 +225,9 @@ def _label(view: TreeView, place: int) -> Text:
 
 def nodes_sheet(shown: ShownTree) -> Sheet:
     """Every node in a row."""
-    rows = [row for view in shown.views for row in _node_rows(view)]
-    return Sheet(
+    return Sheet.of(
         shown.title,
-        tuple(rows[0]),
-        tuple(tuple(row.values()) for row in rows),
+        [row for view in shown.views for row in _node_rows(view)],
         notes=("node: ranks from the newest token on, from 0.", *filter(None, [shown.basis])),
         percent=frozenset({"accepted", "last accepted"}),
     )

@@ -19,7 +19,7 @@ from ppdbench.tasks import load_task
 def prompts(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Each prompt, line by line, with ours rendered for the names of its variables."""
     rows = [_compared(row) for row in paper["rows"]]
-    data = Sheet("Table 1: prompts", tuple(rows[0]), tuple(tuple(row.values()) for row in rows))
+    data = Sheet.of("Table 1: prompts", rows)
     shown = [_by_line(row) for row in rows]
     note = (
         "Compared byte by byte. The paper's rule is read as 21 hyphens, its apostrophes and "
