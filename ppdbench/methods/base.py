@@ -65,6 +65,14 @@ def check_least(method: str, strategy: Strategy, **least: int) -> None:
             raise ConfigError(f"{method}: {name}={value}; use {allowed} or more")
 
 
+def check_words(method: str, options: object, **known: Sequence[str]) -> None:
+    """Refuse options of a method that are none of the words known for them."""
+    for name, words in known.items():
+        value = getattr(options, name)
+        if value not in words:
+            raise ConfigError(f"{method}: {name}={value!r} is not known; use {', '.join(words)}")
+
+
 def left_open(strategy: Strategy, **values: int) -> dict[str, int]:
     """Return those values that stand for options of 0, which leave the choice to the method."""
     return {name: value for name, value in values.items() if not getattr(strategy, name)}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
-from ppdbench.methods.base import left_open, option, strategy
+from ppdbench.methods.base import check_words, left_open, option, strategy
 from ppdbench.methods.exits import ChosenExit, chosen_exit
 
 if TYPE_CHECKING:
@@ -78,10 +78,7 @@ class EarlyExit:
 
     def __post_init__(self) -> None:
         check_exit_options("early-exit", self.exit_layer, self.confidence)
-        if self.measure not in MEASURES:
-            raise ConfigError(
-                f"early-exit: measure={self.measure!r} is not known; use {', '.join(MEASURES)}"
-            )
+        check_words("early-exit", self, measure=MEASURES)
 
     def exit_in(self, n_layers: int) -> int:
         """The exit asked for; half of the layers, or with a confidence the first."""

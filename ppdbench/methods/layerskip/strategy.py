@@ -19,7 +19,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Computed, Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import LAYERSKIP
-from ppdbench.methods.base import DRAWN, check_least, left_open, option, strategy
+from ppdbench.methods.base import DRAWN, check_least, check_words, left_open, option, strategy
 from ppdbench.methods.early_exit import check_exit_options, exit_layer_of
 from ppdbench.methods.exits import CountedExit, chosen_drafts
 
@@ -70,10 +70,7 @@ class LayerSkip:
                 f"layerskip: max_draft={self.max_draft} is below draft_length="
                 f"{self.draft_length}; use {self.draft_length} or more"
             )
-        if self.reuse not in REUSES:
-            raise ConfigError(
-                f"layerskip: reuse={self.reuse!r} is not known; use {', '.join(REUSES)}"
-            )
+        check_words("layerskip", self, reuse=REUSES)
 
     def exit_in(self, n_layers: int) -> int:
         """The exit asked for, or a quarter of the layers."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Setup
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import PPD
-from ppdbench.methods.base import check_least, left_open, option, strategy
+from ppdbench.methods.base import check_least, check_words, left_open, option, strategy
 from ppdbench.methods.exits import CANDIDATES, ChosenExit, CountedExit, chosen_candidates
 from ppdbench.theory import check_exit
 
@@ -56,8 +56,7 @@ class PredictivePipelined:
         check_least("ppd", self, k=0)
         if self.exit_after < 0:
             raise ConfigError(f"ppd: exit_after={self.exit_after}; use 0 (half) or more")
-        if self.form not in NAMES:
-            raise ConfigError(f"ppd: form={self.form!r} is not known; use {', '.join(NAMES)}")
+        check_words("ppd", self, form=NAMES)
         if not self.patience > 0:
             raise ConfigError(f"ppd: patience={self.patience}; use a number of seconds above 0")
 

@@ -31,6 +31,7 @@ from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.files.json_file import read_json
 from ppdbench.files.keys import Keys
+from ppdbench.methods.base import check_words
 from ppdbench.methods.prompt_tokens.plan import AGGREGATIONS, LEARNED
 
 METHOD = "prompt-tokens"
@@ -59,8 +60,7 @@ class Chain:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f"{METHOD}: {name}={value!r}; use {least} or more")
-        if self.mask not in MASKS:
-            raise ConfigError(f"{METHOD}: mask={self.mask!r} is not known; use {', '.join(MASKS)}")
+        check_words(METHOD, self, mask=MASKS)
 
     def rows(self, prompts: int) -> int:
         """Return the number of rows that the first `prompts` prompt tokens take."""
