@@ -24,7 +24,7 @@ from ppdbench.runs.header import run_header
 from ppdbench.runs.records import Compilation, Header, Passes, PassModel
 from ppdbench.runs.samples import Key
 from ppdbench.runs.shards import ALONE, Shard
-from ppdbench.runs.store import HEADER, RunFolder, begun_header, check_target
+from ppdbench.runs.store import RunFolder, begun_header, check_target
 from ppdbench.runs.workload import (
     FinishedRun,
     Item,
@@ -55,7 +55,7 @@ class Destination:
 
     def path(self) -> Passes | None:
         """The path of passes that the header names of a run that is gone on with."""
-        header = begun_header(self.out) if (self.out / HEADER).exists() else None
+        header = begun_header(self.out)
         return None if header is None else header.passes
 
     def compilation(self) -> Compilation | None:
