@@ -1,4 +1,4 @@
-"""`ppdbench probe --what drafts`: how often guesses of trained methods are right."""
+"""`ppdbench probe --what drafts` and `--what similarity`: what methods guess with, and how well."""
 
 from __future__ import annotations
 
@@ -10,37 +10,22 @@ from ppdbench.errors import ConfigError
 from ppdbench.trees.guessing import guessers
 
 if TYPE_CHECKING:
-    from ppdbench.probe.drafts import DraftsConfig
+    from ppdbench.probe.drafts import DraftsConfig, Measures
+    from ppdbench.report.pictures.drawing import Drawing
     from ppdbench.runs.workload import FinishedRun
 
-
-def config_of(what: str, methods: tuple[str, ...], options: dict[str, Any]) -> DraftsConfig:
-    """Build the options of a probe of methods."""
-    from ppdbench.bench.runner import Choice
-    from ppdbench.probe.drafts import DraftsConfig
-
-    if not methods:
-        able = guessers("pseudo_states" if what == "similarity" else None)
-        raise ConfigError(f"--what {what} needs --method: whose guesses, such as {able[0]}")
-    return DraftsConfig(
-        **what_is_asked(options), methods=tuple(map(Choice.parse, methods)), **options
-    )
+SIMILARITY = "similarity"
 
 
-def names_of(what: str, config: DraftsConfig) -> tuple[str, ...]:
-    """List what names the folder of such a run."""
-    methods = "+".join(choice.name for choice in config.methods)
-    return what, methods, "+".join(config.tasks), config.model.name
-
-
-def probe_drafts(
+def probe_methods(
+    what: str,
     methods: tuple[str, ...],
-    calibration: str | None,
     plot: str | None,
     form: str,
+    calibration: str | None = None,
     **options: Any,
 ) -> int:
-    """Draft accuracy of methods on tasks, as tables and a picture; what trees are grown from."""
+    """Probe methods on tasks; print tables, draw a picture, write what trees are grown from."""
     from ppdbench.probe.drafts import run_drafts
     from ppdbench.report import outputs
 
@@ -48,24 +33,55 @@ def probe_drafts(
     if calibration is not None and len(methods) > 1:
         raise ConfigError(f"--calibration is of one method, but there are {len(methods)}")
     command = RunCommand.begin(options)
-    config = config_of("drafts", methods, options)
-    run = command.run(partial(run_drafts, config), *names_of("drafts", config))
+    config = _config(what, methods, options)
+    named = "+".join(choice.name for choice in config.methods)
+    make = partial(run_drafts, config, kind=what, measures=_measures(what))
+    run = command.run(make, what, named, "+".join(config.tasks), config.model.name)
     if run is None:
         return 0
-    outputs.of_drafts(run.header, run.samples, str(run.path)).emit(form)
+    output_of = outputs.of_similarity if what == SIMILARITY else outputs.of_drafts
+    output_of(run.header, run.samples, str(run.path)).emit(form)
     if plot is not None:
-        from ppdbench.probe.accuracy import accuracies
-        from ppdbench.report.pictures.drawing import side_by_side
-        from ppdbench.report.pictures.probes import accuracy_curves
-        from ppdbench.report.probe_tables import label
-
-        rows = accuracies(run.samples)
-        curves = accuracy_curves("probe", rows, panel="distance", line="method")
-        distances = len({row.distance for row in rows})
-        draw(side_by_side(curves, label(run.header), columns=distances), plot)
+        draw(_curves(run), plot)
     if calibration is not None:
         _calibrate(run, calibration)
     return command.end(run)
+
+
+def _config(what: str, methods: tuple[str, ...], options: dict[str, Any]) -> DraftsConfig:
+    from ppdbench.bench.runner import Choice
+    from ppdbench.probe.drafts import DraftsConfig
+
+    if not methods:
+        able = guessers("pseudo_states" if what == SIMILARITY else None)
+        raise ConfigError(f"--what {what} needs --method: whose guesses, such as {able[0]}")
+    return DraftsConfig(
+        **what_is_asked(options), methods=tuple(map(Choice.parse, methods)), **options
+    )
+
+
+def _measures(what: str) -> Measures | None:
+    """The measures of a method, where they are not the ranks of its guesses."""
+    if what != SIMILARITY:
+        return None
+    from ppdbench.probe.cosines import Cosines
+
+    return Cosines
+
+
+def _curves(run: FinishedRun) -> Drawing:
+    from ppdbench.probe.accuracy import accuracies
+    from ppdbench.probe.similarity import similarities
+    from ppdbench.report.pictures.drawing import side_by_side
+    from ppdbench.report.pictures.probes import accuracy_curves, similarity_curves
+    from ppdbench.report.probe_tables import label
+
+    foot = label(run.header)
+    if run.header.kind == SIMILARITY:
+        return side_by_side(similarity_curves("probe", similarities(run.samples)), foot)
+    rows = accuracies(run.samples)
+    curves = accuracy_curves("probe", rows, panel="distance", line="method")
+    return side_by_side(curves, foot, columns=len({row.distance for row in rows}))
 
 
 def _calibrate(run: FinishedRun, path: str) -> None:

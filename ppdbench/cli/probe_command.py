@@ -128,15 +128,11 @@ def command(ctx: click.Context, /, what: str, **options: Any) -> int:
     _check_asked(ctx, what)
     for name in {name for names in ONLY.values() for name in names}.difference(ONLY[what]):
         options.pop(name)
-    if what == "similarity":
-        from ppdbench.cli.similarity_probe import probe_similarity
+    if what == "matches":
+        return _probe_matches(**options)
+    from ppdbench.cli.drafts_probe import probe_methods
 
-        return probe_similarity(**options)
-    if what == "drafts":
-        from ppdbench.cli.drafts_probe import probe_drafts
-
-        return probe_drafts(**options)
-    return _probe_matches(**options)
+    return probe_methods(what, **options)
 
 
 def _check_asked(ctx: click.Context, what: str) -> None:
