@@ -7,14 +7,23 @@ import pytest
 
 from ppdbench import stats
 from ppdbench.stats import (
+    Ratio,
     clustered_wilson,
     deviation,
+    grouped,
     mean,
     median,
     paired_change,
     paired_ratio,
     wilson,
 )
+
+
+def test_rows_are_grouped_in_the_order_in_which_they_come() -> None:
+    rows = [Ratio(1.0, 2.0, 3.0), Ratio(0.0, 2.0, 3.0), Ratio(1.0, 2.0, 5.0)]
+    assert grouped(rows, "value") == {(1.0,): [rows[0], rows[2]], (0.0,): [rows[1]]}
+    assert list(grouped(rows, "low", "high")) == [(2.0, 3.0), (2.0, 5.0)]
+    assert grouped([], "value") == {}
 
 
 def test_centre_and_spread_by_hand() -> None:

@@ -18,6 +18,7 @@ from ppdbench.files import paths
 from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
 from ppdbench.runs.records import DecodedSample, Decoding, FailedSample, Header, Sample
+from ppdbench.stats import grouped
 from ppdbench.tasks import load_task
 
 
@@ -35,12 +36,10 @@ def write_fastchat_answers(
 ) -> dict[Path, int]:
     """Write each method's answers; the files, and how many questions each lacks."""
     path = Path(path)
-    groups: dict[str, list[Decoding]] = {}
-    for sample in samples:
-        if isinstance(sample, DecodedSample | FailedSample):
-            groups.setdefault(sample.method, []).append(sample)
+    decoded = [s for s in samples if isinstance(s, DecodedSample | FailedSample)]
+    groups = grouped(decoded, "method")
     lacking = {}
-    for label, group in groups.items():
+    for (label,), group in groups.items():
         name = f"{path.stem}-{clean(label, 'file name')}"
         place = path if len(groups) == 1 else path.with_stem(name)
         lines, lacking[place] = answers(header, label, group)
@@ -54,12 +53,10 @@ def answers(
     header: Header, label: str, samples: Sequence[Decoding]
 ) -> tuple[list[dict[str, Any]], int]:
     """The lines of one method, by question, and how many questions lack a turn."""
-    questions: dict[str, list[Decoding]] = {}
-    for sample in sorted(samples, key=lambda sample: sample.turn or 1):
-        questions.setdefault(sample.question, []).append(sample)
+    questions = grouped(sorted(samples, key=lambda sample: sample.turn or 1), "question")
     whole = {
         name: turns
-        for name, turns in questions.items()
+        for (name,), turns in questions.items()
         if [t.turn for t in turns if isinstance(t, DecodedSample)] == _all(turns)
     }
     model = f"{header.model.name.rstrip('/').split('/')[-1]}-{label}"

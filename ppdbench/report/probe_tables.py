@@ -11,7 +11,7 @@ from ppdbench.report.evidence import chat_notes
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import Header, ProbeSettings
-from ppdbench.stats import FEW, FEW_EXAMPLES
+from ppdbench.stats import FEW, FEW_EXAMPLES, grouped
 
 # The paper reads 40 layers out after these; deeper tables show the same fractions.
 PAPER_DEPTHS = (10 / 40, 20 / 40, 30 / 40, 35 / 40, 37 / 40)
@@ -72,17 +72,10 @@ def sheets(
         *([by_kind_sheet(kinds)] if kinds else []),
         *(
             by_position(group, n_layers, task, target)
-            for (task, target), group in _split(rates).items()
+            for (task, target), group in grouped(rates, "task", "target").items()
         ),
         saturation_sheet(saturations, n_layers),
     ]
-
-
-def _split(rates: Sequence[Rate]) -> dict[tuple[str, str], list[Rate]]:
-    groups: dict[tuple[str, str], list[Rate]] = {}
-    for rate in rates:
-        groups.setdefault((rate.task, rate.target), []).append(rate)
-    return groups
 
 
 def pooled(header: Header, rates: Sequence[Rate], n_examples: int) -> Sheet:

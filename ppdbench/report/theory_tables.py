@@ -26,6 +26,7 @@ from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.records import ProbedSample, probing
 from ppdbench.runs.store import StoredRun
 from ppdbench.runs.unfinished import unfinished
+from ppdbench.stats import grouped
 
 DEFAULT_KS = (1, 3, 5)
 
@@ -270,9 +271,7 @@ def run_sheets(measured: MeasuredRows, *, whole: bool = False) -> list[Sheet]:
 
     Of many layers some are shown, unless it is `whole`.
     """
-    groups: dict[tuple[str, str], list[TheoryRow]] = {}
-    for row in measured.rows:
-        groups.setdefault((row.task, row.target), []).append(row)
+    groups = grouped(measured.rows, "task", "target")
     shown = {group: rows if whole else telling_rows(rows) for group, rows in groups.items()}
     sheets = [_group_sheet(task, target, rows) for (task, target), rows in shown.items()]
     told = replace(measured, rows=tuple(row for rows in shown.values() for row in rows))

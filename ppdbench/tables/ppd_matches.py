@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 
 from ppdbench.files.papers import Paper
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.store import StoredRun
+from ppdbench.stats import grouped
 from ppdbench.tables.base import TableSheets, pair, table
 from ppdbench.tables.matches import (
     BESIDE,
@@ -29,18 +29,11 @@ def pooled_matches(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """A row for each head and k, a column for each layer, as printed."""
     compared = compared_rates(paper, runs)
     of, depth = paper["setting"]["layers"], our_depth(runs)
-    tasks = [_pooled(task, list(group), of, depth) for task, group in _grouped(compared, "task")]
+    tasks = [
+        _pooled(task, group, of, depth) for (task,), group in grouped(compared, "task").items()
+    ]
     tasks[-1] = _noted(tasks[-1], f"ours (paper's), in %. {HEADS} {BESIDE}")
     return TableSheets(every_rate("Table 2: match rates", compared), tuple(tasks))
-
-
-def _grouped(compared: Sequence[ComparedRate], name: str) -> list[tuple[str, list[ComparedRate]]]:
-    def key(c: ComparedRate) -> str:
-        return str(getattr(c, name))
-
-    order = list(dict.fromkeys(map(key, compared)))
-    ordered = sorted(compared, key=lambda c: order.index(key(c)))
-    return [(value, list(group)) for value, group in groupby(ordered, key)]
 
 
 def _pooled(task: str, compared: Sequence[ComparedRate], of: int, depth: int) -> Sheet:
@@ -71,14 +64,15 @@ def _by_position(number: int, paper: Paper, runs: Sequence[StoredRun]) -> TableS
     of, depth = paper["setting"]["layers"], our_depth(runs)
     title = f"Table {number}: match rates by position, {compared[0].task}"
     sheets = [
-        _positions(f"{title}, k={k}", group, of, depth) for k, group in _grouped(compared, "k")
+        _positions(f"{title}, k={k}", group, of, depth)
+        for (k,), group in grouped(compared, "k").items()
     ]
     sheets[-1] = _noted(sheets[-1], f"In %, by position of the token. {HEADS} {BESIDE}")
     return TableSheets(every_rate(title, compared), tuple(sheets))
 
 
 def _positions(title: str, compared: Sequence[ComparedRate], of: int, depth: int) -> Sheet:
-    buckets = {bucket: bucket.replace("-", "-\n") for bucket, _ in _grouped(compared, "bucket")}
+    buckets = {c.bucket: c.bucket.replace("-", "-\n") for c in compared}
     rows: dict[tuple[Cell, ...], dict[str, float]] = {}
     for c in compared:
         theirs = (c.head, f"{c.layer_paper}/{of}", "paper")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ppdbench.errors import DataError
@@ -13,17 +13,10 @@ from ppdbench.report.pictures.curves import Curve, Value, around, curves
 from ppdbench.report.pictures.drawing import Drawing, slug
 from ppdbench.report.pictures.heatmap import HeatmapCell, heatmap
 from ppdbench.report.pictures.palette import heat
+from ppdbench.stats import grouped
 
 HEADS = {"N": "own head", "Y": "trained head"}
 T = TypeVar("T", Rate, Accuracy, Similarity)
-
-
-def grouped(rows: Iterable[T], *names: str) -> dict[tuple[Any, ...], list[T]]:
-    """Rows by the values of these fields, in the order in which they come."""
-    groups: dict[tuple[Hashable, ...], list[T]] = {}
-    for row in rows:
-        groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
-    return groups
 
 
 def _some(groups: dict[tuple[Any, ...], list[T]]) -> dict[tuple[Any, ...], list[T]]:

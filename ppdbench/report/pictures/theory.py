@@ -11,6 +11,7 @@ from ppdbench.report.pictures.curves import Curve, Value, around, curves
 from ppdbench.report.pictures.drawing import Drawing, side_by_side
 from ppdbench.report.pictures.frame import Key
 from ppdbench.report.pictures.palette import series
+from ppdbench.stats import grouped
 from ppdbench.theory import FigurePoint
 
 COMPUTE = {
@@ -41,6 +42,9 @@ def tradeoff_picture(
     keys += [Key(f"k = {k}", "ink", i, line=False) for i, k in enumerate(ks)]
     for number, name in enumerate(points_by_series):
         keys.append(Key(name, "ink", 0, hollow=several and number == 0, line=False))
+    by_k = {
+        name: sorted(group, key=lambda point: point.k) for name, group in points_by_series.items()
+    }
     panels = []
     for n in (3, 4) if figure is None else (figure,):
         given = [
@@ -51,22 +55,14 @@ def tradeoff_picture(
                 dash=trained,
                 hollow=several and number == 0,
             )
-            for number, (name, all_of_it) in enumerate(points_by_series.items())
-            for (task, trained), of in _curves(all_of_it).items()
+            for number, (name, ordered) in enumerate(by_k.items())
+            for (task, trained), of in grouped(ordered, "task", "trained").items()
         ]
         words = f"{len(points)} points of {', '.join(points_by_series)}."
         upward = around([point.latency_per_token for point in points])
         title = f"Figure {n}: latency per token (greedy = 1)"
         panels.append(curves(f"figure-{n}", title, words, COMPUTE[n], given, upward, keys))
     return side_by_side(panels, foot)
-
-
-def _curves(points: Sequence[FigurePoint]) -> dict[tuple[str, bool], list[FigurePoint]]:
-    """The points of each task and head."""
-    found: dict[tuple[str, bool], list[FigurePoint]] = {}
-    for point in sorted(points, key=lambda point: point.k):
-        found.setdefault((point.task, point.trained), []).append(point)
-    return found
 
 
 def _placed(series: str, point: FigurePoint, figure: int, ks: Sequence[int]) -> Value:

@@ -11,6 +11,7 @@ from ppdbench.report.page.runs import DECODES, Run, of_kind
 from ppdbench.report.pictures.drawing import Drawing, slug
 from ppdbench.report.pictures.stacked import stacked
 from ppdbench.report.sheet import Sheet
+from ppdbench.stats import grouped
 
 TOGETHER = "verify and bookkeeping"  # which only runs with --profile have timed apart
 WORDS = (
@@ -37,10 +38,8 @@ def _of_run(run: Run) -> list[Child]:
 
 def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:
     """Mean milliseconds of each part, by method; greedy first, which every run has timed."""
-    groups: dict[str, list[SampleSums]] = {}
-    for one in run.sums:
-        if one.task == task and not one.failed:
-            groups.setdefault(one.method, []).append(one)
+    done = [one for one in run.sums if one.task == task and not one.failed]
+    groups = {label: group for (label,), group in grouped(done, "method").items()}
     profiled = all(one.sample.profile for group in groups.values() for one in group)
     batches = any(one.sample.batch > 1 for group in groups.values() for one in group)
     if profiled or batches or "greedy" in groups:

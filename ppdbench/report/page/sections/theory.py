@@ -14,6 +14,7 @@ from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
 from ppdbench.report.pictures.drawing import slug
 from ppdbench.report.pictures.histogram import histogram
 from ppdbench.report.pictures.theory import MeasuredGain, Promise, promises
+from ppdbench.stats import grouped
 
 WORDS = (
     "While one unit finishes a token, others run the first layers for the k likeliest next ones. "
@@ -38,11 +39,8 @@ def _of_probe(run: Run, pipelined: Sequence[Run]) -> list[Child]:
         return []
     measured = theory_tables.measured_rows(run.stored, theory_tables.RowFilter(), run.ranks)
     rows = [row for row in measured.rows if row.speedup is not None and row.recorded_latency]
-    groups: dict[tuple[str, str, str], list[theory_tables.TheoryRow]] = {}
-    for row in rows:
-        groups.setdefault((row.task, row.target, row.head), []).append(row)
     drawings = []
-    for (task, target, head), group in groups.items():
+    for (task, target, head), group in grouped(rows, "task", "target", "head").items():
         how = "" if target == "greedy" else f", {target} target"
         whose = ", trained head" if head == "Y" else ""
         kept = _kept(run, task, pipelined) if head == "N" and target == "greedy" else []
