@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,8 +23,9 @@ from ppdbench.report.progress import progress
 from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
+    import torch
+
     from ppdbench.bench.baseline import BaselineReport
-    from ppdbench.bench.pass_curve import PassCurve
     from ppdbench.bench.runner import Choice
     from ppdbench.engine.loading import ModelSpec
 
@@ -105,7 +107,6 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
     from ppdbench.engine.loading import resolve_device
     from ppdbench.machine import environment
     from ppdbench.report.export import emit
-    from ppdbench.report.memory_tables import memory_sheets
 
     asked, device = options["model"], resolve_device(options["device"])
     environment.set_threads(options.pop("threads"))
@@ -121,46 +122,40 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
     warned = environment.warnings(description)
     for warning in warned:
         notice(f"warning: {warning}")
-    result: dict[str, Any] = {"environment": description, "warnings": warned}
-    sheets = [Sheet("Environment", ("what", "value"), tuple(_rows(description)))]
     _say_what_is_unused(ctx, asked)
-    if curve:
-        from ppdbench.report.curve_tables import pass_curve_sheet
-
-        assert spec is not None
-        found = _measure_curve(spec, options)
+    if spec is not None and (baseline or curve):
+        found = (_curve if curve else _baseline)(spec, options)
         stand_in_note(asked)
-        if (point := found.unsteady) is not None:
-            warned.append(
-                f"passes of {point.rows} rows took times that differ widely; end other programs "
-                "or raise --rounds"
-            )
-            notice(f"warning: {warned[-1]}")
-        result |= found.to_dict()
-        sheets.append(pass_curve_sheet(found))
-    elif baseline:
-        assert spec is not None
-        report = _compare(spec, options)
-        stand_in_note(asked)
-        low, high = report.ratio_range
-        if high > STEADY * low:
-            warned.append(
-                f"rounds differ widely: ratios {low:.2f} to {high:.2f}; end other programs "
-                "or raise --rounds"
-            )
-            notice(f"warning: {warned[-1]}")
-        result |= report.to_dict()
-        sheets.append(_baseline_sheet(report))
     else:
-        from ppdbench.machine.bandwidth import measure_bandwidth
+        found = _machine(device, needs)
+    if found.unsteady is not None:
+        warned.append(f"{found.unsteady}; end other programs or raise --rounds")
+        notice(f"warning: {warned[-1]}")
+    sheet = Sheet("Environment", ("what", "value"), tuple(_rows(description)))
+    content = {"environment": description, "warnings": warned, **found.content}
+    emit([sheet, *found.sheets], content, form)
 
-        speed = measure_bandwidth(device, BANDWIDTH_SECONDS)
-        result |= {"device": str(device), "bandwidth_bytes_per_s": speed}
-        sheets.append(_bandwidth_sheet(str(device), speed))
-        if needs is not None:
-            result["memory"] = needs
-            sheets += memory_sheets(needs)
-    emit(sheets, result, form)
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHere:
+    """The tables below that of the environment, and why times in them may not be trusted."""
+
+    sheets: list[Sheet]
+    content: dict[str, Any]
+    unsteady: str | None = None
+
+
+def _machine(device: torch.device, needs: dict[str, Any] | None) -> MeasuredHere:
+    """The bandwidth of memory, and where a model's layers would go."""
+    from ppdbench.machine.bandwidth import measure_bandwidth
+    from ppdbench.report.memory_tables import memory_sheets
+
+    speed = measure_bandwidth(device, BANDWIDTH_SECONDS)
+    sheets = [_bandwidth_sheet(str(device), speed)]
+    content = {"device": str(device), "bandwidth_bytes_per_s": speed}
+    if needs is None:
+        return MeasuredHere(sheets, content)
+    return MeasuredHere([*sheets, *memory_sheets(needs)], {**content, "memory": needs})
 
 
 def _rows_of_passes(text: str) -> tuple[int, ...]:
@@ -192,8 +187,10 @@ def _say_what_is_unused(ctx: click.Context, model: str | None) -> None:
             notice(f"note: {parameter.opts[0]} means nothing {without[name]}")
 
 
-def _measure_curve(spec: ModelSpec, options: dict[str, Any]) -> PassCurve:
+def _curve(spec: ModelSpec, options: dict[str, Any]) -> MeasuredHere:
+    """The times of passes by their rows."""
     from ppdbench.bench.pass_curve import measure_curve
+    from ppdbench.report.curve_tables import pass_curve_sheet
 
     quiet()
     with progress() as report:
@@ -208,7 +205,10 @@ def _measure_curve(spec: ModelSpec, options: dict[str, Any]) -> PassCurve:
         from ppdbench.report.pictures.passes import curve_picture
 
         draw(curve_picture([found]), plot)
-    return found
+    unsteady = None
+    if (point := found.unsteady) is not None:
+        unsteady = f"passes of {point.rows} rows took times that differ widely"
+    return MeasuredHere([pass_curve_sheet(found)], found.to_dict(), unsteady)
 
 
 def _needs(spec: ModelSpec, choices: list[Choice], options: dict[str, Any]) -> dict[str, Any]:
@@ -219,14 +219,15 @@ def _needs(spec: ModelSpec, choices: list[Choice], options: dict[str, Any]) -> d
     return reckon_needs(spec, context, choices).to_dict()
 
 
-def _compare(spec: ModelSpec, options: dict[str, Any]) -> BaselineReport:
+def _baseline(spec: ModelSpec, options: dict[str, Any]) -> MeasuredHere:
+    """The speed of greedy decoding beside that of transformers."""
     from ppdbench.bench.baseline import compare_with_generate
     from ppdbench.tasks.passages import pseudo_prompts
 
     quiet()
     length = options["prompt_tokens"]
     with progress() as report:
-        return compare_with_generate(
+        found = compare_with_generate(
             spec,
             prompts=lambda tokenizer: pseudo_prompts(tokenizer, PROMPTS, length),
             new_tokens=options["new_tokens"],
@@ -234,6 +235,10 @@ def _compare(spec: ModelSpec, options: dict[str, Any]) -> BaselineReport:
             compile=options["compile"],
             progress=report,
         )
+    low, high = found.ratio_range
+    told = f"rounds differ widely: ratios {low:.2f} to {high:.2f}"
+    unsteady = told if high > STEADY * low else None
+    return MeasuredHere([_baseline_sheet(found)], found.to_dict(), unsteady)
 
 
 def _rows(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
