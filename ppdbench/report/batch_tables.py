@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.counterparts import Beside
-from ppdbench.bench.labels import APART
+from ppdbench.bench.labels import APART, label_alone
 from ppdbench.report import decode_tables, evidence
 from ppdbench.report.sheet import Cell, Sheet
 
@@ -61,7 +61,7 @@ def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
 
 
 def _named(summary: Summary) -> str:
-    return str(summary["label"]).removesuffix(f" (batch {summary['batch']})")
+    return label_alone(summary["label"], summary["batch"])
 
 
 def _speed(summaries: Sequence[Summary]) -> Sheet:

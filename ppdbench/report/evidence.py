@@ -24,14 +24,14 @@ def sized(summaries: Sequence[Summary]) -> str:
 def speedup_cells(summary: Summary, name: str = "speedup") -> tuple[str, str]:
     """The paired ratio and its interval; why there is none, or what noise could have made."""
     if summary["method"] == "greedy" and name == "speedup" and summary["noise_low"] is not None:
-        return "noise floor", _interval(summary["noise_low"], summary["noise_high"])
+        return "noise floor", interval(summary["noise_low"], summary["noise_high"])
     value, low, high, withheld = (
         summary[f"{name}{end}"] for end in ("", "_low", "_high", "_withheld")
     )
     if value is None:
         return _reason(withheld), "-"
     no_claim = name == "speedup" and no_difference(summary)
-    return "no difference" if no_claim else f"{value:.2f}x", _interval(low, high)
+    return "no difference" if no_claim else f"{value:.2f}x", interval(low, high)
 
 
 def claim_cells(speedup: Speedup) -> tuple[str, str]:
@@ -39,7 +39,7 @@ def claim_cells(speedup: Speedup) -> tuple[str, str]:
     ratio = speedup.ratio
     if ratio is None or ratio.low is None or ratio.high is None:
         return _reason(speedup.withheld), "-"
-    return f"{ratio.value:.2f}x", _interval(ratio.low, ratio.high)
+    return f"{ratio.value:.2f}x", interval(ratio.low, ratio.high)
 
 
 def degenerate_note(summaries: Sequence[Summary]) -> str | None:
@@ -72,7 +72,8 @@ def _reason(withheld: str | None) -> str:
     return "-" if withheld in PLAIN else str(withheld)
 
 
-def _interval(low: float, high: float) -> str:
+def interval(low: float, high: float) -> str:
+    """The bounds of an interval of ratios, as they read."""
     return f"[{low:.2f}, {high:.2f}]"
 
 
@@ -157,7 +158,7 @@ def notes_on(summaries: Sequence[Summary]) -> list[str]:
     floors = [s for s in summaries if s["noise_low"] is not None]
     if floors:
         low, high = min(s["noise_low"] for s in floors), max(s["noise_high"] for s in floors)
-        notes.append(f"Greedy against itself: {_interval(low, high)}, the noise of this machine.")
+        notes.append(f"Greedy against itself: {interval(low, high)}, the noise of this machine.")
     notes += [why for s in summaries if (why := why_no_gain(s)) is not None]
     if (load := next((s["under_load"] for s in summaries if s["under_load"]), None)) is not None:
         notes.append(f"Under load: {load}. Measure again on a quiet machine.")

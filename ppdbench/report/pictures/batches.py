@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ppdbench.bench.labels import label_alone
 from ppdbench.report.pictures.curves import HEIGHT, Upward, around
 from ppdbench.report.pictures.drawing import (
     Area,
@@ -62,7 +63,7 @@ def batch_picture(name: str, summaries: Sequence[Summary], foot: str) -> Drawing
 def _by_method(summaries: Sequence[Summary]) -> Iterator[Sized]:
     groups: dict[str, list[Summary]] = {}
     for s in summaries:
-        groups.setdefault(str(s["label"]).removesuffix(f" (batch {s['batch']})"), []).append(s)
+        groups.setdefault(label_alone(s["label"], s["batch"]), []).append(s)
     for family, (label, group) in enumerate(groups.items()):
         yield Sized(label, family, sorted(group, key=lambda s: int(s["batch"])))
 

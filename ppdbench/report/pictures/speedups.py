@@ -82,7 +82,7 @@ def _row(speedup: SpeedupBar, scale: Scale, top: float) -> list[Shape]:
     ]
     if speedup.noise:
         low, high = (_x(scale, end) for end in speedup.noise)
-        hint = f"noise of greedy against itself: {_interval(*speedup.noise)}"
+        hint = f"noise of greedy against itself: {evidence.interval(*speedup.noise)}"
         shapes.append(Box(low, y - 2, high - low, BAR + 4, "soft", hint))
     one = _x(scale, 1)
     shapes.append(Line([(one, y - 3), (one, y + BAR + 3)], "ink"))
@@ -111,10 +111,6 @@ def _paint(speedup: SpeedupBar) -> str:
     if not speedup.claimed:
         return "muted"
     return "accent" if speedup.value > 1 else "loss"
-
-
-def _interval(low: float, high: float) -> str:
-    return f"[{low:.2f}, {high:.2f}]"
 
 
 def speedup_of(label: str, summary: Mapping[str, Any]) -> SpeedupBar:
