@@ -171,15 +171,15 @@ measured: $(READY)
 	$(BIN)/ppdbench probe --offline --task squad --task xsum --max-new-tokens 64 --show-example 20 \
 	    --plot docs/match-rates.png --out $(MEASURED)/probe > /dev/null
 	$(BIN)/ppdbench $(DEMO_BENCH) --out $(MEASURED)/bench > /dev/null
-	$(BIN)/ppdbench bench $(ON_XSUM) --against transformers --compile on --method greedy \
+	$(BIN)/ppdbench bench $(ON_XSUM) --against transformers --method greedy \
 	    --method layerskip:exit_layer=2 --method prompt-lookup --limit 16 \
 	    --out $(MEASURED)/transformers > /dev/null
 	$(BIN)/ppdbench bench $(ON_XSUM) --model synthetic:layers=16,hidden=512,agree=0.9 --limit 6 \
-	    $(UNITS) --compile on --out $(MEASURED)/ppd-random > /dev/null
-	$(BIN)/ppdbench bench $(ON_XSUM) --limit 6 $(UNITS) $(REPLICAS) --compile on \
+	    $(UNITS) --out $(MEASURED)/ppd-random > /dev/null
+	$(BIN)/ppdbench bench $(ON_XSUM) --limit 6 $(UNITS) $(REPLICAS) \
 	    --out $(MEASURED)/ppd > /dev/null
 	$(BIN)/ppdbench decode $(ON_XSUM) --method ppd --set form=split --set k=3 --limit 2 \
-	    --compile on --timeline docs/timeline.png --out $(MEASURED)/timeline > /dev/null
+	    --timeline docs/timeline.png --out $(MEASURED)/timeline > /dev/null
 	$(BIN)/python -m benchmarks.recurrent --save $(MEASURED)/recurrent.json > /dev/null
 	$(MAKE) curve
 
@@ -311,8 +311,7 @@ smollm2-checks: $(READY) smollm2
 	    --rows $(if $(filter hub,$(ROWS)),hub,$(ROWS)/gsm8k) --save $(REAL)/plain_answers.json
 	$(BIN)/python -m benchmarks.quality --rows $(ROWS) --work $(REAL_RUNS)/quality \
 	    --save $(REAL)/quality.json
-	$(BIN)/python -m benchmarks.pass_checks --model smollm2 --passes flat,compiled \
-	    --save $(REAL)/pass_checks.json
+	$(BIN)/python -m benchmarks.pass_checks --model smollm2 --save $(REAL)/pass_checks.json
 	$(BIN)/ppdbench probe $(SMOLLM2) --dtype float32 --data builtin --limit 8 --full-length \
 	    --max-new-tokens 128 --layers 3,6,9,12,15,18,21,24,27,30 --batch-size 16 \
 	    $(addprefix --task ,alpaca gsm8k humaneval mt_bench wmt_en_fr) \

@@ -1,4 +1,4 @@
-"""Bugs that are planted into flat passes: those that `benchmarks.pass_checks` plants elsewhere.
+"""Bugs that are planted into flat passes, which checks of such passes must find.
 
 Each stands where a kernel could have it: in what a layer leaves, in angles, in the keys that a row
 sees, in weights as they are read.

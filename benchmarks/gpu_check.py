@@ -1,6 +1,6 @@
 """The checks that must pass on a GPU, run as a user would type them: `make gpu-check`.
 
-Exact outputs of every method in float32 and bfloat16, strict and not, compiled, quantised and
+Exact outputs of every method in float32 and bfloat16, strict and not, captured, quantised and
 over several devices; what greedy is worth beside `generate()`; the forms of ppd on one GPU and
 on several; and a model of 7B shape. Each step is a command in a process of its own, so that one
 that dies takes no other with it, and steps that run examples go on where they were.

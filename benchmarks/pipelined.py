@@ -2,11 +2,10 @@
 
     python -m benchmarks.pipelined [--out results/pipelined] [--dtype bfloat16] [--points 0.85]
 
-Five match rates, set by `agree`, in float32 and bfloat16, and the embedded model as it is, with
-eager passes and with compiled ones, those of greedy decoding as those of the units. Everything
-within a point runs interleaved, each with its baseline, one thread per unit. A run folder per
-point; what is there is not measured again, so that an interrupted benchmark goes on where it
-stopped. About 20 minutes on two cores that do nothing else, and ten once to compile.
+Five match rates, set by `agree`, in float32 and bfloat16, and the embedded model as it is.
+Everything within a point runs interleaved, each with its baseline, one thread per unit. A run
+folder per point; what is there is not measured again, so that an interrupted benchmark goes on
+where it stopped. About 10 minutes on two cores that do nothing else.
 
 The table has for each form the measured match rate p; the speedup over greedy decoding on one unit
 by Theorem 4.1, on two units like these with a memory each, on this machine if units could talk for
@@ -47,7 +46,6 @@ from ppdbench.stats import median
 
 RANDOM, REFERENCE = "synthetic:layers=16,hidden=512", "reference"
 DTYPES = ("float32", "bfloat16")
-PASSES = {"eager": "off", "compiled": "on"}
 POINTS = ("0.65", "0.75", "0.85", "0.92", "0.97")
 REPLICATED_AT = "0.85"  # replicas wait for each other on two cores: one point says it all
 DEPTHS = (8, 16, 32)
@@ -67,11 +65,10 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCase:
-    """A model in one type and kind of passes, and what decodes with it."""
+    """A model in one type, and what decodes with it."""
 
     model: str
     dtype: str
-    passes: str
     agree: str = ""
 
     @property
@@ -83,13 +80,13 @@ class BenchCase:
     @property
     def folder(self) -> str:
         """The name of its run."""
-        named = (self.model.partition(":")[0], self.dtype, self.passes, self.agree)
+        named = (self.model.partition(":")[0], self.dtype, self.agree)
         return "-".join(filter(None, named))
 
     @property
     def kind(self) -> str:
         """The kind it shares with others, whatever their match rates."""
-        return f"{self.model} {self.dtype} {self.passes}"
+        return f"{self.model} {self.dtype}"
 
     @property
     def methods(self) -> tuple[Choice, ...]:
@@ -109,14 +106,12 @@ class BenchOptions:
     tokens: int
 
 
-def points(
-    passes: Sequence[str], dtypes: Sequence[str], agrees: Sequence[str]
-) -> Iterator[BenchCase]:
+def points(dtypes: Sequence[str], agrees: Sequence[str]) -> Iterator[BenchCase]:
     """Yield all cases."""
-    for kind, dtype in product(passes, dtypes):
-        yield BenchCase(model=REFERENCE, dtype=dtype, passes=kind)
+    for dtype in dtypes:
+        yield BenchCase(model=REFERENCE, dtype=dtype)
         for agree in agrees:
-            yield BenchCase(model=RANDOM, dtype=dtype, passes=kind, agree=agree)
+            yield BenchCase(model=RANDOM, dtype=dtype, agree=agree)
 
 
 def decoded(point: BenchCase, asked: BenchOptions) -> StoredRun:
@@ -129,7 +124,6 @@ def decoded(point: BenchCase, asked: BenchOptions) -> StoredRun:
         max_new_tokens=asked.tokens,
         methods=point.methods,
         warmup=1,
-        compile=PASSES[point.passes],
     )
     out = asked.out / point.folder
     begun = (out / "run.json").is_file()
@@ -137,19 +131,17 @@ def decoded(point: BenchCase, asked: BenchOptions) -> StoredRun:
     return read_whole(out)
 
 
-def limits(out: Path, passes: Sequence[str], dtypes: Sequence[str]) -> dict[str, Any]:
-    """Measure the machine's limits by model, type, passes and k; kept in a file beside the runs."""
+def limits(out: Path, dtypes: Sequence[str]) -> dict[str, Any]:
+    """Measure the machine's limits by model, type and k; kept in a file beside the runs."""
     path = out / "limits.json"
     known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     deep = [RANDOM.replace("layers=16", f"layers={n}") for n in DEPTHS]
-    for kind, dtype, model in product(passes, dtypes, (REFERENCE, *deep)):
-        point = BenchCase(model=model, dtype=dtype, passes=kind)
+    for dtype, model in product(dtypes, (REFERENCE, *deep)):
+        point = BenchCase(model=model, dtype=dtype)
         if point.kind in known:
             continue
         loaded = load(point.spec)
         wanted = KS if model in (REFERENCE, RANDOM) else KS[:1]
-        if kind == "compiled":
-            loaded.staged.compile(wanted)
         known[point.kind] = {
             "weight_bytes": loaded.staged.weight_bytes(),
             "added_bytes": added_bytes(loaded, KS[-1]),
@@ -177,8 +169,8 @@ def _bandwidth() -> float:
 def rows(point: BenchCase, run: StoredRun, allowed: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the part of the promised gain that each form got in one case."""
     halves = allowed[point.kind]["halves"]
-    sums, held = add_up(run.samples), run.header.memory
-    assert held is not None
+    sums, held, path = add_up(run.samples), run.header.memory, run.header.passes
+    assert held is not None and path is not None
     for summary in summarize(run.header, sums, scores=False):
         k, p = summary["options"]["k"], summary["p"]
         ideal = Halves(**halves[str(k)]) if summary["form"] == "split" else None
@@ -189,7 +181,7 @@ def rows(point: BenchCase, run: StoredRun, allowed: dict[str, Any]) -> Iterator[
         yield {
             "model": point.model,
             "dtype": point.dtype,
-            "passes": point.passes,
+            "passes": path.kernels,
             "agree": point.agree or None,
             **{name: summary[name] for name in ("form", "p", "units", "n_examples", *VERDICTS)},
             "output": verdict_text(summary),
@@ -221,10 +213,10 @@ def lost(theorem: float, *reached: float | None) -> dict[str, float | None]:
 
 
 def gains(found: Sequence[dict[str, Any]]) -> Iterator[Sheet]:
-    """One table per model, type and kind of passes."""
+    """One table per model and type."""
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for row in found:
-        kind = f"{row['model']}, {row['dtype']}, {row['passes']} passes, one thread per unit"
+        kind = f"{row['model']}, {row['dtype']}, one thread per unit; passes: {row['passes']}"
         by_kind.setdefault(kind, []).append(row)
     for kind, chosen in by_kind.items():
         yield Sheet(
@@ -276,16 +268,15 @@ def main() -> None:
     parser.add_argument("--task", default="alpaca", help="where prompts come from")
     parser.add_argument("--examples", type=int, default=5, help="per point")
     parser.add_argument("--tokens", type=int, default=48, help="per example, at most")
-    parser.add_argument("--passes", action="append", choices=PASSES, help="both by default")
     told = parser.parse_args()
     asked = BenchOptions(out=told.out, task=told.task, examples=told.examples, tokens=told.tokens)
     quiet()
     set_threads(1)
     asked.out.mkdir(parents=True, exist_ok=True)
-    passes, dtypes = told.passes or tuple(PASSES), told.dtype or DTYPES
-    allowed, reading = limits(asked.out, passes, dtypes), readers(asked.out)
+    dtypes = told.dtype or DTYPES
+    allowed, reading = limits(asked.out, dtypes), readers(asked.out)
     found: list[dict[str, Any]] = []
-    for point in points(passes, dtypes, told.points.split(",")):
+    for point in points(dtypes, told.points.split(",")):
         found += rows(point, decoded(point, asked), allowed)
     sheets = [*gains(found), halves_sheet(allowed, reading)]
     record = {"environment": describe(), "limits": allowed, "readers": reading, "rows": found}

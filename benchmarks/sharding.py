@@ -36,11 +36,7 @@ from ppdbench.runs.store import read_run_header
 from ppdbench.stats import median
 
 # What a pass reads, and how fast, decides what is left for a second process.
-WAYS = {
-    "compiled": ("--compile", "on"),
-    "eager": ("--compile", "off"),
-    "batches of 8": ("--compile", "off", "--batch-size", "8"),
-}
+WAYS = {"one by one": (), "batches of 8": ("--batch-size", "8")}
 SECONDS = 1.0  # of each measurement of the machine
 CONTEXT = multiprocessing.get_context("spawn")
 
@@ -150,7 +146,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=16)
-    parser.add_argument("--only", choices=WAYS, help="one way to run passes instead of all")
+    parser.add_argument("--only", choices=WAYS, help="one way to probe instead of both")
     arguments = parser.parse_args()
     ranks, rounds = arguments.ranks, range(arguments.rounds)
     words = ["--model", arguments.model, "--data", "builtin", "--offline", "--threads", "1"]

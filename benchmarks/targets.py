@@ -1,6 +1,6 @@
 """This tool's speed beside transformers and beside the memory's speed, in one table.
 
-    python -m benchmarks.targets [--only baseline,strategies,...] [--threads 2] [--compile on]
+    python -m benchmarks.targets [--only baseline,strategies,...] [--threads 2]
 
 Everything that is compared runs in one process, in turns; ratios are medians of rounds or of
 examples, with the smallest and largest of them. Run it on a machine that does nothing else.
@@ -60,14 +60,6 @@ PAIRS = {
 
 
 @dataclass(frozen=True, slots=True)
-class TargetOptions:
-    """The options that all measurements share."""
-
-    rounds: int
-    compile: str
-
-
-@dataclass(frozen=True, slots=True)
 class TargetRow:
     """One row of the table: what, the goal as it is written, and every value measured."""
 
@@ -82,18 +74,16 @@ class TargetRow:
         return self.what, self.goal, median(self.values), low, high, self.note
 
 
-def baseline(asked: TargetOptions) -> Iterator[TargetRow]:
+def baseline(rounds: int) -> Iterator[TargetRow]:
     """Greedy against `generate()`, and against the bandwidth."""
     for name in (REFERENCE, SMALL, MIDDLE):
         report = compare_with_generate(
             ModelSpec(name=name, dtype="float32", device="cpu"),
             prompts=lambda tokenizer: pseudo_prompts(tokenizer, 2, 64),
             new_tokens=128 if name != MIDDLE else 48,
-            rounds=asked.rounds,
-            compile=asked.compile,
+            rounds=rounds,
         )
-        passes = "compiled" if report.compilation["rows"] else "eager"
-        note = f"{passes}, {report.identical}/{report.prompts} identical"
+        note = f"{report.path.kernels}, {report.identical}/{report.prompts} identical"
         if name != MIDDLE:
             ratios = [r.ratio for r in report.rounds]
             yield TargetRow(f"greedy / generate(), {name}", "2.0 or more", ratios, note)
@@ -106,10 +96,10 @@ def baseline(asked: TargetOptions) -> Iterator[TargetRow]:
             )
 
 
-def strategies(asked: TargetOptions) -> Iterator[TargetRow]:
+def strategies(rounds: int) -> Iterator[TargetRow]:
     """Our methods against their counterparts."""
     chosen, _ = with_peers(list(map(Choice.parse, OURS)), REFERENCE)
-    _, samples = decoded(chosen, asked.rounds, compile=asked.compile)
+    _, samples = decoded(chosen, rounds)
     by_label: dict[str, list[DecodedSample]] = {}
     for sample in samples:
         by_label.setdefault(sample.method, []).append(sample)
@@ -123,22 +113,21 @@ def strategies(asked: TargetOptions) -> Iterator[TargetRow]:
         yield TargetRow(what, f"{goal} or more", ratios, ", ".join(sorted(verdicts)))
 
 
-def bookkeeping(asked: TargetOptions) -> Iterator[TargetRow]:
-    """Yield the time spent on bookkeeping, in chains and trees, in eager and compiled passes."""
+def bookkeeping(rounds: int) -> Iterator[TargetRow]:
+    """Yield the time spent on bookkeeping, in chains and trees."""
     chosen = list(map(Choice.parse, (*OURS, *TREES)))
-    for mode in dict.fromkeys(("off", asked.compile)):
-        header, samples = decoded(chosen, asked.rounds, compile=mode, profile=True)
-        summaries = summarize(header, add_up(samples), scores=False)
-        shares = {s["label"]: s["profile"]["bookkeeping_share"] for s in summaries}
-        over = [label for label, share in shares.items() if share > MOST_BOOKKEEPING]
-        passes = "compiled" if header.compilation and header.compilation.rows else "eager"
-        what, goal = f"bookkeeping, share of a step, {passes}", f"{MOST_BOOKKEEPING} or less"
-        listed = " ".join(f"{label} {shares[label]:.3f}" for label in over)
-        yield TargetRow(what, goal, list(shares.values()), f"over: {listed}" if over else "")
+    header, samples = decoded(chosen, rounds, profile=True)
+    summaries = summarize(header, add_up(samples), scores=False)
+    shares = {s["label"]: s["profile"]["bookkeeping_share"] for s in summaries}
+    over = [label for label, share in shares.items() if share > MOST_BOOKKEEPING]
+    listed = " ".join(f"{label} {shares[label]:.3f}" for label in over)
+    note = f"over: {listed}" if over else ""
+    goal = f"{MOST_BOOKKEEPING} or less"
+    yield TargetRow("bookkeeping, share of a step", goal, list(shares.values()), note)
 
 
 def decoded(
-    chosen: Sequence[Choice], rounds: int, *, compile: str, profile: bool = False
+    chosen: Sequence[Choice], rounds: int, *, profile: bool = False
 ) -> tuple[Header, list[DecodedSample]]:
     """The header and the samples of a run of the reference model with these methods, in turns."""
     config = DecodeConfig(
@@ -148,7 +137,6 @@ def decoded(
         limit=max(5, rounds),
         max_new_tokens=64,
         methods=tuple(chosen),
-        compile=compile,
         profile=profile,
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +146,7 @@ def decoded(
         return read.header, [s for s in read.samples if isinstance(s, DecodedSample)]
 
 
-def probing(asked: TargetOptions) -> Iterator[TargetRow]:
+def probing(rounds: int) -> Iterator[TargetRow]:
     """Probing every layer against plain greedy decoding, one by one and in a batch."""
     loaded = load(ModelSpec(name=REFERENCE, device="cpu"))
     n, prompts = 64, pseudo_prompts(loaded.tokenizer, 8, 64)
@@ -178,7 +166,7 @@ def probing(asked: TargetOptions) -> Iterator[TargetRow]:
         "together": lambda: together.probe(prompts, n, target, draws(8)),
     }
     each = {"greedy": 2, "alone": 2, "together": 8}
-    times = interleaved(work, asked.rounds, clock)
+    times = interleaved(work, rounds, clock)
     per = {name: [t / each[name] for t in taken] for name, taken in times.items()}
     yield TargetRow(
         "probing all layers / greedy", "1.10 or less", over(per["alone"], per["greedy"])
@@ -187,11 +175,9 @@ def probing(asked: TargetOptions) -> Iterator[TargetRow]:
     yield TargetRow(what, "4.0 or more", over(per["alone"], per["together"]))
 
 
-def growth(asked: TargetOptions) -> Iterator[TargetRow]:
+def growth(rounds: int) -> Iterator[TargetRow]:
     """Time per token with 2k of context over that with 128, against the bytes moved."""
     loaded = load(ModelSpec(name=SMALL, dtype="float32", device="cpu"))
-    if loaded.staged.compiled.why_not() is None and asked.compile == "on":
-        loaded.staged.compile([1])
     clock, n = Clock(loaded.staged.device), 16
     long, short = pseudo_prompts(loaded.tokenizer, 1, 2048 - n) + pseudo_prompts(
         loaded.tokenizer, 1, 128 - n
@@ -205,34 +191,32 @@ def growth(asked: TargetOptions) -> Iterator[TargetRow]:
         loaded.staged, [len(short)], n
     )
     step_s(short)
-    ratios = [step_s(long) / step_s(short) / moved for _ in range(asked.rounds)]
+    ratios = [step_s(long) / step_s(short) / moved for _ in range(rounds)]
     what = "growth of time over growth of bytes, 2k / 128"
     yield TargetRow(what, "1.3 or less", ratios, f"bytes grow {moved:.2f}x")
 
 
-def memory(asked: TargetOptions) -> Iterator[TargetRow]:
+def memory(_: int) -> Iterator[TargetRow]:
     """Yield the most memory held beyond weights and cache while decoding, over both.
 
     The libraries' own code is apart: it is the same for every model, and whoever has Python and
     transformers open has it already. It is loaded by running the smallest of models first.
     Weights count once, as they are stored: a second copy of any is beyond them.
     """
-    run_once(TINY, asked)
+    run_once(TINY)
     gc.collect()
     before = resident()
-    loaded, session = run_once(MIDDLE, asked)
+    loaded, session = run_once(MIDDLE)
     held = loaded.staged.parameters * loaded.staged.dtype.itemsize + session.cache.nbytes
     extra = (resident("VmHWM") - before) / held - 1
     what = f"peak memory over weights and KV, {MIDDLE}"
     yield TargetRow(what, "0.15 or less", [extra], f"libraries hold {before / 1e6:.0f} MB")
 
 
-def run_once(name: str, asked: TargetOptions) -> tuple[Loaded, Session]:
+def run_once(name: str) -> tuple[Loaded, Session]:
     """A model that has decoded one prompt; the peak is counted from when it was loaded."""
     loaded = load(ModelSpec(name=name, dtype="float32", device="cpu"))
     forget_peak_memory(loaded.staged.device)
-    if asked.compile == "on":
-        loaded.staged.compile([1])
     session = Session(loaded.staged, 192)
     prompt = pseudo_prompts(loaded.tokenizer, 1, 64)[0]
     autoregressive(session, Request(prompt, Limits(32), Clock(loaded.staged.device)))
@@ -275,13 +259,11 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(names))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--compile", default="on")
     asked = parser.parse_args()
     quiet()
     set_threads(asked.threads)
-    shared = TargetOptions(asked.rounds, asked.compile)
     chosen = [m for m in MEASUREMENTS if m.__name__ in asked.only.split(",")]
-    lines = [line.cells() for measure in chosen for line in measure(shared)]
+    lines = [line.cells() for measure in chosen for line in measure(asked.rounds)]
     header = ("what", "goal", "median", "low", "high", "note")
     title = f"{torch.get_num_threads()} threads, {asked.rounds} rounds"
     digits = dict.fromkeys(("median", "low", "high"), 3)

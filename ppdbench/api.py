@@ -269,7 +269,7 @@ def _running(
         with ExitStack() as around:
             if loaded is None:
                 check_there(_spec(model))
-            else:  # what one run compiles is not there in the next
+            else:  # what one run captures is not there in the next
                 around.enter_context(restored(loaded.staged))
             if given["progress"]:
                 to = replace(to, report=around.enter_context(shown()))

@@ -25,7 +25,7 @@ WORK = ("bench", "cli", "methods", "probe", "report", "scoring")
 # What cannot be imported on every system.
 LINUX = {"ppdbench.machine.libc"}
 # Parts of torch that `import torch` does not bring.
-APART = {"torch.distributed", "torch._inductor.cpp_builder", "torch._inductor.exc"}
+APART = {"torch.distributed"}
 
 
 def module_name(path: Path) -> str:

@@ -6,9 +6,8 @@ weights, prompts and process, one after the other in alternating order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -29,6 +28,7 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.machine.bandwidth import measure_bandwidth
 from ppdbench.machine.clock import Clock
+from ppdbench.runs.records import Compilation
 from ppdbench.runs.workload import Report
 from ppdbench.stats import median
 
@@ -61,7 +61,7 @@ class BaselineReport:
 
     The `*_tokens_per_s` of greedy and generate are over the whole call, prefill included;
     `decode_tokens_per_s` is greedy after its prefill, None if one token was asked for.
-    `compilation` says whether our passes ran compiled, `path` which kernels ran if not.
+    `compilation` is the outcome of `--compile`, `path` names the kernels of our passes.
     """
 
     model: str
@@ -79,8 +79,13 @@ class BaselineReport:
     """Per prompt the output position at which they part, None where they never do."""
     bytes_per_token: int
     bandwidth_bytes_per_s: float
-    compilation: Mapping[str, Any]
+    compilation: Compilation | None
     path: PassPath
+
+    @property
+    def captured(self) -> bool:
+        """True if our passes ran as graphs that were captured."""
+        return self.compilation is not None and bool(self.compilation.rows)
 
     @property
     def rounds_run(self) -> int:
@@ -165,7 +170,7 @@ class BaselineReport:
             "ratios": [r.ratio for r in self.rounds],
             "greedy_s": [r.greedy_s for r in self.rounds],
             "generate_s": [r.generate_s for r in self.rounds],
-            "compilation": dict(self.compilation),
+            "compilation": msgspec.to_builtins(self.compilation),
             "path": self.path.kernels,
             "why": self.path.why,
             "identical": self.identical,
@@ -188,7 +193,7 @@ def compare_with_generate(
     """Load the model twice, ours and stock, and time both on `prompts`.
 
     `prompts` are token ids, or what makes them from the model's tokenizer. Memory for two
-    copies of the weights is needed, unless our passes are compiled: those read plain weights.
+    copies of the weights is needed where ours are laid out anew.
     """
     for name, value in {"new_tokens": new_tokens, "rounds": rounds}.items():
         if value < 1:
@@ -199,15 +204,14 @@ def compare_with_generate(
     _check_lengths(ours, ids, new_tokens)
     setup = Setup(ours, max(map(len, ids)) + new_tokens)
     stock = setup.stock()
-    tokens = len(ids) * new_tokens * rounds
-    found = settle(compile, setup, {"greedy": Decoder()}, tokens, progress or _unheard)
+    found = settle(compile, setup, {"greedy": Decoder()}, progress or _unheard)
     return compare(
         *(ours, stock),
         prompts=ids,
         new_tokens=new_tokens,
         rounds=rounds,
         progress=progress,
-        compilation=msgspec.to_builtins(found),
+        compilation=found,
     )
 
 
@@ -225,7 +229,7 @@ def compare(
     progress: Report | None = None,
     clock: Clock | None = None,
     bandwidth: float | None = None,
-    compilation: Mapping[str, Any] = MappingProxyType({}),
+    compilation: Compilation | None = None,
 ) -> BaselineReport:
     """Time both over the same prompts, taking turns."""
     _check_lengths(ours, prompts, new_tokens)

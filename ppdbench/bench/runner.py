@@ -13,7 +13,7 @@ from ppdbench.bench.batch_sizes import check_examples, check_memory, check_sizes
 from ppdbench.bench.batched import Batched
 from ppdbench.bench.compiling import check_mode, settle
 from ppdbench.bench.execution import UNPROTECTED, CodeRuns
-from ppdbench.bench.interleaved import BASELINE, Interleaved, PreparedMethod
+from ppdbench.bench.interleaved import Interleaved, PreparedMethod
 from ppdbench.bench.labels import label_of
 from ppdbench.bench.made_sample import sample_of
 from ppdbench.bench.memory import own_bytes
@@ -200,7 +200,6 @@ def run_decode(
             "off" if config.strict or largest > 1 else config.compile,
             setup,
             {c.label: c.decoder for c in methods},
-            sum(item.max_new_tokens for item in items) * (len(methods) + len(BASELINE)),
             to.report,
             to.compilation(),
         )
@@ -212,7 +211,7 @@ def run_decode(
         if config.profile:
             to.report("measuring bandwidth", 0, None)
             bandwidth = measure_bandwidth(loaded.staged.device)
-        # What compiling and measuring took is no part of decoding.
+        # What capturing and measuring took is no part of decoding.
         forget_peak_memory(loaded.staged.device)
         interleaved = Interleaved(
             *(loaded, [m for m in methods if m.size == 1], setup, config.target),

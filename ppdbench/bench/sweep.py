@@ -141,8 +141,8 @@ class Sweep:
     def audition(self, report: Report, begun: Compilation | None = None) -> dict[str, Any]:
         """Prepare the cells one at a time and return what the header says of all of them.
 
-        Before passes are compiled, to learn which are wanted; and after, as it will decode.
-        `begun` is what it says of compiled passes already.
+        Before passes are captured, to learn which are wanted; and after, as it will decode.
+        `begun` is what it says of captured passes already.
         """
         parts = ("methods", "not_run", "facts", "used", "chosen")
         told: dict[str, Any] = {part: {} for part in parts}
@@ -156,7 +156,7 @@ class Sweep:
         self._check_any(told["not_run"])
         apart = self.config.strict or max(self.config.sizes) > 1
         mode = "off" if apart else self.config.compile
-        compilation = settle(mode, self.setup, self._able, self._tokens(), report, begun)
+        compilation = settle(mode, self.setup, self._able, report, begun)
         for label in self.built:
             entry = told["not_run"].get(label) or self._begin(label)
             for part, content in about([(label, self.built[label], entry)], self.sizes).items():
@@ -177,15 +177,6 @@ class Sweep:
     def _check_any(self, not_run: Mapping[str, str]) -> None:
         if not self._able:
             raise ConfigError(f"no cell can run: {next(iter(not_run.values()))}")
-
-    def _tokens(self) -> int:
-        """Count the tokens that the cells decode together."""
-        tokens = before = 0
-        for step, items in zip(self.steps, self._of_rung, strict=True):
-            here = sum(item.max_new_tokens for item in items)
-            tokens += step.cells * (here - before)
-            before = here
-        return tokens
 
     def run(self, report: Report, folder: RunFolder) -> None:
         """Run rung after rung; who goes on follows from what the folder holds."""
@@ -288,8 +279,7 @@ def _outline(decoder: Decoder) -> Decoder:
     """Return what is known of a decoder that is closed: neither weights nor caches."""
     outline = Decoder()
     outline.rows, outline.foreign = decoder.rows, decoder.foreign
-    outline.units, outline.threads = decoder.units, decoder.threads
-    outline.compiles = decoder.compiles
+    outline.units = decoder.units
     return outline
 
 

@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
     from ppdbench.report.pictures.drawing import Drawing
+    from ppdbench.runs.records import Compilation
     from ppdbench.runs.running import Destination
     from ppdbench.runs.store import StoredRun
     from ppdbench.runs.workload import FinishedRun
     from ppdbench.tasks import ChatOptions
     from ppdbench.training.text import TextSpec
-
-
-# Runs that could save less than this by compiled passes are not told so.
-SHORT_S = 10
 
 
 def notice(text: str) -> None:
@@ -347,19 +344,16 @@ def reading_notes(runs: Sequence[StoredRun]) -> None:
         )
 
 
-def compilation_note(run: FinishedRun) -> None:
-    """Say that passes ran compiled, or what a run that is not short could gain by it."""
-    about = run.header.compilation
-    assert about is not None
+def compilation_note(about: Compilation | None) -> None:
+    """Say that passes ran captured, or why none did where that was asked for."""
+    if about is None:
+        return
     if about.rows:
         rows = ", ".join(map(str, about.rows))
-        wider = ", ".join(map(str, about.eager_rows or ()))
-        beside = f" (of {wider} rows eagerly)" if wider else ""
         unit = "row" if len(about.rows) == 1 and about.rows[0] == 1 else "rows"
-        ready = f"ready after {about.seconds:.0f} s"
-        notice(f"note: passes of {rows} {unit} ran compiled{beside}, {ready}")
-    elif (about.saves_s or 0) > SHORT_S:
-        notice(f"note: passes ran eagerly: {about.why}")
+        notice(f"note: passes of {rows} {unit} ran captured, ready after {about.seconds:.0f} s")
+    elif about.mode == "on":
+        notice(f"note: --compile on: {about.why}")
 
 
 def warn(text: str) -> None:
@@ -372,6 +366,7 @@ def closing_notes(run: FinishedRun, asked: str | None) -> None:
     """Say what a user should know of a finished run, and where it lies; `asked` is --model."""
     from ppdbench.runs.workload import without_score
 
+    compilation_note(run.header.compilation)
     stand_in_note(asked)
     _data_note(run.header.config.data)
     for task, source in run.header.data.items():

@@ -14,7 +14,6 @@ from ppdbench.cli.common import (
     check_exports,
     check_pictures,
     chosen_batches,
-    compilation_note,
     draw,
     notice,
     show_examples,
@@ -147,7 +146,6 @@ def _decode(
     if answers is not None:
         _write_answers(run, answers)
     _execution_note(run)
-    compilation_note(run)
     left = command.end(run)
     return exit_code(run) or left
 

@@ -9,6 +9,7 @@ import click
 
 from ppdbench.cli.common import (
     check_pictures,
+    compilation_note,
     draw,
     model_spec,
     notice,
@@ -235,6 +236,7 @@ def _baseline(spec: ModelSpec, options: dict[str, Any]) -> MeasuredHere:
             compile=options["compile"],
             progress=report,
         )
+    compilation_note(found.compilation)
     low, high = found.ratio_range
     told = f"rounds differ widely: ratios {low:.2f} to {high:.2f}"
     unsteady = told if high > STEADY * low else None
@@ -305,7 +307,7 @@ def _same_tokens(report: BaselineReport) -> str:
 
 
 def _what_was_read(report: BaselineReport) -> str:
-    passes = "compiled" if report.compilation["rows"] else report.path.words
+    passes = "captured" if report.captured else report.path.words
     return (
         f"our passes: {passes}; a step reads {report.bytes_per_token / 1e6:.1f} MB, and memory "
         f"delivers {report.bandwidth_bytes_per_s / 1e9:.1f} GB/s"

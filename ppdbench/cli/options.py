@@ -229,7 +229,7 @@ compile_option = click.option(
     "--compile",
     default="auto",
     show_default=True,
-    help="Compiled passes: on, off, or auto: where they pay in this run.",
+    help="Capture passes as CUDA graphs on a GPU: on, off, or auto (off).",
 )
 
 batch_options = stack(

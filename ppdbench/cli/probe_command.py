@@ -12,7 +12,6 @@ from ppdbench.cli.common import (
     RunCommand,
     check_pictures,
     chosen_targets,
-    compilation_note,
     draw,
     notice,
     parse_numbers,
@@ -169,7 +168,6 @@ def _probe_matches(form: str, plot: str | None, heatmap: str | None, **options: 
     _show(run, config, form)
     show_examples(run, show, form)
     _end_note(run, config)
-    compilation_note(run)
     return command.end(run)
 
 

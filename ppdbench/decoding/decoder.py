@@ -96,13 +96,6 @@ class Setup:
                 self.stocks[name] = StockModel.load(spec)
         return self.stocks[name]
 
-    def share_weights(self) -> None:
-        """Let the target as transformers runs it read our weights, where they are plain."""
-        from ppdbench.decoding.stock import share
-
-        if (stock := self.stocks.get(None)) is not None:
-            share(stock.model, self.target.staged.model)
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -127,8 +120,7 @@ class Decoder:
     about it, both for the header of the run. `used` says what options came to that leave the
     choice to the method, in words, and `chosen` the numbers that were chosen for them, which
     whoever goes on with a run keeps.
-    `units` processes of `threads` threads each decode together (0: as many as the run has);
-    `compiles` says that those besides this one can run compiled passes, too.
+    `units` processes of `threads` threads each decode together (0: as many as the run has).
     One that does not say that it `knows_text` cannot make tokens less likely for standing in it.
     `acceptance`, where there is one, keeps tokens that greedy decoding would not give. A
     `foreign` decoder is greedy decoding by an engine that is not ours: it draws no tokens, and
@@ -144,14 +136,13 @@ class Decoder:
     chosen: Mapping[str, int] = MappingProxyType({})
     units: int = 1
     threads: int = 0
-    compiles: bool = True
     acceptance: Acceptance | None = None
     foreign: bool = False
     knows_text: bool = True
     alone: str | None = None
 
     def begin(self) -> None:
-        """The models are as they will run, compiled or not: start what decodes beside this."""
+        """The models are as they will run, captured or not: start what decodes beside this."""
 
     def decode(self, session: Session, request: Request) -> Decoded:
         """Tokens of one prompt, step by step."""

@@ -26,15 +26,7 @@ from ppdbench.engine.cache import CacheShape, HeldRows, Rows, SharedRows
 from ppdbench.engine.families import RowShape, Slopes
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
-from ppdbench.engine.packing import (
-    Exchange,
-    PackedLinear,
-    exchange,
-    for_all_owners,
-    packed,
-    spans,
-    unpack,
-)
+from ppdbench.engine.packing import Exchange, exchange, for_all_owners, packed, spans
 from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
 from ppdbench.machine.pages import Files, enlarge, trim
@@ -66,7 +58,6 @@ class Adapter:
                 setattr(self.body, name, at_home(part, self._path(name), stored, self.device))
         self.final_norm: nn.Module | None = getattr(self.body, self._named(self.family.norm))
         self.head = at_home(model.get_output_embeddings(), self.head_path(), stored, self.device)
-        self._tied = self._head_is_tied()
         self.blocks = self.family.blocks_of(self.config)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self._word_scale = self.family.word_scale(self.config)
@@ -326,16 +317,6 @@ class Adapter:
             return "its layers expand what the cache holds"
         return None
 
-    def why_not_traced(self) -> str | None:
-        """Say why one layer cannot be compiled for all; None if it can."""
-        if (why := self.why_not_repeated()) is not None:
-            return why
-        if self.rotary_tables != 2:
-            return "its layers take no pair of rotary tables"
-        if not self.anatomy.plain or self.before_head != 1.0:
-            return "its layers or its readout have weights beside linear products and norms"
-        return None if self.anatomy.alike else "its layers differ in more than their weights"
-
     def with_layers(self, others: Mapping[int, nn.Module]) -> Adapter:
         """The same, but with other modules in the place of some layers."""
         twin = copy.copy(self)
@@ -369,14 +350,6 @@ class Adapter:
         files.release()
         trim()
 
-    def unpack(self, *, both: bool = False) -> None:
-        """Plain weights again, which is what compiled passes read; packed ones too, if `both`."""
-        if self._tied and isinstance(self.head, PackedLinear):
-            self.head.unpack(self.embedding.get_parameter("weight"), both=both)
-        for module in (*self.layers, self.head):
-            unpack(module, both=both)
-            trim()
-
     def enlarge(self) -> None:
         """Put what passes read on large pages."""
         enlarge(spans(nn.ModuleList((*self.layers, self.head))))
@@ -395,7 +368,6 @@ class Adapter:
         """Free the embedding, unless the head reads the same memory."""
         if not self._head_is_tied():
             _free(self.embedding)
-            self._tied = False
 
     def parts(self, layers: range) -> list[nn.Module]:
         """List the modules that run these layers and read out after the last of them."""

@@ -60,8 +60,6 @@ class Anatomy:
     """Layers compute attention in code of their own: it needs every mask written out."""
     alike: bool
     """All layers compute the same but for their weights."""
-    plain: bool
-    """Layers consist of linear products and what has one number for each of a state's."""
     experts: bool
     """Layers choose between experts, token by token."""
     memories: tuple[str | None, ...]
@@ -138,7 +136,6 @@ def read(model: Any) -> tuple[Family, Anatomy]:
         told_positions=any(POSITIONS in _parameters(a) for a in attentions),
         own_attention=not all(_asks_for_attention(layers[i]) for i in attending),
         alike=_alike(layers) and not _differ_by_number(config),
-        plain=all(map(_is_plain_part, (p for layer in layers for p in layer.modules()))),
         experts=any(map(_chooses, (p for layer in layers for p in layer.modules()))),
         memories=memories,
         attending=frozenset(attending),
@@ -322,14 +319,6 @@ def _alike(layers: Sequence[nn.Module]) -> bool:
     """True if nothing but weights and their number in the list tells the layers apart."""
     first = _settings(layers[0])
     return all(_settings(layer) == first for layer in layers[1:])
-
-
-def _is_plain_part(part: nn.Module) -> bool:
-    """True for products, norms, and what holds other parts and no weights of its own."""
-    own = list(part.parameters(recurse=False))
-    if any(True for _ in part.children()):
-        return not own
-    return isinstance(part, nn.Linear) or all(p.dim() < 2 for p in own)
 
 
 def _chooses(part: nn.Module) -> bool:

@@ -132,8 +132,6 @@ class Family:
     """Its `model_type` in transformers."""
     members: str = ""
     """The models that people know it by."""
-    compiled: bool | None = None
-    """Layers can be compiled ahead of time for passes of few rows; None: if all are alike."""
     body: str | None = None
     """Path to what holds embedding, layers and final norm."""
     embedding: str | None = None
@@ -418,24 +416,9 @@ FC = BlockNames(
 )
 
 for _family in (
-    Family(
-        name="llama",
-        members="Llama 1/2/3, Vicuna, TinyLlama, MobileLLaMA, CodeLlama, SmolLM",
-        compiled=True,
-    ),
-    Family(name="mistral", members="Mistral", compiled=True),
-    Family(name="qwen2", members="Qwen 2 and 2.5", compiled=True),
-    Family(name="qwen3", members="Qwen 3", compiled=True),
-    Family(name="phi3", members="Phi-3", compiled=True),
-    Family(name="olmo2", members="OLMo 2", compiled=True, blocks=NORMS_AFTER),
-    Family(name="gemma2", members="Gemma 2", compiled=True, blocks=NORMS_AROUND),
-    Family(
-        name="gemma3_text",
-        members="Gemma 3 text",
-        compiled=True,
-        blocks=NORMS_AROUND,
-        refusal=_both_ways,
-    ),
+    Family(name="olmo2", members="OLMo 2", blocks=NORMS_AFTER),
+    Family(name="gemma2", members="Gemma 2", blocks=NORMS_AROUND),
+    Family(name="gemma3_text", members="Gemma 3 text", blocks=NORMS_AROUND, refusal=_both_ways),
     Family(name="gemma3n_text", members="Gemma 3n text", norm="norm", carried=_streams),
     Family(
         name="gemma4_text",
@@ -445,11 +428,9 @@ for _family in (
         refusal=_in_all_directions,
     ),
     Family(name="gemma4_unified_text", members="Gemma 4 unified, text", refusal=_in_all_directions),
-    Family(name="gpt_neox", members="GPT-NeoX, Pythia", compiled=True),
     Family(
         name="gpt2",
         members="GPT-2",
-        compiled=False,
         positions=_wpe_positions,
         sizes={
             "n_layer": "layers",
@@ -463,7 +444,6 @@ for _family in (
     Family(
         name="opt",
         members="OPT",
-        compiled=False,
         norm="final_layer_norm",
         positions=_opt_positions,
         project_in="project_in",
@@ -612,6 +592,7 @@ MEMBERS = {
     "gemma": "Gemma 1",
     "glm": "GLM-4",
     "glm4_moe": "GLM-4.5 and 4.6",
+    "gpt_neox": "GPT-NeoX, Pythia",
     "gpt_oss": "gpt-oss",
     "granite": "Granite 3",
     "granitemoe": "Granite 3 with experts",
@@ -624,10 +605,12 @@ MEMBERS = {
     "kimi_linear": "Kimi Linear",
     "lfm2": "LFM2",
     "lfm2_moe": "LFM2 with experts",
+    "llama": "Llama 1/2/3, Vicuna, TinyLlama, MobileLLaMA, CodeLlama, SmolLM",
     "llama4_text": "Llama 4 text",
     "minimax_m2": "MiniMax M2",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",
+    "mistral": "Mistral",
     "mixtral": "Mixtral",
     "mllama": "Llama 3.2 Vision",
     "nemotron": "Nemotron 3 and 4, Minitron",
@@ -637,8 +620,11 @@ MEMBERS = {
     "olmoe": "OLMoE",
     "persimmon": "Persimmon",
     "phi": "Phi-1 and Phi-2",
+    "phi3": "Phi-3",
     "phimoe": "Phi-3.5 MoE",
+    "qwen2": "Qwen 2 and 2.5",
     "qwen2_moe": "Qwen 1.5 and 2 with experts",
+    "qwen3": "Qwen 3",
     "qwen3_5_moe_text": "Qwen 3.5 with experts, text",
     "qwen3_5_text": "Qwen 3.5 text",
     "qwen3_moe": "Qwen 3 with experts",
@@ -657,11 +643,6 @@ def members(name: str) -> str:
 def entry(model_type: str) -> Family:
     """The entry of a family; of most it says nothing."""
     return FAMILIES.get(model_type) if model_type in FAMILIES else Family(name=model_type)
-
-
-def compiled_families() -> list[str]:
-    """The families whose layers can be compiled."""
-    return [name for name in FAMILIES if FAMILIES.get(name).compiled]
 
 
 def sizes() -> dict[str, str]:

@@ -4,9 +4,9 @@ A graph repeats the very same kernels on the very same addresses, so all that ch
 to pass is copied into buffers that stay: hidden states, the cache rows to write, angles and,
 for trees, the mask. The number of keys is part of a graph: a pass takes the next of a few
 lengths, so that a short sequence does not pay for the longest, and does not see what lies
-beyond its own. A pass of fewer rows is filled up to the next count, as compiled ones are.
-Graphs are captured when they are first needed. How is handed in: on a CPU, where it can be
-tested, the call is simply made again over the same buffers.
+beyond its own. A pass of fewer rows is filled up to the next count; the idle rows are written
+behind all others, where nobody looks. Graphs are captured when they are first needed. How is
+handed in: on a CPU, where it can be tested, the call is simply made again over the same buffers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ppdbench.engine.few_rows import TracedRows
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.taps import Tap
 from ppdbench.engine.weights import is_plain
@@ -186,6 +185,21 @@ class Graphs:
         return self._caches[cache]
 
 
+class CapturedRows:
+    """A layer's cache while the layer is captured: rows are written where they are told."""
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, key_length: int) -> None:
+        self.keys, self.values, self.rows, self.key_length = keys, values, rows, key_length
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write the new rows; all rows that their queries may look at."""
+        self.keys.index_copy_(2, self.rows, key)
+        self.values.index_copy_(2, self.rows, value)
+        return self.keys[:, :, : self.key_length], self.values[:, :, : self.key_length]
+
+
 class LayersFunction:
     """Some layers as a function of tensors alone; it holds the cache's memory, not the cache."""
 
@@ -207,7 +221,7 @@ class LayersFunction:
         for i, window, (keys, values) in zip(
             self.shape.layers, self._windows, self._blocks, strict=True
         ):
-            slots = TracedRows(keys, values, rows, self.shape.keys)
+            slots = CapturedRows(keys, values, rows, self.shape.keys)
             turn = turns.get(self.adapter.rope_kind(i))
             hidden = self.adapter.call_layer(i, hidden, masks[window], turn, slots)
             outputs.append(hidden)

@@ -22,6 +22,6 @@ class LogitWatch:
     def note(self, position: int, logits: Tensor, depth: int) -> None:
         """The logits [vocab] that chose output `position`, after `depth` layers."""
         if position in self.wanted:
-            # A copy: what was compiled or captured writes its outputs over the last ones.
+            # A copy: a part of them would keep those of all other rows.
             self.logits[position] = logits.detach().float().clone()
             self.depths[position] = depth

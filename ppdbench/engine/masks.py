@@ -294,7 +294,7 @@ class StepMaker:
         """Consecutive tokens in a shape that never changes: `start` is a tensor of one row.
 
         Reads `key_length` rows whatever is in them and masks those not yet written, so
-        one compiled or captured pass serves every position.
+        one captured pass serves every position.
         """
         positions = start + self.index[:, :n_query]
         keys = self.index[:, :key_length]

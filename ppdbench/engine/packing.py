@@ -3,8 +3,7 @@
 One-row products at inference are bound by memory; the stock layout reaches about half of
 what a packed one does, in float32 and bfloat16 alike, and a few rows cost hardly more than
 one. The packed copy replaces the original, so memory does not grow (a head tied to the
-embedding gets a copy of its own, because the embedding still reads plain rows). Compiled
-passes read plain rows, for which a layer can be unpacked again.
+embedding gets a copy of its own, because the embedding still reads plain rows).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from ppdbench.engine.families import is_linear, transposed
 from ppdbench.engine.weights import is_plain, parts
@@ -38,62 +36,30 @@ ROWS_HINT = 8
 
 
 class PackedLinear(nn.Module):
-    """y = x W^T + b over a packed W, which only `forward` can read until it is unpacked.
+    """y = x W^T + b over a packed W, which only `forward` can read."""
 
-    Compiled passes of few rows read plain rows, wider ones the packed copy if it is kept.
-    """
-
-    weight: nn.Parameter | None
     bias: nn.Parameter | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.packed_bytes = weight.numel() * weight.element_size()
-        self.weight = None
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.packed: Tensor | None = self.lay_out(weight)
+        self.packed = self.lay_out(weight)
 
     def lay_out(self, weight: Tensor) -> Tensor:
-        """Copy W into the layout that `multiply` reads."""
+        """Copy W into the layout that `forward` reads."""
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
         return packed
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features] over the packed W."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
-    def laid_back(self) -> Tensor:
-        """Copy the packed W into plain rows."""
-        assert self.packed is not None
-        return self.packed.to_dense()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
-        return linear(x, self.plain, self.bias) if self.packed is None else self.multiply(x)
-
-    def unpack(self, shared: nn.Parameter | None = None, *, both: bool = False) -> None:
-        """Hold W in plain rows, in them alone or in both forms.
-
-        `shared` are plain rows that are there anyway.
-        """
-        if self.weight is None:
-            if shared is None:
-                shared = nn.Parameter(self.rows(), requires_grad=False)
-            self.weight = shared
-        if not both:
-            self.packed, self.packed_bytes = None, 0
-
     def rows(self) -> Tensor:
-        """W in plain rows, made of the packed ones where those alone are held."""
-        return self.laid_back() if self.weight is None else self.weight
-
-    @property
-    def plain(self) -> Tensor:
-        """W once it is unpacked."""
-        assert self.weight is not None
-        return self.weight
+        """Copy the packed W into plain rows."""
+        return self.packed.to_dense()
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -190,28 +156,15 @@ def pack(module: nn.Module) -> nn.Module:
     return exchange(module, packed)
 
 
-def unpack(module: nn.Module, *, both: bool = False) -> None:
-    """Plain weights in every packed layer in `module`, beside the packed ones or alone."""
-    for layer in module.modules():
-        if isinstance(layer, PackedLinear):
-            layer.unpack(both=both)
-
-
 def spans(module: nn.Module) -> list[Span]:
     """List the memory spans of `module`'s weights, but for those that are pages of a file."""
     packed = [m.packed for m in module.modules() if isinstance(m, PackedLinear)]
     plain = [t for p in module.parameters() for t in parts(p) if t.device.type == "cpu"]
     files = Files.behind(plain)
-    held = [t for t in plain if not files.holds(t)] + [t for t in packed if t is not None]
+    held = [t for t in plain if not files.holds(t)] + packed
     return [span(tensor) for tensor in held if tensor.numel()]
 
 
 def packed_bytes(module: nn.Module) -> int:
     """Memory of the packed weights in `module`."""
     return sum(m.packed_bytes for m in module.modules() if isinstance(m, PackedLinear))
-
-
-def copied_bytes(module: nn.Module) -> int:
-    """Count the memory of weights that are there in plain rows too."""
-    layers = (m for m in module.modules() if isinstance(m, PackedLinear))
-    return sum(layer.packed_bytes for layer in layers if layer.weight is not None)

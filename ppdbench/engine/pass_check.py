@@ -1,6 +1,6 @@
 """Fast passes held against the truth: over real tokens, in every layer, chains and trees.
 
-A fast pass (compiled, captured or written by hand) sums in another order than an eager one and
+A fast pass (captured, or flat) sums in another order than an eager one and
 rounds elsewhere, so neither is the truth about the other. The truth is the same model in a wider
 type. How far eager passes lie from it is what this model makes of rounding, and a fast pass may
 lie a little further. Real models amplify: over random states their eager passes are off by

@@ -1,6 +1,6 @@
 """Readings: the likeliest token of every row of logits, and NaN refused, before all else.
 
-Compiled passes find both while they make the logits; behind a pass, whose weights have driven
+Flat passes find both while they make the logits; behind a pass, whose weights have driven
 everything else out of the processor's caches, each further call would cost more than its work.
 """
 

@@ -50,7 +50,6 @@ class SkippedModel(StagedModel):
         looked_at = model.cache_shape.looked_at
         self._not_attending = self.attention - looked_at
         self._nothing_left = self._not_attending & self.mlp if blocks.apart else frozenset()
-        self.compiled = model.compiled.without(self.attention | self.mlp)
         self.parts = None
         self.flat = None if model.flat is None else model.flat.without(self.attention, self.mlp)
         self.adapter = model.adapter.with_layers(

@@ -15,17 +15,15 @@ from torch import Tensor, nn
 
 from ppdbench.engine import attention, memory
 from ppdbench.engine.adapters import Adapter, Rotary
-from ppdbench.engine.artefacts import home
 from ppdbench.engine.cache import KVCache
-from ppdbench.engine.compiled import CompiledLayers
-from ppdbench.engine.flat.choice import EAGER, PassPath, lay_out
+from ppdbench.engine.flat.choice import EAGER, lay_out
 from ppdbench.engine.flat.parts import FlatParts
 from ppdbench.engine.flat.passes import FlatPasses
 from ppdbench.engine.graphs import Graphs
 from ppdbench.engine.joined import JoinedCache
 from ppdbench.engine.masks import FixedShape, Step, StepMaker
 from ppdbench.engine.offload import NOTHING, StoredWeights
-from ppdbench.engine.packing import copied_bytes, packed_bytes
+from ppdbench.engine.packing import packed_bytes
 from ppdbench.engine.pass_check import PassPlan, PassRun, PassTruth
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.taps import Tap
@@ -122,7 +120,6 @@ class StagedModel:
             self.adapter.drop_embedding()
         if packed:
             self.adapter.enlarge()
-        self.compiled = CompiledLayers(self.adapter)
         self.graphs = Graphs(self.adapter)
         self._kinds = [self.adapter.rope_kind(i) for i in range(self.n_layers)]
         self._groups = self.adapter.heads_per_kv
@@ -216,22 +213,16 @@ class StagedModel:
             if found is not None:
                 return found
         rotary = {kind: self.adapter.rotary(step, kind) for kind in set(self._kinds[start:stop])}
-        quick = None
         if isinstance(cache, KVCache):
             done = self.graphs.run(hidden, range(start, stop), step, cache, rotary, tap)
             if done is not None:
                 return done
-            quick = self.compiled.over(step, cache, rotary)
-        hidden = hidden if quick is None else quick.filled(hidden)
         for i in range(start, stop):
-            if quick is not None and i not in quick.left_out:
-                hidden = quick(i, hidden)
-            else:
-                found = None if self.parts is None else self.parts.run(i, hidden, step, cache)
-                hidden = self._eagerly(i, hidden, step, cache, rotary) if found is None else found
+            found = None if self.parts is None else self.parts.run(i, hidden, step, cache)
+            hidden = self._eagerly(i, hidden, step, cache, rotary) if found is None else found
             if tap is not None:
-                tap(i + 1, hidden if quick is None else quick.cut(hidden))
-        return hidden if quick is None else quick.cut(hidden)
+                tap(i + 1, hidden)
+        return hidden
 
     def _eagerly(
         self,
@@ -275,51 +266,28 @@ class StagedModel:
         return Reading.of(self.adapter.logits(hidden)) if found is None else found
 
     def _narrow(self, hidden: Tensor) -> Reading | None:
-        """The same from flat passes, or from what was compiled or captured for few rows."""
+        """The same from flat passes, or from what was captured for few rows."""
         if self.flat is not None:
             return self.flat.readout.read(hidden)
         if self.parts is not None and (found := self.parts.read(hidden)) is not None:
             return found
-        found = self.compiled.read(hidden)
-        return self.graphs.read(hidden) if found is None else found
+        return self.graphs.read(hidden)
 
     @property
     def remembers(self) -> bool:
         """True if layers have a memory of their own, so that passes must be chains."""
         return bool(self.cache_shape.remembering)
 
-    def why_eager(self) -> str | None:
-        """Say why passes of this model can be neither compiled nor captured; None if they can."""
-        return (self.graphs if self.device.type == "cuda" else self.compiled).why_not()
+    def capture(self, counts: Collection[int]) -> None:
+        """Capture passes of up to these numbers of rows from now on, and check that they may."""
+        self.graphs.use(counts)
+        self.hold_captured(counts)
 
-    def compile(self, counts: Collection[int], *, wider: bool = False) -> None:
-        """Run passes of these numbers of rows compiled from now on, and check that they may.
+    def hold_captured(self, counts: Collection[int], *, seed: int = 0) -> None:
+        """Refuse captured passes of these numbers of rows that are further off than eager ones.
 
-        Compiled passes read plain weights. If there will be `wider` ones, which run eagerly, a
-        packed copy is kept for them.
-
-        On disk nothing is kept but code; what is not there yet takes tens of seconds. A GPU
-        captures passes as they come.
-        """
-        if self.device.type == "cuda":
-            self.graphs.use(counts)
-            self.hold_passes("captured", counts, "use --compile off")
-            return
-        if self.flat is not None or self.parts is not None:
-            self.flat, self.parts, self.path = None, None, PassPath("compiled", "asked for")
-        self.adapter.unpack(both=wider)
-        self.adapter.enlarge()
-        self.compiled.make(counts)
-        remedy = f"use --compile off, or delete {home()}"
-        self.hold_passes("compiled", self.compiled.counts, remedy)
-
-    def hold_passes(
-        self, kind: str, counts: Collection[int], remedy: str, *, seed: int = 0
-    ) -> None:
-        """Refuse passes of these numbers of rows that are further off than eager ones.
-
-        They run as they do now, over tokens of `text`, beside eager ones and the same model in
-        a wider type. `seed` draws where the text begins, and trees.
+        They run over tokens of `text`, beside eager ones and the same model in a wider type.
+        `seed` draws where the text begins, and trees.
         """
         plan = PassPlan.over(self.text, counts, self.adapter.max_positions, seed)
         with eager(self):
@@ -327,7 +295,7 @@ class StagedModel:
         run = PassRun(self, plan)
         run.prompt()
         for n in plan.passes:
-            truth.hold(run, n, f"a {kind} pass of {n} rows", remedy)
+            truth.hold(run, n, f"a captured pass of {n} rows", "use --compile off")
 
     @property
     def precision(self) -> str:
@@ -348,13 +316,13 @@ class StagedModel:
 
     def layer_bytes(self, layer: int) -> int:
         """Count the bytes that a pass reads of one layer's weights."""
-        return _read_bytes(self.adapter.layers[layer])
+        return _bytes([self.adapter.layers[layer]])
 
     def readout_bytes(self) -> int:
         """Count the bytes that a pass reads around its layers: projections, final norm and head."""
         around = (getattr(self.adapter.body, name) for name in self.adapter.around)
         projections = [part for part in around if not isinstance(part, nn.Embedding)]
-        return sum(map(_read_bytes, (*projections, self.adapter.readout_parts())))
+        return sum(_bytes([part]) for part in (*projections, self.adapter.readout_parts()))
 
     def part_bytes(self, layers: range) -> int:
         """Memory of what runs these layers and reads out after them."""
@@ -370,13 +338,13 @@ def at_meeting(model: StagedModel, meeting: Meeting) -> StagedModel:
 
 @contextmanager
 def restored(model: StagedModel) -> Iterator[None]:
-    """Passes of `model` run afterwards as they do now, whatever is compiled meanwhile."""
-    before = model.compiled, model.graphs, model.flat, model.parts, model.path
-    model.compiled, model.graphs = CompiledLayers(model.adapter), Graphs(model.adapter)
+    """Passes of `model` run afterwards as they do now, whatever is captured meanwhile."""
+    before = model.graphs, model.flat, model.parts
+    model.graphs = Graphs(model.adapter)
     try:
         yield
     finally:
-        model.compiled, model.graphs, model.flat, model.parts, model.path = before
+        model.graphs, model.flat, model.parts = before
 
 
 @contextmanager
@@ -393,7 +361,7 @@ def wider(model: StagedModel) -> StagedModel:
     twin = copy.copy(model)
     twin.adapter = wide_adapter(model.adapter, dtype)
     twin.dtype, twin.cache_shape = dtype, replace(model.cache_shape, dtype=dtype)
-    twin.compiled, twin.graphs = CompiledLayers(twin.adapter), Graphs(twin.adapter)
+    twin.graphs = Graphs(twin.adapter)
     twin.flat = twin.parts = None
     return twin
 
@@ -410,11 +378,6 @@ def _words(vocab_size: int) -> tuple[int, ...]:
     """Draw tokens from a vocabulary, the same ones each time."""
     draw = random.Random(0)
     return tuple(draw.randrange(vocab_size) for _ in range(WORDS))
-
-
-def _read_bytes(module: nn.Module) -> int:
-    """Memory of what a pass reads of `module`: of weights that are there in two forms, one."""
-    return _bytes([module]) - copied_bytes(module)
 
 
 def _bytes(modules: Sequence[nn.Module]) -> int:

@@ -18,7 +18,7 @@ from ppdbench.engine.truth import StockTruth
 from ppdbench.errors import ConfigError
 from ppdbench.probe.buckets import divisors
 from ppdbench.probe.match import ProbedSequence, Prober, Question
-from ppdbench.runs.records import Compilation, ProbedSample
+from ppdbench.runs.records import ProbedSample
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.samples import Key
 from ppdbench.runs.store import RunFolder
@@ -52,6 +52,10 @@ class ProbeConfig(RunConfig):
                 f"--batch-size {self.batch_size}: use 1 or more, up to {MOST_AT_ONCE}"
             )
         check_mode(self.compile)
+        if self.compile == "on" and self.batch_size > 1:
+            raise ConfigError(
+                "--compile on is for one sequence at a time; leave it or --batch-size out"
+            )
         kinds = [target.kind for target in self.targets]
         if len(set(kinds)) < len(kinds):
             raise ConfigError("a --target is given twice")
@@ -117,22 +121,12 @@ def run_probe(
         heads=heads,
         predictions=config.show_example is not None,
     )
-    header = ready.header("probe", config, compilation=_compile(config, ready), heads=fingerprint)
+    compilation = settle(
+        config.compile, ready.setup, {"probe": Decoder()}, to.report, to.compilation()
+    )
+    header = ready.header("probe", config, compilation=compilation, heads=fingerprint)
     wanted = [_key(item, target) for item in items for target in config.targets]
     return ready.store(header, partial(_probe_missing, config, items, prober, to.report), wanted)
-
-
-def _compile(config: ProbeConfig, ready: Ready) -> Compilation:
-    """Compile the passes of one sequence where that pays, as in decoding."""
-    if config.batch_size > 1:
-        on_cpu = ready.loaded.staged.device.type == "cpu"
-        why = f"{'on a CPU compiled' if on_cpu else 'captured'} passes are of one sequence"
-        if config.compile == "on":
-            raise ConfigError(f"--compile on: {why}; leave it or --batch-size out")
-        return Compilation(mode=config.compile, rows=[], why=why)
-    tokens = sum(item.max_new_tokens for item in ready.items) * len(config.targets)
-    report, begun = ready.to.report, ready.to.compilation()
-    return settle(config.compile, ready.setup, {"probe": Decoder()}, tokens, report, begun)
 
 
 def _check(config: ProbeConfig, loaded: Loaded, n_items: int) -> None:

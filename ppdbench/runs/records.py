@@ -582,8 +582,8 @@ class Passes(Record, frozen=True, kw_only=True):
     """The path that a model's passes take."""
 
     kernels: str
-    """The kernels that run them: flat ones and which, `attention flat` where all else is eager,
-    `eager` or `compiled`."""
+    """The kernels that run them: flat ones and which, `attention flat` where all else is eager, or
+    `eager`; `compiled` in runs of versions that compiled passes on a CPU."""
     why: str
     """The reason, with the times that were measured."""
     prepared_s: Figure
@@ -642,20 +642,21 @@ class DecodingMethod(Record, frozen=True, kw_only=True):
 
 
 class Compilation(Record, frozen=True, kw_only=True):
-    """The result of compiling passes."""
+    """The outcome of `--compile`."""
 
     mode: Name
     """`auto`, `on` or `off`, as asked for."""
     rows: Sequence[Count]
-    """Row counts of passes that are compiled; empty where none is."""
+    """Row counts of passes that a GPU captured, or that an earlier version compiled on a CPU; empty
+    where there are none."""
     eager_rows: Sequence[Count] | None = None
-    """Row counts of wider passes, which are not."""
+    """Row counts of wider passes, which an earlier version ran eagerly."""
     seconds: Figure | None = None
-    """The time that compiling took."""
+    """The time that it took."""
     why: str | None = None
-    """The reason why passes are not compiled."""
+    """The reason why there are none."""
     saves_s: Figure | None = None
-    """The time that compiling would have saved of this run."""
+    """The time that compiling would have saved of this run, where an earlier version did not."""
 
 
 class Memory(Record, frozen=True, kw_only=True):
@@ -877,7 +878,7 @@ class Header(Record, frozen=True, kw_only=True):
 
     @property
     def compilation(self) -> Compilation | None:
-        """Compiled passes."""
+        """Captured passes; compiled ones in runs of earlier versions."""
         return None
 
     @property
@@ -920,7 +921,7 @@ class DecodeHeader(DecodingHeader, frozen=True, kw_only=True):
     left_out: dict[str, str] | None = None
     """Methods of `--method all` that this model cannot run, and why."""
     compilation: Compilation | None = None
-    """Compiled passes."""
+    """Captured passes; compiled ones in runs of earlier versions."""
     bandwidth_bytes_per_s: Figure | None = None
     """The rate at which this machine reads its memory, with `--profile`."""
     memory: Memory | None = None
@@ -937,7 +938,7 @@ class SweepHeader(DecodingHeader, frozen=True, kw_only=True):
     rungs: Sequence[Stage]
     """The stages."""
     compilation: Compilation | None = None
-    """Compiled passes."""
+    """Captured passes; compiled ones in runs of earlier versions."""
 
     def __post_init__(self) -> None:
         for label, cell in self.methods.items():
@@ -952,7 +953,7 @@ class ProbeHeader(Header, frozen=True, kw_only=True):
     config: ProbeSettings
     """The options it was given."""
     compilation: Compilation | None = None
-    """Compiled passes."""
+    """Captured passes; compiled ones in runs of earlier versions."""
     heads: str | UnsetType | None = UNSET
     """Hash of the trained heads."""
 

@@ -59,7 +59,7 @@ class Destination:
         return None if header is None else header.passes
 
     def compilation(self) -> Compilation | None:
-        """Read from the header of a run that was begun before what became of compiled passes."""
+        """Read from the header of a run that was begun before what became of `--compile`."""
         header = begun_header(self.out, self.shard)
         return None if header is None else header.compilation
 

@@ -1,9 +1,10 @@
-"""Runs are compiled where that was asked for or pays, and say why they are not."""
+"""`--compile`: a GPU captures passes where that is asked for, a CPU compiles none and says so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from types import SimpleNamespace
+import json
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,222 +14,251 @@ from ppdbench.bench import compiling
 from ppdbench.bench.compiling import settle
 from ppdbench.cli.main import run
 from ppdbench.decoding.decoder import Decoder, Setup
-from ppdbench.engine import artefacts
-from ppdbench.engine.compiled import CompiledLayers
+from ppdbench.engine import graphs
+from ppdbench.engine.flat import choice
+from ppdbench.engine.flat.choice import EAGER, Unavailable
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
-from ppdbench.machine.cores import confined
-from ppdbench.machine.environment import usable_cores
 from ppdbench.runs.records import Compilation
+from ppdbench.runs.store import StoredRun, read_run
+from tests import flat_ops
+from tests.capturing import Repeated
+from tests.pretend import gpus
 
-Asked = list[tuple[int | str, ...]]
-MODEL = "synthetic:layers=2,hidden=32,heads=2,vocab=300,context=96"
-HOURS, SECONDS = 10**9, 100
+Asked = list[tuple[int, ...]]
+Captured = pytest.CaptureFixture[str]
+MODEL = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
+SMALL = ["--model", MODEL, "--dtype", "float32", "--data", "builtin", "--task", "gsm8k"]
+SMALL += ["--limit", "2", "--max-new-tokens", "8"]
+BENCH = ["bench", *SMALL, "--warmup", "0", "--method", "prompt-lookup:max_draft=5"]
+BENCH += ["--method", "lookahead"]
+SWEEP = ["sweep", *SMALL, "--warmup", "0", "--method", "prompt-lookup", "--grid", "max_draft=2,20"]
+PROBE = ["probe", *SMALL]
+ENV = ["env", "--baseline", "--model", MODEL, "--rounds", "1", "--new-tokens", "4"]
+COMMANDS = ["bench", "sweep", "probe"]
+ON_CPU = "nothing is compiled on a CPU, where passes run eager"
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def missing() -> None:
+        raise Unavailable("none are built here")
+
+    monkeypatch.setattr(choice, "library", missing)
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
-    monkeypatch.setattr(CompiledLayers, "why_not", lambda self: None)
-    monkeypatch.setattr(artefacts, "why_not", lambda: None)
-    return load(ModelSpec(name=MODEL, device="cpu"), passes="eager")
+def loaded() -> Loaded:
+    return load(ModelSpec(name=MODEL, device="cpu"), passes=EAGER)
+
+
+@pytest.fixture
+def on_gpu(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """A model that says it is on a GPU."""
+    monkeypatch.setattr(loaded.staged, "device", torch.device("cuda"))
+    return loaded
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """The counts that were to be compiled, and whether wider passes go beside them."""
+    """The numbers of rows whose passes were to be captured, model by model."""
     found: Asked = []
 
-    def note(self: StagedModel, counts: Collection[int], *, wider: bool = False) -> None:
-        found.append((*sorted(counts), "and wider") if wider else tuple(sorted(counts)))
+    def note(self: StagedModel, counts: Collection[int]) -> None:
+        found.append(tuple(counts))
 
-    monkeypatch.setattr(StagedModel, "compile", note)
+    monkeypatch.setattr(StagedModel, "capture", note)
     return found
 
 
-def on_disk(monkeypatch: pytest.MonkeyPatch, there: Callable[[int], bool]) -> None:
-    monkeypatch.setattr(
-        CompiledLayers, "missing", lambda self, counts: [n for n in counts if not there(n)]
-    )
-
-
-def decoder(rows: int, *, foreign: bool = False) -> Decoder:
+def decoder(rows: int, *, foreign: bool = False, units: int = 1) -> Decoder:
     made = Decoder()
-    made.rows, made.foreign = rows, foreign
+    made.rows, made.foreign, made.units = rows, foreign, units
     return made
 
 
-def settled(loaded: Loaded, mode: str, tokens: int, **decoders: Decoder) -> Compilation:
-    return settle(mode, Setup(loaded, 64), decoders, tokens, lambda *_: None)
+def settled(loaded: Loaded, mode: str, **decoders: Decoder) -> Compilation:
+    return settle(mode, Setup(loaded, 64), decoders, lambda *_: None)
 
 
-def test_long_runs_are_compiled_and_short_ones_are_not(
-    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_disk(monkeypatch, lambda n: False)
-    assert settled(loaded, "auto", HOURS, greedy=decoder(1), skip=decoder(5)).rows == [1, 5]
-    short = settled(loaded, "auto", SECONDS, greedy=decoder(1), skip=decoder(5))
-    assert short.rows == []
-    assert "about 60 s and save about 0 s" in short.why
-    assert asked == [(1, 5)]
+def joined(loaded: Loaded, **begun: Any) -> Compilation:
+    told = Compilation(mode="auto", **begun)
+    return settle("auto", Setup(loaded, 64), {"skip": decoder(5)}, lambda *_: None, told)
 
 
-def test_what_was_compiled_before_is_used_in_short_runs_too(
-    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_disk(monkeypatch, lambda n: True)
-    assert settled(loaded, "auto", SECONDS, greedy=decoder(1)).rows == [1]
-    assert asked == [(1,)]
+# On a CPU
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
-def test_beside_wide_trees_narrow_passes_are_compiled(
-    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch, mode: str
+def test_on_a_cpu_nothing_is_compiled_and_the_reason_names_the_kernels(
+    mode: str, loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_disk(monkeypatch, lambda n: True)
-    told = settled(loaded, mode, HOURS, medusa=decoder(26), skip=decoder(5))
-    assert (told.rows, told.eager_rows) == ([1, 5], [26])
-    told = settled(loaded, mode, HOURS, other=decoder(26, foreign=True))
-    assert (told.rows, told.eager_rows) == ([1], [])
-    assert asked == [(1, 5, "and wider"), (1,)]
+    found = settled(loaded, mode, greedy=decoder(1), skip=decoder(5))
+    assert found == Compilation(mode=mode, rows=[], why=ON_CPU)
+    flat_ops.stand_in(monkeypatch)
+    flat = load(ModelSpec(name=MODEL, device="cpu"), passes="flat")
+    why = settled(flat, mode, greedy=decoder(1)).why
+    assert why == f"nothing is compiled on a CPU, where passes run {flat.staged.path.kernels}"
+    assert flat.staged.path.kernels.startswith("flat")
+    assert asked == []
 
 
-def test_wide_trees_get_no_copy_of_the_weights_that_memory_has_no_room_for(
-    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
+def both_ways(words: list[str], *device: str) -> tuple[StoredRun, StoredRun]:
+    """A run with `--compile on` and the same without."""
+    for mode in ("on", "off"):
+        assert run([*words, *device, "--compile", mode, "--out", mode]) == 0
+    return read_run("on"), read_run("off")
+
+
+def facts(stored: StoredRun) -> list[tuple[Any, ...]]:
+    """What was found, whatever the time."""
+    found = []
+    for each in stored.samples:
+        ranks = getattr(each, "ranks", None)
+        found.append((each.method, each.example_id, each.output_ids, ranks))
+    return found
+
+
+@pytest.mark.parametrize("words", [BENCH, SWEEP, PROBE], ids=COMMANDS)
+def test_asked_for_on_a_cpu_it_is_one_note_and_changes_nothing(
+    words: list[str], capsys: Captured
 ) -> None:
-    on_disk(monkeypatch, lambda n: True)
-    free = SimpleNamespace(available=loaded.staged.weight_bytes())
-    monkeypatch.setattr(compiling.psutil, "virtual_memory", lambda: free)
-    why = settled(loaded, "auto", HOURS, medusa=decoder(26)).why
-    assert why.startswith("passes of 26 rows stay eager and want a copy of the weights")
-    assert settled(loaded, "on", HOURS, medusa=decoder(26)).eager_rows == [26]
-    assert settled(loaded, "auto", HOURS, skip=decoder(5)).rows == [1, 5]
-    assert asked == [(1,), (1, 5)]
+    asked_for, left_out = both_ways(words, "--device", "cpu")
+    assert facts(asked_for) == facts(left_out)
+    assert asked_for.header.compilation == Compilation(mode="on", rows=[], why=ON_CPU)
+    assert left_out.header.compilation == Compilation(mode="off", rows=[], why="not asked for")
+    said = [line for line in capsys.readouterr().err.splitlines() if "compile" in line]
+    assert said == [f"note: --compile on: {ON_CPU}"]
 
 
-def joined(loaded: Loaded, begun: dict[str, Any], mode: str = "auto") -> Compilation:
-    decoders = {"skip": decoder(5)}
-    return settle(mode, Setup(loaded, 64), decoders, SECONDS, lambda *_: None, Compilation(**begun))
+def test_so_it_is_where_the_baseline_is_measured(capsys: Captured) -> None:
+    assert run([*ENV, "--device", "cpu", "--compile", "on", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert f"note: --compile on: {ON_CPU}\n" in err
+    assert json.loads(out)["compilation"] == {"mode": "on", "rows": [], "why": ON_CPU}
 
 
-def test_who_joins_a_run_does_as_it_began_whatever_is_on_its_disk(
-    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
+def amend(**parts: Any) -> None:
+    """Put something else into the header of a run."""
+    path = Path("run/run.json")
+    content = {**json.loads(path.read_text("utf-8")), **parts}
+    del content["checksum"]
+    path.write_text(json.dumps(content), "utf-8")
+
+
+def test_a_run_that_an_earlier_version_left_eager_goes_on(capsys: Captured) -> None:
+    words = [*BENCH, "--device", "cpu", "--out", "run"]
+    assert run(words) == 0
+    amend(compilation={"mode": "auto", "rows": [], "why": "it would not pay", "saves_s": 12.0})
+    assert run([*words, "--resume"]) == 0
+    assert "it would not pay" not in capsys.readouterr().err
+
+
+def test_a_run_that_an_earlier_version_compiled_is_read_and_not_gone_on_with(
+    capsys: Captured,
 ) -> None:
-    on_disk(monkeypatch, lambda n: False)
-    assert joined(loaded, {"mode": "auto", "rows": [1, 5]}).rows == [1, 5]
-    assert asked == [(1, 5)]
-    on_disk(monkeypatch, lambda n: True)
-    told = joined(loaded, {"mode": "auto", "rows": [], "why": "too short"})
-    assert told == Compilation(mode="auto", rows=[], why="too short")
-    assert asked == [(1, 5)]
+    words = [*BENCH, "--device", "cpu", "--out", "run"]
+    assert run(words) == 0
+    passes = {"kernels": "compiled", "why": "asked for", "prepared_s": 0.0}
+    told = {"mode": "auto", "rows": [1, 6], "eager_rows": [43], "seconds": 60.0}
+    amend(passes=passes, compilation=told)
+    assert read_run("run").header.compilation.eager_rows == [43]
+    assert run(["report", "run", "--out", "page.html"]) == 0
+    capsys.readouterr()
+    assert run([*words, "--resume"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"ppdbench: this run began with compiled passes, which are out of reach here: {ON_CPU}; go "
+        "on where they are not, or begin again with --compile off and another --out"
+    )
 
 
-def test_who_cannot_go_on_compiled_says_so(
-    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_disk(monkeypatch, lambda n: False)
-    monkeypatch.setattr(artefacts, "why_not", lambda: "no C++ compiler found")
-    with pytest.raises(ConfigError, match=r"began with compiled passes.*: no C.* --compile off"):
-        joined(loaded, {"mode": "auto", "rows": [1, 5]})
+# On a GPU
 
 
 def test_a_gpu_captures_all_numbers_of_rows_but_only_where_that_was_asked_for(
-    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    on_gpu: Loaded, asked: Asked
 ) -> None:
-    monkeypatch.setattr(loaded.staged, "device", torch.device("cuda"))
-    told = settled(loaded, "on", SECONDS, medusa=decoder(26), skip=decoder(5))
-    assert (told.rows, told.eager_rows) == ([1, 5, 26], [])
-    assert asked == [(1, 5, 26)]
-    assert "--compile on" in settled(loaded, "auto", HOURS, greedy=decoder(1)).why
+    told = settled(on_gpu, "on", medusa=decoder(26), skip=decoder(5))
+    assert told.rows == [1, 5, 26]
+    assert settled(on_gpu, "on", other=decoder(26, foreign=True)).rows == [1]
+    assert asked == [(1, 5, 26), (1,)]
+    assert "--compile on" in settled(on_gpu, "auto", greedy=decoder(1)).why
+    assert settled(on_gpu, "off", greedy=decoder(1)).why == "not asked for"
+    assert len(asked) == 2
 
 
-def test_without_a_compiler_what_is_on_disk_still_runs(
-    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(artefacts, "why_not", lambda: "no C++ compiler found")
-    on_disk(monkeypatch, lambda n: n == 1)
-    assert settled(loaded, "auto", HOURS, greedy=decoder(1)).rows == [1]
-    assert settled(loaded, "auto", HOURS, skip=decoder(5)).why == "no C++ compiler found"
-    with pytest.raises(ConfigError, match="--compile on: no C"):
-        settled(loaded, "on", HOURS, skip=decoder(5))
-
-
-def spread(rows: int, *, compiles: bool = True) -> Decoder:
-    made = decoder(rows)
-    made.units, made.threads, made.compiles = 2, 1, compiles
-    return made
-
-
-def test_passes_of_units_are_compiled_for_the_threads_that_they_have(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = min(2, usable_cores())
-    found: dict[int, list[int]] = {}
-
-    def note(self: StagedModel, counts: Collection[int], *, wider: bool = False) -> None:
-        found[torch.get_num_threads()] = sorted(counts)
-
-    monkeypatch.setattr(StagedModel, "compile", note)
-    on_disk(monkeypatch, lambda n: False)
-    with confined((), threads + 1):
-        told = settled(loaded, "on", SECONDS, ppd=spread(3), skip=decoder(5))
-    assert told.rows == [1, 3, 5]
-    # Greedy decoding is timed on one unit and on the threads of all.
-    assert found == {threads + 1: [1, 5], threads: [1]} | {1: [1, 3]}
-    short = settled(loaded, "auto", SECONDS, ppd=spread(3))
-    assert "compiling would take about" in short.why
-
-
-def test_units_that_load_their_part_by_themselves_stay_eager(loaded: Loaded, asked: Asked) -> None:
-    apart = spread(4, compiles=False)
-    assert "several units" in settled(loaded, "auto", HOURS, ppd=apart).why
-    with pytest.raises(ConfigError, match="several units"):
-        settled(loaded, "on", HOURS, ppd=apart)
-
-
-def test_off_is_off(loaded: Loaded, asked: Asked) -> None:
-    assert settled(loaded, "off", HOURS, greedy=decoder(1)).rows == asked == []
-
-
-def test_a_model_that_cannot_be_compiled_is_an_error_only_where_it_was_asked_for() -> None:
-    loaded = load(ModelSpec(name=MODEL, dtype="float16", device="cpu"), passes="eager")
-    assert "float16" in settled(loaded, "auto", HOURS, greedy=decoder(1)).why
-    with pytest.raises(ConfigError, match=r"--compile on: .*not for float16.*; leave it out"):
-        settled(loaded, "on", HOURS, greedy=decoder(1))
-
-
-@pytest.mark.parametrize("features", [["avx2"], None])
-def test_bfloat16_is_compiled_by_itself_but_where_the_processor_has_amx(
-    features: list[str] | None, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half = load(ModelSpec(name=MODEL, dtype="bfloat16", device="cpu"), passes="eager")
-    on_disk(monkeypatch, lambda n: True)
-    monkeypatch.setattr(compiling, "cpu_features", lambda: features)
-    assert settled(half, "auto", HOURS, greedy=decoder(1)).rows == [1]
-    monkeypatch.setattr(compiling, "cpu_features", lambda: ["avx2", "amx_bf16"])
-    assert "AMX" in settled(half, "auto", HOURS, greedy=decoder(1)).why
-    assert settled(half, "on", HOURS, greedy=decoder(1)).rows == [1]
-
-
-def test_draft_models_are_compiled_for_the_rows_of_drafting(
-    loaded: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_disk(monkeypatch, lambda n: True)
-    setup = Setup(loaded, 64)
-    setup.others[loaded.spec] = loaded
-    settle("on", setup, {"speculative": decoder(5)}, SECONDS, lambda *_: None)
+def test_draft_models_are_captured_for_the_rows_of_drafting(on_gpu: Loaded, asked: Asked) -> None:
+    setup = Setup(on_gpu, 64)
+    setup.others[on_gpu.spec] = on_gpu
+    settle("on", setup, {"speculative": decoder(5)}, lambda *_: None)
     assert asked == [(1, 5), compiling.DRAFTING]
+
+
+def test_who_joins_a_run_does_as_it_began(on_gpu: Loaded, asked: Asked) -> None:
+    assert joined(on_gpu, rows=[1, 5]).rows == [1, 5]
+    assert asked == [(1, 5)]
+    told = joined(on_gpu, rows=[], why="not asked for")
+    assert told == Compilation(mode="auto", rows=[], why="not asked for")
+    assert asked == [(1, 5)]
+
+
+def test_what_cannot_be_captured_is_an_error_only_where_it_was_asked_for(
+    on_gpu: Loaded, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs.Graphs, "why_not", lambda self: "it remembers")
+    assert settled(on_gpu, "auto", greedy=decoder(1)).why == f"{MODEL}: it remembers"
+    with pytest.raises(ConfigError, match=r"--compile on: .*: it remembers; leave it out"):
+        settled(on_gpu, "on", greedy=decoder(1))
+    with pytest.raises(ConfigError, match=r"began with compiled passes.*: it r.* --compile off"):
+        joined(on_gpu, rows=[1, 5])
+    assert asked == []
+
+
+def test_units_that_load_their_part_by_themselves_stay_eager(on_gpu: Loaded, asked: Asked) -> None:
+    apart = decoder(4, units=2)
+    assert "several units" in settled(on_gpu, "auto", ppd=apart).why
+    with pytest.raises(ConfigError, match="several units"):
+        settled(on_gpu, "on", ppd=apart)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"), [(BENCH, [1, 6, 43]), (SWEEP, [1, 3, 21]), (PROBE, [1])], ids=COMMANDS
+)
+def test_captured_passes_give_what_eager_ones_give(
+    words: list[str], rows: list[int], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(graphs, "CudaCapture", Repeated)
+    # It copies weights in another type, which pretended ones cannot do; it has tests of its own.
+    monkeypatch.setattr(StagedModel, "hold_captured", lambda *_: None)
+    with gpus(monkeypatch):
+        captured, eager = both_ways(words, "--device", "cuda:0")
+    assert facts(captured) == facts(eager)
+    assert captured.header.compilation.rows == rows
+    assert eager.header.compilation.rows == []
+    assert "ran captured, ready after" in capsys.readouterr().err
+
+
+# Bad input
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--compile", "yes"], "--compile yes: use auto, on, off"),
-        (["--compile", "on", "--strict"], "--strict runs eagerly; leave --compile on out"),
+        (["decode", "--compile", "yes"], "--compile yes: use auto, on, off"),
+        (
+            ["decode", "--compile", "on", "--strict"],
+            "--strict runs eagerly; leave --compile on out",
+        ),
+        (
+            ["probe", "--compile", "on", "--batch-size", "2"],
+            "--compile on is for one sequence at a time; leave it or --batch-size out",
+        ),
     ],
 )
-def test_bad_input_is_one_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["decode", "--method", "greedy", "--data", "builtin", *words]) == 2
+def test_bad_input_is_one_line(words: list[str], message: str, capsys: Captured) -> None:
+    assert run([*words, "--data", "builtin"]) == 2
     assert capsys.readouterr().err == f"ppdbench: {message}\n"

@@ -7,15 +7,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.flat_bugs import FLAT_BUGS
-from benchmarks.pass_checks import BUGS
 from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.staged import StagedModel
 from tests.helpers import tokens
-
-
-def test_the_same_bugs_are_planted_into_both_kinds_of_passes() -> None:
-    assert list(FLAT_BUGS) == list(BUGS)
 
 
 @torch.inference_mode()

@@ -8,29 +8,26 @@ from pathlib import Path
 import pytest
 
 from benchmarks import pass_checks
-from benchmarks.pass_checks import BUGS, GOOD
-from ppdbench.engine import artefacts
+from benchmarks.flat_bugs import FLAT_BUGS
+from benchmarks.pass_checks import GOOD
 
 TINY = "synthetic:layers=3,hidden=32,heads=2,vocab=300"
 FEW = ["--model", TINY, "--rows", "1,3", "--draws", "2", "--planted", "1", "--dtypes", "float32"]
 
 
-def test_what_is_kept_is_what_was_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artefacts, "runner", artefacts.runner)  # given back afterwards
+def test_what_is_kept_is_what_was_refused(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
-    words = [*FEW, "--passes", "compiled,flat", "--traced", "--save", str(kept)]
-    assert pass_checks.main(words) == 0
+    assert pass_checks.main([*FEW, "--save", str(kept)]) == 0
     (sheet,) = pass_checks.sheets(json.loads(kept.read_text("utf-8")))
-    assert sheet.header == ("passes", "traced, float32", "flat, float32")
-    bugs = [(name, "2 of 2", "2 of 2") for name in BUGS]
-    assert sheet.rows == ((GOOD, "0 of 4", "0 of 4"), *bugs)
+    assert sheet.header == ("passes", "flat, float32")
+    assert sheet.rows == ((GOOD, "0 of 4"), *((name, "2 of 2") for name in FLAT_BUGS))
 
 
 def test_what_was_checked_is_kept_and_not_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept.json"
-    tallies = {name: {"checks": 2, "refused": 2, "why": ""} for name in BUGS}
+    tallies = {name: {"checks": 2, "refused": 2, "why": ""} for name in FLAT_BUGS}
     content = {
         "model": TINY,
         "machine": "a machine",
@@ -42,13 +39,13 @@ def test_what_was_checked_is_kept_and_not_checked_again(
         },
     }
     kept.write_text(json.dumps(content), "utf-8")
-    monkeypatch.setattr(pass_checks, "KINDS", {})
-    assert pass_checks.main([*FEW, "--passes", "flat", "--save", str(kept)]) == 1
+    monkeypatch.setattr(pass_checks, "checked", None)
+    assert pass_checks.main([*FEW, "--save", str(kept)]) == 1
     assert json.loads(kept.read_text("utf-8")) == content
 
 
 def test_a_good_pass_that_is_refused_is_a_failure_and_so_is_a_bug_let_through() -> None:
-    bugs = {name: {"checks": 2, "refused": 2} for name in BUGS}
+    bugs = {name: {"checks": 2, "refused": 2} for name in FLAT_BUGS}
     assert pass_checks.is_right({GOOD: {"checks": 9, "refused": 0}, **bugs})
     assert not pass_checks.is_right({GOOD: {"checks": 9, "refused": 1}, **bugs})
     let_through = {**bugs, "matrices read coarsely": {"checks": 2, "refused": 1}}

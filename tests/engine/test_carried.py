@@ -178,4 +178,4 @@ def test_passes_of_such_models_run_eagerly_and_say_why() -> None:
     ):
         model = StagedModel(copy.deepcopy(stock(family)), passes="flat")
         assert model.flat is None and why in str(model.path)
-        assert str(model.why_eager()) == why
+        assert str(model.graphs.why_not()) == why

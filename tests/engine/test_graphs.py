@@ -1,42 +1,21 @@
-"""Captured passes give what eager ones give; the device's recording is a plain call made again.
-
-Here `repeated` stands for a GPU: it makes the call once, keeps its outputs, and repeats it over
-the very same buffers into the very same outputs, which is all that a CUDA graph does.
-"""
+"""Captured passes give what eager ones give; the device's recording is a plain call made again."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.engine.graphs import CapturedFunction, Graphs, TensorCall
+from ppdbench.engine.graphs import CapturedFunction, Graphs
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
+from tests.capturing import Repeated
 from tests.decoding.matrix import Oracle, assert_exact, cases
 from tests.families import FAMILIES, stock_model
 from tests.helpers import CAPACITY, WINDOWED, assert_near, tokens
-
-
-class Repeated:
-    """Captures by calling again; counts what was captured."""
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def __call__(self, call: TensorCall) -> tuple[Callable[[], object], Sequence[Tensor]]:
-        self.made += 1
-        kept = [out.clone() for out in call()]
-
-        def replay() -> None:
-            for held, new in zip(kept, call(), strict=True):
-                held.copy_(new)
-
-        return replay, kept
 
 
 def captured(

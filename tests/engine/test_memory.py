@@ -348,4 +348,4 @@ def test_a_cache_counts_states_and_inputs_and_holds_no_rows_where_nothing_attend
 def test_passes_of_such_models_run_eagerly_and_say_why() -> None:
     model = StagedModel(copy.deepcopy(stock("lfm2")), passes="flat")
     assert model.flat is None and "memory of their own" in str(model.path)
-    assert "memory of their own" in str(model.why_eager())
+    assert "memory of their own" in str(model.graphs.why_not())

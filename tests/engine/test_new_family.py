@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,16 @@ import torch
 
 from ppdbench.cli import catalog
 from ppdbench.cli.main import run
-from ppdbench.engine import artefacts, folders, synthetic
+from ppdbench.engine import folders, synthetic
 from ppdbench.engine.families import FAMILIES, BlockNames, Family
+from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.known import known
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
 from ppdbench.errors import UnsupportedModel
-from tests import families
-from tests.compiling import uncompiled
+from tests import families, flat_ops
 from tests.families import GROUPED, greedy_truth, stock_model
 from tests.helpers import assert_near, tokens
 
@@ -87,11 +86,10 @@ def test_with_it_greedy_tokens_are_those_of_generate(folder: Path) -> None:
 
 @pytest.mark.usefixtures("added", "folder")
 @torch.inference_mode()
-def test_with_it_layers_are_compiled_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artefacts, "runner", uncompiled)
-    model = StagedModel(stock_model("phi"))
-    assert model.compiled.why_not() is None
-    model.compile((1,))
+def test_with_it_passes_run_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat_ops.stand_in(monkeypatch)
+    model = StagedModel(stock_model("phi"), passes=FLAT)
+    assert model.flat is not None, model.path.why
     session = Session(model, 64)
     session.reset(tokens(11))
     session.prefill()
@@ -99,9 +97,6 @@ def test_with_it_layers_are_compiled_where_it_says_so(monkeypatch: pytest.Monkey
         truth = session.advance(session.ids([5]))
     session.cache.truncate(session.cached - 1)
     assert_near(session.advance(session.ids([5])), truth)
-    FAMILIES._items[PHI.name] = replace(PHI, compiled=False)
-    why = StagedModel(stock_model("phi")).compiled.why_not()
-    assert why is not None and why.startswith("not for phi, but for llama, ")
 
 
 @pytest.mark.usefixtures("added", "folder")

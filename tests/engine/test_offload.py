@@ -88,9 +88,9 @@ def test_the_final_norm_and_the_head_may_be_on_disk_too(llama: Folder) -> None:
     assert_same(llama.split("model.norm", "lm_head"), llama.whole())
 
 
-def test_what_is_not_all_in_one_place_is_not_compiled(llama: Folder) -> None:
-    assert llama.whole().compiled.why_not() is None
-    assert "on disk" in (llama.split().compiled.why_not() or "")
+def test_what_is_not_all_in_one_place_is_not_captured(llama: Folder) -> None:
+    assert llama.whole().graphs.why_not() is None
+    assert "on disk" in (llama.split().graphs.why_not() or "")
 
 
 def test_what_is_read_has_the_type_that_was_asked_for(llama: Folder) -> None:

@@ -70,6 +70,14 @@ def test_conv1d_is_packed_the_right_way_round(dtype: torch.dtype) -> None:
     assert_near(packed(x).float(), truth, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_come_back_as_they_were(dtype: torch.dtype) -> None:
+    plain = linear(33, 17, dtype)
+    packed = pack(plain)
+    assert isinstance(packed, PackedLinear)
+    assert torch.equal(packed.rows(), plain.weight)
+
+
 @torch.inference_mode()
 def test_leading_dimensions_are_kept() -> None:
     packed = pack(linear(32, 48, torch.float32))
@@ -118,7 +126,7 @@ def test_packed_bytes_are_those_of_the_plain_weights(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
-def test_the_unpacked_weights_are_freed(name: str) -> None:
+def test_the_plain_weights_are_freed(name: str) -> None:
     stock = stock_model(name)
     embedding = stock.get_input_embeddings().weight
     linears = [m for m in stock.modules() if type(m) in (nn.Linear, Conv1D)]
@@ -149,24 +157,6 @@ def test_a_tied_head_is_packed_while_its_embedding_still_embeds() -> None:
     assert isinstance(model.adapter.head, PackedLinear)
     assert_near(model.adapter.head(hidden), hidden @ rows_before.T)
     assert set(cache.lengths.values()) == {0}
-
-
-def test_a_tied_head_reads_the_embedding_again_once_it_is_unpacked() -> None:
-    model = StagedModel(stock_model("llama-mha-tied"))
-    head = model.adapter.head
-    assert isinstance(head, PackedLinear)
-    model.adapter.unpack()
-    assert head.plain is model.adapter.embedding.weight
-    assert packed_bytes(model.model) == 0
-
-
-def test_a_head_of_its_own_is_unpacked_to_its_own_rows() -> None:
-    stock = stock_model("llama")
-    rows_before = stock.lm_head.weight.clone()
-    model = StagedModel(stock)
-    model.adapter.unpack()
-    assert torch.equal(model.adapter.head.plain, rows_before)
-    assert model.adapter.head.plain is not model.adapter.embedding.weight
 
 
 @pytest.mark.parametrize(

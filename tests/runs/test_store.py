@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import pytest
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.runs.records import TIMES, Sample
-from ppdbench.runs.store import SCHEMA_VERSION, StoredRun, read_run
+from ppdbench.runs.shards import Shard
+from ppdbench.runs.store import SCHEMA_VERSION, StoredRun, begun_header, read_run
 from tests import records
 from tests.filled import RunFolder, sample_key
 
@@ -429,3 +431,28 @@ def test_a_torn_line_is_mentioned_when_its_run_goes_on(
     assert run([*small, "--resume"]) == 0
     assert "incomplete" in capsys.readouterr().err
     assert len(facts(tmp_path)) == 2
+
+
+# What the first of several ranks decided
+
+FOLLOWER = Shard(index=1, count=2, launch="one")
+
+
+def test_ranks_wait_for_what_the_first_decided(tmp_path: Path) -> None:
+    captured = {"mode": "on", "rows": [1], "seconds": 1.0}
+    told = records.header("decode", compilation=captured)
+    later = threading.Timer(0.3, (tmp_path / "run.json").write_text, (json.dumps(told),))
+    later.start()
+    header = begun_header(tmp_path, FOLLOWER)
+    later.join()
+    assert header is not None
+    assert header.compilation.rows == [1]
+
+
+def test_ranks_do_not_wait_for_ever_and_others_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert begun_header(tmp_path) is None
+    monkeypatch.setattr("ppdbench.runs.store.PATIENCE_S", 0.0)
+    with pytest.raises(DataError, match="the first rank did not begin"):
+        begun_header(tmp_path, FOLLOWER)

@@ -461,7 +461,7 @@ def _compare_product(made: FlatProduct, weight: Tensor, bias: Tensor | None) -> 
     terms = x.float().square().sum(-1, keepdim=True).sqrt() * rows.square().sum(-1).sqrt()
     if bias is not None:
         wanted += bias[columns].float()
-    found = made.multiply(x)[:, columns]
+    found = made(x)[:, columns]
     _hold_close(found, wanted, OF_TERMS[found.dtype] * terms, f"a product of {last} columns")
 
 

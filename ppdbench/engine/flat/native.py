@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 import torch
 from filelock import FileLock
 
-from ppdbench.engine.artefacts import home, processor
+from ppdbench.files.caches import cache_folder
 from ppdbench.files.whole import write_whole
+from ppdbench.machine.environment import cpu_model, instruction_sets
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
@@ -156,7 +157,7 @@ def built(sources: Path) -> Path:
     """Return the library that is built of these sources here."""
     compiler = _compiler()
     try:
-        path = home().parent / "kernels" / f"{_key(sources, compiler)}.so"
+        path = cache_folder() / "kernels" / f"{_key(sources, compiler)}.so"
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock"), timeout=PATIENCE_S):
             if not _is_whole(path):
@@ -181,10 +182,15 @@ def _compiler() -> str:
 def _key(sources: Path, compiler: str) -> str:
     """Name what comes out: after the sources, the compiler, its flags and the processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    said = hashlib.sha256("\n".join((compiler, *FLAGS, processor())).encode() + version)
+    said = hashlib.sha256("\n".join((compiler, *FLAGS, _processor())).encode() + version)
     for file in sorted(sources.glob("*.[ch]*")):
         said.update(file.read_bytes())
     return said.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """Name the processor that the compiler builds for: others may not run what it makes."""
+    return " ".join((cpu_model() or "", *sorted(instruction_sets() or ())))
 
 
 def _compile(sources: Path, compiler: str, path: Path) -> None:

@@ -22,11 +22,11 @@ class FlatProduct(PackedLinear):
         self.flat = pack(weight, None if self.bias is None else self.bias.data)
         return self.flat.blob
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         return self.flat(x)
 
-    def laid_back(self) -> Tensor:
+    def rows(self) -> Tensor:
         """Copy the blob into plain rows."""
         return self.flat.unpacked()
 

@@ -11,17 +11,8 @@ from torch import Tensor
 from ppdbench.engine.flat.choice import kind_of_passes
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded, ModelSpec, resolve_device
-from ppdbench.engine.packing import copied_bytes
 from ppdbench.engine.session import Session
 from ppdbench.methods.ppd.units import EarlyHead, own_head
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledRows:
-    """The numbers of rows whose passes are compiled; whether wider ones read packed weights."""
-
-    counts: tuple[int, ...]
-    wider: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +41,6 @@ class PipelineConfig:
     def early_head(self) -> EarlyHead:
         """Return the function that reads candidates out."""
         return own_head if self.head is None else partial(_trained, self.target, self.head)
-
-    def compiled(self, threads: int) -> CompiledRows:
-        """Return the passes that are compiled for units of so many threads."""
-        staged = self.target.staged
-        return CompiledRows(staged.compiled.counts_for(threads), copied_bytes(staged.model) > 0)
 
     @property
     def passes(self) -> str:

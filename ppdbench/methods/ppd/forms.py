@@ -9,13 +9,11 @@ from dataclasses import replace
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request
 from ppdbench.engine.session import Session
-from ppdbench.errors import UnitError
 from ppdbench.machine.cores import confined, share_out, threads_per_unit
 from ppdbench.methods.ppd import ranks
 from ppdbench.methods.ppd.config import PipelineConfig
 from ppdbench.methods.ppd.decode import LocalUpperHalf, UpperHalf, decode_pipelined
 from ppdbench.methods.ppd.log import UnitLog
-from ppdbench.methods.ppd.process import can_copy
 from ppdbench.methods.ppd.replicated import REPLICA_ROWS, MainProcess, Replicas
 from ppdbench.methods.ppd.split import UpperUnit
 from ppdbench.methods.ppd.times import layer_times
@@ -37,7 +35,6 @@ class Form(Decoder):
         self.config, self.rows, self.units = config, config.k, units
         self.trees = config.k > 1
         self.threads = threads_per_unit(units)
-        self.compiles = config.target.staged.device.type == "cpu" and ranks.world() == 1
         self._cores = share_out(units, self.threads)
         self._started = ExitStack()
 
@@ -124,16 +121,9 @@ class Split(Form):
 
     def __init__(self, config: PipelineConfig) -> None:
         super().__init__(config, units=2)
-        # A half that a unit loads by itself is no model that can be compiled.
-        self.compiles = self.compiles and can_copy(config.target.staged.device)
 
     def _begin(self) -> list[int]:
         config = self.config
-        if config.compiled(self.threads).counts and not self.compiles:
-            raise UnitError(
-                "ppd: passes of this run are compiled, and unit B cannot share them once a GPU is "
-                "in use; use --compile off, or hide the GPU with CUDA_VISIBLE_DEVICES="
-            )
         self._upper = UpperUnit(config, self.threads, self._cores[1])
         self._started.callback(self._upper.close)
         lower = config.target.staged.part_bytes(range(config.exit_after)) + config.head_bytes

@@ -154,8 +154,6 @@ class Replica:
         confine(order.cores, order.threads)
         self._order, self._watch = order, watch
         self._staged = load(order.spec, passes=order.passes).staged
-        if order.compiled.counts:
-            self._staged.compile(order.compiled.counts, wider=order.compiled.wider)
         self._layers = self._staged.n_layers - order.exit_after
         own = range(self._layers)
         self._sessions = UnitSessions(self._staged, order.capacity, own, REPLICA_ROWS)

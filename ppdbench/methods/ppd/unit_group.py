@@ -23,7 +23,7 @@ from ppdbench.machine.cores import Cores
 from ppdbench.methods.ppd import ranks
 from ppdbench.methods.ppd.alarm import drop_alarm, set_alarm
 from ppdbench.methods.ppd.channel import Channel, GroupLink, Link, MessageLayout, SharedLink
-from ppdbench.methods.ppd.config import CompiledRows, PipelineConfig, device_of
+from ppdbench.methods.ppd.config import PipelineConfig, device_of
 from ppdbench.methods.ppd.direct import own_gpus
 from ppdbench.methods.ppd.process import Maker, Unit, can_copy
 from ppdbench.methods.ppd.ranks import RankUnit
@@ -45,7 +45,6 @@ class UnitSetup:
     cores: Cores
     rank: int
     link: Link
-    compiled: CompiledRows
     passes: str
     """The kind of passes of the process that started it, which are its own."""
     held: StagedModel | None = None
@@ -117,7 +116,6 @@ class UnitGroup:
             cores=self._cores[at - 1],
             rank=at,
             link=link,
-            compiled=config.compiled(self._threads),
             passes=config.passes,
             held=config.target.staged if self._copies else None,
         )

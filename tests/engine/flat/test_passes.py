@@ -13,8 +13,8 @@ from ppdbench.decoding.passes import run_pass
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from tests import flat_ops
-from tests.engine.flat.made import DTYPES, made, outputs
-from tests.helpers import CAPACITY, assert_near, tokens
+from tests.engine.flat.made import DTYPES, made
+from tests.helpers import CAPACITY, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -77,18 +77,3 @@ def test_layers_in_stretches_and_behind_taps_are_those_of_one_run() -> None:
     assert torch.equal(session.logits(hidden), whole[:, 1:])
     assert sorted(seen) == [1, 2, 3, 4]
     assert torch.equal(seen[4], hidden)
-
-
-def test_compiled_passes_take_their_place_where_they_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from ppdbench.engine import artefacts
-    from tests.compiling import uncompiled
-
-    monkeypatch.setattr(artefacts, "runner", uncompiled)
-    model = made("llama-mha-tied")
-    before = outputs(model)
-    model.compile([1, 3])
-    assert model.path.kernels == "compiled"
-    for ours, expected in zip(outputs(model), before, strict=True):
-        assert_near(ours, expected)

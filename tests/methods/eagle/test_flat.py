@@ -88,7 +88,8 @@ def test_weights_are_held_once() -> None:
     lay_out_draft(network, flat=True)
     products = [m for m in network.modules() if isinstance(m, PackedLinear)]
     assert len(products) == 9
-    assert all(isinstance(m, FlatProduct) and m.weight is None for m in products)
+    assert all(isinstance(m, FlatProduct) for m in products)
+    assert not any(p.dim() > 1 for m in products for p in m.parameters())
 
 
 def test_without_a_program_the_modules_stay() -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,17 +24,17 @@ from ppdbench.cli.main import run
 from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.sampling import Chooser, Target
-from ppdbench.engine import artefacts
+from ppdbench.engine.flat.choice import FLAT
+from ppdbench.engine.flat.passes import FlatLayers
 from ppdbench.engine.loading import Loaded, ModelSpec, load, take_over
 from ppdbench.engine.session import Session
 from ppdbench.errors import ConfigError, NumericalError, UnitError
-from ppdbench.machine.cores import confined
 from ppdbench.methods.ppd import forms, ranks
 from ppdbench.methods.ppd.decode import LocalUpperHalf
 from ppdbench.methods.ppd.forms import Form
 from ppdbench.methods.ppd.strategy import PredictivePipelined
 from ppdbench.testing import CAPACITY, CLOCK, MODELS, Case, assert_exact, cases, decode_case, tokens
-from tests.compiling import uncompiled, watched
+from tests import flat_ops
 from tests.families import FAMILIES, stock_model
 from tests.helpers import VOCAB
 
@@ -224,60 +225,37 @@ def test_unit_b_goes_on_by_itself_at_an_exit_in_the_middle(k: int) -> None:
     assert 0.3 < sum(matches) / len(matches) <= 1
 
 
-def test_a_unit_that_is_a_copy_runs_what_was_compiled_before(
+def test_a_unit_that_is_a_copy_runs_flat_where_its_starter_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    flat_ops.stand_in(monkeypatch)
     here, ran = os.getpid(), multiprocessing.Array("b", 2)  # in this process, in the other
+    real = FlatLayers.run
 
-    def note(_: object) -> None:
+    def noted(layers: FlatLayers, *given: Any) -> torch.Tensor | None:
         ran[os.getpid() != here] = 1
+        return real(layers, *given)
 
-    monkeypatch.setattr(artefacts, "runner", watched(lambda what: note))
-    model = load(ModelSpec(name=FAR, device="cpu"))
-    with confined((), 1):
-        model.staged.compile((1, 3))
-        form = begun(model, form="split", k=3, exit_after=3, patience=20.0)
+    monkeypatch.setattr(FlatLayers, "run", noted)
+    model = load(ModelSpec(name=FAR, device="cpu"), passes=FLAT)
+    form = begun(model, form="split", k=3, exit_after=3, patience=20.0)
     try:
         ran[:] = [0, 0]
-        case = Case("compiled", tokens(9, 0, 300), Limits(20))
-        with confined((), 1):
-            decode_case(form, case, model.staged)
-            assert ran[:] == [1, 1]
-            assert_exact(form, case, model.staged)
+        case = Case("flat", tokens(9, 0, 300), Limits(20))
+        decode_case(form, case, model.staged)
+        assert ran[:] == [1, 1]
+        assert_exact(form, case, model.staged)
     finally:
         form.close()
 
 
-def test_a_unit_that_cannot_be_a_copy_is_no_part_of_a_compiled_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ppdbench.methods.ppd.forms.can_copy", lambda device: False)
-    monkeypatch.setattr(artefacts, "runner", uncompiled)
-    model = load(ModelSpec(name=FAR, device="cpu"))
-    options = PredictivePipelined(form="split", k=1, exit_after=3)
-    with confined((), 1):
-        form = options.prepare(Setup(model, CAPACITY))
-        assert not form.compiles
-        model.staged.compile((1,))
-        with pytest.raises(UnitError, match="--compile off"):
-            form.begin()
-    form.close()
-
-
 @pytest.mark.slow
-def test_compiled_passes_on_units_give_greedys_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if (why := artefacts.why_not()) is not None:
-        pytest.skip(why)
-    monkeypatch.setenv("PPDBENCH_CACHE", str(tmp_path / "cache"))
+def test_a_run_of_all_forms_gives_greedys_tokens(tmp_path: Path) -> None:
     words = ["--offline", "--data", "builtin", "--task", "gsm8k", "--limit", "1", "--warmup", "0"]
     forms = [f"ppd:form={form},k=2" for form in ("split", "replicated", "inline")]
     methods = [word for form in forms for word in ("--method", form)]
-    size = ["--model", LONG, "--threads", "1", "--max-new-tokens", "16", "--compile", "on"]
+    size = ["--model", LONG, "--threads", "1", "--max-new-tokens", "16"]
     assert run(["bench", *words, *methods, *size, "--out", str(tmp_path / "run")]) == 0
-    header = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
-    assert header["compilation"]["rows"] == [1, 2]
     lines = (tmp_path / "run" / "samples.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["verdict"] for line in lines] == ["identical"] * 3
 
