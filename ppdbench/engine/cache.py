@@ -147,22 +147,17 @@ class KVCache:
         self._values = {i: part[1] for i, part in parts.items()}
 
     def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
-        """Announce the rows that the layers [start_layer, stop_layer) are about to write.
-
-        Of a pass whose rows the host does not know, who makes it says by `hold` how long the
-        layers are afterwards.
-        """
+        """Announce the rows that the layers [start_layer, stop_layer) are about to write."""
         if step.end > self.capacity or step.key_length > self.capacity:
             raise ValueError(f"pass ends at row {step.end}, the cache holds {self.capacity}")
-        if step.known:
-            held = self._lengths[self._among(start_layer, stop_layer)]
-            if held and step.start > min(held):
-                layer, length = next((i, n) for i, n in enumerate(held) if n < step.start)
-                raise ValueError(
-                    f"layer {start_layer + layer} holds {length} rows; "
-                    f"a pass from row {step.start} would leave a gap"
-                )
-            self.hold(step.end, start_layer, stop_layer)
+        held = self._lengths[self._among(start_layer, stop_layer)]
+        if held and step.start > min(held):
+            layer, length = next((i, n) for i, n in enumerate(held) if n < step.start)
+            raise ValueError(
+                f"layer {start_layer + layer} holds {length} rows; "
+                f"a pass from row {step.start} would leave a gap"
+            )
+        self.hold(step.end, start_layer, stop_layer)
         self._step = step
 
     def hold(self, length: int, start_layer: int, stop_layer: int) -> None:

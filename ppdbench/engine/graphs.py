@@ -136,7 +136,7 @@ class Graphs:
     ) -> Tensor | None:
         """Run these layers over [batch, row, hidden], where such passes are captured."""
         n = self._fitting(step.n_query)
-        if n is None or step.given or not step.known:
+        if n is None or step.given:
             return None
         idle = n - step.n_query
         last = cache.capacity - idle

@@ -91,9 +91,8 @@ class Step:
     order alone decides (one query, or a prefill from row 0); else a mask [1, query,
     key], which may be part of a table that other steps share: never written to. `rows`
     holds the rows to write as a tensor, for shapes that stay fixed; `idle` of them, the last,
-    only fill up the shape, and `known` says whether the host knows where the others are.
-    `given` are keys and values that are not left to the layers. `sights` says of a tree what
-    `visible` says of its rows: they see all that lies before them besides.
+    only fill up the shape. `given` are keys and values that are not left to the layers. `sights`
+    says of a tree what `visible` says of its rows: they see all that lies before them besides.
     """
 
     start: int
@@ -106,7 +105,6 @@ class Step:
     places: Callable[[], Places] | None = None
     rows: Tensor | None = None
     idle: int = 0
-    known: bool = True
     given: tuple[TrainedRows, ...] = ()
     sights: Sights | None = None
     in_line: bool = False
@@ -289,26 +287,6 @@ class StepMaker:
         assert step.places is not None
         later = self.index[:, step.key_length : shape.keys]
         return torch.cat([step.places()[1], later], dim=1)
-
-    def fixed(self, start: Tensor, n_query: int, key_length: int) -> Step:
-        """Consecutive tokens in a shape that never changes: `start` is a tensor of one row.
-
-        Reads `key_length` rows whatever is in them and masks those not yet written, so
-        one captured pass serves every position.
-        """
-        positions = start + self.index[:, :n_query]
-        keys = self.index[:, :key_length]
-        return Step(
-            start=0,
-            n_query=n_query,
-            key_length=key_length,
-            positions=positions,
-            contiguous=False,
-            visible=keys[:, None, :] <= positions[:, :, None],
-            places=lambda: (positions, keys),
-            rows=positions[0],
-            known=False,
-        )
 
     def tree(
         self,

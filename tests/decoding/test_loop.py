@@ -12,6 +12,7 @@ from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive, check_finite
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
+from ppdbench.engine.masks import FixedShape, StepMaker
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
@@ -221,7 +222,7 @@ def test_an_example_that_broke_spoils_none_after_it(free: tuple[int, ...]) -> No
     for session in (used, fresh):
         session.reset(clean)
         session.prefill()
-        step = session.steps.fixed(torch.tensor([len(clean)]), 2, 64)
+        step = StepMaker(64, CPU, shape=FixedShape(2, 64)).chain(len(clean), 2)
         results.append(go(model, [clean[0], clean[1]], step, session.cache))
     assert bool(torch.isfinite(results[1]).all())
     assert torch.equal(*results)

@@ -7,15 +7,16 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.attention import SLOW_FROM, attend
-from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.masks import FixedShape, Step, StepMaker
 
-STEPS = StepMaker(32, torch.device("cpu"))
+CPU = torch.device("cpu")
+STEPS = StepMaker(32, CPU)
 PASSES = {
     "one row": STEPS.chain(6, 1),
     "a prefill": STEPS.chain(0, 5),
     "a chain": STEPS.chain(6, 3),
     "siblings": STEPS.tree(6, [-1, -1, -1]),
-    "one row of a fixed shape": STEPS.fixed(torch.tensor([4]), 1, 9),
+    "one row of a fixed shape": StepMaker(32, CPU, shape=FixedShape(1, 9)).chain(4, 1),
 }
 
 

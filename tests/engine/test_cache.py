@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.cache import CacheShape, KVCache
-from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.masks import FixedShape, Step, StepMaker
 from ppdbench.engine.session import Session
 from tests.helpers import go, staged, tokens
 
@@ -23,6 +23,10 @@ SHAPE = CacheShape(
     dtype=torch.float32,
 )
 STEPS = StepMaker(32, CPU)
+
+
+def fixed(rows: int, keys: int) -> StepMaker:
+    return StepMaker(STEPS.capacity, CPU, shape=FixedShape(rows, keys))
 
 
 def write(cache: KVCache, step: Step, *layers: int) -> dict[int, tuple[Tensor, Tensor]]:
@@ -66,7 +70,7 @@ def test_a_pass_that_fills_the_last_row_is_not_refused() -> None:
 
 def test_a_fixed_pass_that_reads_more_rows_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="the cache holds 8"):
-        KVCache(SHAPE, 8).begin(STEPS.fixed(torch.tensor([0]), 2, 9), 0, 3)
+        KVCache(SHAPE, 8).begin(fixed(2, 9).chain(0, 2), 0, 3)
 
 
 def test_a_gap_is_refused_and_the_layer_named() -> None:
@@ -210,7 +214,7 @@ def test_rows_have_the_models_heads_and_dtype_and_nbytes_counts_them(dtype: torc
 def test_a_new_cache_holds_zeros() -> None:
     """Masked rows still enter products, where anything infinite would spoil the result."""
     cache = KVCache(SHAPE, 8)
-    keys, values = write(cache, STEPS.fixed(torch.tensor([0]), 1, 8))[0]
+    keys, values = write(cache, fixed(1, 8).chain(0, 1))[0]
     assert not keys[:, :, 1:].any()
     assert not values[:, :, 1:].any()
 
@@ -218,7 +222,7 @@ def test_a_new_cache_holds_zeros() -> None:
 def test_a_fixed_pass_writes_its_own_rows_and_returns_all() -> None:
     cache = KVCache(SHAPE, 8)
     write(cache, STEPS.chain(0, 5))
-    seen = write(cache, STEPS.fixed(torch.tensor([3]), 2, 8))
+    seen = write(cache, fixed(2, 8).chain(3, 2))
     for layer in range(3):
         keys, values = seen[layer]
         expected = torch.tensor([0, 1, 2, 3, 4, 0, 0, 0]) + 100.0 * layer
@@ -246,7 +250,7 @@ def test_several_queries_and_masked_ones_read_every_row_so_far() -> None:
 @torch.inference_mode()
 def test_storage_is_allocated_once_and_written_in_place() -> None:
     session = Session(staged("llama"), 48)
-    cache = session.cache
+    cache, shaped = session.cache, StepMaker(48, CPU, shape=FixedShape(4, 48))
 
     def addresses() -> list[int]:
         kept = [*cache._keys.values(), *cache._values.values()]
@@ -269,7 +273,7 @@ def test_storage_is_allocated_once_and_written_in_place() -> None:
             session.advance(torch.tensor([[token]]))
         go(session.model, tokens(4), session.steps.tree(13, [-1, -1, 0, 1]), cache)
         cache.keep(13, [1, 3])
-        go(session.model, tokens(4), session.steps.fixed(torch.tensor([15]), 4, 48), cache)
+        go(session.model, tokens(4), shaped.chain(15, 4), cache)
         session.rollback(9)
     assert addresses() == before
     assert returned == set(before)

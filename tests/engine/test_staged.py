@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.cache import KVCache
-from ppdbench.engine.masks import StepMaker
+from ppdbench.engine.masks import FixedShape, StepMaker
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from tests.families import FAMILIES, WINDOW, stock_model
@@ -267,8 +267,9 @@ ROWS = 8
 def fixed_pass(
     model: StagedModel, cache: KVCache, steps: StepMaker, start: int, ids: list[int]
 ) -> Tensor:
-    step = steps.fixed(torch.tensor([start]), len(ids), CAPACITY)
-    return go(model, ids, step, cache)
+    shape = FixedShape(len(ids), CAPACITY)
+    shaped = StepMaker(steps.capacity, steps.device, steps.window, shape)
+    return go(model, ids, shaped.chain(start, len(ids)), cache)
 
 
 @every_family
