@@ -133,8 +133,10 @@ def for_all_owners(make: Exchange, owners: Iterable[nn.Module]) -> Exchange:
 
 
 def _identity(product: nn.Module) -> tuple[int, ...] | None:
-    """The numbers of weight and bias of a linear layer, none alike; None of anything else."""
-    return tuple(map(id, product.parameters())) if weights_of(product) is not None else None
+    """The numbers of plain weight and bias of a linear layer, none alike; else None."""
+    if weights_of(product) is None or not all(map(is_plain, product.parameters())):
+        return None
+    return tuple(map(id, product.parameters()))
 
 
 @cache

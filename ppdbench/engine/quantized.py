@@ -16,11 +16,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ppdbench.engine.adapters import Adapter
-from ppdbench.engine.families import transposed
 from ppdbench.engine.packed_levels import METHODS, Packing
+from ppdbench.engine.packing import exchange, for_all_owners, weights_of
+from ppdbench.engine.weights import is_plain
 from ppdbench.errors import ConfigError, UnsupportedModel
 
 BLOCK = 64  # weights of 4 bits that share a scale
@@ -168,20 +169,20 @@ def _check_library(what: str, library: str) -> None:
 def quantize(model: Any, name: str, device: torch.device) -> None:
     """Quantise the decoder layers of a loaded model and move them to `device`, one by one.
 
-    So the device holds at most one of them in full.
+    So the device holds at most one of them in full. What several layers share they share still.
     """
-    for layer in Adapter(model).layers:
-        _convert(layer.to(device), SCHEMES[name].convert)
+    layers = Adapter(model).layers
+    make = for_all_owners(partial(_converted, SCHEMES[name].convert), layers)
+    for layer in layers:
+        exchange(layer.to(device), make)
 
 
-def _convert(module: nn.Module, convert: Callable[[nn.Linear], nn.Module]) -> None:
-    for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
-            setattr(module, name, convert(child))
-        elif transposed(child):
-            setattr(module, name, convert(_as_linear(child)))
-        else:
-            _convert(child, convert)
+def _converted(convert: Callable[[nn.Linear], nn.Module], module: nn.Module) -> nn.Module:
+    """A product with its weights in fewer bits; anything else as it is."""
+    held = weights_of(module)
+    if held is None or not is_plain(module.get_parameter("weight")):
+        return module
+    return convert(_linear(*held))
 
 
 def keep_types(model: nn.Module) -> None:
@@ -198,10 +199,11 @@ def keep_types(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = fits and native
 
 
-def _as_linear(module: Any) -> nn.Linear:
-    """The same product with its weights the usual way round."""
-    width, out = module.weight.shape
-    layer = nn.Linear(width, out, device="meta")
-    layer.weight = nn.Parameter(module.weight.data.t().contiguous(), requires_grad=False)
-    layer.bias = module.bias
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A product of these weights [out, in]."""
+    out, width = weight.shape
+    layer = nn.Linear(width, out, bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer

@@ -10,14 +10,25 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from benchmarks.families import tiny
 from ppdbench.cli import main
 from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.stock import StockModel
 from ppdbench.engine import quantized, weights
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.loading import ModelSpec, load
-from ppdbench.engine.quantized import SCHEMES, check_scheme, check_stored, keep_types, quantize
+from ppdbench.engine.packing import exchangeable
+from ppdbench.engine.quantized import (
+    SCHEMES,
+    Scheme,
+    check_scheme,
+    check_stored,
+    keep_types,
+    quantize,
+)
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, UnsupportedModel
 from ppdbench.testing import CLOCK, free
@@ -31,6 +42,8 @@ METHODS = (
     *("greedy", "early-exit", "layerskip", "draft-verify", "prompt-lookup"),
     *("lookahead", "jacobi", "ppd"),
 )
+# Families whose layers are more than attention and an MLP.
+OTHERS = ("phimoe", "zamba")
 MODEL = ("--model", "synthetic:layers=3,hidden=64,heads=4,context=512,agree=0.9")
 
 
@@ -79,19 +92,63 @@ def test_every_method_gives_what_greedy_gives(
     assert {s["verdict"] for s in exact} <= right
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_the_engine_gives_what_generate_gives_on_the_same_quantised_weights(
     family: str, kind: str
 ) -> None:
     needs(kind)
-    model = copy.deepcopy(stock_model(family))
+    model = tiny(family) if family in OTHERS else copy.deepcopy(stock_model(family))
     quantize(model, kind, CPU)
     keep_types(model)
     prompt = [5, 6, 7, 8, 9]
     handed = StockModel(copy.deepcopy(model)).generate(Request(prompt, Limits(16), CLOCK))
     theirs = tuple(token for part in handed for token in part.tokens)
     assert free(StagedModel(model), prompt, 16) == theirs
+
+
+class Fewer(nn.Module):
+    """A stand-in for a product in fewer bits."""
+
+    def __init__(self, product: nn.Linear) -> None:
+        super().__init__()
+        self.product = (product,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.product[0](x)
+        return out
+
+
+@pytest.fixture
+def fewer(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A scheme that needs no library."""
+    monkeypatch.setitem(SCHEMES, "fewer", Scheme("torch", 8.0, Fewer))  # type: ignore[arg-type]
+    return "fewer"
+
+
+@pytest.mark.parametrize(
+    ("name", "block"), [("zamba", "shared_transf"), ("zamba2", "shared_transformer")]
+)
+def test_blocks_that_layers_share_are_quantised_once(fewer: str, name: str, block: str) -> None:
+    model = tiny(name)
+    layers = Adapter(model).layers
+    weights_before = {id(p.weight) for layer in layers for p in exchangeable(layer)}
+    quantize(model, fewer, CPU)
+    made = [part for layer in layers for part in layer.modules() if isinstance(part, Fewer)]
+    assert len(set(made)) == len(weights_before) < len(made)
+    first, second = (layers[i].get_submodule(block).modules() for i in (1, 3))
+    pairs = [pair for pair in zip(first, second, strict=True) if isinstance(pair[0], Fewer)]
+    assert len(pairs) > 4 and all(one is other for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("phimoe", "PhimoeTopKRouter"), ("llama4_text", "Llama4Router")]
+)
+def test_routers_stay_as_they_are(fewer: str, name: str, kind: str) -> None:
+    model = tiny(name)
+    before = [part for part in model.modules() if type(part).__name__ == kind]
+    quantize(model, fewer, CPU)
+    assert before and all(part in set(model.modules()) for part in before)
 
 
 def test_bytes_are_those_that_are_held(scheme: str) -> None:
