@@ -98,6 +98,8 @@ TWO_SIZES = {
     **SHARING,
     "per_layer_config": {i: {"head_dim": 16, "num_key_value_heads": 1} for i in (1, 3)},
 }
+# A base of angles for each layer, or none.
+BASES: dict[str, Any] = {"layer_rope_theta": [10000, 0, 500.0, 10000.0]}
 LATENT = {"num_key_value_heads": 4, "head_dim": None}
 TURNED = {"rope_type": "default", "rope_theta": 10000.0}
 # Where the small settings alone make no model, or not one that says enough.
@@ -122,6 +124,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "gemma4_unified_text": TWO_SIZES,
     "mimo_v2_flash": {"v_head_dim": 4},
     "mllama_text_model": {"cross_attention_layers": [1], "num_hidden_layers": 5},
+    "granite_swa": BASES,
+    "granitemoe_swa": BASES,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,

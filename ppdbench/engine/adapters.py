@@ -252,11 +252,10 @@ class Adapter:
 
         One that does not attend may be handed any.
         """
-        if not self.family.rotary_by_type:
+        if self.family.rotary_kinds is None:
             return None
-        attending = self.anatomy.attending
-        kind: str = self.config.layer_types[index if index in attending else min(attending)]
-        return kind
+        attending, kinds = self.anatomy.attending, self.family.rotary_kinds(self.config)
+        return kinds[index if index in attending else min(attending)]
 
     def rotary(self, step: Step, kind: str | None) -> Rotary:
         """cos and sin of the step's positions: [1, query, rotary_dim]."""
@@ -439,10 +438,17 @@ class Adapter:
             if self.family.turns is not None:
                 return tuple(t.to(self.device, self.dtype) for t in self.family.turns(self.body))
             like = torch.empty(1, dtype=self.dtype, device=self.device)
-            arguments = () if kind is None else (kind,)
-            make = getattr(self.body, self._named(self.family.rotary))
-            made = make(like, positions, *arguments)
+            made = self._rotary_of(kind)(like, positions)
             return tuple(table[0] for table in (made if isinstance(made, tuple) else (made,)))
+
+    def _rotary_of(self, kind: str | None) -> Callable[[Tensor, Tensor], Any]:
+        """The maker of tables of a kind: for positions, of the type of another tensor."""
+        make: Callable[..., Any] = getattr(self.body, self._named(self.family.rotary))
+        if kind is None:
+            return make
+        if self.family.rotary_of is not None:
+            return self.family.rotary_of(self.body, kind)
+        return lambda like, positions: make(like, positions, kind)
 
     def _windows(self) -> tuple[int | None, ...]:
         if self.family.windows is not None:

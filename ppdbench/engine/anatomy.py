@@ -125,7 +125,7 @@ def read(model: Any) -> tuple[Family, Anatomy]:
         embedding_norm=found.embedding_norm or _embedding_norm(body),
         cache_argument=cache,
         rotary=(rotary := _rotary(body)),
-        rotary_by_type=found.rotary_by_type or _turns_by_type(body, rotary),
+        rotary_kinds=found.rotary_kinds or _rotary_kinds(body, rotary),
         blocks=replace(found.blocks or blocks_of(layers), mixers=_tops(memories)),
     )
     attending = {i for i, layer in enumerate(layers) if not any(memories) or _attends(layer)}
@@ -259,8 +259,11 @@ def _rotary(body: nn.Module) -> str | None:
     return "rotary_emb" if "rotary_emb" in parts else next(by_class, None)
 
 
-def _turns_by_type(body: nn.Module, rotary: str | None) -> bool:
-    return rotary is not None and "layer_type" in _parameters(body.get_submodule(rotary))
+def _rotary_kinds(body: nn.Module, rotary: str | None) -> Callable[[Any], Sequence[str]] | None:
+    """Give layers' types, where what makes rotary tables asks for one."""
+    if rotary is None or "layer_type" not in _parameters(body.get_submodule(rotary)):
+        return None
+    return lambda config: config.layer_types
 
 
 def _parameters(module: nn.Module) -> dict[str, inspect.Parameter]:

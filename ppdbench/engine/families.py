@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from ppdbench.registry import Registry
@@ -145,8 +146,10 @@ class Family:
     """Gives what the body adds to words for their positions; without it layers place them."""
     rotary: str | None = None
     """Name of what makes rotary tables in the body, in models that have it."""
-    rotary_by_type: bool = False
-    """Layers of different types turn at different speeds."""
+    rotary_kinds: Callable[[Any], Sequence[str]] | None = None
+    """Gives the kind of each layer's rotary tables, where layers turn at different speeds."""
+    rotary_of: Callable[[Any, str], Callable[[Tensor, Tensor], Any]] | None = None
+    """Gives, of the body, the maker of a kind's tables, where no one part is told the kind."""
     turns: Callable[[Any], tuple[Tensor, Tensor]] | None = None
     """Gives, of the body, cosines and sines by positions, where attention keeps them itself."""
     fused: Callable[[int], Sequence[int]] | None = None
@@ -383,6 +386,32 @@ def _without_turns(config: Any) -> list[int]:
     return [i for i, turned in enumerate(config.no_rope_layers) if not turned]
 
 
+def _own_bases(config: Any) -> list[str]:
+    """The base of each layer's angles as the kind of its tables."""
+    return [str(float(base)) for base in config.layer_rope_theta]
+
+
+def _without_base(config: Any) -> list[int]:
+    return [i for i, base in enumerate(config.layer_rope_theta) if not base]
+
+
+def _of_base(body: Any, kind: str) -> Callable[[Tensor, Tensor], Any]:
+    """The maker of tables of one base; without a base all angles are nought."""
+    base = float(kind)
+    if not base:
+        return partial(_by_no_angle, body)
+    made: dict[float, Any] = {p.config.rope_parameters["rope_theta"]: p for p in body.rotary_embs}
+    found: Callable[[Tensor, Tensor], Any] = made[base]
+    return found
+
+
+def _by_no_angle(body: Any, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    import torch
+
+    cos, sin = body.rotary_emb(like, positions)
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
 def _see_all(body: Any) -> None:
     """Let layers see all rows that their mask shows; they count rows, which branches share."""
     import torch
@@ -534,6 +563,15 @@ for _family in (
         name="minimax",
         members="MiniMax 01",
         refusal=lambda config: "its linear layers remember in a cache of a kind of their own",
+    ),
+    *(
+        Family(
+            name=name,
+            rotary_kinds=_own_bases,
+            rotary_of=_of_base,
+            unturned=_without_base,
+        )
+        for name in ("granite_swa", "granitemoe_swa")
     ),
     Family(name="nanochat", members="nanochat", embedding_norm="norm"),
     Family(name="olmo3", members="OLMo 3", blocks=NORMS_AFTER),

@@ -44,6 +44,14 @@ def test_falcon_counts_distances_where_it_has_no_rotary_tables() -> None:
     assert differs(model, TOKENS) is None
 
 
+@pytest.mark.parametrize("family", ["granite_swa", "granitemoe_swa"])
+@pytest.mark.parametrize("bases", [[10000, 0, 500.0, 10000.0], [0] * 4, [500.0] * 4])
+def test_layers_turn_heads_at_their_own_speed_or_not_at_all(
+    family: str, bases: list[float]
+) -> None:
+    assert differs(tiny(family, layer_rope_theta=bases), TOKENS) is None
+
+
 @pytest.mark.parametrize("family", ["bloom", "mpt", "gptj", "falcon", "cohere", "deepseek_v3"])
 def test_single_blocks_can_be_left_out_of_layers_that_add_them_in_their_own_way(
     family: str,

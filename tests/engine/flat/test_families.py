@@ -44,7 +44,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "gpt_neo": [{}],
     "gpt_neox_japanese": [{}],
     "gptj": [{}],
-    "granite_swa": [{}],
+    "granite_swa": [{}, {"layer_rope_theta": None}],
     "ministral3": [{}],
     "mpt": [{}],
     "nanochat": [{}],
@@ -102,7 +102,8 @@ def test_logits_are_those_of_stock_and_no_row_depends_on_the_rows_beside_it(
     assert_near(tree[:, 3:], branch[:, -1:])
 
 
-FAR = [("bloom", {}), ("codegen", {}), ("falcon", ALIBI), ("granite_swa", {}), ("mpt", {})]
+ONE_BASE: dict[str, Any] = {"layer_rope_theta": None}
+FAR = [("bloom", {}), ("codegen", {}), ("falcon", ALIBI), ("granite_swa", ONE_BASE), ("mpt", {})]
 
 
 @pytest.mark.parametrize(("family", "settings"), FAR)
