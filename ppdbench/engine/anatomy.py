@@ -37,6 +37,8 @@ STATES = {"get_conv_state", "update_conv_state", *RECURRENT}
 # The two blocks of a layer, by their usual names.
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
 MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
+# Parts that some layers have beside the MLP, or in its place.
+BESIDE = ("shared_mlp", "experts")
 # Norms before each block, by their usual names, in layers that have both.
 NORM_PAIRS = (
     ("input_layernorm", "post_attention_layernorm"),
@@ -305,12 +307,14 @@ def blocks_of(layers: Sequence[nn.Module]) -> BlockNames:
     """The two blocks of the layers, as far as their names are the usual ones."""
     names = set(dict(layers[0].named_children()))
     attention = next((name for name in ATTENTIONS if name in names), ATTENTIONS[0])
-    mlp = tuple(name for name in MLPS if name in names) or MLPS[:1]
+    mlp, beside = (tuple(n for n in known if n in names) for known in (MLPS, BESIDE))
+    if not mlp:
+        mlp, beside = beside[:1] or MLPS[:1], beside[1:]
+    found = BlockNames(attention=attention, mlp=mlp, beside=beside)
     norms = {name for name in names if "norm" in name or name.startswith("ln")}
     pair = next((pair for pair in NORM_PAIRS if norms == set(pair)), None)
-    if pair is None:
-        return BlockNames(attention=attention, mlp=mlp, attention_norms=(), mlp_norms=())
-    return BlockNames(attention=attention, mlp=mlp, attention_norms=pair[:1], mlp_norms=pair[1:])
+    before = ((), ()) if pair is None else (pair[:1], pair[1:])
+    return replace(found, attention_norms=before[0], mlp_norms=before[1])
 
 
 def adds_itself(block: nn.Module) -> bool:

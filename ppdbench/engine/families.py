@@ -34,6 +34,8 @@ class BlockNames:
     mixers: tuple[str, ...] = ()
     """The parts in the place of attention, or beside it, in layers with a memory."""
     mlp: tuple[str, ...] = ("mlp",)
+    beside: tuple[str, ...] = ()
+    """The parts that feed forward beside the MLP, and are added to what it gives."""
     attention_norms: tuple[str, ...] = ("input_layernorm",)
     mlp_norms: tuple[str, ...] = ("post_attention_layernorm",)
 

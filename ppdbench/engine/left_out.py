@@ -131,9 +131,16 @@ def attention_bytes(blocks: BlockNames, layer: nn.Module) -> int:
     return sum(weight_bytes(layer.get_submodule(name)) for name in _looking_back(blocks, layer))
 
 
+def _beside(blocks: BlockNames, layer: nn.Module) -> list[str]:
+    """The names of the parts that a layer has beside its MLP."""
+    there = dict(layer.named_children())
+    return [name for name in blocks.beside if name in there]
+
+
 def mlp_bytes(blocks: BlockNames, layer: nn.Module) -> int:
-    """Memory of the weights of a layer's MLP block."""
-    return sum(weight_bytes(layer.get_submodule(name)) for name in blocks.mlp)
+    """Memory of the weights of a layer's MLP block, and of what stands beside it."""
+    names = (*blocks.mlp, *_beside(blocks, layer))
+    return sum(weight_bytes(layer.get_submodule(name)) for name in names)
 
 
 def without(
@@ -166,19 +173,11 @@ def without(
             replaced[blocks.mlp[-1]] = NoAddingMLP()
         else:
             replaced[blocks.mlp[-1]] = NoExperts() if _gives_two(block, norm) else NoMLP()
+        for name in _beside(blocks, layer):
+            replaced[name] = NoMLP()
     vars(twin)["_modules"] = {**layer._modules, **replaced}
     # Hooks that were put on the layer as a `forward` of its own would call the original.
     vars(twin).pop("forward", None)
-    return twin
-
-
-def attention_alone(blocks: BlockNames, layer: nn.Module) -> nn.Module:
-    """A copy of `layer` that shares its modules and adds what its attention gives, no more."""
-    twin = without(blocks, layer, attention=False, mlp=True)
-    kept = (blocks.attention, *blocks.mlp)
-    for name, part in layer.named_children():
-        if name not in kept and any(weight.dim() > 1 for weight in part.parameters()):
-            twin._modules[name] = NoMLP()  # what stands beside its experts
     return twin
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.families import tiny
+from ppdbench.engine.left_out import mlp_bytes, weight_bytes
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel
@@ -209,3 +211,34 @@ def test_layers_of_an_unknown_kind_are_refused() -> None:
     model.adapter.layers[2] = torch.nn.Sequential(torch.nn.Linear(2, 2))
     with pytest.raises(UnsupportedModel, match="Sequential cannot be run without single blocks"):
         SkippedModel(model, {1}, set())
+
+
+EXPERTS_TOO: dict[str, Any] = {"enable_moe_block": True, "top_k_experts": 2}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "parts"),
+    [
+        ("granitemoehybrid", {}, ("block_sparse_moe", "shared_mlp")),
+        ("granitemoehybrid", {"num_local_experts": 0}, ("shared_mlp",)),
+        ("granitemoeshared", {"shared_intermediate_size": 24}, ("block_sparse_moe", "shared_mlp")),
+        ("granitemoe_swa", {"shared_intermediate_size": 24}, ("block_sparse_moe", "shared_mlp")),
+        ("gemma4_text", EXPERTS_TOO, ("mlp", "experts")),
+    ],
+)
+@torch.inference_mode()
+def test_all_that_feeds_forward_is_left_out_where_it_is_several_parts(
+    family: str, settings: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    stock = tiny(family, **settings)
+    model = StagedModel(copy.deepcopy(stock))
+    layers = [stock.model.layers[i] for i in (1, 2)]
+    assert mlp_bytes(model.adapter.blocks, layers[0]) == sum(
+        weight_bytes(layers[0].get_submodule(name)) for name in parts
+    )
+    session = Session(SkippedModel(model, set(), {1, 2}), CAPACITY)
+    session.reset(PROMPT)
+    ours = session.prefill()[:, -1]
+    for part in (layer.get_submodule(name) for layer in layers for name in parts):
+        part.register_forward_hook(zeroed)
+    assert_near(ours, stock(torch.tensor([PROMPT])).logits[:, -1])

@@ -24,7 +24,7 @@ from ppdbench.engine.flat.parts import FlatParts, check_half, is_whole, why_in_p
 from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, FlatReadout, is_there
 from ppdbench.engine.flat.products import FlatProduct, plain
 from ppdbench.engine.flat.understood import NotUnderstoodError
-from ppdbench.engine.left_out import attention_alone
+from ppdbench.engine.left_out import without
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.packing import Exchange, exchangeable, packed, weights_of
 from ppdbench.engine.weights import is_plain
@@ -274,7 +274,7 @@ class Trial:
         """
         adapter = self.adapter
         parts = FlatParts(adapter.with_layers({index: flat}), [], [index])
-        half = attention_alone(adapter.blocks, adapter.layers[index])
+        half = without(adapter.blocks, adapter.layers[index], attention=False, mlp=True)
         attending = adapter.with_layers({index: half})
         for number, step in enumerate(self._both):
             hidden, layers = self.hidden[number], range(index, index + 1)

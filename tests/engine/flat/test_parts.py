@@ -68,6 +68,15 @@ def test_logits_are_those_of_stock_where_attention_alone_is_flat(family: str) ->
         assert_near(row, stock(torch.tensor([[*TEXT, *MORE[:2], 5]])).logits[:, -1:])
 
 
+def test_attention_alone_is_flat_beside_an_mlp_of_any_name() -> None:
+    stock = tiny("granitemoehybrid", num_local_experts=0)
+    model = made("granitemoehybrid", copy.deepcopy(stock))
+    assert model.parts is not None and sorted(model.parts.halves) == [1, 3]
+    with torch.no_grad():
+        wanted = stock(torch.tensor([[*TEXT, *MORE]])).logits[:, -len(MORE) :]
+    assert_near(rows(model)[0], wanted)
+
+
 @torch.inference_mode()
 def test_a_tree_sees_what_a_branch_does_alone() -> None:
     model = made("gpt_oss")
