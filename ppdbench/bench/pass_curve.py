@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 
 from ppdbench.bench.baseline import weight_bytes_read
 from ppdbench.decoding.stock import StockModel
+from ppdbench.engine.experts import experts_of_a_layer, watched
 from ppdbench.engine.flat.choice import PassPath
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
@@ -25,7 +26,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.machine.bandwidth import measure_bandwidth
 from ppdbench.machine.clock import Clock
 from ppdbench.runs.workload import Report
-from ppdbench.stats import median
+from ppdbench.stats import mean, median
 from ppdbench.tasks.passages import pseudo_prompts
 
 ROWS = (1, 2, 3, 5, 9, 16, 32)
@@ -64,19 +65,23 @@ class PassPoint:
     """Passes of so many rows, ours and transformers' own.
 
     `behind_other` are ours with other memory read before each, as a draft network's weights are;
-    runs of earlier versions have none.
+    runs of earlier versions have none. `experts` are the different ones that a layer reads in ours,
+    on average, in models that have them.
     """
 
     rows: int
     ours: SideTimes
     stock: SideTimes
     behind_other: SideTimes | None = None
+    experts: float | None = field(default=None, kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the medians for JSON."""
         found = {"rows": self.rows, "ms": self.ours.median, "generate_ms": self.stock.median}
         if self.behind_other is not None:
             found["behind_other_ms"] = self.behind_other.median
+        if self.experts is not None:
+            found["experts"] = self.experts
         return found
 
 
@@ -85,7 +90,8 @@ class PassCurve:
     """The curve of a model on this machine; the first point has one row.
 
     `weight_bytes` are those that a pass reads. `same_tokens` are the rows of the widest pass for
-    which both sides find the same token the likeliest.
+    which both sides find the same token the likeliest. `experts_of_a_layer` are those that it
+    holds, where some of them are chosen for each token.
     """
 
     model: str
@@ -100,6 +106,7 @@ class PassCurve:
     weight_bytes: int
     bandwidth_bytes_per_s: float
     path: PassPath
+    experts_of_a_layer: int | None = None
 
     @property
     def reading_ms(self) -> float:
@@ -114,7 +121,7 @@ class PassCurve:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
-        return {
+        found: dict[str, Any] = {
             "model": self.model,
             "synthetic": self.is_synthetic,
             "dtype": self.dtype,
@@ -131,6 +138,9 @@ class PassCurve:
             "weight_bytes": self.weight_bytes,
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
         }
+        if self.experts_of_a_layer is not None:
+            found["experts_of_a_layer"] = self.experts_of_a_layer
+        return found
 
 
 def _spread(point: PassPoint) -> float:
@@ -189,6 +199,7 @@ def time_curve(
                     took = _turn(sides[side], following[:size], clock)
                     times.setdefault((size, side), []).extend(took)
         found = [_once(side, following) for side in sides[:2]]
+        experts = {n: _experts_read(passes, following[:n]) for n in sizes}
     return PassCurve(
         model=ours.spec.name,
         is_synthetic=ours.spec.is_synthetic,
@@ -198,13 +209,18 @@ def time_curve(
         context=context,
         rounds=rounds,
         points=tuple(
-            PassPoint(n, *(SideTimes(tuple(times[n, side])) for side in range(len(sides))))
+            PassPoint(
+                n,
+                *(SideTimes(tuple(times[n, side])) for side in range(len(sides))),
+                experts=experts[n],
+            )
             for n in sizes
         ),
         same_tokens=sum(a == b for a, b in zip(*found, strict=True)),
         weight_bytes=weight_bytes_read(staged),
         bandwidth_bytes_per_s=median(speeds),
         path=staged.path,
+        experts_of_a_layer=experts_of_a_layer(staged),
     )
 
 
@@ -305,6 +321,16 @@ def _once(side: PassSide, tokens: Sequence[int]) -> list[int]:
     found = side.run(tokens)
     side.forget()
     return found
+
+
+def _experts_read(side: OurPasses, tokens: Sequence[int]) -> float | None:
+    """The different experts that a layer reads in one pass, on average; None without experts."""
+    model = side.session.model
+    if experts_of_a_layer(model) is None:
+        return None
+    with watched(model) as calls:
+        _once(side, tokens)
+    return mean([call.touched for call in calls])
 
 
 def _turn(side: PassSide, tokens: Sequence[int], clock: Clock) -> list[float]:

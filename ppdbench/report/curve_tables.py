@@ -5,6 +5,7 @@ from __future__ import annotations
 from ppdbench.bench.pass_curve import OTHER_BYTES, PassCurve
 from ppdbench.report.sheet import Sheet
 
+EXPERTS = "experts read"
 OTHER_WORDS = (
     f"behind other work: right after {OTHER_BYTES >> 20} MB of other memory were read, as a draft "
     "network's weights are; caches that held the model's weights do so no more"
@@ -26,12 +27,18 @@ def pass_curve_sheet(found: PassCurve) -> Sheet:
     if len(behind) == len(points):
         columns["ours behind other work ms"] = behind
         notes.insert(2, OTHER_WORDS)
+    digits = {name: 2 for name in columns if name != "rows"}
+    experts = [p.experts for p in points if p.experts is not None]
+    if len(experts) == len(points):
+        columns[EXPERTS] = experts
+        digits[EXPERTS] = 1
+        notes.append(_experts_words(found))
     return Sheet(
         f"Passes by their rows: {curve_label(found)}",
         tuple(columns),
         tuple(zip(*columns.values(), strict=True)),
         notes=tuple(notes),
-        digits={name: 2 for name in columns if name != "rows"},
+        digits=digits,
     )
 
 
@@ -57,6 +64,11 @@ def path_words(found: PassCurve) -> str:
     path = found.path
     ready = f"; ready after {path.prepared_s:.1f} s" if path.prepared_s else ""
     return f"our passes: {path.words}{ready}"
+
+
+def _experts_words(found: PassCurve) -> str:
+    held = found.experts_of_a_layer
+    return f"{EXPERTS}: different ones in a pass, of {held} in a layer, on average of the layers"
 
 
 def _measured(found: PassCurve) -> str:

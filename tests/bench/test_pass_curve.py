@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from benchmarks.families import tiny
 from ppdbench.bench.pass_curve import (
     IN_A_TURN,
     BehindOther,
@@ -19,9 +20,12 @@ from ppdbench.bench.pass_curve import (
     time_curve,
 )
 from ppdbench.decoding.stock import StockModel
+from ppdbench.engine import synthetic
 from ppdbench.engine.loading import Loaded, ModelSpec, load, load_stock
+from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.machine.clock import Clock
+from ppdbench.tasks.passages import pseudo_prompts
 
 SPEC = ModelSpec(name="synthetic:layers=2,hidden=32,heads=2,vocab=300,context=64", device="cpu")
 BANDWIDTH = 1e9
@@ -113,6 +117,31 @@ def test_the_limit_and_the_path_are_those_of_the_model(curve: PassCurve, ours: L
 
 def stock_parameters() -> list[tuple[str, torch.nn.Parameter]]:
     return list(load_stock(SPEC)[0].named_parameters())
+
+
+def test_experts_are_those_that_routers_choose_for_the_rows_of_a_pass() -> None:
+    model = tiny("mixtral", vocab_size=300)
+    routers = [m for m in model.modules() if "Router" in type(m).__name__]
+    chosen: list[torch.Tensor] = []
+    (tokens,) = pseudo_prompts(synthetic.tokenizer(300, 64), 1, CONTEXT + 9)
+    for router in routers:
+        router.register_forward_hook(lambda _, __, out: chosen.append(out[-1][CONTEXT:]))
+    with torch.inference_mode():
+        model(torch.tensor([tokens]), use_cache=False)
+    staged = StagedModel(tiny("mixtral", vocab_size=300))
+    loaded = Loaded(SPEC, staged, synthetic.tokenizer(300, 64), frozenset(), 0, "")
+    found = time_curve(
+        loaded,
+        StockModel(tiny("mixtral", vocab_size=300)),
+        rows=(3, 9),
+        context=CONTEXT,
+        rounds=1,
+        bandwidth=1.0,
+    )
+    for point in found.points:
+        each = [len(set(rows[: point.rows].flatten().tolist())) for rows in chosen]
+        assert point.experts == sum(each) / len(routers)
+    assert found.experts_of_a_layer == 4
 
 
 def test_sizes_and_sides_take_turns_in_both_directions(

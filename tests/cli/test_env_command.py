@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.families import tiny
 from ppdbench.cli.main import run
+from ppdbench.engine import synthetic
 
 TINY = "synthetic:layers=2,hidden=32,heads=2,vocab=300,context=64"
 SHORT = ["--prompt-tokens", "8", "--new-tokens", "4", "--rounds", "1", "--device", "cpu"]
@@ -81,6 +83,7 @@ def test_curve_json_has_the_fixed_keys(capsys: Captured) -> None:
     value = json.loads(capsys.readouterr().out)
     assert [point["rows"] for point in value["curve"]] == [1, 4, 9]
     assert all(set(point) == {"rows", *TIMES} for point in value["curve"])
+    assert "experts_of_a_layer" not in value
     assert min(p[side] for p in value["curve"] for side in TIMES) > 0
     assert value["reading_ms"] > 0
     assert value["path"].startswith(("flat", "eager"))
@@ -100,6 +103,30 @@ def test_curve_is_a_table_and_a_picture(capsys: Captured, tmp_path: Path) -> Non
     for line in ("ours", "transformers", "reading the weights once"):
         assert line in picture.read_text()
     assert "--new-tokens means nothing with --curve" in err
+
+
+@pytest.fixture
+def of_experts(tmp_path: Path) -> str:
+    """The folder of a model whose layers choose between four experts."""
+    tiny("mixtral", vocab_size=300, max_position_embeddings=64).save_pretrained(tmp_path / "model")
+    synthetic.tokenizer(300, 64).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_curve_of_a_model_with_experts_tells_how_many_a_pass_reads(
+    capsys: Captured, of_experts: str
+) -> None:
+    asked = [*CURVE, "--model", of_experts, "--rows", "1,9"]
+    assert run([*asked, "--format", "json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    one, nine = value["curve"]
+    assert set(one) == {"rows", *TIMES, "experts"}
+    assert value["experts_of_a_layer"] == 4
+    assert one["experts"] == 2 < nine["experts"] <= 4
+    assert run([*asked, "--format", "csv"]) == 0
+    table = list(csv.reader(io.StringIO(capsys.readouterr().out.split("\n\n")[1])))
+    assert table[0][-1] == "experts read"
+    assert [float(row[-1]) for row in table[1:3]] == [one["experts"], nine["experts"]]
 
 
 def test_curve_says_the_limit_and_the_path(capsys: Captured) -> None:
