@@ -14,8 +14,10 @@ from torch import Tensor
 # Families by their `model_type`: how llama.cpp calls them.
 NAMES = {
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
+    "minimax_m2": "minimax-m2",
     "mistral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
@@ -57,18 +59,40 @@ def tensors(model: Any, arch: str) -> dict[str, Tensor]:
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     found: dict[str, Tensor] = {}
-    for name, tensor in model.named_parameters():
+    for name, tensor in _saved(model).items():
         if ".experts." in name:
             found |= _of_experts(arch, name, tensor)
-        elif name.endswith(".sinks"):
+        elif name.endswith((".sinks", ".layer_scalar")):
             found[f"{names.get_name(name)}.weight"] = tensor
+        elif name.endswith("_correction_bias"):
+            found[f"{names.get_name(name.removesuffix('_bias'))}.bias"] = tensor
+        elif name.endswith(".router.scale"):
+            found[f"blk.{name.split('.')[2]}.ffn_gate_inp.scale"] = tensor
+        elif name.endswith(".per_expert_scale"):
+            found[f"blk.{name.split('.')[2]}.ffn_down_exps.scale"] = tensor
         else:
             known = name.removeprefix("transformer.") if arch == "bloom" else name
             stored = names.get_name(known, (".weight", ".bias"))
             found[stored] = _changed(arch, name, tensor, config)
     if (rope := _factors(model)) is not None and arch == "llama":
         found["rope_freqs.weight"] = rope
+    if arch == "gemma4":
+        found["rope_freqs.weight"] = _turned_or_not(config)
     return found
+
+
+def _saved(model: Any) -> dict[str, Tensor]:
+    """Parameters, and the buffers that are saved with them."""
+    saved, buffers = model.state_dict(), dict(model.named_buffers())
+    return {**dict(model.named_parameters()), **{n: saved[n] for n in saved if n in buffers}}
+
+
+def _turned_or_not(config: Any) -> Tensor:
+    """Factors of the angles of a wide head: 1 for those that are turned."""
+    width = config.per_layer_config["full_attention"].head_dim
+    rope = config.rope_parameters["full_attention"]
+    turned = int(width * rope["partial_rotary_factor"] / 2)
+    return torch.tensor([1.0] * turned + [1e30] * (width // 2 - turned))
 
 
 def _of_experts(arch: str, name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -77,6 +101,8 @@ def _of_experts(arch: str, name: str, tensor: Tensor) -> dict[str, Tensor]:
     layer = name.split(".")[2]
     if arch == "gpt-oss" and suffix == "weight":
         tensor = tensor.transpose(1, 2)
+    if arch == "gemma4" and "gate_up" in name:
+        return {f"blk.{layer}.ffn_gate_up_exps.weight": tensor}
     if ".down_proj" in name:
         return {f"blk.{layer}.ffn_down_exps.{suffix}": tensor}
     half = tensor.shape[1] // 2
@@ -95,7 +121,7 @@ def _changed(arch: str, name: str, tensor: Tensor, config: Any) -> Tensor:
         n = heads if "q_proj" in name else config.num_key_value_heads
         rows, width = tensor.shape
         return tensor.reshape(n, 2, rows // n // 2, width).swapaxes(1, 2).reshape(rows, width)
-    if (arch.startswith("gemma") or arch == "nemotron") and name.endswith("norm.weight"):
+    if arch in ("gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
         return tensor + 1
     if arch == "gpt2" and tensor.ndim == 2 and ".h." in name:
         return tensor.T
@@ -150,7 +176,12 @@ def _sizes(config: Any) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         f"attention.{epsilon}": next(float(getattr(config, n)) for n in eps if hasattr(config, n)),
     }
-    return values | (_of_mamba(config) if kind == "mamba" else _of_attention(config, kind))
+    if kind == "mamba":
+        return values | _of_mamba(config)
+    if kind != "gemma4_text":
+        return values | _of_attention(config, kind)
+    narrow = config.per_layer_config["sliding_attention"]
+    return values | _of_attention(narrow, kind) | _of_gemma4(config)
 
 
 def _of_mamba(config: Any) -> dict[str, Any]:
@@ -193,22 +224,53 @@ def _of_attention(config: Any, kind: str) -> dict[str, Any]:
     elif kind not in ("gpt2", "gpt_neox"):
         heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
         values["attention.head_count_kv"] = heads
-    if kind in ("qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text"):
+    if kind in ("qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text", "minimax_m2"):
         values |= {"attention.key_length": width, "attention.value_length": width}
-    if kind in ("gemma2", "gemma3_text", "gpt_oss", "phi3"):
+    if kind in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "phi3"):
         values["attention.sliding_window"] = config.sliding_window
-    if kind == "gemma2":
+    if kind in ("gemma2", "gemma4_text"):
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-            values[name] = getattr(config, name)
+            values[name] = getattr(config, name, None)
     if kind in ("gpt_neox", "stablelm"):
         values["use_parallel_residual"] = config.use_parallel_residual
-    if kind in ("gpt_oss", "qwen2_moe", "qwen3_moe"):
+    if kind in ("gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe"):
         values |= _of_choice(config)
+    if kind == "minimax_m2":
+        values["expert_gating_func"] = 2
     if rope.get("rope_type") in ("linear", "yarn"):
         values |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope.get("rope_type") == "yarn":
         original = rope["original_max_position_embeddings"]
         values["rope.scaling.original_context_length"] = original
+    return values
+
+
+def _of_gemma4(config: Any) -> dict[str, Any]:
+    """The settings in which its two kinds of layers differ."""
+    n, shared = config.num_hidden_layers, config.num_kv_shared_layers
+    windowed = [kind == "sliding_attention" for kind in config.layer_types]
+    narrow, wide = (config.per_layer_config[f"{kind}_attention"] for kind in ("sliding", "full"))
+    inner = [config.intermediate_size * (1 + (i >= n - shared)) for i in range(n)]
+    values: dict[str, Any] = {
+        "attention.sliding_window_pattern": windowed,
+        "attention.shared_kv_layers": shared,
+        "attention.head_count_kv": [
+            (narrow if each else wide).num_key_value_heads for each in windowed
+        ],
+        "feed_forward_length": inner if config.use_double_wide_mlp else config.intermediate_size,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "rope.freq_base": config.rope_parameters["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+    }
+    for size, suffix in ((narrow, "_swa"), (wide, "")):
+        names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        values |= dict.fromkeys((f"{name}{suffix}" for name in names), size.head_dim)
+    if config.enable_moe_block:
+        values |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.top_k_experts,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+        }
     return values
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppdbench.engine.folders import check_family, check_sizes
+from ppdbench.engine.gguf import gemma4
 from ppdbench.engine.gguf.file import GgufFile
 from ppdbench.engine.gguf.numbers import numbers
 from ppdbench.errors import ConfigError, UnsupportedModel
@@ -22,11 +23,13 @@ MODEL_TYPES = {
     "falcon": "falcon",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    gemma4.ARCHITECTURE: "gemma4_text",
     "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
     "gptneox": "gpt_neox",
     "lfm2": "lfm2",
     "mamba": "mamba",
+    "minimax-m2": "minimax_m2",
     "nemotron": "nemotron",
     "olmo2": "olmo2",
     "phi3": "phi3",
@@ -57,8 +60,16 @@ OWN: Mapping[str, Mapping[str, str | None]] = {
         "attention.layer_norm_epsilon": "layer_norm_epsilon",
         "feed_forward_length": "ffn_hidden_size",
     },
+    gemma4.ARCHITECTURE: {
+        **dict.fromkeys(gemma4.OWN),
+        "attention.shared_kv_layers": "num_kv_shared_layers",
+        "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        "expert_count": "num_experts",
+        "expert_used_count": "top_k_experts",
+    },
     "lfm2": {"attention.layer_norm_rms_epsilon": "norm_eps"},
     "mamba": {"attention.head_count": None, "feed_forward_length": None},
+    "minimax-m2": {"rope.dimension_count": None},
     "nemotron": {"attention.layer_norm_epsilon": "norm_eps"},
     "stablelm": {
         "rope.freq_base": "rope_theta",
@@ -85,6 +96,10 @@ LEFT_OUT = {
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.sliding_window": "sliding_window",
 }
+# Settings that the code of a family takes for granted, where it has a name for them too.
+GRANTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "minimax-m2": {"expert_gating_func": (2,)},  # sigmoids
+}
 # Read elsewhere in this module, or of no weight where they have these values.
 WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 SCALING = (
@@ -106,15 +121,17 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "vocab_size": (),  # the embedding says it
 }
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+FACTORS, LONG, SHORT = gemma4.FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the one whose scores are scaled otherwise
 # Families whose heads are rotated in part, and those that say nothing of heads beside their number.
-PARTLY_TURNED = ("nemotron", "phi3", "stablelm")
+PARTLY_TURNED = ("minimax_m2", "nemotron", "phi3", "stablelm")
 NO_WIDTHS = ("bloom", "falcon", "mamba")
 # Tensors as wide as experts are, those that all tokens pass included.
 EXPERTS, SHARED = "blk.0.ffn_down_exps.weight", "blk.0.ffn_down_shexp.weight"
 EXPERT_WIDTHS: Mapping[str, Mapping[str, str]] = {
+    "gemma4_text": {EXPERTS: "moe_intermediate_size"},
     "gpt_oss": {EXPERTS: "intermediate_size"},
+    "minimax_m2": {EXPERTS: "intermediate_size"},
     "qwen2_moe": {
         EXPERTS: "moe_intermediate_size",
         SHARED: "shared_expert_intermediate_size",
@@ -169,9 +186,12 @@ def _table(architecture: str) -> Mapping[str, str | None]:
     """The settings of a family by their names in files; None where something else says them."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
-    name = "gemma3" if architecture == "gemma3" else MODEL_TYPES[architecture]
-    usual = GGUF_CONFIG_MAPPING.get(name) or FURTHER[architecture]
-    return {**usual, **LEFT_OUT, **OWN.get(architecture, {})}
+    names = MODEL_TYPES[architecture], architecture
+    usual = next((GGUF_CONFIG_MAPPING[n] for n in names if n in GGUF_CONFIG_MAPPING), None)
+    usual = FURTHER[architecture] if usual is None else usual
+    table = {**usual, **LEFT_OUT, **OWN.get(architecture, {})}
+    granted = GRANTED.get(architecture, {})
+    return {name: setting for name, setting in table.items() if name not in granted}
 
 
 def _described(file: GgufFile, model_type: str) -> dict[str, Any]:
@@ -188,19 +208,20 @@ def _described(file: GgufFile, model_type: str) -> dict[str, Any]:
         if name in table:
             if (setting := table[name]) is not None:
                 found[setting] = value
-        elif name not in (*WIDTHS, *SCALING) and not _is_neutral(name, value):
+        elif name not in (*WIDTHS, *SCALING) and not _is_neutral(file, name, value):
             raise UnsupportedModel(
                 f"{file.path}: {key} is {value!r}, a setting that this version does not know; "
                 "convert the model as save_pretrained does"
             )
     _check_there(file, found, table)
-    found |= _of_tokens(file) | _of_tensors(file, model_type) | _of_layers(found, model_type)
+    found |= _of_tokens(file) | _of_tensors(file, model_type) | _of_layers(file, found)
     check_sizes(found, str(file.path))
     return found | _of_family(file, model_type, found)
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    return name in NEUTRAL and (not NEUTRAL[name] or value in NEUTRAL[name])
+def _is_neutral(file: GgufFile, name: str, value: Any) -> bool:
+    neutral = {**NEUTRAL, **GRANTED.get(file.architecture, {})}
+    return name in neutral and (not neutral[name] or value in neutral[name])
 
 
 def _check_there(file: GgufFile, found: Mapping[str, Any], table: Mapping[str, str | None]) -> None:
@@ -242,14 +263,16 @@ def _of_tensors(file: GgufFile, model_type: str) -> dict[str, Any]:
     return found
 
 
-def _of_layers(found: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """The settings that a list of key heads tells: layers that have none are convolutions."""
+def _of_layers(file: GgufFile, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that lists of one value for each layer tell."""
+    if file.architecture == gemma4.ARCHITECTURE:
+        return gemma4.settings(file)
     heads = found.get("num_key_value_heads")
-    if model_type != "lfm2" or not isinstance(heads, tuple):
+    if file.architecture != "lfm2" or not isinstance(heads, tuple):
         return {}
     return {
         "num_key_value_heads": max(heads),
-        "layer_types": ["full_attention" if n else "conv" for n in heads],
+        "layer_types": ["full_attention" if n else "conv" for n in heads],  # none: a convolution
         "block_auto_adjust_ff_dim": False,  # a file tells the width that was made of it
     }
 
@@ -262,7 +285,7 @@ def _of_family(file: GgufFile, model_type: str, found: Mapping[str, Any]) -> dic
             "n_positions": found["n_ctx"],
             "n_inner": file.setting("feed_forward_length"),
         }
-    if model_type in NO_WIDTHS:
+    if model_type in NO_WIDTHS or file.architecture == gemma4.ARCHITECTURE:
         return {}
     assert type(heads) is int and type(hidden) is int  # seen before
     width = file.setting("attention.key_length", hidden // heads)
@@ -292,7 +315,7 @@ def _of_family(file: GgufFile, model_type: str, found: Mapping[str, Any]) -> dic
 def _scale_positions(file: GgufFile, config: Any) -> None:
     """Put scaled rotary positions into a configuration that has plain ones."""
     scaling = _scaling(file, config)
-    if scaling is None:
+    if scaling is None or (file.architecture == gemma4.ARCHITECTURE and FACTORS in file.tensors):
         return
     rope = config.rope_parameters
     # Layers that see a window turn at their own speed, and that is not scaled.

@@ -8,7 +8,7 @@ joined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 import torch
@@ -24,6 +24,10 @@ from ppdbench.machine.garbage import import_for_good
 # behind the other, or number by number in families where they alternate.
 JOINED, HALVES = "gate_up_proj", ("gate", "up")
 ALTERNATING = ("gpt-oss",)
+# Weights that are no part of a module of their own, beside those of experts.
+BARE = (".sinks", ".layer_scalar", ".e_score_correction_bias")
+# Weights that files hold as scales of other parts.
+SCALES = {".router.scale": ".router.proj", ".router.per_expert_scale": ".experts.down_proj"}
 
 # How a stored tensor becomes a weight, given the model's configuration.
 Change = Callable[[Tensor, Any], Tensor]
@@ -44,23 +48,39 @@ def build(
     with init_empty_weights():  # what is computed, not stored, gets its values all the same
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
-    stored = _by_weight(file, model)
+    held = _held(model)
+    stored = _by_weight(file, model, held)
     with file.path.open("rb") as stream:
-        for name, parameter in list(model.named_parameters()):
-            tensor = _weight(stream, file, stored[name], config, dtype)
-            if tensor.shape != parameter.shape:
+        for name, empty in held.items():
+            kind = dtype if isinstance(empty, nn.Parameter) else empty.dtype
+            tensor = _weight(stream, file, stored[name], config, kind)
+            if tensor.shape != empty.shape:
                 raise ConfigError(
                     f"{file.path}: {stored[name][0].name} has shape {tuple(tensor.shape)}, its "
-                    f"header asks for {tuple(parameter.shape)}; fetch it again"
+                    f"header asks for {tuple(empty.shape)}; fetch it again"
                 )
-            owner, _, leaf = name.rpartition(".")
-            weight = nn.Parameter(tensor.to(_place(name, places)))
-            model.get_submodule(owner)._parameters[leaf] = weight
+            _put(model, name, tensor.to(_place(name, places)))
     model.tie_weights()
     model.config.name_or_path = str(file.path)
     for name, place in places.items():
         model.get_submodule(name).to(place)
     return model.eval()
+
+
+def _held(model: Any) -> dict[str, Tensor]:
+    """The parameters of a model, and the buffers that are saved with them."""
+    buffers, saved = dict(model.named_buffers()), model.state_dict()
+    return {**dict(model.named_parameters()), **{n: b for n, b in buffers.items() if n in saved}}
+
+
+def _put(model: Any, name: str, tensor: Tensor) -> None:
+    """Give a parameter or a buffer its numbers."""
+    path, _, leaf = name.rpartition(".")
+    owner: nn.Module = model.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(tensor)
+    else:
+        owner._buffers[leaf] = tensor
 
 
 def _place(name: str, places: Mapping[str, Any]) -> Any:
@@ -71,20 +91,20 @@ def _place(name: str, places: Mapping[str, Any]) -> Any:
     return places[part]
 
 
-def _by_weight(file: GgufFile, model: Any) -> dict[str, list[StoredTensor]]:
+def _by_weight(file: GgufFile, model: Any, weights: Iterable[str]) -> dict[str, list[StoredTensor]]:
     """The stored tensors of each weight; none may be missing, none may be left."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == file.architecture)
     names = get_tensor_name_map(arch, model.config.num_hidden_layers)
-    wanted = {name: _stored_names(name, names) for name, _ in model.named_parameters()}
+    wanted = {name: _stored_names(file, name, names) for name in weights}
     missing = [own for each in wanted.values() for own in each if own not in file.tensors]
     if missing:
         raise ConfigError(
             f"{file.path} lacks {len(missing)} tensors, first {missing[0]}; fetch it again"
         )
     used = {own for each in wanted.values() for own in each}
-    left = file.tensors.keys() - used - {FACTORS, LONG, SHORT}
+    left = file.tensors.keys() - used - {FACTORS, LONG, SHORT} - _unread(model.config)
     if left:
         raise UnsupportedModel(
             f"{file.path} holds {len(left)} tensors that a {model.config.model_type} model has no "
@@ -93,15 +113,25 @@ def _by_weight(file: GgufFile, model: Any) -> dict[str, list[StoredTensor]]:
     return {name: [file.tensors[own] for own in each] for name, each in wanted.items()}
 
 
-def _stored_names(weight: str, names: Any) -> list[str]:
+def _unread(config: Any) -> set[str]:
+    """Keys and values of layers that look at those of others, which files may hold all the same."""
+    n, shared = config.num_hidden_layers, getattr(config, "num_kv_shared_layers", 0)
+    parts = ("attn_k", "attn_k_norm", "attn_v")
+    return {f"blk.{i}.{part}.weight" for i in range(n - shared, n) for part in parts}
+
+
+def _stored_names(file: GgufFile, weight: str, names: Any) -> list[str]:
     """The names in a file of what a weight is made of: one tensor, or two that are joined."""
+    for own, of in SCALES.items():
+        if weight.endswith(own):
+            return [f"{names.get_name(weight.removesuffix(own) + of)}.scale"]
     name, suffix = weight, ""
-    if ".experts." in weight or weight.endswith(".sinks"):  # they lack the suffix of modules
+    if ".experts." in weight or weight.endswith(BARE):  # they lack the suffix of modules
         name, suffix = weight.removesuffix("_bias"), ".bias" if "_bias" in weight else ".weight"
     # BLOOM's names are known without what its layers stand in.
     known = (names.get_name(n, (".weight", ".bias")) for n in (name, name.partition(".")[2]))
     found = next((n for n in known if n is not None), None)
-    if found is None and JOINED in name:
+    if f".experts.{JOINED}" in name and (found is None or found + suffix not in file.tensors):
         down = names.get_name(name.replace(JOINED, "down_proj"))
         return [f"{down}{suffix}".replace("_down_", f"_{half}_") for half in HALVES]
     return [weight if found is None else found + suffix]

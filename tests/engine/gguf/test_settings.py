@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.families import tiny
 from ppdbench.engine.loading import ModelSpec, load
+from tests import gguf_files
 from tests.engine.gguf.made import loaded, logits, refused
 from tests.families import stock_model
 from tests.gguf_files import write
+
+PATTERN = "sliding_window_pattern"
 
 
 @pytest.mark.parametrize(
@@ -60,3 +64,30 @@ def test_linear_scaling_is_that_of_the_configuration(name: str, tmp_path: Path) 
     stock = stock_model(name, rope_parameters=both if name == "gemma3" else linear)
     again = loaded(write(tmp_path / "m.gguf", stock))
     assert torch.allclose(logits(again), logits(stock), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "words"),
+    [
+        ("minimax_m2", {"expert_gating_func": 1}, "expert_gating_func is 1, a setting that this"),
+        ("gemma4_text", {f"attention.{PATTERN}": None}, f"{PATTERN} is None, which tells nothing"),
+        ("gemma4_text", {f"attention.{PATTERN}": [True]}, "which tells nothing of 4 layers"),
+        ("gemma4_text", {"attention.head_count_kv": [1, 2]}, r"head_count_kv is \(1, 2\), which"),
+        ("gemma4_text", {"attention.value_length": 4}, "16 numbers, values of 4, of which 16 are"),
+        ("gemma4_text", {"rope.dimension_count_swa": 4}, "8 numbers, values of 8, of which 4 are"),
+        ("gemma4_text", {"rope.scaling.type": "yarn"}, "scaled by 'yarn' and by stored factors"),
+    ],
+)
+def test_other_layers_than_a_family_has_are_refused(
+    tmp_path: Path, family: str, changed: dict[str, object], words: str
+) -> None:
+    path = write(tmp_path / "m.gguf", tiny(family), **changed)
+    refused(ModelSpec(name=str(path)), words)
+
+
+def test_angles_that_are_slowed_down_by_other_factors_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_files, "_turned_or_not", lambda _: torch.tensor([1.0, 2.0] * 4))
+    path = write(tmp_path / "m.gguf", tiny("gemma4_text"))
+    refused(ModelSpec(name=str(path)), "angles of heads slowed down by factors of their own")

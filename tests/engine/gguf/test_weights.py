@@ -24,14 +24,26 @@ from tests.gguf_files import write
 
 EXACT = ("llama", "llama-mha-tied", "qwen2", "qwen3", "phi3", "phi3-window", "olmo2", "gpt2")
 NEOX = ("gpt_neox", "gpt_neox-serial")
+HALF_TURNED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 # Families beyond rotary attention and an MLP alone, in shapes of their own.
 OTHERS: dict[str, dict[str, Any]] = {
     "bloom": {},
     "falcon": {},
     "falcon, groups": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "gemma4_text": {},
+    "gemma4_text, experts": {
+        "enable_moe_block": True,
+        "top_k_experts": 2,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 3.0,
+    },
     "gpt_oss": {},
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "mamba": {},
+    "minimax_m2": {"rope_parameters": HALF_TURNED},
     "nemotron": {},
     "qwen2_moe": {},
     "qwen3_moe": {"norm_topk_prob": True},
@@ -54,11 +66,19 @@ def test_a_model_is_the_one_that_its_file_was_written_from(name: str, tmp_path: 
     assert torch.equal(logits(again), logits(stock))
 
 
+def drawn(model: Any) -> Any:
+    """The model, with numbers of their own in the buffers that are saved with it."""
+    saved = model.state_dict().keys() & dict(model.named_buffers()).keys()
+    for name in sorted(saved):
+        model.get_buffer(name).uniform_(0.5, 1.5)
+    return model
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_the_ones_that_their_files_were_written_from(
     name: str, tmp_path: Path
 ) -> None:
-    stock = tiny(name.partition(",")[0], **OTHERS[name])
+    stock = drawn(tiny(name.partition(",")[0], **OTHERS[name]))
     again = loaded(write(tmp_path / "m.gguf", stock))
     ours, theirs = again.state_dict(), stock.state_dict()
     assert ours.keys() == theirs.keys()
@@ -162,3 +182,25 @@ def test_the_engine_writes_what_generate_writes(tmp_path: Path) -> None:
             session, Request(prompt, limits, Clock(torch.device("cpu")))
         ).output_ids
         assert list(ours) == greedy_truth(stock, prompt, 24)
+
+
+@pytest.mark.parametrize("name", ["gemma4_text", "gemma4_text, experts", "minimax_m2"])
+def test_layers_of_several_kinds_are_read_as_transformers_computes_them(
+    name: str, tmp_path: Path
+) -> None:
+    stock = drawn(tiny(name.partition(",")[0], **OTHERS[name]))
+    model = load(ModelSpec(name=str(write(tmp_path / "m.gguf", stock)), dtype="float32"))
+    session, prompt = Session(model.staged, 64), [1, 17, 42, 9, 80, 33, 5, 21]
+    request = Request(prompt, Limits(16), Clock(torch.device("cpu")))
+    found = autoregressive(session, request).output_ids
+    assert list(found) == greedy_truth(stock, prompt, 16)
+
+
+def test_keys_that_layers_do_not_read_are_passed_over(tmp_path: Path) -> None:
+    narrow = {"use_double_wide_mlp": False}
+    whole = tiny("gemma4_text", num_kv_shared_layers=0, **narrow)
+    shared = tiny("gemma4_text", **narrow)
+    shared.load_state_dict(whole.state_dict(), strict=False)
+    path = write(tmp_path / "m.gguf", whole, **{"attention.shared_kv_layers": 2})
+    assert torch.allclose(logits(loaded(path)), logits(shared), atol=1e-5)
+    assert not torch.allclose(logits(whole), logits(shared), atol=1e-2)
