@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 
 from ppdbench.cli.main import run
 from ppdbench.engine import lora
-from ppdbench.engine.loading import ModelSpec, load
+from ppdbench.engine.loading import ModelSpec, load, load_stock
 from ppdbench.errors import ConfigError
 from tests.adapters import ALPHA, RANK, ROOT, adapter, factors, for_module
+from tests.engine.test_packed_levels import packed_folder
+from tests.engine.test_weight_files import folder_in_fp8
 from tests.families import stock_model
 from tests.helpers import save_synthetic
 
@@ -124,6 +127,19 @@ def test_sums_are_made_in_float32_whatever_the_weights_are(tmp_path: Path) -> No
     wanted = (module.weight.detach().float() + ALPHA / RANK * (b @ a)).bfloat16()
     lora.merge(model, lora.read(adapter(tmp_path / "a", for_module(Q, a, b))))
     assert torch.equal(module.weight, wanted)
+
+
+@pytest.mark.parametrize("stored", ["fp8", "gptq", "awq"])
+def test_weights_that_become_plain_ones_take_an_adapter(stored: str, tmp_path: Path) -> None:
+    model = stock_model("llama", vocab_size=300)
+    make = folder_in_fp8 if stored == "fp8" else partial(packed_folder, method=stored)
+    folder, before = make(model, folder=tmp_path / "model"), logits(model)
+    a, b = factors(32, 32)
+    path = adapter(tmp_path / "adapter", for_module(Q, a, b))
+    with torch.no_grad():
+        model.get_submodule(Q).weight += ALPHA / RANK * (b @ a)
+    found, _ = load_stock(ModelSpec(name=str(folder), adapter=str(path), dtype="float32"))
+    assert_same(logits(found), logits(model), before)
 
 
 # What is refused, in one line

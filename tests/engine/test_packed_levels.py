@@ -98,11 +98,8 @@ def test_awq_words_become_their_weights() -> None:
     assert torch.equal(found, torch.from_numpy(weights))
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_a_packed_checkpoint_decodes_as_the_plain_one_that_it_stands_for(
-    method: str, tmp_path: Path
-) -> None:
-    model = stock_model("llama", vocab_size=300)
+def packed_folder(model: Any, method: str, folder: Path) -> Path:
+    """A folder of a model whose weights become what the packed ones stand for."""
     stored, plain = {}, model.state_dict()
     for seed, (name, weight) in enumerate(model.state_dict().items()):
         if name.endswith(("q_proj.weight", "up_proj.weight")):
@@ -112,13 +109,22 @@ def test_a_packed_checkpoint_decodes_as_the_plain_one_that_it_stands_for(
         else:
             stored[name] = weight.contiguous()
     settings = {"quant_method": method, "bits": 4, "group_size": GROUP}
-    folder = folder_of(model, tmp_path, quantization_config=settings)
+    folder_of(model, folder, quantization_config=settings)
     names = sorted(stored)
     for i in range(2):
         some = {name: stored[name] for name in names[i::2]}
         file = folder / f"model-{i + 1:05d}-of-00002.safetensors"
         save_file(some, file, metadata={"format": "pt"})
     model.load_state_dict(plain)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_packed_checkpoint_decodes_as_the_plain_one_that_it_stands_for(
+    method: str, tmp_path: Path
+) -> None:
+    model = stock_model("llama", vocab_size=300)
+    folder = packed_folder(model, method, tmp_path)
     assert ours(folder) == truth(model)
     assert load(ModelSpec(name=str(folder))).stored_as == method
 

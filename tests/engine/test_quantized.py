@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from benchmarks.families import tiny
 from ppdbench.cli import main
@@ -19,7 +20,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.stock import StockModel
 from ppdbench.engine import quantized, weights
 from ppdbench.engine.adapters import Adapter
-from ppdbench.engine.loading import ModelSpec, load
+from ppdbench.engine.loading import ModelSpec, laid_out, load, load_stock
 from ppdbench.engine.packing import exchangeable
 from ppdbench.engine.quantized import (
     SCHEMES,
@@ -32,6 +33,7 @@ from ppdbench.engine.quantized import (
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError, UnsupportedModel
 from ppdbench.testing import CLOCK, free
+from tests.adapters import ALPHA, RANK, adapter, factors, for_module
 from tests.families import FAMILIES, stock_model
 
 CPU = torch.device("cpu")
@@ -151,6 +153,36 @@ def test_routers_stay_as_they_are(fewer: str, name: str, kind: str) -> None:
     assert before and all(part in set(model.modules()) for part in before)
 
 
+ADAPTED = "model.layers.1.self_attn.q_proj"
+
+
+def test_an_adapter_is_merged_before_weights_are_quantised(fewer: str, tmp_path: Path) -> None:
+    plain = load(ModelSpec(name=TINY, device="cpu"))
+    plain.tokenizer.save_pretrained(tmp_path / "plain")
+    stock = AutoModelForCausalLM.from_config(plain.staged.model.config)
+    stock.save_pretrained(tmp_path / "plain")
+    a, b = factors(64, 64)
+    path = adapter(tmp_path / "adapter", for_module(ADAPTED, a, b))
+    named = {"name": str(tmp_path / "plain"), "quantize": fewer, "adapter": str(path)}
+    spec = ModelSpec(device="cpu", **named)
+    made = laid_out(spec, load_stock(spec)[0]).get_submodule(ADAPTED)
+    wanted = stock.get_submodule(ADAPTED).weight + ALPHA / RANK * (b @ a)
+    assert isinstance(made, Fewer)
+    torch.testing.assert_close(made.product[0].weight, wanted)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_nothing_is_added_to_weights_that_stay_in_fewer_bits(kind: str, tmp_path: Path) -> None:
+    needs(kind)
+    folder = quantised_folder(kind, tmp_path)
+    path = adapter(tmp_path / "adapter", for_module(ADAPTED, *factors(64, 64)))
+    spec = ModelSpec(name=str(folder), adapter=str(path), dtype="float32", device="cpu")
+    said = "q_proj.weight is stored in fewer bits, which nothing is added to; merge it with peft"
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(spec)
+    assert "\n" not in str(caught.value)
+
+
 def test_bytes_are_those_that_are_held(scheme: str) -> None:
     plain = load(ModelSpec(name=TINY, device="cpu")).staged
     small = load(ModelSpec(name=TINY, quantize=scheme, device="cpu")).staged
@@ -219,7 +251,7 @@ def test_a_model_stored_quantised_runs_as_it_is(kind: str, tmp_path: Path) -> No
 
 def quantised_folder(kind: str, tmp_path: Path) -> Path:
     """A folder as transformers writes it, made from the plain model in `plain`."""
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
+    from transformers import BitsAndBytesConfig, TorchAoConfig
 
     plain = load(ModelSpec(name=TINY, device="cpu"))
     for folder in (tmp_path / "plain", tmp_path / "quantised"):

@@ -125,8 +125,8 @@ def test_an_index_that_is_none_is_damaged(tmp_path: Path) -> None:
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 
 
-def test_weights_in_fp8_become_the_plain_ones_that_they_stand_for(tmp_path: Path) -> None:
-    model = stock_model("llama", vocab_size=300)
+def folder_in_fp8(model: Any, folder: Path) -> Path:
+    """A folder of a model whose weights become what the stored ones stand for."""
     stored, plain = {}, model.state_dict()
     for name, weight in model.state_dict().items():
         stored[name] = weight
@@ -135,9 +135,15 @@ def test_weights_in_fp8_become_the_plain_ones_that_they_stand_for(tmp_path: Path
             stored[name] = (weight / scale).to(torch.float8_e4m3fn)
             stored[f"{name}_scale_inv"] = scale
             plain[name] = stored[name].float() * scale
-    folder = folder_of(model, tmp_path, quantization_config=FP8)
+    folder_of(model, folder, quantization_config=FP8)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     model.load_state_dict(plain)
+    return folder
+
+
+def test_weights_in_fp8_become_the_plain_ones_that_they_stand_for(tmp_path: Path) -> None:
+    model = stock_model("llama", vocab_size=300)
+    folder = folder_in_fp8(model, tmp_path)
     assert ours(folder) == truth(model)
     loaded = load(ModelSpec(name=str(folder)))
     assert (loaded.stored_as, loaded.staged.precision) == ("fp8", "float32")
