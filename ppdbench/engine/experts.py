@@ -9,7 +9,7 @@ numbers (Llama 4, JetMoE) multiply by all of them, or tell nobody by which.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,15 +42,23 @@ class Routed(NamedTuple):
 
 def expert_modules(model: StagedModel) -> list[nn.Module]:
     """The modules that hold all experts of a layer, in models that have them."""
-    if not model.adapter.anatomy.experts:
-        return []
-    parts = (part for layer in model.adapter.layers for part in layer.modules())
+    return experts_in(model.adapter.layers) if model.adapter.anatomy.experts else []
+
+
+def experts_in(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules in layers that hold all experts of one."""
+    parts = (part for layer in layers for part in layer.modules())
     return [part for part in parts if _is_told(part) and _size(part)]
 
 
 def _is_told(module: nn.Module) -> bool:
-    taken = list(inspect.signature(inspect.unwrap(type(module).forward)).parameters)
-    return len(taken) > 1 + PLACE and taken[1 + PLACE] in CHOICES
+    taken = _taken(module)
+    return len(taken) > PLACE and taken[PLACE] in CHOICES
+
+
+def _taken(module: nn.Module) -> list[str]:
+    """The names of what a module's forward takes."""
+    return list(inspect.signature(inspect.unwrap(type(module).forward)).parameters)[1:]
 
 
 def _size(module: nn.Module) -> tuple[int, int] | None:
@@ -100,6 +108,50 @@ def _note(
 ) -> None:
     chosen = given[PLACE] if len(given) > PLACE else next(named[n] for n in CHOICES if n in named)
     calls.append(Routed(size, chosen))
+
+
+class Handed(NamedTuple):
+    """Arguments of a call of experts but for the states: what their router says of each."""
+
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+@contextmanager
+def handed(experts: Iterable[nn.Module]) -> Iterator[list[Handed]]:
+    """Collect what experts are handed beside states."""
+    calls: list[Handed] = []
+
+    def see(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        states = _taken(part)[0]
+        calls.append(Handed(given[PLACE:], {k: v for k, v in named.items() if k != states}))
+
+    hooks = [part.register_forward_pre_hook(see, with_kwargs=True) for part in experts]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def routed_as(experts: Iterable[nn.Module], calls: Iterable[Handed]) -> Iterator[None]:
+    """Let experts choose as they chose in other calls, one for each, over the same tokens."""
+
+    def choose(
+        call: Handed, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (*given[:PLACE], *call.given), {**named, **call.named}
+
+    hooks = [
+        part.register_forward_pre_hook(partial(choose, call), with_kwargs=True)
+        for part, call in zip(experts, calls, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def bytes_touched(calls: Sequence[Routed]) -> int:

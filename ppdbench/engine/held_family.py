@@ -10,7 +10,7 @@ held against the stock model later and apart, in the shapes that they use.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import read, text_config
+from ppdbench.engine.experts import Handed, experts_in, handed, routed_as
 from ppdbench.engine.masks import Step
 from ppdbench.engine.nearness import gap
 from ppdbench.engine.staged import StagedModel
@@ -32,8 +33,9 @@ FEWEST, MOST = 6, 64
 TAKEN_BACK = 2
 # Of layers that are alike.
 ENOUGH = 2
-# Of the length of a state. Rounding of half precision adds up from layer to layer, and may send
-# a token to other experts: there the middle one of all tokens counts, not the worst.
+# Of the length of a state. Rounding of half precision adds up from layer to layer: there the middle
+# one of all tokens counts, not the worst. It may send a token to other experts, too, and with it
+# all that look back at it: there our pass goes to those that the stock model went to.
 CLOSE = {torch.float32: 1e-4, torch.float16: 2**-5, torch.bfloat16: 2**-4}
 
 
@@ -44,6 +46,8 @@ class StockPass:
     ids: Tensor
     states: list[Tensor]
     logits: Tensor  # after the last of these layers, of the last token
+    handed: list[Handed]
+    """Arguments of experts, layer by layer."""
 
     @property
     def finite(self) -> bool:
@@ -60,11 +64,12 @@ def stock_pass(model: Any) -> StockPass:
     ids = _tokens(model).to(model.get_input_embeddings().weight.device)
     setattr(body, name, layers[:ENOUGH] if anatomy.alike else layers)
     try:
-        with _states(getattr(body, name)) as states:
+        run = getattr(body, name)
+        with _states(run) as states, handed(experts_in(run)) as calls:
             logits = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1:]
     finally:
         setattr(body, name, layers)
-    return StockPass(ids, states, logits)
+    return StockPass(ids, states, logits, calls)
 
 
 def _tokens(model: Any) -> Tensor:
@@ -106,7 +111,8 @@ def hold(staged: StagedModel, stock: StockPass, name: str) -> None:
     try:
         step = steps.prefill(n)
         embedded, depth = staged.embed(stock.ids, step), len(stock.states)
-        hidden = staged.run(embedded, 0, depth, step, cache, tap=_into(ours, staged))
+        with _routed(staged, stock):
+            hidden = staged.run(embedded, 0, depth, step, cache, tap=_into(ours, staged))
         logits = staged.logits(hidden[:, -1:])
         if staged.remembers:
             again = _again(staged, stock.ids, depth)
@@ -122,6 +128,14 @@ def hold(staged: StagedModel, stock: StockPass, name: str) -> None:
             _hold(staged, name, what, mine, true)
     # Embedding the tokens has read parts of the weights' files again.
     Files.behind(t for p in staged.model.parameters() for t in parts(p)).release()
+
+
+def _routed(staged: StagedModel, stock: StockPass) -> AbstractContextManager[None]:
+    """Experts that choose as those of the stock pass did, where rounding might choose others."""
+    experts = experts_in(staged.adapter.layers[: len(stock.states)])
+    if staged.dtype == torch.float32 or len(experts) != len(stock.handed):
+        return nullcontext()
+    return routed_as(experts, stock.handed)
 
 
 def _into(states: list[Tensor], staged: StagedModel) -> Tap:

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.families import tiny
 from ppdbench.engine import held_family
+from ppdbench.engine.experts import experts_in
 from ppdbench.engine.families import FAMILIES, Family
 from ppdbench.engine.loading import ModelSpec, take_over
 from ppdbench.engine.staged import StagedModel
@@ -26,6 +27,18 @@ def test_a_model_that_is_read_rightly_is_let_through_in_every_type() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         checked(stock_model("mistral-window").to(dtype))
         checked(tiny("granitemoe").to(dtype))
+        checked(tiny("phimoe").to(dtype))
+
+
+@pytest.mark.parametrize("family", ["phimoe", "mixtral", "gpt_oss"])
+def test_in_half_precision_experts_that_compute_something_else_are_found(family: str) -> None:
+    model = tiny(family).bfloat16()
+    stock = held_family.stock_pass(model)
+    ours = copy.deepcopy(model)
+    experts_in(ours.model.layers)[0].down_proj.data.neg_()
+    with pytest.raises(UnsupportedModel, match="after layer 1 hidden states"):
+        held_family.hold(StagedModel(ours), stock, "tiny")
+    held_family.hold(StagedModel(model), stock, "tiny")
 
 
 @pytest.mark.parametrize(
