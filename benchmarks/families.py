@@ -174,6 +174,12 @@ EYES: Mapping[str, Mapping[str, Any]] = {
     "aya_vision": {"vision_config": EYE},
     "idefics3": {"vision_config": EYE},
 }
+# Settings of other parts that must go with those of a small text.
+FITTED: Mapping[str, Mapping[str, Any]] = {
+    "fun_asr_nano": {
+        "adaptor_config": {"hidden_size": 32, "intermediate_size": 8, "num_attention_heads": 1}
+    },
+}
 # Families whose models are other things than left-to-right decoders of text, and what they are.
 ENCODERS = [
     "bert",
@@ -255,10 +261,11 @@ STATES = [
     "zamba2",
     "zaya",
 ]
+TEXT_AND_MORE = "text and more"
 KINDS = {
     **dict.fromkeys(ENCODERS, "encoder"),
     **dict.fromkeys(HALVES, "half of a pair"),
-    **dict.fromkeys(MIXED, "text and more"),
+    **dict.fromkeys(MIXED, TEXT_AND_MORE),
     **dict.fromkeys(STATES, "recurrent"),
 }
 # Kinds of which none is tried, and what is known of them.
@@ -276,6 +283,7 @@ PARTS = [
     "deepseek_vl",
     "deepseek_vl_hybrid",
     "exaone4_5",
+    "fun_asr_nano",
     "fuyu",
     "gemma3",
     "gemma3n",
@@ -306,6 +314,7 @@ PARTS = [
     "mllama",
     "moss_transcribe_diarize",
     "nemo_speechlm",
+    "nemotron_h_omni",
     "ovis2",
     "paligemma",
     "pp_chart2table",
@@ -326,12 +335,18 @@ PARTS = [
 ]
 # The others, and what stands between them and text alone.
 NO_PARTS = {
+    **dict.fromkeys(
+        ["blip-2", "instructblip", "instructblipvideo"],
+        "it writes about a picture, and no pass of the whole runs without one",
+    ),
     "cohere_compass_text": "it is a part of a larger model, and none of its own",
     "emu3": "its words and its pictures share one vocabulary and one model",
     "git": "words stand behind a picture, and its layers look at that",
     **dict.fromkeys(["musicgen", "musicgen_melody"], "it writes sounds and no text"),
     "phi4_multimodal": "weights for pictures and sounds are part of its text's layers",
 }
+# Those that load where a library for their pictures is installed, without which none is tried.
+UNTRIED = {"fast_vlm", "perception_lm"}
 # Those of the others that compute what passes here do not.
 OTHERS = {
     "beam": "some of its layers scale attention by how far a text has come, and ask to be told",
@@ -362,7 +377,7 @@ NOT_HELD = {
 
 def model_types() -> list[str]:
     """All families in the installed transformers that write text left to right."""
-    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *PARTS})
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *of_text_and_more()} - UNTRIED)
 
 
 def _of_one_size(config: Any) -> Any:
@@ -529,13 +544,14 @@ def mixed(model_type: str) -> Any:
     known = _of_one_size(text).to_dict()
     small = type(text)(**{k: v for k, v in asked.items() if v is not None and k in known})
     name = next(name for name in base.sub_configs if getattr(base, name, None) is text)
-    config = CONFIG_MAPPING[model_type](**{name: small}, **EYES.get(model_type, {}))
+    others = {**EYES.get(model_type, {}), **FITTED.get(model_type, {})}
+    config = CONFIG_MAPPING[model_type](**{name: small}, **others)
     with init_empty_weights():
         whole_class = getattr(transformers, of_text_and_more()[model_type])
         model = whole_class._from_config(config, attn_implementation="eager").eval()
     torch.manual_seed(0)
     text_alone = (model.get_decoder(), model.get_output_embeddings())
-    for part in (model,) if model_type in EYES else text_alone:
+    for part in (model,) if model_type in EYES else filter(None, text_alone):
         for module in part.modules():
             for leaf, weight in module.named_parameters(recurse=False):
                 scale, mean = (0.25, 0.0) if weight.dim() > 1 else (0.1, float("bias" not in leaf))
@@ -575,18 +591,41 @@ def _tried_part(model_type: str, tokens: int) -> Known:
     try:
         why = differs(_text_of(model_type), tokens) if alone else _part_differs(model_type, tokens)
     except UnsupportedModel as refusal:
-        said = str(refusal).partition(" on its own: ")[2]
-        return Known(model_type, "text and more", False, said.partition("; `ppdbench")[0])
-    return Known(model_type, "text and more", why is None, why or "")
+        why = _why_no_part(refusal)
+    return Known(model_type, TEXT_AND_MORE, why is None, why or "")
+
+
+def _why_no_part(refusal: UnsupportedModel) -> str:
+    """The reason in a refusal of a text part."""
+    said = str(refusal).partition(" on its own: ")[2].partition("; `ppdbench")[0]
+    return f"its text part does not run on its own: {said}"
+
+
+def _why_not_tried(model_type: str) -> str:
+    """Say why no text can be taken out of a model; any other model belongs to `PARTS`."""
+    config = CONFIG_MAPPING[model_type]()
+    if getattr(config, "is_encoder_decoder", False):
+        return "it writes about what an encoder has read"
+    if not text_part.is_mixed(config):
+        return "its text is no part of it that could be taken out"
+    try:
+        family = tried(text_part.configuration(config).model_type)
+    except UnsupportedModel as refusal:
+        return _why_no_part(refusal)
+    assert not family.runs, f"{model_type} belongs to PARTS"
+    return f"its text is of {family.family}: {family.why}"
 
 
 def tried(model_type: str, tokens: int = TOKENS, *, methods: bool = False) -> Known:
     """Try a family, with all methods if asked, and tell what became of it."""
     if model_type in PARTS:
         return _tried_part(model_type, tokens)
-    kind = KINDS.get(model_type, "other")
+    whole = model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    kind = TEXT_AND_MORE if whole else KINDS.get(model_type, "other")
     if model_type in NOT_HELD:
         return Known(model_type, kind, False, NOT_HELD[model_type])
+    if whole:
+        return Known(model_type, kind, False, _why_not_tried(model_type))
     model = tiny(model_type)
     try:
         why = differs(model, tokens) or (_methods_differ(model, tokens) if methods else None)
@@ -618,6 +657,8 @@ def page(rows: Iterable[Known]) -> str:
         "those of every method that needs no training among them.",
         "Of models for text and more the part that writes text runs, held against the whole; that",
         "of Gemma 3n is loaded alone, because the whole needs another library for its pictures.",
+        f"{' and '.join(f'`{name}`' for name in sorted(UNTRIED))} need it as well: they are not in",
+        "these tables, and held against the whole where they are loaded.",
         "",
         "Families of the kind `hybrid`, and `recurrent` where nothing attends, have layers with a",
         "memory of their own: recurrent states, and what convolutions saw last. They run drafts",

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from benchmarks.families import PAGE, PARTS, differs, model_types, page, tiny, tried
-from ppdbench.engine.known import TABLE, known
+from benchmarks.families import PAGE, PARTS, UNTRIED, differs, model_types, page, tiny, tried
+from ppdbench.engine.known import TABLE, known, of_text_and_more
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel
@@ -25,6 +26,16 @@ def test_every_family_of_transformers_is_in_the_table_with_a_reason_if_it_does_n
     assert sorted(known()) == model_types()
     assert all(row.runs or row.why for row in known().values())
     assert len(RUNNING) >= 60
+
+
+LEFT = sorted(of_text_and_more().keys() - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - UNTRIED)
+
+
+@pytest.mark.parametrize("family", [name for name in LEFT if name not in PARTS])
+def test_models_for_text_and_more_say_what_stands_between_them_and_their_text(family: str) -> None:
+    row = known()[family]
+    assert (row.kind, row.runs) == ("text and more", False)
+    assert tried(family, TOKENS) == row
 
 
 def test_the_page_is_made_of_the_table() -> None:
