@@ -51,14 +51,41 @@ inline Sight sight(const Pass& pass, int64_t row, int32_t layer, int64_t window)
     return found;
 }
 
+// Rows that one head of each cache and layer holds.
+struct Rows {
+    void* const* caches;
+    int64_t first;   // number of each cache, where the rows begin
+    int64_t stride;  // from row to row
+    int64_t dim;     // numbers of a row
+
+    template <class T>
+    const T* of(int64_t cache) const {
+        return (const T*)caches[cache] + first;
+    }
+};
+
+// The keys and values of a head. Keys are of one part or of two, one behind the other.
+struct KeysAndValues {
+    Rows keys, more_keys, values;
+};
+
+inline KeysAndValues keys_and_values(const Pass& pass, const Operation& op, int64_t kv_head) {
+    if (op.flags & LATENTS) {
+        const Rows latents{pass.keys, 0, pass.width, op.value_dim};
+        return {{pass.values, 0, pass.width, op.head_dim - op.value_dim}, latents, latents};
+    }
+    const int64_t first = kv_head * pass.capacity * pass.width;
+    const Rows keys{pass.keys, first, pass.width, op.head_dim};
+    return {keys, {}, {pass.values, first, pass.width, op.value_dim}};
+}
+
 // Keys of 16 places of a list, [head_dim][16], widened.
 template <class T>
 class KeyTile {
    public:
-    // `caches` hold the rows of each cache, `first` is the first number of this head's.
-    KeyTile(float* keys, void* const* caches, int64_t first, int64_t dim)
-        : keys_(keys), caches_(caches), first_(first), dim_(dim) {}
-    static int64_t floats(int64_t dim) { return (dim + LANES - 1) / LANES * LANES * TILE; }
+    KeyTile(float* keys, const Rows& one, const Rows& two) : keys_(keys), one_(one), two_(two) {}
+    // Each part of the keys is filled up to whole vectors.
+    static int64_t floats(int64_t dim) { return (dim / LANES + 2) * LANES * TILE; }
     const float* keys() const { return keys_; }
 
     void clear() {
@@ -74,27 +101,34 @@ class KeyTile {
         return true;
     }
     void fill(const Sight& seen, int64_t at, int low, int high) {
-        const T* rows = (const T*)caches_[cache_ = seen.cache] + first_;
-        int64_t any = seen.slot(at + low);
+        cache_ = seen.cache;
         for (int j = low; j < high; j++) held_[j] = seen.slot(at + j);
         in_order_ = low == 0 && high == TILE && at + TILE <= seen.before;
-        for (int first = 0; first < TILE; first += LANES)
-            for (int64_t d = 0; d < dim_; d += LANES) {
-                Vec square[LANES];
-                for (int j = 0; j < LANES; j++) {
-                    const int64_t slot = held_[first + j] == NONE ? any : held_[first + j];
-                    square[j] = load_some(rows + slot * dim_ + d, dim_ - d);
-                }
-                transpose(square);
-                for (int i = 0; i < LANES; i++) store(keys_ + (d + i) * TILE + first, square[i]);
-            }
+        const int64_t any = seen.slot(at + low);
+        put(one_, any, keys_);
+        put(two_, any, keys_ + one_.dim * TILE);  // over what fills up the first part
     }
 
    private:
     static constexpr int64_t NONE = -1;
+
+    // The numbers of one part; `any` slot stands for those that nobody asks for.
+    void put(const Rows& part, int64_t any, float* keys) const {
+        const T* rows = part.dim ? part.of<T>(cache_) : nullptr;
+        for (int first = 0; first < TILE; first += LANES)
+            for (int64_t d = 0; d < part.dim; d += LANES) {
+                Vec square[LANES];
+                for (int j = 0; j < LANES; j++) {
+                    const int64_t slot = held_[first + j] == NONE ? any : held_[first + j];
+                    square[j] = load_some(rows + slot * part.stride + d, part.dim - d);
+                }
+                transpose(square);
+                for (int i = 0; i < LANES; i++) store(keys + (d + i) * TILE + first, square[i]);
+            }
+    }
+
     float* keys_;
-    void* const* caches_;
-    int64_t first_, dim_;
+    const Rows one_, two_;
     int64_t cache_ = NONE;
     int64_t held_[TILE] = {};
     bool in_order_ = false;  // all slots, one after another
@@ -194,14 +228,16 @@ void gather_some(const Sight& seen, int64_t at, int64_t low, int64_t high, const
 }
 
 template <int n, class T>
-void gather(const Sight& seen, int64_t at, int64_t low, int64_t high, const T* rows, int64_t dim,
+void gather(const Sight& seen, int64_t at, int64_t low, int64_t high, const Rows& values,
             const float* weights, float* const* out) {
     constexpr int WIDE = 4;
+    const T* rows = values.of<T>(seen.cache);
+    const int64_t stride = values.stride, dim = values.dim;
     int64_t d = 0;
     for (; d + WIDE * LANES <= dim; d += WIDE * LANES)
-        gather_some<n, WIDE>(seen, at, low, high, rows + d, dim, WIDE * LANES, weights, out, d);
+        gather_some<n, WIDE>(seen, at, low, high, rows + d, stride, WIDE * LANES, weights, out, d);
     for (; d < dim; d += LANES)
-        gather_some<n, 1>(seen, at, low, high, rows + d, dim, dim - d, weights, out, d);
+        gather_some<n, 1>(seen, at, low, high, rows + d, stride, dim - d, weights, out, d);
 }
 
 // Puts what a later part gathered behind what the earlier ones did.
@@ -227,8 +263,8 @@ class Unit {
         : op_(op), dim_(op.head_dim), groups_(op.heads / op.kv_heads),
           first_head_(kv_head * groups_), first_row_(first_row), end_row_(end_row),
           queries_(queries + first_head_ * dim_), stride_(stride),
-          values_(pass.values), first_number_(kv_head * pass.capacity * dim_),
-          tile_(room, pass.keys, first_number_, dim_), scores_(room + KeyTile<T>::floats(dim_)) {
+          rows_(keys_and_values(pass, op, kv_head)), tile_(room, rows_.keys, rows_.more_keys),
+          scores_(room + KeyTile<T>::floats(dim_)) {
         for (int64_t r = first_row; r < end_row; r++)
             sights_[r - first_row] = sight(pass, r, op.layer, op.window);
     }
@@ -286,8 +322,8 @@ class Unit {
     }
     template <class Place>
     void gather_row(int64_t row, int64_t begin, int64_t low, int64_t high, Place place) {
-        using Gather = void (*)(const Sight&, int64_t, int64_t, int64_t, const T*, int64_t,
-                                const float*, float* const*);
+        using Gather = void (*)(const Sight&, int64_t, int64_t, int64_t, const Rows&, const float*,
+                                float* const*);
         static constexpr Gather some[] = {gather<1, T>, gather<2, T>, gather<3, T>, gather<4, T>};
         const Sight& seen = sights_[row - first_row_];
         float places[PART];
@@ -308,8 +344,7 @@ class Unit {
                 weigh(scores(row, g + i), low, high, op_.value, op_.cap, tilt, gathered);
                 out[i] = gathered.values;
             }
-            const T* values = (const T*)values_[seen.cache] + first_number_;
-            some[n - 1](seen, begin, low, high, values, dim_, scores(row, g), out);
+            some[n - 1](seen, begin, low, high, rows_.values, scores(row, g), out);
         }
     }
 
@@ -318,8 +353,7 @@ class Unit {
     const int64_t dim_, groups_, first_head_, first_row_, end_row_;
     const float* queries_;
     const int64_t stride_;
-    void* const* values_;  // of each cache and layer; this head's from here on:
-    const int64_t first_number_;
+    const KeysAndValues rows_;
     KeyTile<T> tile_;
     float* scores_;
     Sight sights_[ROWS_AT_ONCE];

@@ -20,6 +20,10 @@ INPUTS, OUTPUTS = 75, 45
 ROWS = (1, 2, 13, 33)
 # Of heads: how many there are of queries and of keys, and how wide.
 HEADS, KV_HEADS, DIM = 6, 2, 20
+# Of latents that serve all heads: how wide they are, and the keys beside them; the room for each.
+LATENT, TURNED, ROOM = 21, 6, 24
+# A tree of two branches.
+PARENTS, LEAVES = (-1, 0, 1, 0, 3), (2, 4)
 # Slots before a pass: none, some of the first part of a list, more than a part.
 STARTS = (0, 9, 131)
 # Slopes are no powers of two, so that what they are multiplied by is rounded.
@@ -57,10 +61,12 @@ def check(dtype: torch.dtype) -> None:
     """Refuse kernels for this type if any of them computes something else than it should."""
     made = torch.Generator().manual_seed(0)
     _check_products(dtype, made)
+    _check_products_apart(dtype, made)
     _check_rows(dtype, made)
     for start in STARTS:
         for way in WAYS:
             _check_attention(dtype, made, start, way)
+        _check_latents(dtype, made, start)
 
 
 def _random(made: torch.Generator, *size: int, dtype: torch.dtype) -> Tensor:
@@ -101,6 +107,23 @@ def _check_products(dtype: torch.dtype, made: torch.Generator) -> None:
         beside = rows.clone()
         beside[1::2] = torch.nan
         _same("a product", packed(beside)[::2], found[::2])
+
+
+def _check_products_apart(dtype: torch.dtype, made: torch.Generator) -> None:
+    """Products of parts of a row, each against the same of its part alone."""
+    firsts = INPUTS + 1, 1, 2 * INPUTS + 1
+    weights = [pack(_random(made, OUTPUTS, INPUTS, dtype=dtype)) for _ in firsts]
+    program = Program(dtype, len(firsts) * INPUTS + 1)
+    sources = [program.hidden.part(first, INPUTS) for first in firsts]
+    out = program.buffer(len(firsts) * OUTPUTS)
+    targets = [out.part(i * OUTPUTS, OUTPUTS) for i in range(len(firsts))]
+    program.linear_apart(*zip(sources, targets, weights, strict=True))
+    x = _random(made, ROWS[-1], program.hidden.width, dtype=dtype)
+    alone = (w(x[:, at : at + INPUTS]) for w, at in zip(weights, firsts, strict=True))
+    if not torch.equal(found := _run(program, x, out, None), torch.cat([*alone], dim=1)):
+        raise Wrong("a product of a part of a row is that of another part")
+    for n in ROWS:
+        _same("products of parts", _run(program, x[-n:], out, None), found[-n:])
 
 
 def _poison(dtype: torch.dtype) -> None:
@@ -152,9 +175,8 @@ def _run(program: Program, x: Tensor, out: Buffer, given: Pass | None) -> Tensor
 def _check_attention(
     dtype: torch.dtype, made: torch.Generator, start: int, way: AttentionWay
 ) -> None:
-    """A tree of two branches behind a text, and each of them as a chain."""
-    parents = (-1, 0, 1, 0, 3)
-    n, capacity = len(parents), start + len(parents) + 3
+    """Attention of heads that have keys and values in groups."""
+    capacity = start + len(PARENTS) + 3
     keys, values = (_random(made, 1, KV_HEADS, capacity, DIM, dtype=dtype) for _ in range(2))
     width = (HEADS + 2 * KV_HEADS) * DIM
     program = Program(dtype, width)
@@ -171,24 +193,54 @@ def _check_attention(
         coarse=way.coarse,
         sinks=way.sinks,
     )
-    x = _random(made, n, width, dtype=dtype)
-    lines = [_line(parents, i) for i in range(n)]
-    found = _run(program, x, out, _tree(start, lines, CacheBlocks([(keys, values)])))
-    wanted = _attended(x, keys, values, start, lines, way)
-    _close("attention", found, wanted, np.abs(wanted) + 1)
-    for leaf in (2, 4):
+    x = _random(made, len(PARENTS), width, dtype=dtype)
+    wanted = _attended(x, keys, values, start, way)
+    _check_tree("attention", program, x, out, start, (keys, values), wanted)
+
+
+def _check_latents(dtype: torch.dtype, made: torch.Generator, start: int) -> None:
+    """Attention of heads that look at the same latents."""
+    capacity = start + len(PARENTS) + 3
+    keys, values = (_random(made, 1, 1, capacity, ROOM, dtype=dtype) for _ in range(2))
+    keys[..., LATENT:], values[..., TURNED:] = torch.nan, torch.nan  # there is room for more
+    asked, wide = HEADS * (TURNED + LATENT), LATENT + TURNED
+    program = Program(dtype, asked + wide)
+    queries, kept = program.hidden.part(0, asked), program.hidden.part(asked, wide)
+    out = program.buffer(HEADS * LATENT)
+    program.store(kept.part(0, LATENT), kept.part(LATENT, TURNED), 0, 1, LATENT, TURNED)
+    program.attend(queries, out, 0, HEADS, 1, wide, DIM**-0.5, latents=LATENT)
+    x = _random(made, len(PARENTS), asked + wide, dtype=dtype)
+    wanted = _attended_latents(x, keys, values, start)
+    _check_tree("attention to latents", program, x, out, start, (keys, values), wanted)
+
+
+def _check_tree(
+    what: str,
+    program: Program,
+    x: Tensor,
+    out: Buffer,
+    start: int,
+    held: tuple[Tensor, Tensor],
+    wanted: np.ndarray,
+) -> None:
+    """A tree of two branches behind a text, and each of them as a chain."""
+    lines, blocks = _lines(), CacheBlocks([held])
+    found = _run(program, x, out, _tree(start, lines, blocks))
+    _close(what, found, wanted, np.abs(wanted) + 1)
+    for leaf in LEAVES:
         line = lines[leaf]
-        chain = _chain(start, len(line), CacheBlocks([(keys, values)]))
+        chain = _chain(start, len(line), blocks)
         branch = _run(program, x[line].contiguous(), out, chain)
         if not torch.equal(branch, found[line]):
             raise Wrong("a branch of a tree is attended otherwise than a chain")
 
 
-def _line(parents: tuple[int, ...], node: int) -> list[int]:
-    line = [node]
-    while parents[line[0]] >= 0:
-        line.insert(0, parents[line[0]])
-    return line
+def _lines() -> list[list[int]]:
+    """The rows of the tree that each of them sees, itself the last."""
+    lines: list[list[int]] = []
+    for row, parent in enumerate(PARENTS):
+        lines.append([*(lines[parent] if parent >= 0 else ()), row])
+    return lines
 
 
 def _tree(start: int, lines: list[list[int]], blocks: CacheBlocks) -> Pass:
@@ -206,26 +258,43 @@ def _chain(start: int, n: int, blocks: CacheBlocks) -> Pass:
     return Pass(start, places, places, None, None, [], blocks, causal=True)
 
 
-def _attended(
-    x: Tensor, keys: Tensor, values: Tensor, start: int, lines: list[list[int]], way: AttentionWay
-) -> np.ndarray:
+def _attended(x: Tensor, keys: Tensor, values: Tensor, start: int, way: AttentionWay) -> np.ndarray:
     """Attention in float64, row by row: [row, HEADS * DIM]."""
     parts = np.split(_wide(x), [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)
     queries, *new = (part.reshape(len(x), -1, DIM).swapaxes(0, 1) for part in parts)
     before = (_wide(held[0, :, :start]) for held in (keys, values))
     both = (np.concatenate(pair, axis=1) for pair in zip(before, new, strict=True))
     all_keys, all_values = (part.repeat(HEADS // KV_HEADS, axis=0) for part in both)
+    return _gathered(queries, all_keys, all_values, start, way)
+
+
+def _attended_latents(x: Tensor, keys: Tensor, values: Tensor, start: int) -> np.ndarray:
+    """The same over latents: [row, HEADS * LATENT]."""
+    asked = HEADS * (TURNED + LATENT)
+    queries, latents, turned = np.split(_wide(x), [asked, asked + LATENT], axis=1)
+    latents = np.concatenate([_wide(keys)[0, 0, :start, :LATENT], latents])
+    turned = np.concatenate([_wide(values)[0, 0, :start, :TURNED], turned])
+    rows = np.concatenate([turned, latents], axis=1), latents
+    of_keys, of_values = (np.broadcast_to(part, (HEADS, *part.shape)) for part in rows)
+    heads = queries.reshape(len(x), HEADS, -1).swapaxes(0, 1)
+    return _gathered(heads, of_keys, of_values, start, AttentionWay())
+
+
+def _gathered(
+    queries: np.ndarray, keys: np.ndarray, values: np.ndarray, start: int, way: AttentionWay
+) -> np.ndarray:
+    """The values that rows gather, head by head, all of them [head, row, number]."""
     rows = []
-    for i, line in enumerate(lines):
+    for i, line in enumerate(_lines()):
         seen = [*range(start), *(start + row for row in line)][-(way.window or 0) :]
-        scores = queries[:, i, None] @ all_keys[:, seen].swapaxes(1, 2)
+        scores = queries[:, i, None] @ keys[:, seen].swapaxes(1, 2)
         last = start + len(line)
         scores = (scores + _tilted(way, last - len(seen), last)) * DIM**-0.5
         sinks = np.full(HEADS, -np.inf) if way.sinks is None else _wide(way.sinks)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         unheard = np.exp(sinks[:, None, None] - scores.max(-1, keepdims=True))
         total = weights.sum(-1, keepdims=True) + unheard
-        rows.append((weights / total @ all_values[:, seen]).ravel())
+        rows.append((weights / total @ values[:, seen]).ravel())
     return np.stack(rows)
 
 

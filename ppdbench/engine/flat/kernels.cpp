@@ -102,7 +102,7 @@ class Runner : public Work {
             case LINEAR:
             case GATED:
                 if (!narrow_) return {nullptr, 0, 0};
-                return {&Runner::narrow, n, n * op.products->in};
+                return {&Runner::narrow, n, n * op.products->in * sources(op)};
             case RMS_NORM: return {&Runner::norm, n, rows};
             case LAYER_NORM: return {&Runner::center, n, rows};
             case ROTATE: return {&Runner::turn, n, rows};
@@ -148,8 +148,8 @@ class Runner : public Work {
         for_each([&](const Operation& op) {
             if (op.kind != ATTEND) return;
             const int64_t heads = op.heads / op.kv_heads * rows_of_block(op);
-            const int64_t floats =
-                Unit<float>::room_floats(op.head_dim, heads) + heads * Gathered::floats(op.head_dim);
+            const int64_t floats = Unit<float>::room_floats(op.head_dim, heads) +
+                                   heads * Gathered::floats(op.value_dim);
             most = floats > most ? floats : most;
         });
         return (most + TILE - 1) / TILE * TILE;
@@ -157,18 +157,20 @@ class Runner : public Work {
     bool reserve(int threads) {
         int64_t deep = 0, gathered = 0, peaks = 0;
         for_each([&](const Operation& op) {
-            if (op.kind == LINEAR || op.kind == GATED)
-                deep = op.products->in > deep ? op.products->in : deep;
+            if (op.kind == LINEAR || op.kind == GATED) {
+                const int64_t numbers = whole_tiles(op.products->in) * sources(op);
+                deep = numbers > deep ? numbers : deep;
+            }
             if (op.kind == ATTEND) {
                 const int64_t floats =
-                    pass_->rows * op.heads * parts_apart() * Gathered::floats(op.head_dim);
+                    pass_->rows * op.heads * parts_apart() * Gathered::floats(op.value_dim);
                 gathered = floats > gathered ? floats : gathered;
             }
             if (op.kind == LEAVE) peaks = pass_->rows * stretches(op);
         });
         own_ = own_floats();
         return buffers_->reserve(pass_->rows) && room_.reserve(threads * own_ * sizeof(float)) &&
-               (!narrow_ || narrow_room_.reserve(pass_->rows * whole_tiles(deep) * 2)) &&
+               (!narrow_ || narrow_room_.reserve(pass_->rows * deep * sizeof(Bfloat16))) &&
                gathered_.reserve(gathered * sizeof(float)) && peaks_.reserve(peaks * sizeof(Peak));
     }
     template <class Each>
@@ -214,21 +216,25 @@ class Runner : public Work {
 
     // Products
 
+    // The parts of the source that products read: one for all, or each one of its own.
+    static int64_t sources(const Operation& op) { return op.flags & APART ? op.count : 1; }
     void narrow(int64_t row, int) {
-        const int64_t in = op_->products->in, deep = whole_tiles(in);
-        narrowed(buffers_->row(op_->source, row), narrow_room_.as<Bfloat16>() + row * deep, in,
-                 deep);
+        const int64_t in = op_->products->in, deep = whole_tiles(in), n = sources(*op_);
+        for (int64_t i = 0; i < n; i++)
+            narrowed(buffers_->row(op_->source, row) + op_->products[i].first,
+                     narrow_room_.as<Bfloat16>() + (row * n + i) * deep, in, deep);
     }
     // Sums of some rows with a block of a product.
     void multiply(const Product& product, int64_t block, int64_t first, int64_t n, float* sums) {
         if (narrow_) {
-            const int64_t deep = whole_tiles(product.in);
+            const int64_t deep = whole_tiles(product.in), stride = sources(*op_) * deep;
+            const int64_t part = op_->flags & APART ? &product - op_->products : 0;
             products(path, true, (const Bfloat16*)product.blob + block * BLOCK * deep, deep,
-                     narrow_room_.as<Bfloat16>() + first * deep, deep, n, sums);
+                     narrow_room_.as<Bfloat16>() + first * stride + part * deep, stride, n, sums);
         } else {
             products(path, false, (const float*)product.blob + block * BLOCK * product.in,
-                     product.in, buffers_->row(op_->source, first), buffers_->stride(op_->source),
-                     n, sums);
+                     product.in, buffers_->row(op_->source, first) + product.first,
+                     buffers_->stride(op_->source), n, sums);
         }
     }
     Vec finished(const Product& product, const float* sums, int64_t out) const {
@@ -306,12 +312,14 @@ class Runner : public Work {
     template <class T>
     void keep_as(int64_t row) {
         if (pass_->slots[row] < 0) return;  // its keys and values are there already
-        const int64_t dim = op_->head_dim;
+        const int64_t cache = pass_->held(row, op_->layer);
+        auto put = [&](Columns from, void* const* caches, int64_t head, int64_t dim) {
+            const int64_t at = (head * pass_->capacity + pass_->slots[row]) * pass_->width;
+            copy_out(buffers_->row(from, row) + head * dim, (T*)caches[cache] + at, dim);
+        };
         for (int64_t i = 0; i < op_->heads; i++) {
-            const int64_t at = (i * pass_->capacity + pass_->slots[row]) * dim;
-            const int64_t cache = pass_->held(row, op_->layer);
-            copy_out(buffers_->row(op_->source, row) + i * dim, (T*)pass_->keys[cache] + at, dim);
-            copy_out(buffers_->row(op_->other, row) + i * dim, (T*)pass_->values[cache] + at, dim);
+            put(op_->source, pass_->keys, i, op_->head_dim);
+            put(op_->other, pass_->values, i, op_->value_dim);
         }
     }
     void simple(int64_t row, int) {
@@ -331,7 +339,9 @@ class Runner : public Work {
             }
             case COPY: return copy(x, out, width);
             case PICK:
-                for (int64_t i = 0; i < width; i++) out[i] = x[op_->order[i]];
+                for (int64_t head = 0; head < op_->heads; head++)
+                    for (int64_t i = 0; i < op_->count; i++)
+                        out[head * op_->head_dim + i] = x[op_->order[head * op_->count + i]];
                 return;
             case CAP: return cap(x, out, width, op_->value, narrow_);
             case XIELU: {
@@ -369,7 +379,7 @@ class Runner : public Work {
     }
     Gathered gathered(int64_t part, int64_t row, int64_t head) const {
         const int64_t at = (part * pass_->rows + row) * op_->heads + head;
-        return {gathered_.as<float>() + at * Gathered::floats(op_->head_dim), op_->head_dim};
+        return {gathered_.as<float>() + at * Gathered::floats(op_->value_dim), op_->value_dim};
     }
     void attend(int64_t unit, int thread) {
         if (narrow_) return attend_as<Bfloat16>(unit, thread);
@@ -396,13 +406,13 @@ class Runner : public Work {
             auto place = [&](int64_t row, int64_t group) -> Gathered {
                 if (p == first_part(row)) return gathered(0, row, kv_head * groups + group);
                 const int64_t at = (row - first) * groups + group;
-                return {room + at * Gathered::floats(op.head_dim), op.head_dim};
+                return {room + at * Gathered::floats(op.value_dim), op.value_dim};
             };
             some.run(p, place);
             for (int64_t r = first; r < end; r++)
                 for (int64_t g = 0; g < groups; g++)
                     if (first_part(r) < p && p < end_part(r))
-                        join(gathered(0, r, kv_head * groups + g), place(r, g), op.head_dim);
+                        join(gathered(0, r, kv_head * groups + g), place(r, g), op.value_dim);
         }
     }
     int64_t first_part(int64_t row) const { return sight(*pass_, row, 0, op_->window).first / PART; }
@@ -410,7 +420,7 @@ class Runner : public Work {
         return (sight(*pass_, row, 0, op_->window).end + PART - 1) / PART;
     }
     void merge(int64_t row, int) {
-        const int64_t dim = op_->head_dim;
+        const int64_t dim = op_->value_dim;
         const bool apart = parts_apart() > 1 || parts_ == 1;
         const int64_t first = apart ? first_part(row) : 0;
         const int64_t end = apart ? end_part(row) : 1;

@@ -45,7 +45,7 @@ class Product(ctypes.Structure):
 
     _fields_: ClassVar = [
         *(("blob", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64)),
-        ("target", Columns),
+        *(("target", Columns), ("first", c_int64)),
     ]
 
 
@@ -58,8 +58,8 @@ class Operation(ctypes.Structure):
         *(("width", c_int64), ("count", c_int64), ("products", POINTER(Product))),
         *(("weight", c_void_p), ("bias", c_void_p), ("order", c_void_p)),
         *(("layer", c_int32), ("turn", c_int32), ("act", c_int32), ("heads", c_int32)),
-        *(("kv_heads", c_int32), ("head_dim", c_int32), ("rotary_dim", c_int32)),
-        *(("unused", c_int32), ("window", c_int64), ("value", c_float), ("cap", c_float)),
+        *(("kv_heads", c_int32), ("head_dim", c_int32), ("value_dim", c_int32)),
+        *(("rotary_dim", c_int32), ("window", c_int64), ("value", c_float), ("cap", c_float)),
     ]
 
 
@@ -67,8 +67,9 @@ class PassData(ctypes.Structure):
     """One pass over some rows."""
 
     _fields_: ClassVar = [
-        *(("rows", c_int64), ("start", c_int64), ("capacity", c_int64), ("layers", c_int64)),
-        *(("causal", c_int64), ("slots", c_void_p), ("positions", c_void_p), ("reach", c_void_p)),
+        *(("rows", c_int64), ("start", c_int64), ("capacity", c_int64), ("width", c_int64)),
+        *(("layers", c_int64), ("causal", c_int64)),
+        *(("slots", c_void_p), ("positions", c_void_p), ("reach", c_void_p)),
         *(("seen", c_void_p), ("places", c_void_p), ("offsets", c_void_p), ("owners", c_void_p)),
         *(("keys", c_void_p), ("values", c_void_p)),
         *(("cos", c_void_p), ("sin", c_void_p), ("source", c_void_p), ("target", c_void_p)),

@@ -8,7 +8,8 @@ namespace flat {
 enum Kind {
     ENTER,       // the caller's rows into a buffer
     LEAVE,       // a buffer into the caller's rows; the likeliest number of each row
-    LINEAR,      // products of one buffer, each into a part of a buffer, perhaps onto another
+    LINEAR,      // products of one buffer, or of parts of it, each into a part of a buffer, perhaps
+                 // onto another
     GATED,       // act(product) * product
     RMS_NORM,
     LAYER_NORM,
@@ -18,14 +19,24 @@ enum Kind {
     ACT,         // an activation, perhaps times another buffer
     ADD,
     COPY,
-    PICK,        // columns in another order
+    PICK,        // columns in another order, the same number to the front of each head
     CAP,
     SCALE,
     XIELU,       // an activation with three factors of its own
     KINDS,
 };
 
-enum Flag { PLUS_ONE = 1, ROUND_FIRST = 2, ONTO = 4, TIMES = 8, NEIGHBOURS = 16, COARSE = 32 };
+enum Flag {
+    PLUS_ONE = 1,
+    ROUND_FIRST = 2,
+    ONTO = 4,
+    TIMES = 8,
+    NEIGHBOURS = 16,
+    COARSE = 32,
+    APART = 64,    // products read a part of the source each, all as wide
+    LATENTS = 128  // one row serves all heads: what is held as values, then what is held as keys,
+                   // is their key, and the latter their value
+};
 
 // Columns of a buffer from `first` on.
 struct Columns {
@@ -38,17 +49,18 @@ struct Product {
     const float* bias;  // as many as there are outputs in whole blocks; or null
     int64_t in, out;
     Columns target;
+    int64_t first;      // of the numbers of the source those that it reads
 };
 
 struct Operation {
     int32_t kind, flags;
     Columns source, other, target;
     int64_t width;  // numbers of a row
-    int64_t count;  // products; or numbers that are normed together
+    int64_t count;  // products; or numbers that are normed together, or picked for each head
     const Product* products;
     const float *weight, *bias;
     const int32_t* order;
-    int32_t layer, turn, act, heads, kv_heads, head_dim, rotary_dim, unused;
+    int32_t layer, turn, act, heads, kv_heads, head_dim, value_dim, rotary_dim;
     int64_t window;      // keys, itself included; 0: all
     float value, cap;    // eps, or the scale of scores, or a factor; 0: no cap
 };
@@ -56,6 +68,7 @@ struct Operation {
 // One pass over `rows` rows.
 struct Pass {
     int64_t rows, start, capacity;
+    int64_t width;             // numbers that a slot of a head has room for
     int64_t layers;            // of each cache; all caches have the same capacity
     int64_t causal;            // row i sees what is before slot start + i and itself; no lists
     const int32_t* slots;      // where each row is stored
@@ -65,7 +78,7 @@ struct Pass {
     const int32_t* places;     // positions of those
     const int32_t* offsets;    // of row i: [offsets[i], offsets[i + 1])
     const int32_t* owners;     // the cache of each row, where they are several sequences'; or null
-    void* const* keys;         // by cache and layer: [kv_heads, capacity, head_dim]
+    void* const* keys;         // by cache and layer: [heads, capacity, width]
     void* const* values;
     const float* const* cos;   // by kind of turn: [rows, rotary_dim]
     const float* const* sin;

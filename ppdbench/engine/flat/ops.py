@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,10 @@ from ppdbench.engine.flat.weights import DTYPES, FlatLinear
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4, "sigmoid": 5}
 # As operations.h numbers them.
 PLUS_ONE, ROUND_FIRST, ONTO, TIMES, NEIGHBOURS, COARSE = 1, 2, 4, 8, 16, 32
+APART, LATENTS = 64, 128
 NOT_STORED = -1
+# Heads that a unit of work looks for, where one row serves all: as many as are scored at once.
+TOGETHER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Buffer:
 
 
 class CacheBlocks:
-    """The keys and values of each layer: [1, kv_heads, capacity, head_dim] each."""
+    """The keys and values of each layer: [1, heads, capacity, width] each, all of one width."""
 
     caches = 1
     _kept: tuple[CacheBlocks, ...] = ()
@@ -67,7 +71,7 @@ class CacheBlocks:
                 if rows.dim() != 4 or rows.shape[0] != 1 or not rows.is_contiguous():
                     raise ValueError(f"cache rows of shape {tuple(rows.shape)}")
         self.layers = tuple(layers)
-        self.capacity: int = layers[0][0].shape[2]
+        _, _, self.capacity, self.width = layers[0][0].shape
         self._places = np.array([[rows.data_ptr() for rows in pair] for pair in layers]).T.copy()
 
     @property
@@ -129,6 +133,7 @@ class Pass:
             self.rows,
             start,
             blocks.capacity,
+            blocks.width,
             len(blocks.layers),
             causal,
             *places,
@@ -173,7 +178,16 @@ class Program:
         if not pairs or (add is not None and (len(pairs) > 1 or add.width != pairs[0][0].width)):
             raise ValueError("a product onto a buffer is one, as wide as it")
         op = self._op("linear", source, other=add, flags=0 if add is None else ONTO)
-        self._hand(op, pairs)
+        self._hand(op, [(0, *pair) for pair in pairs])
+
+    def linear_apart(self, *triples: tuple[Buffer, Buffer, FlatLinear]) -> None:
+        """Products of parts of one buffer, each of a part of its own, all one job."""
+        for source, target, weight in triples:
+            self._check_product(source, target, weight)
+        if len({(source.number, source.width) for source, _, _ in triples}) != 1:
+            raise ValueError("products of parts read one buffer, each as much of it")
+        op = self._op("linear", replace(triples[0][0], first=0), flags=APART)
+        self._hand(op, [(source.first, target, weight) for source, target, weight in triples])
 
     def gated(
         self, source: Buffer, target: Buffer, gate: FlatLinear, up: FlatLinear, act: str
@@ -182,7 +196,7 @@ class Program:
         for weight in (gate, up):
             self._check_product(source, target, weight)
         op = self._op("gated", source, act=_activation(act))
-        self._hand(op, [(target, gate), (target, up)])
+        self._hand(op, [(0, target, gate), (0, target, up)])
 
     def rms_norm(
         self,
@@ -250,11 +264,23 @@ class Program:
         }
         self._op("rotate", target, target, **sizes)
 
-    def store(self, keys: Buffer, values: Buffer, layer: int, heads: int, head_dim: int) -> None:
-        """Write the pass's keys and values to the cache."""
-        if not keys.width == values.width == heads * head_dim:
-            raise ValueError(f"{heads} x {head_dim} of {keys.width} and {values.width} numbers")
-        self._op("store", keys, other=values, layer=layer, heads=heads, head_dim=head_dim)
+    def store(
+        self,
+        keys: Buffer,
+        values: Buffer,
+        layer: int,
+        heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+    ) -> None:
+        """Write the pass's keys and values to the cache; values may be of a width of their own."""
+        value_dim = head_dim if value_dim is None else value_dim
+        if (keys.width, values.width) != (heads * head_dim, heads * value_dim):
+            raise ValueError(
+                f"{heads} x {head_dim} and {value_dim} of {keys.width} and {values.width} numbers"
+            )
+        sizes: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "value_dim": value_dim}
+        self._op("store", keys, other=values, layer=layer, **sizes)
 
     def attend(
         self,
@@ -271,27 +297,34 @@ class Program:
         slopes: Tensor | None = None,
         coarse: bool = False,
         sinks: Tensor | None = None,
+        latents: int = 0,
     ) -> None:
         """Softmax attention of each row over the keys that it sees.
 
         Before they are scaled, scores of a head grow by its slope for each position that a key
         lies further on; by what is rounded to bfloat16 and counted from the first, if that is
-        `coarse`. Of a head's attention a part goes to its sink, and to no key.
+        `coarse`. Of a head's attention a part goes to its sink, and to no key. With `latents`, so
+        many numbers are held as the keys of one head and are the values of all; behind what is
+        held as values they are the keys.
         """
-        _same_width(queries, target)
-        if queries.width != heads * head_dim or heads % kv_heads:
-            raise ValueError(f"{heads} heads of {kv_heads} kinds in {queries.width} numbers")
+        if latents and (kv_heads != 1 or latents >= head_dim):
+            raise ValueError(f"{latents} of {head_dim} numbers of {kv_heads} heads serve all")
+        value_dim = latents or head_dim
+        widths = queries.width, target.width
+        if widths != (heads * head_dim, heads * value_dim) or heads % kv_heads:
+            raise ValueError(f"{heads} heads of {kv_heads} kinds in {widths} numbers")
         for each in (slopes, sinks):
             if each is not None and each.shape != (heads,):
                 raise ValueError(f"{tuple(each.shape)} slopes or sinks of {heads} heads")
         sizes: dict[str, Any] = {
             "heads": heads,
-            "kv_heads": kv_heads,
+            "kv_heads": heads // math.gcd(heads, TOGETHER) if latents else kv_heads,
             "head_dim": head_dim,
+            "value_dim": value_dim,
             "layer": layer,
             "weight": self._floats(slopes),
             "bias": self._floats(sinks),
-            "flags": COARSE * coarse,
+            "flags": COARSE * coarse | LATENTS * bool(latents),
         }
         how: dict[str, Any] = {"value": scale, "cap": softcap or 0.0, "window": window or 0}
         self._op("attend", queries, target, **sizes, **how)
@@ -321,11 +354,21 @@ class Program:
 
     def pick(self, source: Buffer, target: Buffer, order: Tensor) -> None:
         """Columns in another order: target[j] = source[order[j]]."""
+        if len(order) != target.width:
+            raise ValueError(f"{len(order)} columns for {target.width}")
+        self.pick_heads(source, target, order[None])
+
+    def pick_heads(self, source: Buffer, target: Buffer, order: Tensor) -> None:
+        """Columns, by `order` [head, column], to the front of each head of the target."""
         held = order.to(torch.int32).contiguous()
-        if len(held) != target.width or not 0 <= int(held.min()) <= int(held.max()) < source.width:
-            raise ValueError(f"{len(held)} of {source.width} columns for {target.width}")
+        (heads, count), head_dim = held.shape, target.width // len(held)
+        if heads * head_dim != target.width or count > head_dim:
+            raise ValueError(f"{heads} x {count} columns for {target.width}")
+        if not 0 <= int(held.min()) <= int(held.max()) < source.width:
+            raise ValueError(f"columns {held.min()}..{held.max()} of {source.width}")
         self._kept.append(held)
-        self._op("pick", source, target, order=held.data_ptr(), width=target.width)
+        sizes: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "count": count}
+        self._op("pick", source, target, order=held.data_ptr(), width=held.numel(), **sizes)
 
     def cap(self, source: Buffer, target: Buffer, value: float) -> None:
         """tanh(x / value) * value."""
@@ -432,10 +475,12 @@ class Program:
         self._made = None
         return op
 
-    def _hand(self, op: Operation, pairs: Sequence[tuple[Buffer, FlatLinear]]) -> None:
-        products = (Product * len(pairs))(*(w.product(t.columns) for t, w in pairs))
-        op.products, op.count = products, len(pairs)
-        self._kept += [products, *(weight for _, weight in pairs)]
+    def _hand(self, op: Operation, triples: Sequence[tuple[int, Buffer, FlatLinear]]) -> None:
+        """Give an operation its products: what each reads from, where it goes, its weights."""
+        made = (weight.product(target.columns, first) for first, target, weight in triples)
+        products = (Product * len(triples))(*made)
+        op.products, op.count = products, len(triples)
+        self._kept += [products, *(weight for _, _, weight in triples)]
 
     def _check_product(self, source: Buffer, target: Buffer, weight: FlatLinear) -> None:
         if (weight.in_features, weight.out_features) != (source.width, target.width):

@@ -37,11 +37,15 @@ class FlatLinear:
         """The bytes of memory that it holds."""
         return sum(t.numel() * t.element_size() for t in (self.blob, self._bias) if t is not None)
 
-    def product(self, target: Columns | None = None) -> Product:
-        """The product as the kernels take it; lives no longer than this object."""
+    def product(self, target: Columns | None = None, first: int = 0) -> Product:
+        """The product as the kernels take it; lives no longer than this object.
+
+        It reads what it is given from the number `first` on.
+        """
         bias = None if self._bias is None else self._bias.data_ptr()
         where = target or Columns(1, 0)
-        return Product(self.blob.data_ptr(), bias, self.in_features, self.out_features, where)
+        sizes = self.in_features, self.out_features
+        return Product(self.blob.data_ptr(), bias, *sizes, where, first)
 
     def biased(self, bias: Tensor) -> FlatLinear:
         """The same with a bias, where it has none: x W^T + b over one blob."""

@@ -77,6 +77,24 @@ BUGS = {
         "exp(all(op_->bias[0] - all_parts.peak))",
         (torch.float32, torch.bfloat16),
     ),
+    "another part of a row": (
+        "kernels.cpp",
+        "const int64_t part = op_->flags & APART ? &product - op_->products : 0;",
+        "const int64_t part = 0;",
+        (torch.bfloat16,),
+    ),
+    "keys over other keys": (
+        "attention.h",
+        "put(two_, any, keys_ + one_.dim * TILE);",
+        "put(two_, any, keys_);",
+        (torch.float32, torch.bfloat16),
+    ),
+    "rows as far apart as they are wide": (
+        "attention.h",
+        "load_some(rows + slot * part.stride + d, part.dim - d)",
+        "load_some(rows + slot * part.dim + d, part.dim - d)",
+        (torch.float32, torch.bfloat16),
+    ),
 }
 
 

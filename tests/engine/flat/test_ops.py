@@ -119,6 +119,19 @@ def test_products_go_onto_buffers_and_several_are_one_operation(dtype: torch.dty
     assert torch.equal(run(program, x, held), square(x) + x)
 
 
+def test_products_of_parts_of_a_buffer_are_those_of_each_part_alone(
+    dtype: torch.dtype, threads: int
+) -> None:
+    x, one, two = drawn(9, 80, dtype=dtype), packed((33, 37), dtype), packed((70, 37), dtype)
+    program = Program(dtype, 80)
+    both, of = program.buffer(103), program.hidden.part
+    program.linear_apart((of(43, 37), both.part(0, 33), one), (of(2, 37), both.part(33, 70), two))
+    found = run(program, x, both)
+    assert torch.equal(found, torch.cat([one(x[:, 43:]), two(x[:, 2:39])], dim=1))
+    assert torch.equal(run(program, x[4:5], both), found[4:5])
+    assert program.mark() == 1
+
+
 def test_gated_products_are_an_activation_times_a_product(dtype: torch.dtype) -> None:
     x, gate, up = drawn(9, 37, dtype=dtype), packed((70, 37), dtype), packed((70, 37), dtype)
     found = of_row(x, lambda p, out: p.gated(p.hidden, out, gate, up, "silu"), 70)
@@ -135,6 +148,17 @@ def test_simple_operations(dtype: torch.dtype) -> None:
     assert torch.equal(of_row(x, lambda p, out: p.pick(p.hidden, out, order)), x[:, order])
     capped = of_row(x * 9, lambda p, out: p.cap(p.hidden, out, 5.0))
     assert close(capped, torch.tanh((x * 9).double() / 5) * 5, 5)
+
+
+def test_columns_go_to_the_front_of_each_head_and_leave_the_rest(dtype: torch.dtype) -> None:
+    x, order = drawn(3, 12, dtype=dtype), torch.tensor([[11, 2], [5, 5], [0, 7]])
+    program = Program(dtype, 12)
+    out = program.buffer(12)
+    program.copy(program.hidden, out)
+    program.pick_heads(program.hidden, out, order)
+    wanted = x.clone().view(3, 3, 4)
+    wanted[..., :2] = x[:, order]
+    assert torch.equal(run(program, x, out), wanted.view(3, 12))
 
 
 def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype) -> None:
@@ -386,12 +410,89 @@ def test_rows_behind_the_pass_are_not_read(dtype: torch.dtype) -> None:
     assert not run(program, x, out, causal(10, 3, blocks)).isnan().any()
 
 
+# Attention to latents, which serve all heads
+
+LATENT, TURNED, ROOM = 37, 12, 40
+ASKED, KEPT = HEADS * (TURNED + LATENT), LATENT + TURNED
+
+
+def latents(capacity: int, dtype: torch.dtype) -> tuple[CacheBlocks, Tensor, Tensor]:
+    keys, values = (drawn(1, 1, capacity + 9, ROOM, dtype=dtype, seed=s) for s in (7, 8))
+    keys[..., LATENT:], values[..., TURNED:] = torch.nan, torch.nan
+    return CacheBlocks([(keys, values)]), keys, values
+
+
+def attending_to_latents(dtype: torch.dtype, window: int | None = None) -> tuple[Program, Buffer]:
+    program = Program(dtype, ASKED + KEPT)
+    queries, kept = program.hidden.part(0, ASKED), program.hidden.part(ASKED, KEPT)
+    out = program.buffer(HEADS * LATENT)
+    program.store(kept.part(0, LATENT), kept.part(LATENT, TURNED), 0, 1, LATENT, TURNED)
+    program.attend(queries, out, 0, HEADS, 1, KEPT, DIM**-0.5, window=window, latents=LATENT)
+    return program, out
+
+
+def attended_latents(
+    x: Tensor, keys: Tensor, values: Tensor, sights: Sequence[Sequence[int]]
+) -> Tensor:
+    """The same in float64 over the slots that each row sees, in a cache that holds them."""
+    held = keys[0, 0, :, :LATENT].double()
+    rows = torch.cat([values[0, 0, :, :TURNED].double(), held], dim=-1)
+    found = []
+    for row, seen in zip(x.double(), sights, strict=True):
+        scores = row[:ASKED].view(HEADS, KEPT) @ rows[list(seen)].t() * DIM**-0.5
+        found.append((scores.softmax(-1) @ held[list(seen)]).flatten())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("window", [None, 16])
+def test_attention_to_latents_is_that_of_float64(
+    start: int, window: int | None, dtype: torch.dtype
+) -> None:
+    n = 17
+    blocks, keys, values = latents(start + n, dtype)
+    program, out = attending_to_latents(dtype, window)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, causal(start, n, blocks))
+    sights = [range(max(0, end - (window or end)), end) for end in range(start + 1, start + n + 1)]
+    assert close(found, attended_latents(x, keys, values, sights))
+    lines = [range(i + 1) for i in range(n)]
+    assert torch.equal(run(program, x, out, tree(start, lines, blocks)), found)
+
+
+@pytest.mark.parametrize("start", [0, 130])
+def test_to_latents_one_row_at_a_time_gives_the_bits_of_all_at_once(
+    start: int, dtype: torch.dtype, threads: int
+) -> None:
+    n = 70  # more than share out parts
+    blocks, _, _ = latents(start + n, dtype)
+    program, out = attending_to_latents(dtype)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, causal(start, n, blocks))
+    for i in range(n):
+        alone = run(program, x[i : i + 1].contiguous(), out, causal(start + i, 1, blocks))
+        assert torch.equal(alone[0], found[i])
+
+
+def test_branches_see_latents_as_the_chains_of_their_tokens_do(
+    dtype: torch.dtype, threads: int
+) -> None:
+    program, out = attending_to_latents(dtype)
+    x = drawn(len(BRANCHES), program.hidden.width, dtype=dtype)
+    blocks, _, _ = latents(127 + 8, dtype)
+    found = run(program, x, out, tree(127, BRANCHES, blocks))
+    for line in BRANCHES:
+        chain = run(program, x[line].contiguous(), out, causal(127, len(line), blocks))
+        assert torch.equal(chain, found[line])
+
+
 # Refused rather than read from where there is nothing
 
 
 def test_what_does_not_fit_is_refused(dtype: torch.dtype) -> None:
     program = Program(dtype, 8)
-    other = program.buffer(9)
+    other, more = program.buffer(9), program.buffer(4)
+    parts = [(program.hidden.part(0, 4), more, packed((4, 4), dtype))]
     for wrong in (
         lambda: program.copy(program.hidden, other),
         lambda: program.hidden.part(4, 5),
@@ -399,6 +500,12 @@ def test_what_does_not_fit_is_refused(dtype: torch.dtype) -> None:
         lambda: program.linear(program.hidden, (program.hidden, packed((8, 8), dtype))),
         lambda: program.act(program.hidden, program.hidden, "tanhish"),
         lambda: program.rotate(program.hidden, 2, 4, 3),
+        lambda: program.linear_apart(*parts, (other.part(0, 4), more, packed((4, 4), dtype))),
+        lambda: program.pick_heads(program.hidden, other, torch.zeros(2, 4, dtype=torch.int64)),
+        lambda: program.pick_heads(program.hidden, other, torch.full((3, 2), 8)),
+        lambda: program.store(program.hidden, other, 0, 2, 4),
+        lambda: program.attend(program.hidden, other, 0, 2, 1, 4, 1.0),
+        lambda: program.attend(program.hidden, other.part(0, 6), 0, 2, 2, 4, 1.0, latents=3),
         lambda: run(program, drawn(2, 9, dtype=dtype), other),
         lambda: program.run(0, 1, drawn(2, 8, dtype=dtype), drawn(2, 8, dtype=dtype), other),
     ):
