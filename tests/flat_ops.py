@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as fn
 
-from ppdbench.engine.flat import choice, passes, products
+from ppdbench.engine.flat import choice, latent, passes, products
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": fn.silu,
@@ -162,6 +162,10 @@ class Program:
 
             self._add(target, make)
 
+    def linear_apart(self, *triples: Any) -> None:
+        for source, target, product in triples:
+            self.linear(source, (target, product))
+
     def gated(self, source: Buffer, target: Buffer, gate: Any, up: Any, act: str) -> None:
         def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
             x = _view(rooms, source).to(self.dtype)
@@ -244,13 +248,24 @@ class Program:
 
         self._add(target, make)
 
-    def store(self, keys: Buffer, values: Buffer, layer: int, heads: int, head_dim: int) -> None:
+    def store(
+        self,
+        keys: Buffer,
+        values: Buffer,
+        layer: int,
+        heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+    ) -> None:
+        dims = head_dim, value_dim or head_dim
+
         def operation(rooms: dict[int, Tensor], given: Any) -> None:
             kept = given.slots >= 0
             slots = torch.from_numpy(given.slots[kept].astype(np.int64))
-            for source, block in zip((keys, values), given.blocks.held[layer], strict=True):
-                rows = _view(rooms, source)[torch.from_numpy(kept)].view(-1, heads, head_dim)
-                block[0, :, slots] = rows.transpose(0, 1).to(self.dtype)
+            held = zip((keys, values), dims, given.blocks.held[layer], strict=True)
+            for source, dim, block in held:
+                rows = _view(rooms, source)[torch.from_numpy(kept)].view(-1, heads, dim)
+                block[0, :, slots, :dim] = rows.transpose(0, 1).to(self.dtype)
 
         self._operations.append(operation)
 
@@ -269,9 +284,13 @@ class Program:
         slopes: Tensor | None = None,
         coarse: bool = False,
         sinks: Tensor | None = None,
+        latents: int = 0,
     ) -> None:
         def make(rooms: dict[int, Tensor], given: Any) -> Tensor:
             keys, values = given.blocks.held[layer]
+            if latents:
+                turned, values = values[..., : head_dim - latents], keys[..., :latents]
+                keys = torch.cat([turned, values], -1)
             found = []
             for row, query in enumerate(_view(rooms, queries)):
                 slots, places = given.keys(row, window)
@@ -297,6 +316,16 @@ class Program:
 
     def pick(self, source: Buffer, target: Buffer, order: Tensor) -> None:
         self._add(target, lambda rooms, _: _view(rooms, source)[:, order.long()])
+
+    def pick_heads(self, source: Buffer, target: Buffer, order: Tensor) -> None:
+        heads, count = order.shape
+
+        def operation(rooms: dict[int, Tensor], _: Any) -> None:
+            picked = _view(rooms, source)[:, order.flatten().long()]
+            whole = _view(rooms, target)
+            whole.unflatten(1, (heads, -1))[..., :count] = picked.unflatten(1, (heads, count))
+
+        self._operations.append(operation)
 
     def scale(self, source: Buffer, target: Buffer, factor: float) -> None:
         self._add(target, lambda rooms, _: _view(rooms, source) * factor)
@@ -330,6 +359,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     for where, name, here in (
         (passes, "Program", Program),
         *((passes, "Pass", Pass), (passes, "CacheBlocks", CacheBlocks)),
-        *((products, "pack", pack), (choice, "library", Library)),
+        *((products, "pack", pack), (latent, "pack", pack), (choice, "library", Library)),
     ):
         monkeypatch.setattr(where, name, here, raising=False)

@@ -23,7 +23,7 @@ from ppdbench.engine.flat.library import Unavailable, library
 from ppdbench.engine.flat.parts import FlatParts, check_half, is_whole, why_in_parts
 from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, FlatReadout, is_there
 from ppdbench.engine.flat.products import FlatProduct, plain
-from ppdbench.engine.flat.understood import NotUnderstoodError
+from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
 from ppdbench.engine.left_out import without
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.packing import Exchange, exchangeable, packed, weights_of
@@ -76,10 +76,6 @@ class PassPath:
 def kind_of_passes(kernels: str) -> str:
     """The passes that `lay_out` is to be asked for so that they run through these kernels."""
     return FLAT if kernels.startswith((FLAT, IN_PARTS)) else EAGER
-
-
-class RefusedError(Exception):
-    """Flat passes differ from eager ones by more than rounding."""
 
 
 def lay_out(

@@ -31,9 +31,10 @@ from ppdbench.engine.flat.heads import (
     slopes_of,
     weights_beside,
 )
+from ppdbench.engine.flat.latent import LatentAttention, is_latent, parts_of
 from ppdbench.engine.flat.norms import Norms, norms_of, write_norm
-from ppdbench.engine.flat.products import FlatProduct
-from ppdbench.engine.flat.rotation import Rotation, rotation_of
+from ppdbench.engine.flat.products import flat_of, part_of, product_of
+from ppdbench.engine.flat.rotation import HeadTurn, Rotation, rotation_of
 from ppdbench.engine.flat.understood import (
     GROWTH,
     ROTATION,
@@ -41,12 +42,12 @@ from ppdbench.engine.flat.understood import (
     check_layer,
     check_model,
     globals_of,
+    words_of,
 )
 
 if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
     from ppdbench.engine.flat.ops import Buffer, Program
-    from ppdbench.engine.flat.weights import FlatLinear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": fn.silu,
@@ -69,6 +70,8 @@ GATES = ("gate_proj", "gate_up_proj")
 FIRSTS = ("up_proj", "dense_h_to_4h", "c_fc", "fc1", "fc_in")
 LASTS = ("down_proj", "dense_4h_to_h", "c_proj", "fc2", "fc_out")
 ACTS = ("act_fn", "activation_fn", "act", "gelu_impl")
+# Attributes of layers that hold the factor of what blocks add.
+BLOCK_FACTORS = ("residual_multiplier", "residual_scale")
 
 # Gives, by positions, what queries grow by beyond the length that a model was trained on.
 Growth = Callable[[Tensor], Tensor]
@@ -98,7 +101,7 @@ class LayerWriter:
         """Write one layer, or what is left of it without one of its blocks."""
         layer, blocks = self.adapter.layers[index], self.adapter.blocks
         read = layer if mlp else layer.get_submodule(blocks.attention)
-        check_layer(read, own_attention=self.adapter.anatomy.own_attention)
+        check_layer(read, words_of(self.adapter))
         if getattr(layer, "apply_residual_connection_post_layernorm", False):
             raise NotUnderstoodError("its blocks are added to what its norms give")
         norms = norms_of(layer)
@@ -130,7 +133,7 @@ class LayerWriter:
 
     def _joined(self, layer: nn.Module, norm: str | None, block: Block) -> None:
         """Add what a block gives to the stream, normed and scaled if that is done behind it."""
-        hidden, factor = self.program.hidden, getattr(layer, "residual_multiplier", 1.0)
+        hidden, factor = self.program.hidden, _factor(layer)
         if norm is None and factor == 1.0:
             block(hidden, hidden)
             return
@@ -164,8 +167,19 @@ class LayerWriter:
     # Blocks: what they give goes to `target`, with `add` added if there is one
 
     def _attention(self, index: int, source: Buffer, target: Buffer, add: Buffer | None) -> None:
-        program, heads = self.program, self.heads
         block = block_of(self.adapter.layers[index], self.adapter.blocks.attention)
+        attend = self._over_latents if is_latent(block) else self._over_keys
+        seen = attend(index, block, source)
+        if hasattr(block, SEEN_NORM):
+            write_norm(self.program, block.get_submodule(SEEN_NORM), seen, seen)
+        product, weights = product_of(block, *OUTPUTS), weights_beside(block)
+        if BIAS in weights:
+            product = product.biased(weights[BIAS])
+        self.program.linear(seen, (target, product), add=add)
+
+    def _over_keys(self, index: int, block: nn.Module, source: Buffer) -> Buffer:
+        """Attention over keys and values of its heads: what these have gathered."""
+        program, heads = self.program, self.heads
         head_norms = next((pair for pair in HEAD_NORMS if hasattr(block, pair[0])), ())
         weights = weights_beside(block)
         gate = {GATE} if reads(block, "sigmoid") else set[str]()
@@ -181,46 +195,59 @@ class LayerWriter:
             self._turn(index, block, queries, keys)
         program.store(keys, values, index, self.kv_heads, self.head_dim)
         seen = self._buffer("attended", heads * self.head_dim)
-        scaling = scaling_of(block, self.adapter.family)
-        slopes, coarse = slopes_of(self.adapter.slopes, scaling)
+        slopes, coarse = slopes_of(self.adapter.slopes, scaling_of(block, self.adapter.family))
         program.attend(
-            *(queries, seen, index, heads, self.kv_heads, self.head_dim, scaling),
-            softcap=getattr(block, "attn_logit_softcapping", None),
-            window=self.adapter.windows[index],
+            *(queries, seen, index, heads, self.kv_heads, self.head_dim),
+            **self._way(index, block),
             slopes=slopes,
             coarse=coarse,
             sinks=weights.get(SINKS),
         )
         if (gates := self._gates(block, source)) is not None:
             program.act(gates, seen, "sigmoid", times=seen)
-        if hasattr(block, SEEN_NORM):
-            write_norm(program, block.get_submodule(SEEN_NORM), seen, seen)
-        product = _product(block, *OUTPUTS)
-        if BIAS in weights:
-            product = product.biased(weights[BIAS])
-        program.linear(seen, (target, product), add=add)
+        return seen
+
+    def _over_latents(self, index: int, block: nn.Module, source: Buffer) -> Buffer:
+        """Attention over what keys and values come from: the values that heads have gathered."""
+        _check_parts(block, {*parts_of(block), *OUTPUTS})
+        if _growth(block) is not None:
+            raise NotUnderstoodError("its queries grow with positions, and look at latents")
+        attention = LatentAttention(self.program, self._buffer, block, self.heads)
+        turn = self._turn_of(index, block, attention.sizes.turned)
+        return attention.write(source, turn, index, **self._way(index, block))
+
+    def _way(self, index: int, block: nn.Module) -> dict[str, Any]:
+        """The scale of scores, their cap, and how far back a layer looks."""
+        return {
+            "scale": scaling_of(block, self.adapter.family),
+            "softcap": getattr(block, "attn_logit_softcapping", None),
+            "window": self.adapter.windows[index],
+        }
 
     def _turn(self, index: int, block: nn.Module, queries: Buffer, keys: Buffer) -> None:
         """Turn queries and keys by their positions, where the layer does that."""
-        adapter = self.adapter
-        if adapter.family.positions is not None or adapter.slopes is not None:
+        if (turn := self._turn_of(index, block, self.head_dim)) is None:
             return
-        if index in self._unturned or not adapter.rotary_tables:
-            return
-        width = adapter.rotary_width()
-        self.rotation = way = rotation_of(block, self.head_dim, width)
-        width *= 2 if way.once else 1
-        kind = self.kinds.index(adapter.rope_kind(index))
+        if turn.way.parted:
+            raise NotUnderstoodError("its heads come out of their turn in another order")
         for states, heads in ((queries, self.heads), (keys, self.kv_heads)):
-            self.program.rotate(
-                *(states, heads, self.head_dim, width, kind),
-                neighbours=way.neighbours,
-                round_first=way.round_first,
-            )
+            turn.write(self.program, states, heads, self.head_dim)
         if (growth := _growth(block)) is not None:
             self.growth = growth
             whole = queries, self.heads, self.head_dim, self.head_dim
             self.program.rotate(*whole, len(self.kinds))  # by no angle, as long as they become
+
+    def _turn_of(self, index: int, block: nn.Module, head_dim: int) -> HeadTurn | None:
+        """The turn that a layer gives to heads so wide; None if it gives none."""
+        adapter = self.adapter
+        if adapter.family.positions is not None or adapter.slopes is not None:
+            return None
+        if index in self._unturned or not adapter.rotary_tables:
+            return None
+        width = adapter.rotary_width()
+        self.rotation = way = rotation_of(block, head_dim, width)
+        kind = self.kinds.index(adapter.rope_kind(index))
+        return HeadTurn(way, 2 * width if way.once else width, kind)
 
     def _queries(self, block: nn.Module, source: Buffer) -> tuple[Buffer, Buffer, Buffer]:
         """Queries, keys and values, however many products they come from."""
@@ -228,7 +255,7 @@ class LayerWriter:
         room = self._buffer("queries", own + 2 * others)
         parts = room.part(0, own), room.part(own, others), room.part(own + others, others)
         if hasattr(block, "q_proj"):
-            products = [_product(block, name) for name in ("q_proj", "k_proj", "v_proj")]
+            products = [product_of(block, name) for name in ("q_proj", "k_proj", "v_proj")]
             if not self._is_doubled(block):
                 self.program.linear(source, *zip(parts, products, strict=True))
                 return parts
@@ -238,7 +265,7 @@ class LayerWriter:
             self.program.pick(both, parts[0], columns[:, 0].flatten())
             self.program.pick(both, self._buffer(GATE, own), columns[:, 1].flatten())
             return parts
-        family, product = self.adapter.family, _product(block, *FUSED)
+        family, product = self.adapter.family, product_of(block, *FUSED)
         order = order_of(block, family, self.heads, self.head_dim)
         if order is None:
             self.program.linear(source, (room, product))
@@ -256,35 +283,35 @@ class LayerWriter:
         own = self.heads * self.head_dim
         if hasattr(block, GATE):
             gates = self._buffer(GATE, own)
-            self.program.linear(source, (gates, _product(block, GATE)))
+            self.program.linear(source, (gates, product_of(block, GATE)))
             return gates
         return self._buffer(GATE, own) if self._is_doubled(block) else None
 
     def _is_doubled(self, block: nn.Module) -> bool:
         """True if a product gives queries and, behind those of each head, as many gates."""
         width = 2 * self.heads * self.head_dim
-        return hasattr(block, "q_proj") and _product(block, "q_proj").out_features == width
+        return hasattr(block, "q_proj") and product_of(block, "q_proj").out_features == width
 
     def _mlp(self, layer: nn.Module, source: Buffer, target: Buffer, add: Buffer | None) -> None:
         names = self.adapter.blocks.mlp
         block = layer if len(names) > 1 else layer.get_submodule(names[0])
-        module = _part(block, *ACTS)
+        module = part_of(block, *ACTS)
         factors = _xielu(module)
         if block is not layer:
             bent = () if factors is None else ("act_fn",)
             _check_parts(block, {*GATES, *FIRSTS, *LASTS, INNER_NORM, *bent})
-        last = _product(block, *LASTS)
+        last = product_of(block, *LASTS)
         inner = self._buffer("inner", last.in_features)
         if hasattr(block, "gate_proj"):
-            gate, up = _product(block, "gate_proj"), _product(block, "up_proj")
+            gate, up = product_of(block, "gate_proj"), product_of(block, "up_proj")
             self.program.gated(source, inner, gate, up, activation_of(module))
         elif hasattr(block, "gate_up_proj"):
             both = self._buffer("gated", 2 * inner.width)
-            self.program.linear(source, (both, _product(block, "gate_up_proj")))
+            self.program.linear(source, (both, product_of(block, "gate_up_proj")))
             gates, ups = both.part(0, inner.width), both.part(inner.width, inner.width)
             self.program.act(gates, inner, activation_of(module), times=ups)
         else:
-            self.program.linear(source, (inner, _product(block, *FIRSTS)))
+            self.program.linear(source, (inner, product_of(block, *FIRSTS)))
             if factors is None:
                 self.program.act(inner, inner, activation_of(module))
             else:
@@ -304,7 +331,9 @@ class LayerWriter:
             write_norm(program, adapter.final_norm, states, normed)
             states = normed
         if adapter.before_head != 1.0:
-            raise NotUnderstoodError("a factor stands before its head")
+            divided = self._buffer("normed", states.width)
+            program.scale(states, divided, 1 / adapter.before_head)
+            states = divided
         name = adapter.family.project_out
         if name is not None and (module := getattr(adapter.body, name)) is not None:
             projected = self._buffer("projected", adapter.head_width)
@@ -324,6 +353,12 @@ class LayerWriter:
         if (name, width) not in self._room:
             self._room[name, width] = self.program.buffer(width)
         return self._room[name, width]
+
+
+def _factor(layer: nn.Module) -> float:
+    """The factor of what the blocks of a layer add to the stream."""
+    found = (getattr(layer, name, None) for name in BLOCK_FACTORS)
+    return next((float(factor) for factor in found if isinstance(factor, float | int)), 1.0)
 
 
 def kinds_of(adapter: Adapter) -> list[str | None]:
@@ -363,27 +398,6 @@ def _check_parts(whole: nn.Module, known: set[str]) -> None:
 def _name(name: str | None) -> str:
     assert name is not None
     return name
-
-
-def _part(block: nn.Module, *names: str) -> Any:
-    """The first of these parts that a block has."""
-    for name in names:
-        if (part := getattr(block, name, None)) is not None:
-            return part
-    raise NotUnderstoodError(f"{type(block).__name__} has none of {', '.join(names)}")
-
-
-def _product(block: nn.Module, *names: str) -> FlatLinear:
-    """The product that a block has under one of these names."""
-    name = next((name for name in names if hasattr(block, name)), names[0])
-    return flat_of(_part(block, name), name)
-
-
-def flat_of(module: nn.Module, name: str) -> FlatLinear:
-    """The product that a module makes, if its weights are laid out for it."""
-    if not isinstance(module, FlatProduct):
-        raise NotUnderstoodError(f"{name} is {type(module).__name__}, no plain product")
-    return module.flat
 
 
 @torch.no_grad()

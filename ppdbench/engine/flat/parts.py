@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ppdbench.engine.flat.norms import norms_of
 from ppdbench.engine.flat.passes import FlatLayers, FlatReadout
-from ppdbench.engine.flat.understood import NotUnderstoodError, check_layer
+from ppdbench.engine.flat.understood import NotUnderstoodError, check_layer, words_of
 from ppdbench.engine.left_out import without
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def is_whole(adapter: Adapter, index: int) -> bool:
     if adapter.anatomy.memories[index] is not None:
         return False
     try:
-        check_layer(adapter.layers[index], own_attention=adapter.anatomy.own_attention)
+        check_layer(adapter.layers[index], words_of(adapter))
     except NotUnderstoodError:
         return False
     return True

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.flat.layers import LayerWriter
 from ppdbench.engine.flat.ops import NOT_STORED, CacheBlocks, Pass, Program
+from ppdbench.engine.flat.rotation import pair_of
 from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.joined import JoinedCache, JoinedStep
 from ppdbench.engine.reading import Reading
@@ -175,7 +176,7 @@ class FlatLayers:
         if whole is None:
             return None
         if kind not in self._tables or self._tables[kind][0] is not whole:
-            cos, sin = self._rotation.tables(*whole)
+            cos, sin = self._rotation.tables(*pair_of(whole))
             self._tables[kind] = whole, (cos.float().contiguous(), sin.float().contiguous())
         return self._tables[kind][1]
 

@@ -6,8 +6,11 @@ blobs, so that weights are in memory once.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
+from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.flat.weights import FlatLinear, pack
 from ppdbench.engine.packing import PackedLinear
 
@@ -39,3 +42,24 @@ def plain(module: nn.Module) -> nn.Module:
     made.weight = nn.Parameter(module.rows(), requires_grad=False)
     made.register_parameter("bias", module.bias)
     return made
+
+
+def part_of(block: nn.Module, *names: str) -> Any:
+    """The first of these parts that a block has."""
+    for name in names:
+        if (part := getattr(block, name, None)) is not None:
+            return part
+    raise NotUnderstoodError(f"{type(block).__name__} has none of {', '.join(names)}")
+
+
+def product_of(block: nn.Module, *names: str) -> FlatLinear:
+    """The product that a block has under one of these names."""
+    name = next((name for name in names if hasattr(block, name)), names[0])
+    return flat_of(part_of(block, name), name)
+
+
+def flat_of(module: nn.Module, name: str) -> FlatLinear:
+    """The product that a module makes, if its weights are laid out for it."""
+    if not isinstance(module, FlatProduct):
+        raise NotUnderstoodError(f"{name} is {type(module).__name__}, no plain product")
+    return module.flat

@@ -8,19 +8,29 @@ some heads, and what comes out says which way it goes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import names_in
-from ppdbench.engine.flat.understood import ROTATION, NotUnderstoodError, globals_of
+from ppdbench.engine.flat.understood import (
+    COMPLEX_ROTATION,
+    PARTING_ROTATION,
+    ROTATION,
+    NotUnderstoodError,
+    globals_of,
+)
+
+if TYPE_CHECKING:
+    from ppdbench.engine.flat.ops import Buffer, Program
 
 ROWS = 3  # that a rotation is asked for
 CLOSE = 1e-5
+COMPLEX_TABLE = "freqs_cis"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,13 @@ class Rotation:
     """Angles count the other way round."""
     round_first: bool = True
     """Products are rounded before they are summed, not only their sum."""
+    parted: bool = False
+    """Pairs lie side by side in what is turned, and half apart in what comes out."""
+
+    def order(self, width: int) -> Tensor:
+        """Columns of so many numbers as they stand where they are turned."""
+        columns = torch.arange(width)
+        return columns.view(-1, 2).t().flatten() if self.parted else columns
 
     def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines number by number, as operations take them."""
@@ -51,7 +68,7 @@ class Rotation:
         """Heads, turned this way by the tables of a model."""
         cos, sin = self.tables(cos, sin)
         width = cos.shape[-1]
-        turned, rest = heads[..., :width], heads[..., width:]
+        turned, rest = heads[..., self.order(width)], heads[..., width:]
         return torch.cat([self._sum(turned, cos, sin), rest], dim=-1)
 
     def _sum(self, turned: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -69,19 +86,52 @@ def _across(x: Tensor, neighbours: bool) -> Tensor:
     return torch.cat([-second, first], dim=-1)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadTurn:
+    """The turn that a layer gives to heads: of so many numbers of each, by tables of a kind."""
+
+    way: Rotation
+    width: int
+    kind: int
+
+    def write(self, program: Program, states: Buffer, heads: int, head_dim: int) -> None:
+        """Turn the first numbers of each head, in the order in which they are turned."""
+        program.rotate(
+            *(states, heads, head_dim, self.width, self.kind),
+            neighbours=self.way.neighbours,
+            round_first=self.way.round_first,
+        )
+
+
+def pair_of(tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, which some models hand over as one table of complex numbers."""
+    if len(tables) == 1:
+        return tables[0].real, tables[0].imag
+    cos, sin = tables
+    return cos, sin
+
+
 def rotation_of(block: nn.Module, head_dim: int, width: int) -> Rotation:
     """The way in which attention turns heads; refused if it is none that is known."""
-    found = _asked(type(block).forward, head_dim, width)
+    found = _asked(type(block).forward, _name_of_function(block), head_dim, width)
     if found is None:
         raise NotUnderstoodError(f"{type(block).__name__} turns heads in a way of its own, or none")
     return found
 
 
+def _name_of_function(block: Any) -> str:
+    """The name of the function that turns heads: where there are two, a setting chooses."""
+    names = names_in(type(block).forward)
+    if PARTING_ROTATION in names and (ROTATION not in names or block.config.rope_interleave):
+        return PARTING_ROTATION
+    return COMPLEX_ROTATION if COMPLEX_ROTATION in names else ROTATION
+
+
 @cache
 @torch.no_grad()
-def _asked(forward: Callable[..., Any], head_dim: int, width: int) -> Rotation | None:
-    rotate = globals_of(own := inspect.unwrap(forward)).get(ROTATION)
-    if ROTATION not in names_in(own) or rotate is None or width % 2:
+def _asked(forward: Callable[..., Any], name: str, head_dim: int, width: int) -> Rotation | None:
+    rotate = globals_of(own := inspect.unwrap(forward)).get(name)
+    if name not in names_in(own) or rotate is None or width % 2:
         return None
     for size in (head_dim, width):  # some turn a part of heads that they have cut off
         for ways, tables in _trials(width, size):
@@ -93,22 +143,28 @@ def _asked(forward: Callable[..., Any], head_dim: int, width: int) -> Rotation |
 def _trials(width: int, size: int) -> Iterator[tuple[list[Rotation], tuple[Tensor, Tensor]]]:
     """Ways that go with tables of each kind for such heads, and tables: [1, row, width] each."""
     drawn = torch.randn(2, 1, ROWS, width // 2, generator=torch.Generator().manual_seed(0))
-    apart = [Rotation(), Rotation(backward=True), Rotation(neighbours=True, spread=True)]
+    apart = [
+        *(Rotation(), Rotation(backward=True), Rotation(parted=True)),
+        Rotation(neighbours=True, spread=True),
+    ]
     cos, sin = drawn.repeat(1, 1, 1, 2)
     yield apart, (cos, sin)
     cos, sin = drawn.repeat_interleave(2, dim=-1)
     yield [Rotation(neighbours=True), Rotation(neighbours=True, backward=True)], (cos, sin)
     if 2 * width <= size:
         cos, sin = torch.randn(2, 1, ROWS, width, generator=torch.Generator().manual_seed(0))
-        yield [Rotation(once=True)], (cos, sin)
+        yield [Rotation(once=True), Rotation(neighbours=True, spread=True, once=True)], (cos, sin)
 
 
 def _ask(rotate: Callable[..., Any], heads: Tensor, cos: Tensor, sin: Tensor) -> Any:
     """Heads turned by a function of a model: of queries and keys, or of one of both at a time.
 
-    The latter takes heads behind rows, and each angle once.
+    The latter takes heads behind rows, and each angle once. Complex tables are one.
     """
-    if len(inspect.signature(rotate).parameters) != len(("heads", "sines", "cosines")):
+    parameters = inspect.signature(rotate).parameters
+    if COMPLEX_TABLE in parameters:
+        return rotate(heads, heads, torch.complex(cos.float(), sin.float()))
+    if len(parameters) != len(("heads", "sines", "cosines")):
         return rotate(heads, heads, cos, sin)
     half = cos.shape[-1] // 2
     return [rotate(heads.transpose(1, 2), sin[..., :half], cos[..., :half]).transpose(1, 2)]

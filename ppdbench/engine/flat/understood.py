@@ -36,7 +36,8 @@ act act_fn activation_fn gelu_impl
 activation_dropout attention_dropout attn_dropout dropout hidden_dropout
 post_attention_dropout post_mlp_dropout resid_attn_dropout resid_dropout resid_mlp_dropout
 residual_dropout p training
-do_layer_norm_before qk_layernorm residual_multiplier use_parallel_residual use_qk_norm
+do_layer_norm_before qk_layernorm residual_multiplier residual_scale use_parallel_residual
+use_qk_norm
 apply_rotary_pos_emb get_llama_4_attn_scale is_local_attention is_sliding rope_parameters
 rotary_ndims rotate_half use_rope
 clamp_ clip_qkv embed_dim is_cross_attention kv_dim multi_query
@@ -65,34 +66,60 @@ F bfloat16 broadcast_to clamp device expand_as finfo flatten float float16 full 
 get_seq_length int len math max min permute range repeat sqrt tensor zeros zeros_like
 """
 OWN = KNOWN | frozenset(OWN_WORDS.split())
+# And those that keep what keys and values of all heads are made of.
+LATENT_WORDS = """
+g_proj kv_a_layernorm kv_a_proj_with_mqa kv_b_proj q_a_layernorm q_a_proj q_b_proj
+kv_lora_rank q_lora_rank qk_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim
+apply_rotary_emb apply_rotary_pos_emb_interleave rope_interleave
+copy_ device expand_kv float new_empty
+"""
+LATENT = KNOWN | frozenset(LATENT_WORDS.split())
 # Functions that are asked what they compute, so they may mention whatever they like: of turns of
-# heads, and of what queries grow by. And those in whose place a function of ours runs.
+# heads (of pairs side by side that come out half apart, by tables of complex numbers), and of what
+# queries grow by. And those in whose place a function of ours runs.
 ROTATION, GROWTH = "apply_rotary_pos_emb", "get_llama_4_attn_scale"
-UNREAD = (ROTATION, GROWTH, "eager_attention_forward", "_upcast_and_reordered_attn")
+PARTING_ROTATION, COMPLEX_ROTATION = "apply_rotary_pos_emb_interleave", "apply_rotary_emb"
+ROTATIONS = (ROTATION, PARTING_ROTATION, COMPLEX_ROTATION)
+UNREAD = (*ROTATIONS, GROWTH, "eager_attention_forward", "_upcast_and_reordered_attn")
 
 
 class NotUnderstoodError(Exception):
     """A layer is made of something that no operation stands for."""
 
 
+class RefusedError(Exception):
+    """Flat passes differ from eager ones by more than rounding."""
+
+
 def check_model(adapter: Adapter) -> None:
     """Refuse what a model does around its layers, and rows that kernels do not keep so."""
-    shape = adapter.cache_shape()
+    shape, latent = adapter.cache_shape(), has_latents(adapter)
     if (why := adapter.why_not_alone()) is not None:
         raise NotUnderstoodError(why)
     if shape.sizes:
         raise NotUnderstoodError("its layers keep rows of different sizes")
-    if shape.key_dim is not None or shape.value_dim is not None:
+    if not latent and (shape.key_dim is not None or shape.value_dim is not None):
         raise NotUnderstoodError("its keys and values are of different widths")
-    if adapter.keeps_latents:
+    if not latent and adapter.keeps_latents:
         raise NotUnderstoodError("its layers keep rows that keys and values are made of")
-    if adapter.rotary_tables not in (0, 2):
+    if adapter.rotary_tables not in ((0, 1, 2) if latent else (0, 2)):
         raise NotUnderstoodError("its layers take no pair of rotary tables")
 
 
-def check_layer(layer: nn.Module, *, own_attention: bool) -> None:
+def has_latents(adapter: Adapter) -> bool:
+    """True if layers keep one row for all heads, which keys and values are made of by a product."""
+    return adapter.keeps_latents and bool(getattr(adapter.config, "kv_lora_rank", None))
+
+
+def words_of(adapter: Adapter) -> frozenset[str]:
+    """Names that the code of a model's layers may mention."""
+    if adapter.anatomy.own_attention:
+        return OWN
+    return LATENT if has_latents(adapter) else KNOWN
+
+
+def check_layer(layer: nn.Module, known: frozenset[str]) -> None:
     """Refuse a layer whose code mentions what is not known."""
-    known = OWN if own_attention else KNOWN
     for part in layer.modules():
         if isinstance(part, nn.ModuleList) or not any(True for _ in part.children()):
             continue

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ppdbench.engine.flat.choice import ProductChecks, RefusedError, hold_rows
+from ppdbench.engine.flat.choice import ProductChecks, hold_rows
 from ppdbench.engine.flat.products import plain
-from ppdbench.engine.flat.understood import NotUnderstoodError
+from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
 from ppdbench.engine.packing import exchange, pack
 from ppdbench.methods.eagle.flat import FlatDraft
 from ppdbench.methods.eagle.network import DraftNetwork

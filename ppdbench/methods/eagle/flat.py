@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.cache import KVCache
-from ppdbench.engine.flat.layers import activation_of, flat_of
+from ppdbench.engine.flat.layers import activation_of
 from ppdbench.engine.flat.norms import write_norm
 from ppdbench.engine.flat.ops import Buffer, CacheBlocks, Pass, Program
 from ppdbench.engine.flat.passes import AT_ONCE
+from ppdbench.engine.flat.products import flat_of
 from ppdbench.methods.eagle.network import DraftNetwork, Eagle3
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from ppdbench.engine.flat.choice import RefusedError, hold_rows
+from ppdbench.engine.flat.choice import hold_rows
+from ppdbench.engine.flat.understood import RefusedError
 from ppdbench.engine.flat.weights import pack
 from ppdbench.methods.medusa.flat import FlatHead, FlatHeads
 from ppdbench.methods.medusa.network import MedusaHeads

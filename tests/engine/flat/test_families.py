@@ -45,6 +45,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "gpt_neox_japanese": [{}],
     "gptj": [{}],
     "granite_swa": [{}, {"layer_rope_theta": None}],
+    "minicpm3": [{}],
     "ministral3": [{}],
     "mpt": [{}],
     "nanochat": [{}],
@@ -59,6 +60,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "vaultgemma": [{}],
     "xglm": [{}],
+    "youtu": [{}, {"rope_interleave": False, "attention_bias": True}],
 }
 CASES = [(name, settings) for name, several in SETTINGS.items() for settings in several]
 
@@ -103,7 +105,11 @@ def test_logits_are_those_of_stock_and_no_row_depends_on_the_rows_beside_it(
 
 
 ONE_BASE: dict[str, Any] = {"layer_rope_theta": None}
-FAR = [("bloom", {}), ("codegen", {}), ("falcon", ALIBI), ("granite_swa", ONE_BASE), ("mpt", {})]
+FAR = [
+    *(("bloom", {}), ("codegen", {}), ("falcon", ALIBI), ("granite_swa", ONE_BASE)),
+    *(("minicpm3", {}), ("mpt", {}), ("youtu", {})),
+]
+HALF = ["bloom", "cohere", "falcon", "glm4", "granite", "minicpm3", "ministral3", "youtu"]
 
 
 @pytest.mark.parametrize(("family", "settings"), FAR)
@@ -140,7 +146,7 @@ def test_in_half_precision_passes_are_as_near_to_what_is_true_as_stock(
     assert (ours - true).norm() < 1.5 * (theirs - true).norm()
 
 
-@pytest.mark.parametrize("family", ["bloom", "cohere", "falcon", "glm4", "granite", "ministral3"])
+@pytest.mark.parametrize("family", HALF)
 def test_in_half_precision_rows_do_not_depend_on_the_rows_beside_them_either(family: str) -> None:
     model = StagedModel(grown(tiny(family)).bfloat16(), passes=FLAT)
     assert model.flat is not None, model.path.why

@@ -15,7 +15,7 @@ from ppdbench.engine.joined import JoinedCache, JoinedStep
 from ppdbench.engine.masks import Step, TrainedRows
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from tests.families import stock_model
+from tests.families import FAMILIES, stock_model
 from tests.helpers import CAPACITY, tokens
 
 PROMPTS = (3, 11, 20, 30)
@@ -23,7 +23,7 @@ TREE = (-1, 0, 0, 1)
 
 
 def made(name: str, dtype: torch.dtype) -> StagedModel:
-    stock = tiny(name) if name == "bloom" else stock_model(name)
+    stock = stock_model(name) if name in FAMILIES else tiny(name)
     model = StagedModel(stock.to(dtype), passes=FLAT)
     assert model.flat is not None, model.path.why
     return model
@@ -86,7 +86,7 @@ def same(model: StagedModel) -> bool:
     return all(map(torch.equal, ours, theirs)) and all(caches)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2", "gpt2", "bloom"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2", "gpt2", "bloom", "youtu"])
 def test_joined_rows_are_bit_for_bit_those_of_each_alone(name: str, dtype: torch.dtype) -> None:
     assert same(made(name, dtype))
 

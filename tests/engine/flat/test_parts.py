@@ -23,15 +23,21 @@ TEXT, MORE = tokens(11), [7, 8, 9, 10, 11]
 # Families, and the layers of which all runs flat, or the attention.
 EXPERTS = {
     "afmoe": ([], [0, 1, 2, 3]),
+    "axk1": ([0], [1, 2, 3]),
+    "deepseek_v2": ([], [0, 1, 2, 3]),
+    "deepseek_v3": ([0, 1, 2], [3]),
     "exaone_moe": ([0], [1, 2, 3]),
     "glm4_moe": ([0], [1, 2, 3]),
+    "glm4_moe_lite": ([0], [1, 2, 3]),
     "gpt_oss": ([], [0, 1, 2, 3]),
     "mixtral": ([], [0, 1, 2, 3]),
     "qwen3_moe": ([], [0, 1, 2, 3]),
 }
 MEMORIES = {
+    "bailing_hybrid": ([], [1, 3]),
     "granitemoehybrid": ([], [1, 3]),
     "jamba": ([], [1, 3]),
+    "kimi_linear": ([], [1, 3]),
     "lfm2": ([], [1, 3]),
     "olmo_hybrid": ([1, 3], []),
     "qwen3_5_text": ([], [1, 3]),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.flat.rotation import Rotation, rotation_of
+from ppdbench.engine.flat.rotation import Rotation, pair_of, rotation_of
 from ppdbench.engine.flat.understood import NotUnderstoodError
 from tests.engine.flat.test_ops import DIM, HEADS, Program, cache, causal, close, run
 from tests.engine.flat.test_weights import drawn
@@ -69,6 +70,30 @@ def test_tables_may_say_each_angle_once() -> None:
     way = rotation_of(block, DIM, DIM // 2)
     assert way.once and not way.neighbours
     assert torch.allclose(way.turned(heads, cos, sin), rotate(heads, heads, cos, sin)[0])
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_setting_says_of_what_pairs_heads_consist(apart: bool) -> None:
+    heads, angles = drawn(1, 2, 5, DIM), drawn(2, 1, 5, DIM // 2, seed=1)
+    cos, sin = angles.repeat(1, 1, 1, 2)
+    block, _ = stock("youtu", "YoutuAttention")
+    block.__dict__["config"] = SimpleNamespace(rope_interleave=apart)
+    code = import_module("transformers.models.youtu.modeling_youtu")
+    rotate = code.apply_rotary_pos_emb_interleave if apart else code.apply_rotary_pos_emb
+    way = rotation_of(block, DIM, DIM)
+    assert way == Rotation(parted=apart)
+    assert torch.allclose(way.turned(heads, cos, sin), rotate(heads, heads, cos, sin)[0])
+
+
+def test_tables_may_be_one_of_complex_numbers() -> None:
+    heads, angles = drawn(1, 2, 5, DIM), drawn(1, 5, DIM // 2, seed=1)
+    code = import_module("transformers.models.deepseek_v2.modeling_deepseek_v2")
+    block = code.DeepseekV2Attention.__new__(code.DeepseekV2Attention)
+    way = rotation_of(block, DIM, DIM // 2)
+    assert way == Rotation(neighbours=True, spread=True, once=True, round_first=False)
+    table = torch.polar(torch.ones_like(angles), angles)
+    found = way.turned(heads, *pair_of((table,)))
+    assert torch.allclose(found, code.apply_rotary_emb(heads, heads, table)[0], atol=1e-6)
 
 
 @pytest.mark.parametrize(("family", "name"), [("gptj", "GPTJ"), ("codegen", "CodeGen")])

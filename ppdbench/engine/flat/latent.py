@@ -1,0 +1,198 @@
+"""Latent attention: of a token a layer keeps what keys and values of all its heads come from.
+
+Stock layers make keys and values of all latents that are seen, anew in each pass. Here a query is
+multiplied by what would make its keys and looks at latents themselves, (W k) q = k (W^T q); what a
+head has gathered of them becomes its value afterwards. So a latent is read as it is held, once for
+all heads. Beside it stands a part of keys that is turned by positions, and is that of all heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ppdbench.engine.anatomy import reads
+from ppdbench.engine.flat.norms import write_norm
+from ppdbench.engine.flat.products import product_of
+from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
+from ppdbench.engine.flat.weights import FlatLinear, pack
+
+if TYPE_CHECKING:
+    from ppdbench.engine.flat.ops import Buffer, Program
+    from ppdbench.engine.flat.rotation import HeadTurn
+
+# Parts of blocks by their usual names: what gives latents, their norm, and what makes keys and
+# values of them; what gives queries, in two steps or in one; what lets each head through.
+LATENTS, LATENTS_NORM, EXPANSION = "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"
+NARROW_QUERIES, QUERIES_NORM, WIDE_QUERIES = "q_a_proj", "q_a_layernorm", "q_b_proj"
+QUERIES = "q_proj"
+HEAD_GATES = "g_proj"
+
+
+def is_latent(block: nn.Module) -> bool:
+    """True for attention that keeps what keys and values come from."""
+    return hasattr(block, LATENTS)
+
+
+def parts_of(block: nn.Module) -> set[str]:
+    """Names of the parts that such a block may have up to its output."""
+    gates = {HEAD_GATES} if reads(block, "sigmoid") else set[str]()
+    queries = {NARROW_QUERIES, QUERIES_NORM, WIDE_QUERIES, QUERIES}
+    return {LATENTS, LATENTS_NORM, EXPANSION, *queries, *gates}
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """The numbers of what a block keeps and looks for."""
+
+    heads: int
+    plain: int
+    """Of a query, those that are not turned."""
+    turned: int
+    value: int
+    latent: int
+
+    @classmethod
+    def of(cls, block: Any, heads: int) -> LatentSizes:
+        """The sizes that a block says."""
+        query = block.qk_nope_head_dim, block.qk_rope_head_dim
+        return cls(heads, *query, block.v_head_dim, block.kv_lora_rank)
+
+    @property
+    def query(self) -> int:
+        """Of a query as its product gives it: what is turned comes last."""
+        return self.plain + self.turned
+
+    @property
+    def key(self) -> int:
+        """Of a query as it looks at what is kept: what is turned comes first."""
+        return self.turned + self.latent
+
+
+@dataclass(frozen=True, slots=True)
+class HeadProducts:
+    """One product taken apart by heads."""
+
+    to_latents: tuple[FlatLinear, ...]
+    """Give, of the part of a query that is not turned, what it looks for in latents."""
+    to_values: tuple[FlatLinear, ...]
+    """Give, of latents as a head has gathered them, its value."""
+
+
+_APART: WeakKeyDictionary[FlatLinear, HeadProducts] = WeakKeyDictionary()
+
+
+def head_products(product: FlatLinear, sizes: LatentSizes) -> HeadProducts:
+    """Take apart the product that makes keys and values of latents.
+
+    Its weights are there once more then, however many programs use them.
+    """
+    if product.bias is not None:
+        raise NotUnderstoodError(f"{EXPANSION} has a bias")
+    if product not in _APART:
+        weights = product.unpacked().view(sizes.heads, sizes.plain + sizes.value, sizes.latent)
+        keys, values = weights[:, : sizes.plain], weights[:, sizes.plain :]
+        to_latents = tuple(_packed(weight.t()) for weight in keys)
+        _APART[product] = HeadProducts(to_latents, tuple(map(_packed, values)))
+    return _APART[product]
+
+
+def _packed(weight: Tensor) -> FlatLinear:
+    made = pack(weight)
+    if not made.holds(weight, None):
+        raise RefusedError(f"a product of {made.out_features} columns holds other weights")
+    return made
+
+
+class LatentAttention:
+    """Writes the attention of one block, up to what goes into its output.
+
+    `room` makes or finds a buffer by its name and width.
+    """
+
+    def __init__(
+        self, program: Program, room: Callable[[str, int], Buffer], block: nn.Module, heads: int
+    ) -> None:
+        self.program, self.room, self.block = program, room, block
+        self.sizes = LatentSizes.of(block, heads)
+
+    def write(self, source: Buffer, turn: HeadTurn | None, layer: int, **how: Any) -> Buffer:
+        """Write it as that of a layer; `how` goes to the operation that attends."""
+        size, program = self.sizes, self.program
+        if turn is not None and turn.width != size.turned:
+            raise NotUnderstoodError(f"it turns {turn.width} of {size.turned} numbers")
+        apart = head_products(product_of(self.block, EXPANSION), size)
+        queries, latents, turned = self._given(source)
+        write_norm(program, self.block.get_submodule(LATENTS_NORM), latents, latents)
+        program.store(latents, self._turned(turned, turn), layer, 1, size.latent, size.turned)
+        looking = self._looking(queries, turn, apart.to_latents)
+        gathered = self.room("gathered", size.heads * size.latent)
+        program.attend(
+            *(looking, gathered, layer, size.heads, 1, size.key), latents=size.latent, **how
+        )
+        seen = self.room("attended", size.heads * size.value)
+        pairs = _parts(gathered, size.latent), _parts(seen, size.value)
+        program.linear_apart(*zip(*pairs, apart.to_values, strict=True))
+        self._gate(source, seen)
+        return seen
+
+    def _given(self, source: Buffer) -> tuple[Buffer, Buffer, Buffer]:
+        """Queries of all heads, latents, and the part of keys that is to be turned."""
+        size, block, program = self.sizes, self.block, self.program
+        queries = self.room("queries", size.heads * size.query)
+        kept = self.room("kept", size.key)
+        others = kept, product_of(block, LATENTS)
+        if getattr(block, NARROW_QUERIES, None) is None:
+            program.linear(source, (queries, product_of(block, QUERIES)), others)
+        else:
+            product = product_of(block, NARROW_QUERIES)
+            narrow = self.room("narrow queries", product.out_features)
+            program.linear(source, (narrow, product), others)
+            write_norm(program, block.get_submodule(QUERIES_NORM), narrow, narrow)
+            program.linear(narrow, (queries, product_of(block, WIDE_QUERIES)))
+        return queries, kept.part(0, size.latent), kept.part(size.latent, size.turned)
+
+    def _turned(self, given: Buffer, turn: HeadTurn | None) -> Buffer:
+        """The part of keys that stands beside latents."""
+        if turn is None:
+            return given
+        turned = self.room("turned", given.width)
+        self.program.pick(given, turned, turn.way.order(given.width))
+        turn.write(self.program, turned, 1, given.width)
+        return turned
+
+    def _looking(
+        self, queries: Buffer, turn: HeadTurn | None, products: tuple[FlatLinear, ...]
+    ) -> Buffer:
+        """Queries as they look at what is kept."""
+        size, program = self.sizes, self.program
+        looking = self.room("looking", size.heads * size.key)
+        columns = torch.arange(size.turned) if turn is None else turn.way.order(size.turned)
+        firsts = torch.arange(size.plain, queries.width, size.query)
+        program.pick_heads(queries, looking, firsts[:, None] + columns)
+        if turn is not None:
+            turn.write(program, looking, size.heads, size.key)
+        plain = [part.part(0, size.plain) for part in _parts(queries, size.query)]
+        latents = [part.part(size.turned, size.latent) for part in _parts(looking, size.key)]
+        program.linear_apart(*zip(plain, latents, products, strict=True))
+        return looking
+
+    def _gate(self, source: Buffer, seen: Buffer) -> None:
+        """Let each head through by one number, where a block has such."""
+        if not hasattr(self.block, HEAD_GATES):
+            return
+        heads, value = self.sizes.heads, self.sizes.value
+        gates, spread = self.room("head gates", heads), self.room("gates", heads * value)
+        self.program.linear(source, (gates, product_of(self.block, HEAD_GATES)))
+        self.program.pick(gates, spread, torch.arange(heads).repeat_interleave(value))
+        self.program.act(spread, seen, "sigmoid", times=seen)
+
+
+def _parts(whole: Buffer, width: int) -> list[Buffer]:
+    """The columns of a buffer, so many at a time."""
+    return [whole.part(first, width) for first in range(0, whole.width, width)]
