@@ -13,6 +13,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive, check_finite
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine.masks import FixedShape, StepMaker
+from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.synthetic import tokenizer
@@ -161,6 +162,10 @@ def test_the_work_lies_between_two_readings_of_the_clock() -> None:
         def forward(self, *arguments: Any, **options: Any) -> torch.Tensor:
             events.append("forward")
             return super().forward(*arguments, **options)
+
+        def run_and_read(self, *arguments: Any, **options: Any) -> tuple[torch.Tensor, Reading]:
+            events.append("forward")
+            return super().run_and_read(*arguments, **options)
 
     session = WatchedSession(staged("llama"), 64)
     autoregressive(session, Request(PROMPT, Limits(3), WatchedClock(range(6))))
