@@ -66,7 +66,9 @@ def _why_not(mode: str, setup: Setup, hindrance: str | None) -> str | None:
     """Say why nothing is captured, if nothing is; an error where a GPU is asked to and cannot."""
     if mode == "off":
         return "not asked for"
-    if hindrance is not None and mode == "on" and _on_gpu(setup):
+    if not _on_gpu(setup):
+        return f"{hindrance}, where passes run {setup.target.staged.path.kernels}"
+    if hindrance is not None and mode == "on":
         raise ConfigError(f"--compile on: {hindrance}; leave it out")
     if hindrance is None and mode == "auto":
         return "on a GPU passes are captured as graphs only with --compile on"
@@ -76,8 +78,7 @@ def _why_not(mode: str, setup: Setup, hindrance: str | None) -> str | None:
 def _hindrance(setup: Setup, decoders: Mapping[str, Decoder]) -> str | None:
     """Say why passes cannot be captured here; None if they can."""
     if not _on_gpu(setup):
-        kernels = setup.target.staged.path.kernels
-        return f"nothing is compiled on a CPU, where passes run {kernels}"
+        return "nothing is compiled on a CPU"
     for loaded in (setup.target, *setup.others.values()):
         if (why := loaded.staged.graphs.why_not()) is not None:
             return f"{loaded.spec.name}: {why}"

@@ -170,8 +170,9 @@ def test_a_run_that_an_earlier_version_compiled_is_read_and_not_gone_on_with(
     capsys.readouterr()
     assert run([*words, "--resume"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"ppdbench: this run began with compiled passes, which are out of reach here: {ON_CPU}; go "
-        "on where they are not, or begin again with --compile off and another --out"
+        "ppdbench: this run began with compiled passes, which are out of reach here: nothing is "
+        "compiled on a CPU; go on where they are not, or begin again with --compile off and "
+        "another --out"
     )
 
 
