@@ -77,8 +77,7 @@ def test_what_one_waits_for_runs_on_the_part_of_who_does_it(
 def test_only_steps_with_all_places_taken_count() -> None:
     clock = PartClock()
     clock.ends = [dict.fromkeys(PARTS, float(n)) for n in (1, 3, 6, 10)]
-    rounds = [BatchRound(0, 0, 2, 2, 1), BatchRound(0, 0, 2, 0, 2), BatchRound(0, 0, 2, 1, 2)]
-    rounds += [BatchRound(0, 0, 1, 0, 1)]
+    rounds = [BatchRound(2, 2, 1), BatchRound(2, 0, 2), BatchRound(2, 1, 2), BatchRound(1, 0, 1)]
     assert batch_steps.full_steps(clock, rounds, 2) == [dict.fromkeys(PARTS, 2.0)]
 
 

@@ -167,10 +167,11 @@ def test_without_large_pages_weights_lie_on_plain_ones(
 
 @linux
 def test_rows_that_nobody_writes_take_no_memory() -> None:
-    block = zeros((64, MIB // 4), torch.float32, CPU)
+    # More than an earlier test can have left behind, which would be handed out again.
+    block = zeros((32, 16 * MIB), torch.float32, CPU)
     assert resident(block) < 16 * MIB
-    block.fill_(1)
-    assert resident(block) > 48 * MIB
+    block[0].fill_(1)
+    assert 48 * MIB < resident(block) < 96 * MIB
 
 
 # Pages of files
