@@ -34,7 +34,7 @@ import msgspec
 import torch
 
 from benchmarks.curve import this_machine
-from benchmarks.measured import keep
+from benchmarks.measured import carry_out
 from ppdbench.bench.profile import replaced
 from ppdbench.bench.runner import Choice
 from ppdbench.decoding.batch import Batch, BatchRound
@@ -42,13 +42,11 @@ from ppdbench.decoding.decoder import Decoder, Proposer, Request, Setup
 from ppdbench.engine.flat import native
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.engine.meeting import MeetingPlace
-from ppdbench.engine.quiet import quiet
 from ppdbench.engine.staged import StagedModel
-from ppdbench.errors import ConfigError, PpdbenchError
+from ppdbench.errors import ConfigError
 from ppdbench.machine import environment
 from ppdbench.machine.clock import Clock
 from ppdbench.report.sheet import Cell, Sheet, marked
-from ppdbench.report.terminal import print_sheets
 from ppdbench.runs.workload import RunConfig, Workload, capacity, limits_of
 
 FILES = "steps-"  # how the names of files begin
@@ -278,16 +276,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, show, and keep what was asked for; an exit code."""
-    quiet()
     asked = parser().parse_args(words)
-    try:
-        found = measured(asked)
-    except PpdbenchError as error:
-        print(f"batch_steps: {error}", file=sys.stderr)
-        return 2
-    print_sheets(sheets(found))
-    keep(found, asked.save)
-    return 0
+    return carry_out("batch_steps", lambda: measured(asked), sheets, asked.save)
 
 
 if __name__ == "__main__":

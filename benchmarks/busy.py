@@ -23,15 +23,12 @@ import msgspec
 import torch
 
 from benchmarks.curve import this_machine
-from benchmarks.measured import keep
+from benchmarks.measured import carry_out
 from ppdbench.bench.baseline import compare
 from ppdbench.decoding.decoder import Setup
 from ppdbench.engine.loading import ModelSpec, load
-from ppdbench.engine.quiet import quiet
-from ppdbench.errors import PpdbenchError
 from ppdbench.machine import environment
 from ppdbench.report.sheet import Cell, Sheet, marked
-from ppdbench.report.terminal import print_sheets
 from ppdbench.stats import median
 from ppdbench.tasks.passages import pseudo_prompts
 
@@ -179,16 +176,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, show, and keep what was asked for; an exit code."""
-    quiet()
     asked = parser().parse_args(words)
-    try:
-        found = measured(asked)
-    except PpdbenchError as error:
-        print(f"busy: {error}", file=sys.stderr)
-        return 2
-    print_sheets(sheets(found))
-    keep(found, asked.save)
-    return 0
+    return carry_out("busy", lambda: measured(asked), sheets, asked.save)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from benchmarks import busy
+from benchmarks.measured import keep
 
 
 def test_programs_run_only_when_they_are_let() -> None:
@@ -44,7 +45,7 @@ def test_what_is_kept_of_a_speed_is_compared_round_by_round(tmp_path: Path) -> N
         ("tiny", "float32", "greedy, flat", 200.0, 50.0, 0.3),
         ("tiny", "float32", "generate()", 10.0, 1.0, 0.1),
     )
-    busy.keep(found, tmp_path / busy.FILE)
+    keep(found, tmp_path / busy.FILE)
     assert busy.stored(tmp_path / busy.FILE) == found
 
 
