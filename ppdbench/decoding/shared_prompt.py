@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.masks import Step
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
@@ -42,28 +43,28 @@ class TextRow:
 
 
 class KnownTexts:
-    """Rows by model and text; those that nobody asked for longest are forgotten first."""
+    """Rows by the layers that ran and text; what nobody asked for longest is forgotten first."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[int, Text], TextRow] = OrderedDict()
+        self._rows: OrderedDict[tuple[Adapter, Text], TextRow] = OrderedDict()
         self._bytes = 0
 
     def find(
-        self, model: int, texts: Sequence[Text], taps: Collection[int]
+        self, of: Adapter, texts: Sequence[Text], taps: Collection[int]
     ) -> list[TextRow] | None:
         """The rows of all these texts with the states of these layers, or None."""
-        rows = [self._rows.get((model, text)) for text in texts]
+        rows = [self._rows.get((of, text)) for text in texts]
         found = [row for row in rows if row is not None and row.taps.keys() >= set(taps)]
         if len(found) < len(rows):
             return None
         for text in texts:
-            self._rows.move_to_end((model, text))
+            self._rows.move_to_end((of, text))
         return found
 
-    def keep(self, model: int, text: Text, row: TextRow) -> None:
+    def keep(self, of: Adapter, text: Text, row: TextRow) -> None:
         """Keep a row, and as many of the others as there is room for."""
-        before = self._rows.pop((model, text), None)
-        self._rows[model, text] = row
+        before = self._rows.pop((of, text), None)
+        self._rows[of, text] = row
         self._bytes += row.nbytes - (0 if before is None else before.nbytes)
         while self._bytes > KEPT_BYTES:
             self._bytes -= self._rows.popitem(last=False)[1].nbytes
@@ -109,8 +110,8 @@ class SharedPrompt(Session):
         assert tap is None or isinstance(tap, StateTap)
         begun = self.tokens[: step.start]
         texts = [(*begun, *line) for line in _lines(tokens.tolist()[0], step)]
-        model, taps = id(self.model.adapter), frozenset[int]() if tap is None else tap.layers
-        rows = self._known.find(model, texts, taps)
+        of, taps = self.model.adapter, frozenset[int]() if tap is None else tap.layers
+        rows = self._known.find(of, texts, taps)
         if rows is not None:
             return self._again(rows, step, tap)
         seen = dict[int, Tensor]()
@@ -126,7 +127,7 @@ class SharedPrompt(Session):
                 {layer: states[0, i].clone() for layer, states in seen.items()},
                 reading.part(slice(i, i + 1)).copy(),
             )
-            self._known.keep(model, text, row)
+            self._known.keep(of, text, row)
         return hidden, reading
 
     def _is_known_by_text(self, step: Step, tap: Tap | None) -> bool:

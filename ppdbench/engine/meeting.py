@@ -70,8 +70,7 @@ class LayersPass:
     @property
     def kind(self) -> Kind:
         """The same for those that may share a pass."""
-        cache = self.cache
-        return (id(self.model), self.layers, cache.capacity, cache.layers)
+        return _kind(self)
 
     @property
     def is_prompt(self) -> bool:
@@ -131,8 +130,7 @@ class WholePass:
     @property
     def kind(self) -> Kind:
         """The same for those that may share a pass, which others run without the readout."""
-        cache = self.cache
-        return (id(self.model), self.layers, cache.capacity, cache.layers)
+        return _kind(self)
 
 
 Asked = Readout | LayersPass | WholePass
@@ -353,6 +351,11 @@ class MeetingPlace:
                 for layer, given in seen.items():
                     each.tap(layer, given[:, own])
         return answers
+
+
+def _kind(asked: LayersPass | WholePass) -> Kind:
+    cache = asked.cache
+    return (id(asked.model), asked.layers, cache.capacity, cache.layers)
 
 
 def _wait(asked: Asked) -> Any:
