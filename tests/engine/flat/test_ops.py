@@ -378,6 +378,15 @@ def test_a_branch_is_bit_for_bit_the_chain_of_its_tokens(
         assert torch.equal(chain, found[line])
 
 
+def assert_alone_as_together(
+    program: Program, out: Buffer, x: Tensor, start: int, blocks: CacheBlocks
+) -> None:
+    found = run(program, x, out, causal(start, len(x), blocks))
+    for i in range(len(x)):
+        alone = run(program, x[i : i + 1].contiguous(), out, causal(start + i, 1, blocks))
+        assert torch.equal(alone[0], found[i])
+
+
 @pytest.mark.parametrize("start", [0, 130])
 def test_one_row_at_a_time_gives_the_bits_of_all_at_once(
     start: int, dtype: torch.dtype, threads: int
@@ -385,11 +394,9 @@ def test_one_row_at_a_time_gives_the_bits_of_all_at_once(
     n = 70  # more than share out parts
     blocks, _, _ = cache(start + n, dtype)
     program, out = attending(dtype)
-    x = drawn(n, program.hidden.width, dtype=dtype)
-    found = run(program, x, out, causal(start, n, blocks))
-    for i in range(n):
-        alone = run(program, x[i : i + 1].contiguous(), out, causal(start + i, 1, blocks))
-        assert torch.equal(alone[0], found[i])
+    assert_alone_as_together(
+        program, out, drawn(n, program.hidden.width, dtype=dtype), start, blocks
+    )
 
 
 def test_rows_may_see_less_than_the_text(dtype: torch.dtype) -> None:
@@ -467,11 +474,9 @@ def test_to_latents_one_row_at_a_time_gives_the_bits_of_all_at_once(
     n = 70  # more than share out parts
     blocks, _, _ = latents(start + n, dtype)
     program, out = attending_to_latents(dtype)
-    x = drawn(n, program.hidden.width, dtype=dtype)
-    found = run(program, x, out, causal(start, n, blocks))
-    for i in range(n):
-        alone = run(program, x[i : i + 1].contiguous(), out, causal(start + i, 1, blocks))
-        assert torch.equal(alone[0], found[i])
+    assert_alone_as_together(
+        program, out, drawn(n, program.hidden.width, dtype=dtype), start, blocks
+    )
 
 
 def test_branches_see_latents_as_the_chains_of_their_tokens_do(
