@@ -170,7 +170,7 @@ class Runner : public Work {
         });
         own_ = own_floats();
         return buffers_->reserve(pass_->rows) && room_.reserve(threads * own_ * sizeof(float)) &&
-               (!narrow_ || narrow_room_.reserve(pass_->rows * deep * sizeof(Bfloat16))) &&
+               (!narrow_ || narrow_room_.reserve(pass_->rows * deep * narrow_size())) &&
                gathered_.reserve(gathered * sizeof(float)) && peaks_.reserve(peaks * sizeof(Peak));
     }
     template <class Each>
@@ -218,11 +218,18 @@ class Runner : public Work {
 
     // The parts of the source that products read: one for all, or each one of its own.
     static int64_t sources(const Operation& op) { return op.flags & APART ? op.count : 1; }
+    bool widens() const { return path == VECTORS_ONLY; }
+    int64_t narrow_size() const { return widens() ? sizeof(float) : sizeof(Bfloat16); }
     void narrow(int64_t row, int) {
+        if (widens()) return narrow_as<float>(row);
+        narrow_as<Bfloat16>(row);
+    }
+    template <class T>
+    void narrow_as(int64_t row) {
         const int64_t in = op_->products->in, deep = whole_tiles(in), n = sources(*op_);
         for (int64_t i = 0; i < n; i++)
             narrowed(buffers_->row(op_->source, row) + op_->products[i].first,
-                     narrow_room_.as<Bfloat16>() + (row * n + i) * deep, in, deep);
+                     narrow_room_.as<T>() + (row * n + i) * deep, in, deep);
     }
     // Sums of some rows with a block of a product.
     void multiply(const Product& product, int64_t block, int64_t first, int64_t n, float* sums) {
@@ -230,7 +237,8 @@ class Runner : public Work {
             const int64_t deep = whole_tiles(product.in), stride = sources(*op_) * deep;
             const int64_t part = op_->flags & APART ? &product - op_->products : 0;
             products(path, true, (const Bfloat16*)product.blob + block * BLOCK * deep, deep,
-                     narrow_room_.as<Bfloat16>() + first * stride + part * deep, stride, n, sums);
+                     narrow_room_.as<char>() + (first * stride + part * deep) * narrow_size(),
+                     stride, n, sums);
         } else {
             products(path, false, (const float*)product.blob + block * BLOCK * product.in,
                      product.in, buffers_->row(op_->source, first) + product.first,

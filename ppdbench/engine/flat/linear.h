@@ -1,8 +1,9 @@
 // Products of rows with a block of 32 outputs of a weight: the block is streamed once for all rows.
 //
 // Blobs: float32 [blocks][in][32]; bfloat16 [blocks][in / 2][32][2], `in` filled up with zeros to
-// a multiple of 32. A row's sum runs over `in` from the first to the last, one number (bfloat16: a
-// pair) after another, in every function below and for any number of rows.
+// a multiple of 32. Rows are of the same numbers, widened where plain vectors multiply bfloat16: a
+// row meets many blocks. A row's sum runs over `in` from the first to the last, one number
+// (bfloat16: a pair) after another, in every function below and for any number of rows.
 #pragma once
 
 #include "simd.h"
@@ -15,7 +16,7 @@ enum Path { VECTORS_ONLY, DOT_PRODUCTS, TILES, EMULATED_TILES };
 // Bytes that are asked for before they are needed: as many as memory sends in the meantime.
 constexpr int64_t AHEAD = 4096;
 // Of a block, what several groups of rows read in turn: it stays in the nearest cache.
-constexpr int64_t PASS_BYTES = 16384;
+constexpr int64_t PASS_BYTES = 8192;
 
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 12;  // sums of so many rows fit into the registers
@@ -30,7 +31,9 @@ constexpr int MOST_ROWS = 1;
 // Rows of float32 against weights of float32.
 struct OfFloats {
     using Weight = float;
+    using Row = float;
     static constexpr int64_t STEP = BLOCK;  // weights of one step of the sum
+    static constexpr int64_t NUMBERS = 1;   // of a row in one step
     struct Weights {
         Vec held[VECTORS];
     };
@@ -48,7 +51,9 @@ struct OfFloats {
 // Pairs of bfloat16, widened.
 struct OfPairs {
     using Weight = uint32_t;
+    using Row = float;
     static constexpr int64_t STEP = BLOCK;
+    static constexpr int64_t NUMBERS = 2;
     struct Weights {
         Vec even[VECTORS], odd[VECTORS];
     };
@@ -61,9 +66,8 @@ struct OfPairs {
         }
         return w;
     }
-    static void add(Vec* sums, const uint32_t* row, const Weights& w) {
-        Vec even = as_floats(all_ints(int32_t(*row << 16)));
-        Vec odd = as_floats(all_ints(int32_t(*row & 0xffff0000)));
+    static void add(Vec* sums, const float* row, const Weights& w) {
+        Vec even = all(row[0]), odd = all(row[1]);
         for (int j = 0; j < VECTORS; j++) {
             sums[j] = fma(even, w.even[j], sums[j]);
             sums[j] = fma(odd, w.odd[j], sums[j]);
@@ -77,7 +81,9 @@ struct OfPairs {
 // Pairs of bfloat16 by the processor's own products of them.
 struct OfPairsAtOnce {
     using Weight = uint32_t;
+    using Row = uint32_t;
     static constexpr int64_t STEP = BLOCK;
+    static constexpr int64_t NUMBERS = 1;
     struct Weights {
         __m512bh held[VECTORS];
     };
@@ -97,45 +103,64 @@ struct OfPairsAtOnce {
 using OfPairsAtOnce = OfPairs;
 #endif
 
-// `n` rows against the steps [first, end) of a block, on top of the sums [n, 32] so far.
+// Memory that is asked for while rows are multiplied: so many bytes further on at every step.
+struct Ahead {
+    const char* at;
+    int64_t each;
+
+    void ask() {
+        __builtin_prefetch(at);
+        __builtin_prefetch(at + LINE / 2);
+        at += each;
+    }
+    static constexpr int64_t LINE = 128;  // the weights of a step
+};
+
+// `n` rows against some steps of a block, on top of the sums [n, 32] so far.
 template <class Of, int n>
-void rows_over(const typename Of::Weight* weights, int64_t first, int64_t end,
-               const typename Of::Weight* rows, int64_t stride, float* sums) {
+Ahead rows_over(const typename Of::Weight* weights, int64_t steps, Ahead ahead, bool afresh,
+                const typename Of::Row* rows, int64_t stride, float* sums) {
     Vec held[n][VECTORS];
     for (int i = 0; i < n; i++)
         for (int j = 0; j < VECTORS; j++)
-            held[i][j] = first ? load(sums + i * BLOCK + j * LANES) : Vec{};
-    for (int64_t k = first; k < end; k++) {
-        const auto* w = weights + k * Of::STEP;
-        __builtin_prefetch((const char*)w + AHEAD);
-        __builtin_prefetch((const char*)w + AHEAD + 64);
-        const auto block = Of::weights(w);
+            held[i][j] = afresh ? Vec{} : load(sums + i * BLOCK + j * LANES);
+    for (int64_t k = 0; k < steps; k++) {
+        ahead.ask();
+        const auto block = Of::weights(weights + k * Of::STEP);
 #pragma GCC unroll 16
-        for (int i = 0; i < n; i++) Of::add(held[i], rows + i * stride + k, block);
+        for (int i = 0; i < n; i++) Of::add(held[i], rows + i * stride + k * Of::NUMBERS, block);
     }
     for (int i = 0; i < n; i++)
         for (int j = 0; j < VECTORS; j++) store(sums + i * BLOCK + j * LANES, held[i][j]);
+    return ahead;
 }
 
 template <class Of, int n = MOST_ROWS>
-void some_over(int count, const typename Of::Weight* weights, int64_t first, int64_t end,
-               const typename Of::Weight* rows, int64_t stride, float* sums) {
-    if (count == n) return rows_over<Of, n>(weights, first, end, rows, stride, sums);
-    if constexpr (n > 1) some_over<Of, n - 1>(count, weights, first, end, rows, stride, sums);
+Ahead some_over(int count, const typename Of::Weight* weights, int64_t steps, Ahead ahead,
+                bool afresh, const typename Of::Row* rows, int64_t stride, float* sums) {
+    if constexpr (n > 1)
+        if (count < n)
+            return some_over<Of, n - 1>(count, weights, steps, ahead, afresh, rows, stride, sums);
+    return rows_over<Of, n>(weights, steps, ahead, afresh, rows, stride, sums);
 }
 
-// Any number of rows: in groups of nearly one size, part after part of the block.
+// Any number of rows: in groups of nearly one size, part after part of the block. Each group asks
+// for its share of the next part, so that memory sends all the time.
 template <class Of>
-void block_over(const typename Of::Weight* weights, int64_t steps, const typename Of::Weight* rows,
+void block_over(const typename Of::Weight* weights, int64_t steps, const typename Of::Row* rows,
                 int64_t stride, int64_t n, float* sums) {
+    static_assert(Of::STEP * sizeof(*weights) == Ahead::LINE);
     const int64_t groups = (n + MOST_ROWS - 1) / MOST_ROWS;
-    const int64_t part = groups == 1 ? steps : PASS_BYTES / (Of::STEP * 4);
+    const int64_t part = groups == 1 ? steps : PASS_BYTES / Ahead::LINE;
     for (int64_t first = 0; first < steps; first += part) {
-        const int64_t end = first + part < steps ? first + part : steps;
+        const int64_t some = first + part < steps ? part : steps - first;
+        const auto* here = weights + first * Of::STEP;
+        Ahead ahead{(const char*)here + AHEAD, Ahead::LINE};
+        if (groups > 1) ahead = {(const char*)(here + some * Of::STEP), Ahead::LINE / groups};
         for (int64_t g = 0; g < groups; g++) {
             const int64_t i = n * g / groups, count = n * (g + 1) / groups - i;
-            some_over<Of>(int(count), weights, first, end, rows + i * stride, stride,
-                          sums + i * BLOCK);
+            ahead = some_over<Of>(int(count), here, some, ahead, first == 0,
+                                  rows + i * stride + first * Of::NUMBERS, stride, sums + i * BLOCK);
         }
     }
 }
@@ -153,7 +178,8 @@ void tiled_block_over(const Bfloat16* weights, int64_t deep, const Bfloat16* row
     }
 }
 
-// Rows and weights are float32, or pairs of bfloat16 with `deep` a multiple of 32.
+// Rows and weights are float32, or bfloat16 with `deep` a multiple of 32; what rows are then, the
+// path says.
 inline void products(int path, bool narrow, const void* weights, int64_t deep, const void* rows,
                      int64_t stride, int64_t n, float* sums) {
     if (!narrow)
@@ -165,8 +191,11 @@ inline void products(int path, bool narrow, const void* weights, int64_t deep, c
     if (path == EMULATED_TILES)
         return tiled_block_over<EmulatedTiles>((const Bfloat16*)weights, deep,
                                                (const Bfloat16*)rows, stride, n, sums);
-    auto over = path == DOT_PRODUCTS ? block_over<OfPairsAtOnce> : block_over<OfPairs>;
-    over((const uint32_t*)weights, deep / 2, (const uint32_t*)rows, stride / 2, n, sums);
+    if (path == VECTORS_ONLY)
+        return block_over<OfPairs>((const uint32_t*)weights, deep / 2, (const float*)rows, stride,
+                                   n, sums);
+    block_over<OfPairsAtOnce>((const uint32_t*)weights, deep / 2,
+                              (const OfPairsAtOnce::Row*)rows, stride / 2, n, sums);
 }
 
 }  // namespace flat

@@ -97,8 +97,9 @@ inline void copy_out(const float* from, T* to, int64_t width) {
     by_vectors(width, [&](int64_t i, int64_t n) { store_some(to + i, load_some(from + i, n), n); });
 }
 
-// Rows that a product reads: bfloat16, zeros behind them.
-inline void narrowed(const float* from, Bfloat16* to, int64_t width, int64_t deep) {
+// Rows that a product of bfloat16 reads: its numbers, perhaps widened, zeros behind them.
+template <class T>
+inline void narrowed(const float* from, T* to, int64_t width, int64_t deep) {
     for (int64_t i = 0; i < deep; i += LANES)
         store(to + i, i < width ? rounded(load_some(from + i, width - i)) : Vec{});
 }

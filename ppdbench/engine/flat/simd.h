@@ -38,7 +38,8 @@ struct Bfloat16 {
     uint16_t bits;
 };
 
-inline Vec all(float x) { return Vec{} + x; }
+// Minus nothing, which is the number itself: 0 + x is not where x is -0, and would be computed.
+inline Vec all(float x) { return x - Vec{}; }
 inline Ints all_ints(int32_t x) { return Ints{} + x; }
 inline Vec as_floats(Ints x) { return (Vec)x; }
 inline Ints as_ints(Vec x) { return (Ints)x; }

@@ -25,8 +25,14 @@ BUGS = {
     ),
     "stale sums of a row": (
         "linear.h",
-        "held[i][j] = first ? load(sums + i * BLOCK + j * LANES) : Vec{};",
+        "held[i][j] = afresh ? Vec{} : load(sums + i * BLOCK + j * LANES);",
         "held[i][j] = load(sums + i * BLOCK + j * LANES);",
+        (torch.float32, torch.bfloat16),
+    ),
+    "sums that begin anew with each part": (
+        "linear.h",
+        "here, some, ahead, first == 0,",
+        "here, some, ahead, true,",
         (torch.float32, torch.bfloat16),
     ),
     "stale numbers behind a row": (
