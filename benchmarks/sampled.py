@@ -57,7 +57,7 @@ EMBEDDED_ALONE = (
 )
 USUAL = {
     "reference": (*ANYWHERE, *GUESSING, *EMBEDDED_ALONE),
-    "smollm2": (*ANYWHERE, *GUESSING, "rest"),
+    "smollm2": (*ANYWHERE, *GUESSING, "rest:datastore=smollm2"),
 }
 
 
