@@ -26,6 +26,7 @@ from ppdbench.report.page.parts import (
     gallery,
     html_table,
     paragraphs,
+    with_code,
 )
 from ppdbench.report.page.runs import Run, read_runs
 from ppdbench.report.page.sections.setting import told_of
@@ -113,7 +114,8 @@ def _front(asked: ShowcaseAsked, benches: Sequence[Run], failed: Sequence[str]) 
         body.append(html_table(trained))
     absent = [*lacking(asked), *(f"failed: {why}" for why in failed), *_unfinished(asked)]
     if absent:
-        body += [h("h3", "What is not here, and why"), h("ul", (h("li", why) for why in absent))]
+        reasons = (h("li", with_code(why)) for why in absent)
+        body += [h("h3", "What is not here, and why"), h("ul", reasons)]
     return Section("front", "What came out", body)
 
 

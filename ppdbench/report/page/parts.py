@@ -84,7 +84,7 @@ def html_table(sheet: Sheet) -> Node:
             role="region",
             aria_label=f"table: {sheet.title}",
         ),
-        (h("p", note, class_="note") for note in sheet.notes),
+        (h("p", with_code(note), class_="note") for note in sheet.notes),
         class_="sheet",
     )
 
@@ -115,6 +115,13 @@ def badge(kind: str, words: str) -> Node:
     """A short verdict: good, bad, warn or plain."""
     mark = h("span", MARKS[kind], aria_hidden="true")
     return h("span", mark, " ", words, class_=f"badge {kind}")
+
+
+def with_code(words: str) -> list[Child]:
+    """Words of which those between backticks are set as code; as they are where one is odd."""
+    if words.count("`") % 2:
+        return [words]
+    return [h("code", part) if i % 2 else part for i, part in enumerate(words.split("`"))]
 
 
 def definition_list(pairs: Sequence[tuple[str, Child]]) -> Node:

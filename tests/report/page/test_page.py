@@ -17,6 +17,7 @@ import pytest
 from ppdbench.methods import METHODS
 from ppdbench.report.html import VOID, h
 from ppdbench.report.page.document import page
+from ppdbench.report.page.parts import with_code
 from ppdbench.report.page.runs import read_runs
 from tests import sweeps
 from tests.report.page import made
@@ -422,3 +423,10 @@ def test_ten_thousand_samples_stay_under_five_megabytes_and_say_what_is_left_out
 def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
     folder = made.bench(tmp_path / "run")
     assert text_of(folder) == text_of(folder)
+
+
+def test_words_between_backticks_are_code_and_stay_escaped() -> None:
+    assert str(h("p", with_code("run `a <b>` & wait"))) == (
+        "<p>run <code>a &lt;b&gt;</code> &amp; wait</p>"
+    )
+    assert str(h("p", with_code("an odd ` is no code"))) == "<p>an odd ` is no code</p>"

@@ -17,6 +17,7 @@ from ppdbench.report.page.parts import (
     gallery,
     html_table,
     paragraphs,
+    with_code,
 )
 from ppdbench.report.page.runs import DECODES, Run, of_kind
 from ppdbench.report.pictures.drawing import Drawing, slug
@@ -62,7 +63,7 @@ def _of_run(run: Run) -> list[Child]:
 def losses(summaries: Sequence[Summary]) -> list[Node]:
     """Say of each method that loses what acceptance it would take to pay, and what it has."""
     told = [words for s in summaries if (words := evidence.why_no_gain(s)) is not None]
-    lines = h("ul", (h("li", words) for words in told))
+    lines = h("ul", (h("li", with_code(words)) for words in told))
     return [h("h4", "Why some do not pay"), lines] if told else []
 
 
