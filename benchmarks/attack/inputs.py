@@ -257,7 +257,7 @@ def others() -> Iterator[BadInput]:
         *(("ppd", name, value) for name, value in (("head", "/nowhere"), ("exit_after", "9"))),
         *(("layerskip", "exit_layer", value) for value in ("-1", "2", "9", "x")),
         *(("early-exit", "exit_layer", value) for value in ("-1", "9")),
-        *(("lookahead", name, "0") for name in ("window", "ngram", "guesses")),
+        *(("lookahead", name, "-1") for name in ("window", "ngram", "guesses")),
         *(("jacobi", "window", value) for value in ("0", "-1", "x")),
         *(("prompt-lookup", "max_draft", value) for value in ("-2", "-1", "x")),
     ):

@@ -20,6 +20,8 @@ from ppdbench.registry import option as option
 from ppdbench.trees.guessing import GUESSING, Guessing
 
 C = TypeVar("C", bound=type[Any])
+S = TypeVar("S", bound=Any)
+D = TypeVar("D", bound="Decoder")
 
 if TYPE_CHECKING:
     from ppdbench.decoding.decoder import Decoder, Setup
@@ -76,6 +78,33 @@ def check_words(method: str, options: object, **known: Sequence[str]) -> None:
 def left_open(strategy: Strategy, **values: int) -> dict[str, int]:
     """Return those values that stand for options of 0, which leave the choice to the method."""
     return {name: value for name, value in values.items() if not getattr(strategy, name)}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSizes:
+    """Sizes of drafts where options of 0 leave them open: the usual, and fewer rows on a CPU.
+
+    There each row more of a pass costs time.
+    """
+
+    usual: Mapping[str, int]
+    on_cpu: Mapping[str, int]
+
+    def on(self, device: str) -> Mapping[str, int]:
+        """Return those for a kind of device."""
+        return self.on_cpu if device == "cpu" else self.usual
+
+    def fill(self, asked: S, device: str) -> S:
+        """Return options of which none is open."""
+        filled: S = dataclasses.replace(asked, **left_open(asked, **self.on(device)))
+        return filled
+
+    def note(self, decoder: D, asked: Strategy, filled: Strategy) -> D:
+        """Let a decoder say which sizes it has, and which of them were left to it."""
+        sizes = {name: getattr(filled, name) for name in self.usual}
+        decoder.used = {name: str(size) for name, size in sizes.items()}
+        decoder.chosen = left_open(asked, **sizes)
+        return decoder
 
 
 @dataclass(frozen=True, slots=True)

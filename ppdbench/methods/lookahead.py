@@ -20,12 +20,18 @@ from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
+from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
-from ppdbench.methods.base import check_least, option, strategy
+from ppdbench.methods.base import DraftSizes, check_least, option, strategy
 
 if TYPE_CHECKING:
     from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.engine.session import Session
+
+
+SIZES = DraftSizes(
+    usual={"window": 8, "ngram": 4, "guesses": 6}, on_cpu={"window": 4, "ngram": 3, "guesses": 4}
+)
 
 
 @strategy(
@@ -41,17 +47,24 @@ if TYPE_CHECKING:
 class Lookahead:
     """Verify n-grams that the model itself wrote in a window of guesses."""
 
-    window: int = option(8, "columns of the window: n-grams collected per pass")
-    ngram: int = option(4, "tokens of an n-gram, the one that it is found by included")
-    guesses: int = option(6, "n-grams verified at once, and kept in the pool per first token")
+    window: int = option(0, "columns of the window: n-grams collected per pass (0: 8, on a CPU 4)")
+    ngram: int = option(
+        0, "tokens of an n-gram, the one that it is found by included (0: 4, on a CPU 3)"
+    )
+    guesses: int = option(
+        0, "n-grams verified at once, and kept in the pool per first token (0: 6, on a CPU 4)"
+    )
     prompt_ngrams: bool = option(True, "whether the pool begins with the prompt's n-grams")
 
     def __post_init__(self) -> None:
-        check_least("lookahead", self, window=1, ngram=2, guesses=1)
+        check_least("lookahead", self, window=0, ngram=0, guesses=0)
+        if self.ngram == 1:
+            raise ConfigError("lookahead: ngram=1; use 2 or more")
 
     def prepare(self, setup: Setup) -> LookaheadProposer:
         """Return the proposer; there is nothing to load."""
-        return LookaheadProposer(self, setup.seed)
+        filled = SIZES.fill(self, setup.target.staged.device.type)
+        return SIZES.note(LookaheadProposer(filled, setup.seed), self, filled)
 
 
 class NgramPool:
@@ -131,6 +144,7 @@ class LookaheadProposer(Proposer):
     trees = True
 
     def __init__(self, options: Lookahead, seed: int) -> None:
+        assert all((options.window, options.ngram, options.guesses)), "sizes are chosen before"
         self.options, self.seed = options, seed
         self.rows = 1 + options.guesses * (options.ngram - 1) + GuessWindow.most_nodes(options)
         self._reset([0])

@@ -6,21 +6,19 @@ weights, so it is the floor that other methods must beat.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.files.publications import Publication
-from ppdbench.methods.base import check_least, left_open, option, strategy
+from ppdbench.methods.base import DraftSizes, check_least, option, strategy
 
 if TYPE_CHECKING:
     from ppdbench.decoding.loop import Prefill
     from ppdbench.engine.session import Session
 
-# What suits most machines; and where each row more of a pass costs time, as it does on a CPU.
-LENGTH = 8
-LENGTH_ON_CPU = 5
+SIZES = DraftSizes(usual={"max_draft": 8}, on_cpu={"max_draft": 5})
 
 
 @strategy(
@@ -44,16 +42,13 @@ class PromptLookup:
 
     def prepare(self, setup: Setup) -> PromptLookupProposer:
         """Return the proposer; there is nothing to load."""
-        length = self.max_draft or drafted_on(setup.target.staged.device.type)
-        proposer = PromptLookupProposer(replace(self, max_draft=length))
-        proposer.used = {"max_draft": str(length)}
-        proposer.chosen = left_open(self, max_draft=length)
-        return proposer
+        filled = SIZES.fill(self, setup.target.staged.device.type)
+        return SIZES.note(PromptLookupProposer(filled), self, filled)
 
 
 def drafted_on(device: str) -> int:
     """Return the tokens proposed at most where nobody asked, by the kind of device."""
-    return LENGTH_ON_CPU if device == "cpu" else LENGTH
+    return SIZES.on(device)["max_draft"]
 
 
 class PromptLookupProposer(Proposer):

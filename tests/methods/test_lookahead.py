@@ -17,7 +17,14 @@ from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
-from ppdbench.methods.lookahead import GuessWindow, Lookahead, LookaheadProposer, NgramPool, merged
+from ppdbench.methods.lookahead import (
+    SIZES,
+    GuessWindow,
+    Lookahead,
+    LookaheadProposer,
+    NgramPool,
+    merged,
+)
 from ppdbench.testing import assert_order_is_nothing
 from tests.decoding.matrix import (
     CAPACITY,
@@ -44,8 +51,13 @@ def setup(model: StagedModel) -> Setup:
     return Setup(Loaded(ModelSpec(name="tiny"), model, None, frozenset(), 0, ""), CAPACITY)
 
 
+def wide(**options: Any) -> Lookahead:
+    """The usual sizes where none are told, which a CPU would choose smaller."""
+    return Lookahead(**{**SIZES.usual, **options})
+
+
 def prepared(model: StagedModel, **options: Any) -> LookaheadProposer:
-    return Lookahead(**options).prepare(setup(model))
+    return wide(**options).prepare(setup(model))
 
 
 class Watched(LookaheadProposer):
@@ -101,7 +113,7 @@ def test_a_text_that_repeats_itself_is_accepted(name: str) -> None:
     case = Case("again and again", tokens(6, 0), Limits(40))
     assert len(set(reference(case, model).output_ids[-20:])) == 1
     for prompt_ngrams in (True, False):
-        decoder = Lookahead(prompt_ngrams=prompt_ngrams).prepare(setup(model))
+        decoder = wide(prompt_ngrams=prompt_ngrams).prepare(setup(model))
         ours = assert_exact(decoder, case, model)
         assert ours.accepted.count(3) >= 3
         assert ours.trees
@@ -112,7 +124,7 @@ def test_ngrams_from_guesses_are_accepted_though_the_text_does_not_repeat() -> N
     accepted = 0
     for seed in range(8):
         case = Case("plain", tokens(9, seed), Limits(40))
-        decoder = Lookahead(prompt_ngrams=False, window=16).prepare(setup(model))
+        decoder = wide(prompt_ngrams=False, window=16).prepare(setup(model))
         accepted += sum(assert_exact(decoder, case, model).accepted)
     assert accepted > 0
 
@@ -127,7 +139,7 @@ def test_the_order_of_examples_changes_nothing() -> None:
 def test_a_real_model_accepts_its_own_ngrams(stories: Path) -> None:
     loaded = load(ModelSpec(name=str(stories)))
     prompt = loaded.tokenizer.encode("Once upon a time, there was a little girl named Lily.")
-    decoder = Lookahead().prepare(Setup(loaded, 256))
+    decoder = wide().prepare(Setup(loaded, 256))
     session = Session(loaded.staged, 256, spare=decoder.rows)
     ours = decoder.decode(session, Request(prompt, Limits(160), CLOCK))
     greedy = autoregressive(Session(loaded.staged, 256), Request(prompt, Limits(160), CLOCK))
@@ -143,19 +155,19 @@ def test_a_draft_fits_the_room_and_the_rows(options: dict[str, Any]) -> None:
     model = staged("llama")
     largest = 0
     for case in cases(model):
-        decoder = Watched(Lookahead(**options))
+        decoder = Watched(wide(**options))
         assert_exact(decoder, case, model)
         for _, room, draft in decoder.seen:
             assert draft.within(room) is draft
             assert 1 + len(draft) <= decoder.rows
             largest = max(largest, draft.riders)
     if options.get("ngram", 0) < 30:  # else the outputs end while the window still fills
-        assert largest == GuessWindow.most_nodes(Lookahead(**options))
+        assert largest == GuessWindow.most_nodes(wide(**options))
 
 
 def test_riders_predict_what_greedy_decoding_says_after_their_ancestors() -> None:
     model = staged("llama")
-    decoder = Watched(Lookahead(window=3, ngram=4))
+    decoder = Watched(wide(window=3, ngram=4))
     case = Case("plain", tokens(9, 0), Limits(12))
     decode_case(decoder, case, model)
     checked = 0
@@ -174,7 +186,7 @@ def test_riders_predict_what_greedy_decoding_says_after_their_ancestors() -> Non
 
 
 def test_a_guess_sees_its_column_and_the_oldest_level_up_to_it() -> None:
-    window = GuessWindow([], Lookahead(window=3, ngram=4))
+    window = GuessWindow([], wide(window=3, ngram=4))
     window.levels = [[10, 11, 12], [20, 21, 22], [30, 31, 32]]
     nodes, parents = window.nodes(5)
     lines: list[list[int]] = []
@@ -193,7 +205,7 @@ def test_a_draft_that_was_cut_is_learnt_from_only_as_far_as_it_went() -> None:
             return super().propose(session, room + 6)
 
     model = staged("llama")
-    decoder = Greedy(Lookahead(window=4), 0)
+    decoder = Greedy(wide(window=4), 0)
     for case in cases(model):
         assert_exact(decoder, case, model)
 
@@ -202,7 +214,7 @@ def test_a_draft_that_was_cut_is_learnt_from_only_as_far_as_it_went() -> None:
 
 
 def test_the_window_fills_level_by_level_then_yields_one_ngram_per_column() -> None:
-    window = GuessWindow([1, 2, 3, 4, 5], Lookahead(window=3, ngram=4))
+    window = GuessWindow([1, 2, 3, 4, 5], wide(window=3, ngram=4))
     assert list(window.shift([12, 13, 14, 15, 16], 0)) == []
     assert window.levels == [[2, 3, 4, 5], [13, 14, 15, 16]]
     assert list(window.shift([24, 25, 26, 27], 0)) == []
@@ -213,14 +225,14 @@ def test_the_window_fills_level_by_level_then_yields_one_ngram_per_column() -> N
 
 
 def test_accepted_tokens_move_the_window_on() -> None:
-    window = GuessWindow([], Lookahead(window=3, ngram=3))
+    window = GuessWindow([], wide(window=3, ngram=3))
     window.levels = [[1, 2, 3], [11, 12, 13]]
     list(window.shift([21, 22, 23], 2))
     assert window.levels == [[13, 11, 12], [23, 21, 22]]
 
 
 def test_columns_beyond_the_end_of_the_output_are_dropped() -> None:
-    window = GuessWindow([], Lookahead(window=3, ngram=3))
+    window = GuessWindow([], wide(window=3, ngram=3))
     window.levels = [[1, 2, 3], [11, 12, 13]]
     window.fit(4)
     assert window.levels == [[1, 2, 3], [11, 12, 13]]
@@ -252,10 +264,18 @@ def test_the_pool_begins_with_the_prompts_ngrams_unless_told_otherwise() -> None
     model = staged("llama")
     prompt = [5, 6, 7, 8, 9, 10]
     for told, expected in ((True, [(6, 7, 8)]), (False, [])):
-        decoder = Watched(Lookahead(prompt_ngrams=told))
+        decoder = Watched(wide(prompt_ngrams=told))
         session = Session(model, CAPACITY, spare=decoder.rows)
         decoder.decode(session, Request(prompt, Limits(2), CLOCK))
         assert decoder._pool.after(5) == expected
+
+
+def test_sizes_that_nobody_told_are_small_where_rows_cost_time() -> None:
+    decoder = Lookahead(guesses=7).prepare(setup(staged("llama")))
+    assert decoder.used == {"window": "4", "ngram": "3", "guesses": "7"}, "tables show them"
+    assert decoder.chosen == {"window": 4, "ngram": 3}
+    assert decoder.rows < prepared(staged("llama")).rows
+    assert SIZES.on("cuda") == SIZES.usual
 
 
 # Bad options
@@ -264,9 +284,9 @@ def test_the_pool_begins_with_the_prompts_ngrams_unless_told_otherwise() -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "lookahead: window=0; use 1 or more"),
+        ({"window": -1}, "lookahead: window=-1; use 0 or more"),
         ({"ngram": 1}, "lookahead: ngram=1; use 2 or more"),
-        ({"guesses": -1}, "lookahead: guesses=-1; use 1 or more"),
+        ({"guesses": -1}, "lookahead: guesses=-1; use 0 or more"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:

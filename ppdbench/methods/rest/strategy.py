@@ -17,7 +17,7 @@ from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
 from ppdbench.files.resources import SHIPPED, came_with, trained_part
-from ppdbench.methods.base import check_least, option, strategy
+from ppdbench.methods.base import DraftSizes, check_least, option, strategy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Waiting = tuple[int, int, int, int, int, Positions]
 
 STORE = "datastore"  # its folder among what came with a model
+SIZES = DraftSizes(usual={"max_nodes": 32}, on_cpu={"max_nodes": 8})
 
 
 @strategy("rest", papers=(arxiv("2311.08252", "REST: Retrieval-Based Speculative Decoding"),))
@@ -43,12 +44,12 @@ class Rest:
         names="file",
     )
     longest_suffix: int = option(16, "tokens of the longest suffix looked up")
-    max_nodes: int = option(32, "nodes of the proposed tree at most")
+    max_nodes: int = option(0, "nodes of the proposed tree at most (0: 32, on a CPU 8)")
     max_depth: int = option(10, "tokens of a continuation at most")
     max_matches: int = option(4096, "occurrences looked at, evenly spread, where there are more")
 
     def __post_init__(self) -> None:
-        check_least("rest", self, longest_suffix=1, max_nodes=1, max_depth=1, max_matches=1)
+        check_least("rest", self, longest_suffix=1, max_nodes=0, max_depth=1, max_matches=1)
         if not self.datastore:
             raise ConfigError(
                 "rest: no datastore; build one with `ppdbench datastore --text FILE --out DIR` "
@@ -73,7 +74,8 @@ class Rest:
                 f"rest: longest_suffix={self.longest_suffix}, but the datastore is sorted by "
                 f"{store.header.depth} tokens; use 1..{store.header.depth}"
             )
-        return RestProposer(self, store)
+        filled = SIZES.fill(self, setup.target.staged.device.type)
+        return SIZES.note(RestProposer(filled, store), self, filled)
 
 
 class RestProposer(Proposer):
@@ -82,6 +84,7 @@ class RestProposer(Proposer):
     trees = True
 
     def __init__(self, options: Rest, store: Datastore) -> None:
+        assert options.max_nodes, "a size is chosen before a proposer is made"
         self.options, self.store = options, store
         self.rows = 1 + options.max_nodes
         self.loaded = {"datastore": store.header.sample}

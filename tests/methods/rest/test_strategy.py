@@ -18,7 +18,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.methods.rest import datastore
-from ppdbench.methods.rest.strategy import Rest, RestProposer
+from ppdbench.methods.rest.strategy import SIZES, Rest, RestProposer
 from ppdbench.training.text import TextSpec
 from tests.decoding.matrix import CAPACITY, CLOCK, assert_exact, cases, decode_case, free, reference
 from tests.families import FAMILIES
@@ -37,7 +37,9 @@ def own_outputs(model: StagedModel) -> list[list[int]]:
 
 
 def prepared(model: StagedModel, folder: Path, **options: int) -> RestProposer:
-    return Rest(datastore=str(folder / "store"), **options).prepare(setup(model))
+    """As many nodes as usual where no number is told, which a CPU would choose smaller."""
+    told = {**SIZES.usual, **options}
+    return Rest(datastore=str(folder / "store"), **told).prepare(setup(model))
 
 
 def proposed(decoder: RestProposer, text: list[int], room: int = 99) -> Draft:
@@ -192,10 +194,19 @@ def test_without_a_datastore_the_error_says_how_to_build_one() -> None:
         Rest()
 
 
-@pytest.mark.parametrize("name", ["longest_suffix", "max_nodes", "max_depth", "max_matches"])
+@pytest.mark.parametrize("name", ["longest_suffix", "max_depth", "max_matches"])
 def test_numbers_below_one_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"rest: {name}=0; use 1 or more"):
         Rest(datastore="store", **{name: 0})
+    with pytest.raises(ConfigError, match="rest: max_nodes=-1; use 0 or more"):
+        Rest(datastore="store", max_nodes=-1)
+
+
+def test_a_tree_of_no_told_size_is_small_where_rows_cost_time(tmp_path: Path) -> None:
+    built(tmp_path, [[5, 6]])
+    decoder = Rest(datastore=str(tmp_path / "store")).prepare(setup(staged("llama")))
+    assert (decoder.options.max_nodes, decoder.chosen) == (8, {"max_nodes": 8})
+    assert SIZES.on("cuda") == {"max_nodes": 32}
 
 
 def test_a_suffix_longer_than_the_datastore_is_sorted_by_is_refused(tmp_path: Path) -> None:
