@@ -285,9 +285,12 @@ class Program:
         coarse: bool = False,
         sinks: Tensor | None = None,
         latents: int = 0,
+        value_heads: range | None = None,
     ) -> None:
         def make(rooms: dict[int, Tensor], given: Any) -> Tensor:
             keys, values = given.blocks.held[layer]
+            if value_heads is not None:
+                values = values[:, np.resize(value_heads, kv_heads)]
             if latents:
                 turned, values = values[..., : head_dim - latents], keys[..., :latents]
                 keys = torch.cat([turned, values], -1)
@@ -313,6 +316,9 @@ class Program:
 
     def add(self, a: Buffer, b: Buffer, target: Buffer) -> None:
         self._add(target, lambda rooms, _: _view(rooms, a) + _view(rooms, b))
+
+    def copy(self, source: Buffer, target: Buffer) -> None:
+        self._add(target, lambda rooms, _: _view(rooms, source))
 
     def pick(self, source: Buffer, target: Buffer, order: Tensor) -> None:
         self._add(target, lambda rooms, _: _view(rooms, source)[:, order.long()])

@@ -70,13 +70,16 @@ struct KeysAndValues {
 };
 
 inline KeysAndValues keys_and_values(const Pass& pass, const Operation& op, int64_t kv_head) {
+    const int64_t width = pass.widths[op.layer];
     if (op.flags & LATENTS) {
-        const Rows latents{pass.keys, 0, pass.width, op.value_dim};
-        return {{pass.values, 0, pass.width, op.head_dim - op.value_dim}, latents, latents};
+        const Rows latents{pass.keys, 0, width, op.value_dim};
+        return {{pass.values, 0, width, op.head_dim - op.value_dim}, latents, latents};
     }
-    const int64_t first = kv_head * pass.capacity * pass.width;
-    const Rows keys{pass.keys, first, pass.width, op.head_dim};
-    return {keys, {}, {pass.values, first, pass.width, op.value_dim}};
+    const int64_t value_head =
+        op.value_heads ? op.first_value + kv_head % op.value_heads : kv_head;
+    const Rows keys{pass.keys, kv_head * pass.capacity * width, width, op.head_dim};
+    const Rows values{pass.values, value_head * pass.capacity * width, width, op.value_dim};
+    return {keys, {}, values};
 }
 
 // Keys of 16 places of a list, [head_dim][16], widened.

@@ -23,6 +23,8 @@ ROWS = (1, 2, 13, 33)
 HEADS, KV_HEADS, DIM = 6, 2, 20
 # Of latents that serve all heads: how wide they are, and the keys beside them; the room for each.
 LATENT, TURNED, ROOM = 21, 6, 24
+# The layer that attends, behind one of narrower rows.
+LAYER = 1
 # A tree of two branches.
 PARENTS, LEAVES = (-1, 0, 1, 0, 3), (2, 4)
 # Slots before a pass: none, some of the first part of a list, more than a part.
@@ -40,6 +42,7 @@ class AttentionWay:
     slopes: Tensor | None = None
     coarse: bool = False
     sinks: Tensor | None = None
+    value_heads: range | None = None
 
 
 WAYS = (
@@ -48,6 +51,7 @@ WAYS = (
     AttentionWay(slopes=SLOPES),
     AttentionWay(slopes=SLOPES, coarse=True, window=6),
     AttentionWay(sinks=SINKS),
+    AttentionWay(value_heads=range(1, KV_HEADS)),
 )
 # Rounded once, a bfloat16 is off by 2^-9; float32 sums of this size by some 1e-7.
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8}
@@ -186,13 +190,14 @@ def _check_attention(
         program.hidden.part((HEADS + i * KV_HEADS) * DIM, KV_HEADS * DIM) for i in range(2)
     )
     out = program.buffer(HEADS * DIM)
-    program.store(new_keys, new_values, 0, KV_HEADS, DIM)
+    program.store(new_keys, new_values, LAYER, KV_HEADS, DIM)
     program.attend(
-        *(queries, out, 0, HEADS, KV_HEADS, DIM, DIM**-0.5),
+        *(queries, out, LAYER, HEADS, KV_HEADS, DIM, DIM**-0.5),
         window=way.window,
         slopes=way.slopes,
         coarse=way.coarse,
         sinks=way.sinks,
+        value_heads=way.value_heads,
     )
     x = _random(made, len(PARENTS), width, dtype=dtype)
     wanted = _attended(x, keys, values, start, way)
@@ -208,8 +213,8 @@ def _check_latents(dtype: torch.dtype, made: torch.Generator, start: int) -> Non
     program = Program(dtype, asked + wide)
     queries, kept = program.hidden.part(0, asked), program.hidden.part(asked, wide)
     out = program.buffer(HEADS * LATENT)
-    program.store(kept.part(0, LATENT), kept.part(LATENT, TURNED), 0, 1, LATENT, TURNED)
-    program.attend(queries, out, 0, HEADS, 1, wide, DIM**-0.5, latents=LATENT)
+    program.store(kept.part(0, LATENT), kept.part(LATENT, TURNED), LAYER, 1, LATENT, TURNED)
+    program.attend(queries, out, LAYER, HEADS, 1, wide, DIM**-0.5, latents=LATENT)
     x = _random(made, len(PARENTS), asked + wide, dtype=dtype)
     wanted = _attended_latents(x, keys, values, start)
     _check_tree("attention to latents", program, x, out, start, (keys, values), wanted)
@@ -225,7 +230,8 @@ def _check_tree(
     wanted: np.ndarray,
 ) -> None:
     """A tree of two branches behind a text, and each of them as a chain."""
-    lines, blocks = _lines(), CacheBlocks([held])
+    beside = torch.full((1, 1, held[0].shape[2], DIM // 2), torch.nan, dtype=x.dtype)
+    lines, blocks = _lines(), CacheBlocks([(beside, beside), held])
     found = _run(program, x, out, _tree(start, lines, blocks))
     _close(what, found, wanted, np.abs(wanted) + 1)
     for leaf in LEAVES:
@@ -265,7 +271,10 @@ def _attended(x: Tensor, keys: Tensor, values: Tensor, start: int, way: Attentio
     queries, *new = (part.reshape(len(x), -1, DIM).swapaxes(0, 1) for part in parts)
     before = (_wide(held[0, :, :start]) for held in (keys, values))
     both = (np.concatenate(pair, axis=1) for pair in zip(before, new, strict=True))
-    all_keys, all_values = (part.repeat(HEADS // KV_HEADS, axis=0) for part in both)
+    own_keys, own_values = both
+    if way.value_heads is not None:
+        own_values = own_values[np.resize(way.value_heads, KV_HEADS)]
+    all_keys, all_values = (x.repeat(HEADS // KV_HEADS, axis=0) for x in (own_keys, own_values))
     return _gathered(queries, all_keys, all_values, start, way)
 
 

@@ -320,9 +320,9 @@ class Runner : public Work {
     template <class T>
     void keep_as(int64_t row) {
         if (pass_->slots[row] < 0) return;  // its keys and values are there already
-        const int64_t cache = pass_->held(row, op_->layer);
+        const int64_t cache = pass_->held(row, op_->layer), width = pass_->widths[op_->layer];
         auto put = [&](Columns from, void* const* caches, int64_t head, int64_t dim) {
-            const int64_t at = (head * pass_->capacity + pass_->slots[row]) * pass_->width;
+            const int64_t at = (head * pass_->capacity + pass_->slots[row]) * width;
             copy_out(buffers_->row(from, row) + head * dim, (T*)caches[cache] + at, dim);
         };
         for (int64_t i = 0; i < op_->heads; i++) {

@@ -59,7 +59,8 @@ class Operation(ctypes.Structure):
         *(("weight", c_void_p), ("bias", c_void_p), ("order", c_void_p)),
         *(("layer", c_int32), ("turn", c_int32), ("act", c_int32), ("heads", c_int32)),
         *(("kv_heads", c_int32), ("head_dim", c_int32), ("value_dim", c_int32)),
-        *(("rotary_dim", c_int32), ("window", c_int64), ("value", c_float), ("cap", c_float)),
+        *(("rotary_dim", c_int32), ("first_value", c_int32), ("value_heads", c_int32)),
+        *(("window", c_int64), ("value", c_float), ("cap", c_float)),
     ]
 
 
@@ -67,8 +68,8 @@ class PassData(ctypes.Structure):
     """One pass over some rows."""
 
     _fields_: ClassVar = [
-        *(("rows", c_int64), ("start", c_int64), ("capacity", c_int64), ("width", c_int64)),
-        *(("layers", c_int64), ("causal", c_int64)),
+        *(("rows", c_int64), ("start", c_int64), ("capacity", c_int64)),
+        *(("layers", c_int64), ("widths", c_void_p), ("causal", c_int64)),
         *(("slots", c_void_p), ("positions", c_void_p), ("reach", c_void_p)),
         *(("seen", c_void_p), ("places", c_void_p), ("offsets", c_void_p), ("owners", c_void_p)),
         *(("keys", c_void_p), ("values", c_void_p)),

@@ -61,6 +61,7 @@ struct Operation {
     const float *weight, *bias;
     const int32_t* order;
     int32_t layer, turn, act, heads, kv_heads, head_dim, value_dim, rotary_dim;
+    int32_t first_value, value_heads;  // heads whose values those of keys take in turn; 0: their own
     int64_t window;      // keys, itself included; 0: all
     float value, cap;    // eps, or the scale of scores, or a factor; 0: no cap
 };
@@ -68,8 +69,8 @@ struct Operation {
 // One pass over `rows` rows.
 struct Pass {
     int64_t rows, start, capacity;
-    int64_t width;             // numbers that a slot of a head has room for
     int64_t layers;            // of each cache; all caches have the same capacity
+    const int64_t* widths;     // by layer: numbers that a slot of a head has room for
     int64_t causal;            // row i sees what is before slot start + i and itself; no lists
     const int32_t* slots;      // where each row is stored
     const int32_t* positions;  // where each row stands

@@ -60,7 +60,10 @@ class Buffer:
 
 
 class CacheBlocks:
-    """The keys and values of each layer: [1, heads, capacity, width] each, all of one width."""
+    """The keys and values of each layer: [1, heads, capacity, width] each, in each of a size.
+
+    All are of one capacity.
+    """
 
     caches = 1
     _kept: tuple[CacheBlocks, ...] = ()
@@ -71,8 +74,17 @@ class CacheBlocks:
                 if rows.dim() != 4 or rows.shape[0] != 1 or not rows.is_contiguous():
                     raise ValueError(f"cache rows of shape {tuple(rows.shape)}")
         self.layers = tuple(layers)
-        _, _, self.capacity, self.width = layers[0][0].shape
+        self.capacity = layers[0][0].shape[2]
+        sizes = [{(*rows.shape[2:],) for rows in pair} for pair in layers]
+        if any(len(each) > 1 or (*each,)[0][0] != self.capacity for each in sizes):
+            raise ValueError(f"rows of {sizes}: of one capacity all, of one width those of a layer")
+        self._widths = np.array([keys.shape[3] for keys, _ in layers], dtype=np.int64)
         self._places = np.array([[rows.data_ptr() for rows in pair] for pair in layers]).T.copy()
+
+    @property
+    def widths(self) -> int:
+        """The place of the widths of rows, by layer."""
+        return self._widths.ctypes.data
 
     @property
     def addresses(self) -> tuple[int, int]:
@@ -133,8 +145,8 @@ class Pass:
             self.rows,
             start,
             blocks.capacity,
-            blocks.width,
             len(blocks.layers),
+            blocks.widths,
             causal,
             *places,
             *blocks.addresses,
@@ -298,6 +310,7 @@ class Program:
         coarse: bool = False,
         sinks: Tensor | None = None,
         latents: int = 0,
+        value_heads: range | None = None,
     ) -> None:
         """Softmax attention of each row over the keys that it sees.
 
@@ -305,7 +318,7 @@ class Program:
         lies further on; by what is rounded to bfloat16 and counted from the first, if that is
         `coarse`. Of a head's attention a part goes to its sink, and to no key. With `latents`, so
         many numbers are held as the keys of one head and are the values of all; behind what is
-        held as values they are the keys.
+        held as values they are the keys. Of `value_heads` heads of keys take the values in turn.
         """
         if latents and (kv_heads != 1 or latents >= head_dim):
             raise ValueError(f"{latents} of {head_dim} numbers of {kv_heads} heads serve all")
@@ -313,6 +326,10 @@ class Program:
         widths = queries.width, target.width
         if widths != (heads * head_dim, heads * value_dim) or heads % kv_heads:
             raise ValueError(f"{heads} heads of {kv_heads} kinds in {widths} numbers")
+        if value_heads is not None and (
+            latents or not 0 <= value_heads.start < value_heads.stop <= kv_heads
+        ):
+            raise ValueError(f"values of the heads {value_heads} of {kv_heads}")
         for each in (slopes, sinks):
             if each is not None and each.shape != (heads,):
                 raise ValueError(f"{tuple(each.shape)} slopes or sinks of {heads} heads")
@@ -322,6 +339,8 @@ class Program:
             "head_dim": head_dim,
             "value_dim": value_dim,
             "layer": layer,
+            "first_value": value_heads.start if value_heads else 0,
+            "value_heads": len(value_heads or ()),
             "weight": self._floats(slopes),
             "bias": self._floats(sinks),
             "flags": COARSE * coarse | LATENTS * bool(latents),

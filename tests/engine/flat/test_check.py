@@ -95,6 +95,24 @@ BUGS = {
         "put(two_, any, keys_);",
         (torch.float32, torch.bfloat16),
     ),
+    "the keys of rows of another layer's width": (
+        "attention.h",
+        "const int64_t width = pass.widths[op.layer];",
+        "const int64_t width = pass.widths[0];",
+        (torch.float32, torch.bfloat16),
+    ),
+    "rows stored as wide as in another layer": (
+        "kernels.cpp",
+        "width = pass_->widths[op_->layer];",
+        "width = pass_->widths[0];",
+        (torch.float32, torch.bfloat16),
+    ),
+    "values of the head of the keys": (
+        "attention.h",
+        "op.value_heads ? op.first_value + kv_head % op.value_heads : kv_head;",
+        "kv_head;",
+        (torch.float32, torch.bfloat16),
+    ),
     "rows as far apart as they are wide": (
         "attention.h",
         "load_some(rows + slot * part.stride + d, part.dim - d)",

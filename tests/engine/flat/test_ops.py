@@ -232,15 +232,20 @@ def tree(start: int, lines: Sequence[Sequence[int]], blocks: CacheBlocks) -> Pas
 
 
 def attending(
-    dtype: torch.dtype, softcap: float | None = None, window: int | None = None, **more: Any
+    dtype: torch.dtype,
+    softcap: float | None = None,
+    window: int | None = None,
+    *,
+    layer: int = 0,
+    **more: Any,
 ) -> tuple[Program, Buffer]:
     program = Program(dtype, (HEADS + 2 * KV_HEADS) * DIM)
     queries = program.hidden.part(0, HEADS * DIM)
     keys = program.hidden.part(HEADS * DIM, KV_HEADS * DIM)
     values = program.hidden.part((HEADS + KV_HEADS) * DIM, KV_HEADS * DIM)
     out = program.buffer(HEADS * DIM)
-    program.store(keys, values, 0, KV_HEADS, DIM)
-    program.attend(queries, out, 0, HEADS, KV_HEADS, DIM, DIM**-0.5, softcap, window, **more)
+    program.store(keys, values, layer, KV_HEADS, DIM)
+    program.attend(queries, out, layer, HEADS, KV_HEADS, DIM, DIM**-0.5, softcap, window, **more)
     return program, out
 
 
@@ -318,6 +323,33 @@ def test_a_part_of_attention_goes_to_sinks(start: int, dtype: torch.dtype) -> No
     assert close(found, attended(x, keys, values, sights, sinks=sinks))
     alone = run(program, x[-1:].contiguous(), out, causal(start + n - 1, 1, blocks))
     assert torch.equal(alone, found[-1:])
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_keys_may_take_the_values_of_other_heads(start: int, dtype: torch.dtype) -> None:
+    n, others = 17, range(1, KV_HEADS)
+    blocks, keys, values = cache(start + n, dtype)
+    program, out = attending(dtype, value_heads=others)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, causal(start, n, blocks))
+    sights = [range(start + i + 1) for i in range(n)]
+    assert close(found, attended(x, keys, values[:, np.resize(others, KV_HEADS)], sights))
+
+
+def test_layers_keep_rows_of_sizes_of_their_own(dtype: torch.dtype) -> None:
+    start, n = 128, 17
+    blocks, keys, values = cache(start + n, dtype)
+    wider = tuple(drawn(1, 2, blocks.capacity, 2 * DIM, dtype=dtype, seed=s) for s in (5, 6))
+    before = [rows.clone() for rows in wider]
+    program, out = attending(dtype, layer=1)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    both = CacheBlocks([wider, blocks.layers[0]])
+    found = run(program, x, out, causal(start, n, both))
+    sights = [range(start + i + 1) for i in range(n)]
+    assert close(found, attended(x, keys, values, sights))
+    assert all(map(torch.equal, wider, before))
+    with pytest.raises(ValueError, match="of one capacity"):
+        CacheBlocks([wider, tuple(rows[:, :, 1:].contiguous() for rows in blocks.layers[0])])
 
 
 def test_positions_of_a_branch_count_and_not_its_slots(dtype: torch.dtype) -> None:
