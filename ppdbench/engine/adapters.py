@@ -296,10 +296,6 @@ class Adapter:
             return "which experts a pass reads depends on its tokens"
         if self.told or self.anatomy.own_attention:
             return "its layers place rows or mask them in code of their own"
-        return self.why_not_alone()
-
-    def why_not_alone(self) -> str | None:
-        """Say what layers take beside a state and rows of their own; None if nothing."""
         if self.carried is not None:
             return "its layers take more of a token than one state"
         if self.anatomy.sources:
@@ -411,10 +407,10 @@ class Adapter:
             )
         self._fill_rotary(capacity)
 
-    def rotary_width(self) -> int:
-        """The last size of what `rotary` gives."""
+    def rotary_width(self, kind: str | None) -> int:
+        """The last size of what `rotary` gives for a kind of layers."""
         self._fill_rotary(1)
-        return self._rotary[self.rope_kind(0), self.device][0].shape[-1]
+        return self._rotary[kind, self.device][0].shape[-1]
 
     @property
     def _has_tables(self) -> bool:
@@ -532,22 +528,22 @@ class Adapter:
             1
             if whole or i not in self.anatomy.attending
             else int(layer_config(self.config, i).num_attention_heads) // row.heads
-            for i, row in enumerate(self._row_shapes())
+            for i, row in enumerate(self.row_shapes())
         )
 
     @property
     def keeps_latents(self) -> bool:
         """True if layers keep what keys and values of every head are made of."""
-        return self._row_shapes()[0].latent
+        return self.row_shapes()[0].latent
 
-    def _row_shapes(self) -> list[RowShape]:
+    def row_shapes(self) -> list[RowShape]:
         """The sizes of what each layer keeps of a token."""
         settings = (layer_config(self.config, i) for i in range(len(self.layers)))
         return [self.family.rows(each, i) for i, each in enumerate(settings)]
 
     def cache_shape(self) -> CacheShape:
         """Return the shape of a KV cache for this model."""
-        rows = self._row_shapes()
+        rows = self.row_shapes()
         row, sources = rows[0], self.anatomy.sources
         sizes = tuple((each.heads, max(each.key, each.value)) for each in rows)
         widest = sizes[0][1]

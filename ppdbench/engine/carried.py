@@ -153,9 +153,13 @@ class LayerInputs(_Beside):
         inputs = self.body.project_per_layer_inputs(words, known)
         return torch.cat([self._spread(words), inputs.flatten(-2)], dim=-1)
 
+    def place(self, layer: int) -> tuple[int, int]:
+        """The place of a layer's input in a row: its first number, and how many it has."""
+        return self.ahead + layer * self.each, self.each
+
     def handed(self, layer: int, rows: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        first = self.ahead + layer * self.each
-        return self._states(rows), {"per_layer_input": rows[..., first : first + self.each]}
+        first, width = self.place(layer)
+        return self._states(rows), {"per_layer_input": rows[..., first : first + width]}
 
     def _spread(self, words: Tensor) -> Tensor:
         """Numbers of a row before the layers' inputs, of embedded words."""

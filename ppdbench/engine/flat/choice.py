@@ -251,7 +251,7 @@ class Trial:
         """Hidden states [1, row, hidden] of the next tokens of the text."""
         words = self.adapter.embedding.get_parameter("weight")
         if not words.numel():  # a model whose first layers run elsewhere
-            drawn = torch.randn(1, rows, self.adapter.hidden_size, generator=self._seed)
+            drawn = torch.randn(1, rows, self.adapter.width, generator=self._seed)
             return drawn.to(self.adapter.dtype)
         ids = torch.tensor([list(itertools.islice(self._text, rows))])
         return self.adapter.embed(ids, self.steps.chain(0, rows))

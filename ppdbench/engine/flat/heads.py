@@ -9,24 +9,58 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.anatomy import reads
+from ppdbench.engine.anatomy import layer_config, reads
 from ppdbench.engine.flat.understood import NotUnderstoodError
 
 if TYPE_CHECKING:
+    from ppdbench.engine.adapters import Adapter
     from ppdbench.engine.families import Family, Slopes
 
 # Parts of blocks by their usual names.
 FUSED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv")
-QUERIES = ("q_proj", "k_proj", "v_proj", *FUSED)
+APART = ("q_proj", "k_proj", "v_proj")
+QUERIES = (*APART, *FUSED)
 # Attributes that hold the factor of scores, and those that hold what scores are divided by.
 FACTORS, DIVISORS = ("scaling", "inv_norm_factor", "softmax_scale"), ("scale_attn", "norm_factor")
 # Weights beside products, in blocks whose code reads them.
 SINKS, BIAS = "sinks", "dense_bias"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """The heads of a layer: those of queries, those of keys and values, and how wide each is."""
+
+    queries: int
+    keys: int
+    width: int
+
+    @property
+    def asked(self) -> int:
+        """The numbers of all queries of a row."""
+        return self.queries * self.width
+
+    @property
+    def kept(self) -> int:
+        """The numbers of all its keys, and of all its values."""
+        return self.keys * self.width
+
+
+def sizes_of(adapter: Adapter) -> list[HeadSizes]:
+    """The heads of each layer, with the keys and values that it looks at."""
+    shape = adapter.cache_shape()
+    return [
+        HeadSizes(
+            int(layer_config(adapter.config, i).num_attention_heads),
+            *shape.size_of(shape.source_of(i)),
+        )
+        for i in range(shape.n_layers)
+    ]
 
 
 def block_of(layer: nn.Module, name: str) -> nn.Module:

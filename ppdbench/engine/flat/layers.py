@@ -8,26 +8,29 @@ what was read wrongly differs from the layer itself, which is looked for before 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as fn
 
 from ppdbench.engine.anatomy import names_in, reads
 from ppdbench.engine.families import LogitScale
+from ppdbench.engine.flat import behind
+from ppdbench.engine.flat.activations import activation_of, xielu_of
 from ppdbench.engine.flat.heads import (
+    APART,
     BIAS,
     FUSED,
     QUERIES,
     SINKS,
+    HeadSizes,
     block_of,
     check_queries,
     order_of,
     scaling_of,
+    sizes_of,
     slopes_of,
     weights_beside,
 )
@@ -49,14 +52,6 @@ if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
     from ppdbench.engine.flat.ops import Buffer, Program
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": fn.silu,
-    "gelu_tanh": lambda x: fn.gelu(x, approximate="tanh"),
-    "gelu": fn.gelu,
-    "relu": fn.relu,
-    "relu2": lambda x: fn.relu(x).square(),
-    "sigmoid": torch.sigmoid,
-}
 # Parts of blocks by their usual names.
 OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj")
 HEAD_NORMS = (
@@ -64,6 +59,7 @@ HEAD_NORMS = (
     ("q_layernorm", "k_layernorm"),
     ("query_layernorm", "key_layernorm"),
 )
+VALUE_NORM = "v_norm"
 SEEN_NORM, INNER_NORM = "attn_sub_norm", "ffn_sub_norm"
 GATE = "gate_proj"  # of attention
 GATES = ("gate_proj", "gate_up_proj")
@@ -86,9 +82,8 @@ class LayerWriter:
     def __init__(self, adapter: Adapter, program: Program) -> None:
         check_model(adapter)
         self.adapter, self.program = adapter, program
-        shape = adapter.cache_shape()
-        self.heads = int(adapter.config.num_attention_heads)
-        self.kv_heads, self.head_dim = shape.n_heads, shape.head_dim
+        self.shape, self.sizes = adapter.cache_shape(), sizes_of(adapter)
+        self.stream = program.hidden.part(0, adapter.hidden_size)
         self.kinds = kinds_of(adapter)
         self.rotation = Rotation()
         self.growth: Growth | None = None
@@ -106,7 +101,7 @@ class LayerWriter:
             raise NotUnderstoodError("its blocks are added to what its norms give")
         norms = norms_of(layer)
         if mlp:
-            _check_parts(layer, {*norms.names, blocks.attention, *blocks.mlp})
+            _check_parts(layer, {*norms.names, blocks.attention, *blocks.mlp, *behind.PARTS})
         if self.adapter.family.normed_stream(self.adapter.config):
             if not (attention and mlp):
                 raise NotUnderstoodError("its norms stand in the residual stream")
@@ -118,13 +113,18 @@ class LayerWriter:
             if attention:
                 source = self._normed(layer, norms.before_attention)
                 self._joined(layer, norms.after_attention, partial(self._attention, index, source))
+            elif index in self.shape.looked_at:
+                source = self._normed(layer, norms.before_attention)
+                self._stored(index, block_of(layer, blocks.attention), source)
             if mlp:
                 source = self._normed(layer, norms.before_mlp)
                 self._joined(layer, norms.after_mlp, partial(self._mlp, layer, source))
+        given = behind.input_of(self.adapter, self.program, index)
+        behind.write_behind(self.program, layer, self.stream, given, self._buffer)
 
     def _normed(self, layer: nn.Module, norm: str | None) -> Buffer:
         """The stream, normed if there is a norm."""
-        hidden = self.program.hidden
+        hidden = self.stream
         if norm is None:
             return hidden
         normed = self._buffer("normed", hidden.width)
@@ -133,7 +133,7 @@ class LayerWriter:
 
     def _joined(self, layer: nn.Module, norm: str | None, block: Block) -> None:
         """Add what a block gives to the stream, normed and scaled if that is done behind it."""
-        hidden, factor = self.program.hidden, _factor(layer)
+        hidden, factor = self.stream, _factor(layer)
         if norm is None and factor == 1.0:
             block(hidden, hidden)
             return
@@ -147,7 +147,7 @@ class LayerWriter:
 
     def _normed_stream(self, index: int, layer: nn.Module, norms: Norms) -> None:
         """Norms that stand in the stream, behind each block."""
-        hidden = self.program.hidden
+        hidden = self.stream
         self._attention(index, hidden, hidden, hidden)
         write_norm(self.program, layer.get_submodule(_name(norms.after_attention)), hidden, hidden)
         self._mlp(layer, hidden, hidden, hidden)
@@ -155,7 +155,7 @@ class LayerWriter:
 
     def _side_by_side(self, index: int, layer: nn.Module, norms: Norms) -> None:
         """Run both blocks over what came in; their sum is added to it."""
-        hidden = self.program.hidden
+        hidden = self.stream
         both = self._buffer("alone", hidden.width)
         normed = self._normed(layer, norms.before_attention)
         self._attention(index, normed, both, None)
@@ -179,40 +179,59 @@ class LayerWriter:
 
     def _over_keys(self, index: int, block: nn.Module, source: Buffer) -> Buffer:
         """Attention over keys and values of its heads: what these have gathered."""
-        program, heads = self.program, self.heads
-        head_norms = next((pair for pair in HEAD_NORMS if hasattr(block, pair[0])), ())
-        weights = weights_beside(block)
-        gate = {GATE} if reads(block, "sigmoid") else set[str]()
-        _check_parts(block, {*QUERIES, *OUTPUTS, *head_norms, SEEN_NORM, *weights, *gate})
-        check_queries(block)
-        queries, keys, values = self._queries(block, source)
-        turn_last = _is_normed_first(block, head_norms)
-        if not turn_last:
-            self._turn(index, block, queries, keys)
-        for name, states in zip(head_norms, (queries, keys), strict=False):
-            write_norm(program, block.get_submodule(name), states, states, self.head_dim)
-        if turn_last:
-            self._turn(index, block, queries, keys)
-        program.store(keys, values, index, self.kv_heads, self.head_dim)
-        seen = self._buffer("attended", heads * self.head_dim)
+        heads, queries = self.sizes[index], self._stored(index, block, source)
+        seen = self._buffer("attended", heads.asked)
+        self._attend(index, block, queries, seen)
+        if (gates := self._gates(block, source, heads)) is not None:
+            self.program.act(gates, seen, "sigmoid", times=seen)
+        return seen
+
+    def _attend(self, index: int, block: nn.Module, queries: Buffer, target: Buffer) -> None:
+        """Gather values."""
+        heads = self.sizes[index]
         slopes, coarse = slopes_of(self.adapter.slopes, scaling_of(block, self.adapter.family))
-        program.attend(
-            *(queries, seen, index, heads, self.kv_heads, self.head_dim),
+        self.program.attend(
+            *(queries, target, self.shape.source_of(index)),
+            *(heads.queries, heads.keys, heads.width),
             **self._way(index, block),
             slopes=slopes,
             coarse=coarse,
-            sinks=weights.get(SINKS),
+            sinks=weights_beside(block).get(SINKS),
         )
-        if (gates := self._gates(block, source)) is not None:
-            program.act(gates, seen, "sigmoid", times=seen)
-        return seen
+
+    def _stored(self, index: int, block: nn.Module, source: Buffer) -> Buffer:
+        """Keep the keys and values of a block, if it has its own; its queries."""
+        program, heads = self.program, self.sizes[index]
+        head_norms = next((pair for pair in HEAD_NORMS if hasattr(block, pair[0])), ())
+        gate = {GATE} if reads(block, "sigmoid") else set[str]()
+        norms = {*head_norms, VALUE_NORM, SEEN_NORM}
+        beside = {*weights_beside(block)}
+        _check_parts(block, {*QUERIES, *OUTPUTS, *norms, *beside, *gate})
+        check_queries(block)
+        own = self.shape.source_of(index) == index
+        parts = self._queries(block, source, heads) if own else [self._asked(block, source, heads)]
+        turn_last = _is_normed_first(block, head_norms)
+        if not turn_last:
+            self._turn(index, block, parts[:2])
+        for name, states in zip(head_norms, parts, strict=False):
+            write_norm(program, block.get_submodule(name), states, states, heads.width)
+        if turn_last:
+            self._turn(index, block, parts[:2])
+        if own:
+            _, keys, values = parts
+            if hasattr(block, VALUE_NORM):
+                norm = block.get_submodule(VALUE_NORM)
+                write_norm(program, norm, values, values, heads.width)
+            program.store(keys, values, index, heads.keys, heads.width)
+        return parts[0]
 
     def _over_latents(self, index: int, block: nn.Module, source: Buffer) -> Buffer:
         """Attention over what keys and values come from: the values that heads have gathered."""
         _check_parts(block, {*parts_of(block), *OUTPUTS})
         if _growth(block) is not None:
             raise NotUnderstoodError("its queries grow with positions, and look at latents")
-        attention = LatentAttention(self.program, self._buffer, block, self.heads)
+        heads = self.sizes[index].queries
+        attention = LatentAttention(self.program, self._buffer, block, heads)
         turn = self._turn_of(index, block, attention.sizes.turned)
         return attention.write(source, turn, index, **self._way(index, block))
 
@@ -224,17 +243,18 @@ class LayerWriter:
             "window": self.adapter.windows[index],
         }
 
-    def _turn(self, index: int, block: nn.Module, queries: Buffer, keys: Buffer) -> None:
-        """Turn queries and keys by their positions, where the layer does that."""
-        if (turn := self._turn_of(index, block, self.head_dim)) is None:
+    def _turn(self, index: int, block: nn.Module, parts: Sequence[Buffer]) -> None:
+        """Turn queries, and keys if there are some, by their positions, where the layer does so."""
+        width = self.sizes[index].width
+        if (turn := self._turn_of(index, block, width)) is None:
             return
         if turn.way.parted:
             raise NotUnderstoodError("its heads come out of their turn in another order")
-        for states, heads in ((queries, self.heads), (keys, self.kv_heads)):
-            turn.write(self.program, states, heads, self.head_dim)
+        for states in parts:
+            turn.write(self.program, states, states.width // width, width)
         if (growth := _growth(block)) is not None:
             self.growth = growth
-            whole = queries, self.heads, self.head_dim, self.head_dim
+            whole = parts[0], self.sizes[index].queries, width, width
             self.program.rotate(*whole, len(self.kinds))  # by no angle, as long as they become
 
     def _turn_of(self, index: int, block: nn.Module, head_dim: int) -> HeadTurn | None:
@@ -244,29 +264,26 @@ class LayerWriter:
             return None
         if index in self._unturned or not adapter.rotary_tables:
             return None
-        width = adapter.rotary_width()
+        width = adapter.rotary_width(name := adapter.rope_kind(index))
         self.rotation = way = rotation_of(block, head_dim, width)
-        kind = self.kinds.index(adapter.rope_kind(index))
-        return HeadTurn(way, 2 * width if way.once else width, kind)
+        return HeadTurn(way, 2 * width if way.once else width, self.kinds.index(name))
 
-    def _queries(self, block: nn.Module, source: Buffer) -> tuple[Buffer, Buffer, Buffer]:
+    def _asked(self, block: nn.Module, source: Buffer, heads: HeadSizes) -> Buffer:
+        """Queries alone, of a block that looks at the rows of another layer."""
+        queries = self._buffer("queries", heads.asked)
+        self.program.linear(source, (queries, product_of(block, APART[0])))
+        return queries
+
+    def _queries(self, block: nn.Module, source: Buffer, heads: HeadSizes) -> Sequence[Buffer]:
         """Queries, keys and values, however many products they come from."""
-        own, others = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        own, others = heads.asked, heads.kept
         room = self._buffer("queries", own + 2 * others)
         parts = room.part(0, own), room.part(own, others), room.part(own + others, others)
-        if hasattr(block, "q_proj"):
-            products = [product_of(block, name) for name in ("q_proj", "k_proj", "v_proj")]
-            if not self._is_doubled(block):
-                self.program.linear(source, *zip(parts, products, strict=True))
-                return parts
-            both = self._buffer("both", 2 * own)
-            self.program.linear(source, *zip((both, *parts[1:]), products, strict=True))
-            columns = torch.arange(2 * own, dtype=torch.int32).view(self.heads, 2, self.head_dim)
-            self.program.pick(both, parts[0], columns[:, 0].flatten())
-            self.program.pick(both, self._buffer(GATE, own), columns[:, 1].flatten())
+        if hasattr(block, APART[0]):
+            self._from_products(block, source, heads, parts)
             return parts
         family, product = self.adapter.family, product_of(block, *FUSED)
-        order = order_of(block, family, self.heads, self.head_dim)
+        order = order_of(block, family, heads.queries, heads.width)
         if order is None:
             self.program.linear(source, (room, product))
         else:
@@ -275,28 +292,44 @@ class LayerWriter:
             self.program.pick(mixed, room, order.to(torch.int32))
         return parts
 
-    def _gates(self, block: nn.Module, source: Buffer) -> Buffer | None:
+    def _from_products(
+        self, block: nn.Module, source: Buffer, heads: HeadSizes, parts: Sequence[Buffer]
+    ) -> None:
+        """Queries, keys and values of a product each; where there is none for values, as keys."""
+        both = getattr(block, APART[2], block) is None
+        products = [product_of(block, name) for name in (APART[:2] if both else APART)]
+        firsts, doubled = list(parts[: len(products)]), self._is_doubled(block, heads)
+        if doubled:
+            firsts[0] = self._buffer("both", 2 * heads.asked)
+        self.program.linear(source, *zip(firsts, products, strict=True))
+        if doubled:
+            columns = torch.arange(2 * heads.asked).view(heads.queries, 2, heads.width)
+            self.program.pick(firsts[0], parts[0], columns[:, 0].flatten())
+            self.program.pick(firsts[0], self._buffer(GATE, heads.asked), columns[:, 1].flatten())
+        if both:
+            self.program.copy(parts[1], parts[2])
+
+    def _gates(self, block: nn.Module, source: Buffer, heads: HeadSizes) -> Buffer | None:
         """Numbers by which attention is let through, where a block has them.
 
         They come of a product of their own, or of that of the queries, which has made them.
         """
-        own = self.heads * self.head_dim
         if hasattr(block, GATE):
-            gates = self._buffer(GATE, own)
+            gates = self._buffer(GATE, heads.asked)
             self.program.linear(source, (gates, product_of(block, GATE)))
             return gates
-        return self._buffer(GATE, own) if self._is_doubled(block) else None
+        return self._buffer(GATE, heads.asked) if self._is_doubled(block, heads) else None
 
-    def _is_doubled(self, block: nn.Module) -> bool:
+    def _is_doubled(self, block: nn.Module, heads: HeadSizes) -> bool:
         """True if a product gives queries and, behind those of each head, as many gates."""
-        width = 2 * self.heads * self.head_dim
-        return hasattr(block, "q_proj") and product_of(block, "q_proj").out_features == width
+        first = APART[0]
+        return hasattr(block, first) and product_of(block, first).out_features == 2 * heads.asked
 
     def _mlp(self, layer: nn.Module, source: Buffer, target: Buffer, add: Buffer | None) -> None:
         names = self.adapter.blocks.mlp
         block = layer if len(names) > 1 else layer.get_submodule(names[0])
         module = part_of(block, *ACTS)
-        factors = _xielu(module)
+        factors = xielu_of(module)
         if block is not layer:
             bent = () if factors is None else ("act_fn",)
             _check_parts(block, {*GATES, *FIRSTS, *LASTS, INNER_NORM, *bent})
@@ -324,8 +357,7 @@ class LayerWriter:
 
     def readout(self) -> Buffer:
         """Write the final norm and the head; the buffer of logits."""
-        adapter, program = self.adapter, self.program
-        states = program.hidden
+        adapter, program, states = self.adapter, self.program, self.stream
         if adapter.final_norm is not None:
             normed = self._buffer("normed", states.width)
             write_norm(program, adapter.final_norm, states, normed)
@@ -398,31 +430,3 @@ def _check_parts(whole: nn.Module, known: set[str]) -> None:
 def _name(name: str | None) -> str:
     assert name is not None
     return name
-
-
-@torch.no_grad()
-def _xielu(module: Callable[[Tensor], Tensor]) -> tuple[float, float, float] | None:
-    """The factors of a trained activation that is a square above zero, as `Program.xielu` takes it.
-
-    None of any other, those without factors of their own included.
-    """
-    if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
-        return None
-    one, two, under = map(float, module(torch.tensor([1.0, 2.0, -4.0])))
-    above = two / 2 - one
-    slope = one - above
-    below = (under + 4 * slope) / (math.expm1(-4) + 4)
-    x = torch.linspace(-6.0, 6.0, 193)
-    bent = torch.where(x > 0, above * x * x, below * (torch.expm1(x.clamp(max=0)) - x))
-    known = torch.allclose(module(x), bent + slope * x, rtol=1e-5, atol=1e-5)
-    return (above, below, slope) if known else None
-
-
-def activation_of(module: Callable[[Tensor], Tensor]) -> str:
-    """Name an activation by what it computes."""
-    x = torch.linspace(-6.0, 6.0, 193)
-    given = module(x)
-    for name, known in ACTIVATIONS.items():
-        if torch.allclose(given, known(x), rtol=0, atol=1e-5):
-            return name
-    raise NotUnderstoodError(f"the activation {type(module).__name__} is not known")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Rows that a norm is asked for, by their size: of small ones epsilon is the most part.
 PROBES = (1.0, 1e-1, 1e-2, 1e-3)
 USUAL = 1e-5  # epsilon, where a norm does not say it
+INPUT_NORM = "post_per_layer_input_norm"  # of what a layer makes of an input of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ LAYOUTS = (
 
 
 def norms_of(layer: nn.Module) -> Norms:
-    """Find which norms a layer has, and by that where they stand."""
-    there = {name for name, part in layer.named_children() if _is_norm(part)}
+    """Find which norms a layer has around its blocks, and by that where they stand."""
+    there = {name for name, part in layer.named_children() if _is_norm(part)} - {INPUT_NORM}
     for norms in LAYOUTS:
         if norms.names == there:
             return norms

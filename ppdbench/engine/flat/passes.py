@@ -50,7 +50,7 @@ class FlatLayers:
         unfed: Collection[int] = (),
     ) -> None:
         self.adapter = adapter
-        self._program = Program(adapter.dtype, adapter.hidden_size)
+        self._program = Program(adapter.dtype, adapter.width)
         self._marks, self._own = [0], frozenset(layers)
         self._blocks: WeakKeyDictionary[KVCache | JoinedCache, CacheBlocks] = WeakKeyDictionary()
         writer = LayerWriter(adapter, self._program)
@@ -62,6 +62,7 @@ class FlatLayers:
                     raise NotUnderstoodError(f"layer {index}: {error}") from error
             self._marks.append(self._program.mark())
         self._kinds, self._rotation = writer.kinds, writer.rotation
+        self._sources = writer.shape.sources
         self._growth = writer.growth
         # By kind: the tables of the model, and what was made of them.
         self._tables: dict[str | None, tuple[object, tuple[Tensor, Tensor]]] = {}
@@ -75,7 +76,9 @@ class FlatLayers:
         tap: Tap | None = None,
     ) -> Tensor | None:
         """Run these layers over [1, row, hidden], if the pass is one that can run flat."""
-        given = self._given(step, cache) if len(hidden) == 1 else None
+        if len(hidden) != 1 or not self._holds(cache, layers):
+            return None
+        given = self._given(step, cache)
         if given is None:
             return None
         done = layers.start
@@ -95,6 +98,12 @@ class FlatLayers:
             out = self._program.hidden
             self._program.run(first, last, source[0, rows], target[0, rows], out, each)
         return target
+
+    def _holds(self, cache: KVCache | JoinedCache, layers: range) -> bool:
+        """True if a cache has the rows of others that some of these layers look at."""
+        first = cache.parts[0] if isinstance(cache, JoinedCache) else cache
+        sources = self._sources[layers.start : layers.stop]
+        return all(source in first.layers for source in sources if source not in layers)
 
     # What a pass takes beside hidden states
 
@@ -183,7 +192,8 @@ class FlatLayers:
     def _blocks_of(self, cache: KVCache) -> CacheBlocks:
         if cache not in self._blocks:
             # Layers that the cache has no rows for are not run over it.
-            there = self._own & {*cache.layers} or {cache.layers[0]}
+            there = {cache.shape.source_of(i) for i in self._own} & {*cache.layers}
+            there = there or {cache.layers[0]}
             anywhere, layers = cache.blocks(min(there)), range(len(self._marks) - 1)
             held = [cache.blocks(i) if i in there else anywhere for i in layers]
             self._blocks[cache] = CacheBlocks(held)
@@ -278,7 +288,7 @@ class FlatReadout:
     """The final norm and the head of a model as one program."""
 
     def __init__(self, adapter: Adapter) -> None:
-        self.dtype = adapter.dtype
+        self.adapter, self.dtype = adapter, adapter.dtype
         self._program = Program(adapter.dtype, adapter.hidden_size)
         self._logits = LayerWriter(adapter, self._program).readout()
 
@@ -286,12 +296,12 @@ class FlatReadout:
         """Read out after any layer, over [1, row, hidden]; None for more than one sequence."""
         if len(hidden) != 1:
             return None
-        rows = hidden.shape[1]
+        states, rows = self.adapter.state(hidden), hidden.shape[1]
         logits = torch.empty((1, rows, self._logits.width), dtype=self.dtype)
         likeliest = torch.empty((1, rows), dtype=torch.long)
         peaks = torch.empty((1, rows), dtype=torch.float32)
         self._program.run(
-            *(0, self._program.mark(), hidden.contiguous()[0], logits[0], self._logits, None),
+            *(0, self._program.mark(), states.contiguous()[0], logits[0], self._logits, None),
             likeliest=likeliest[0],
             peaks=peaks[0],
         )

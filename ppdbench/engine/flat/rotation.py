@@ -159,12 +159,16 @@ def _trials(width: int, size: int) -> Iterator[tuple[list[Rotation], tuple[Tenso
 def _ask(rotate: Callable[..., Any], heads: Tensor, cos: Tensor, sin: Tensor) -> Any:
     """Heads turned by a function of a model: of queries and keys, or of one of both at a time.
 
-    The latter takes heads behind rows, and each angle once. Complex tables are one.
+    The latter takes cosines before sines, or heads behind rows and each angle once. Complex tables
+    are one.
     """
     parameters = inspect.signature(rotate).parameters
     if COMPLEX_TABLE in parameters:
         return rotate(heads, heads, torch.complex(cos.float(), sin.float()))
-    if len(parameters) != len(("heads", "sines", "cosines")):
+    names = [name for name, each in parameters.items() if each.default is each.empty]
+    if names[1:] == ["cos", "sin"]:
+        return [rotate(heads, cos, sin)]
+    if len(names) != len(("heads", "sines", "cosines")):
         return rotate(heads, heads, cos, sin)
     half = cos.shape[-1] // 2
     return [rotate(heads.transpose(1, 2), sin[..., :half], cos[..., :half]).transpose(1, 2)]

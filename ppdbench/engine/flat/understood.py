@@ -50,6 +50,11 @@ self_attention_cache update values
 cat chunk contiguous dtype expand float32 functional matmul nn reshape shape sigmoid size softmax
 split tanh to torch transpose type unsqueeze view
 ValueError get getattr hasattr isinstance norms zip
+is_kv_shared_layer layer_type shared_kv_states store_full_length_kv v_norm
+hidden_size_per_layer_input layer_scalar per_layer_input_gate per_layer_projection
+post_per_layer_input_norm
+enable_moe_block experts router
+post_feedforward_layernorm_1 post_feedforward_layernorm_2 pre_feedforward_layernorm_2
 """
 KNOWN = frozenset(WORDS.split())
 # What blocks that attend in code of their own mention besides: the ways to multiply, to mask and to
@@ -93,12 +98,8 @@ class RefusedError(Exception):
 
 def check_model(adapter: Adapter) -> None:
     """Refuse what a model does around its layers, and rows that kernels do not keep so."""
-    shape, latent = adapter.cache_shape(), has_latents(adapter)
-    if (why := adapter.why_not_alone()) is not None:
-        raise NotUnderstoodError(why)
-    if shape.sizes:
-        raise NotUnderstoodError("its layers keep rows of different sizes")
-    if not latent and (shape.key_dim is not None or shape.value_dim is not None):
+    latent = has_latents(adapter)
+    if not latent and any(row.key != row.value for row in adapter.row_shapes()):
         raise NotUnderstoodError("its keys and values are of different widths")
     if not latent and adapter.keeps_latents:
         raise NotUnderstoodError("its layers keep rows that keys and values are made of")

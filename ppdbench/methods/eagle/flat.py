@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.cache import KVCache
-from ppdbench.engine.flat.layers import activation_of
+from ppdbench.engine.flat.activations import activation_of
 from ppdbench.engine.flat.norms import write_norm
 from ppdbench.engine.flat.ops import Buffer, CacheBlocks, Pass, Program
 from ppdbench.engine.flat.passes import AT_ONCE

@@ -1,0 +1,49 @@
+"""The activations that operations stand for, each found out by what it computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as fn
+
+from ppdbench.engine.flat.understood import NotUnderstoodError
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": fn.silu,
+    "gelu_tanh": lambda x: fn.gelu(x, approximate="tanh"),
+    "gelu": fn.gelu,
+    "relu": fn.relu,
+    "relu2": lambda x: fn.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+}
+
+
+@torch.no_grad()
+def xielu_of(module: Callable[[Tensor], Tensor]) -> tuple[float, float, float] | None:
+    """The factors of a trained activation that is a square above zero, as `Program.xielu` takes it.
+
+    None of any other, those without factors of their own included.
+    """
+    if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
+        return None
+    one, two, under = map(float, module(torch.tensor([1.0, 2.0, -4.0])))
+    above = two / 2 - one
+    slope = one - above
+    below = (under + 4 * slope) / (math.expm1(-4) + 4)
+    x = torch.linspace(-6.0, 6.0, 193)
+    bent = torch.where(x > 0, above * x * x, below * (torch.expm1(x.clamp(max=0)) - x))
+    known = torch.allclose(module(x), bent + slope * x, rtol=1e-5, atol=1e-5)
+    return (above, below, slope) if known else None
+
+
+def activation_of(module: Callable[[Tensor], Tensor]) -> str:
+    """Name an activation by what it computes."""
+    x = torch.linspace(-6.0, 6.0, 193)
+    given = module(x)
+    for name, known in ACTIVATIONS.items():
+        if torch.allclose(given, known(x), rtol=0, atol=1e-5):
+            return name
+    raise NotUnderstoodError(f"the activation {type(module).__name__} is not known")
