@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import names_in, reads
 from ppdbench.engine.families import LogitScale
-from ppdbench.engine.flat import behind
+from ppdbench.engine.flat import behind, differential
 from ppdbench.engine.flat.activations import activation_of, xielu_of
 from ppdbench.engine.flat.heads import (
     APART,
@@ -41,10 +41,12 @@ from ppdbench.engine.flat.rotation import HeadTurn, Rotation, rotation_of
 from ppdbench.engine.flat.understood import (
     GROWTH,
     ROTATION,
+    SHARES,
     NotUnderstoodError,
     check_layer,
     check_model,
     globals_of,
+    is_differential,
     words_of,
 )
 
@@ -181,13 +183,27 @@ class LayerWriter:
         """Attention over keys and values of its heads: what these have gathered."""
         heads, queries = self.sizes[index], self._stored(index, block, source)
         seen = self._buffer("attended", heads.asked)
-        self._attend(index, block, queries, seen)
+        if is_differential(block):
+            both = self._buffer("gathered", 2 * heads.asked)
+            for first, own in zip((0, heads.asked), differential.halves(heads), strict=True):
+                self._attend(index, block, queries, both.part(first, heads.asked), own)
+            where = self.program, self._buffer, block
+            differential.write_difference(*where, heads, both, seen)
+        else:
+            self._attend(index, block, queries, seen)
         if (gates := self._gates(block, source, heads)) is not None:
             self.program.act(gates, seen, "sigmoid", times=seen)
         return seen
 
-    def _attend(self, index: int, block: nn.Module, queries: Buffer, target: Buffer) -> None:
-        """Gather values."""
+    def _attend(
+        self,
+        index: int,
+        block: nn.Module,
+        queries: Buffer,
+        target: Buffer,
+        value_heads: range | None = None,
+    ) -> None:
+        """Gather values, of some heads in turn or each head of its own."""
         heads = self.sizes[index]
         slopes, coarse = slopes_of(self.adapter.slopes, scaling_of(block, self.adapter.family))
         self.program.attend(
@@ -197,6 +213,7 @@ class LayerWriter:
             slopes=slopes,
             coarse=coarse,
             sinks=weights_beside(block).get(SINKS),
+            value_heads=value_heads,
         )
 
     def _stored(self, index: int, block: nn.Module, source: Buffer) -> Buffer:
@@ -206,6 +223,8 @@ class LayerWriter:
         gate = {GATE} if reads(block, "sigmoid") else set[str]()
         norms = {*head_norms, VALUE_NORM, SEEN_NORM}
         beside = {*weights_beside(block)}
+        if is_differential(block):
+            beside |= {*SHARES}
         _check_parts(block, {*QUERIES, *OUTPUTS, *norms, *beside, *gate})
         check_queries(block)
         own = self.shape.source_of(index) == index

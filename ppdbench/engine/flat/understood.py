@@ -79,6 +79,9 @@ apply_rotary_emb apply_rotary_pos_emb_interleave rope_interleave
 copy_ device expand_kv float new_empty
 """
 LATENT = KNOWN | frozenset(LATENT_WORDS.split())
+# And those that take a share of what some heads gather from what others do.
+SHARES = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+DIFFERENTIAL = frozenset({*SHARES, "lambda_init", "groupnorm", "exp", "sum"})
 # Functions that are asked what they compute, so they may mention whatever they like: of turns of
 # heads (of pairs side by side that come out half apart, by tables of complex numbers), and of what
 # queries grow by. And those in whose place a function of ours runs.
@@ -119,13 +122,19 @@ def words_of(adapter: Adapter) -> frozenset[str]:
     return LATENT if has_latents(adapter) else KNOWN
 
 
+def is_differential(block: nn.Module) -> bool:
+    """True for attention of which a share is taken away, which pairs of weights make."""
+    return all(hasattr(block, name) for name in SHARES)
+
+
 def check_layer(layer: nn.Module, known: frozenset[str]) -> None:
     """Refuse a layer whose code mentions what is not known."""
     for part in layer.modules():
         if isinstance(part, nn.ModuleList) or not any(True for _ in part.children()):
             continue
         kind: Any = type(part)
-        if unknown := sorted(_names(kind) - known):
+        more = DIFFERENTIAL if is_differential(part) else frozenset[str]()
+        if unknown := sorted(_names(kind) - known - more):
             raise NotUnderstoodError(f"{kind.__name__} uses {', '.join(unknown)}")
 
 

@@ -30,6 +30,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "apertus": [{}],
     "cohere": [{"use_qk_norm": True}],
     "cohere2": [{}],
+    "diffllama": [{}, {"num_key_value_heads": 4, "attention_bias": True}],
     "ernie4_5": [{}],
     "exaone4": [{"sliding_window_pattern": 2}],
     "gemma4_text": [
@@ -126,13 +127,13 @@ def test_logits_are_those_of_stock_and_no_row_depends_on_the_rows_beside_it(
 
 ONE_BASE: dict[str, Any] = {"layer_rope_theta": None}
 FAR = [
-    *(("bloom", {}), ("codegen", {})),
+    *(("bloom", {}), ("codegen", {}), ("diffllama", {})),
     *(("falcon", ALIBI), ("granite_swa", ONE_BASE)),
     *(("gemma4_text", {}), ("gemma4_text", LARGE_GEMMA), ("gemma4_unified_text", {})),
     *(("minicpm3", {}), ("mpt", {}), ("youtu", {})),
 ]
 HALF = [
-    *("bloom", "cohere", "falcon", "gemma4_text", "gemma4_unified_text"),
+    *("bloom", "cohere", "diffllama", "falcon", "gemma4_text", "gemma4_unified_text"),
     *("glm4", "granite", "minicpm3", "ministral3", "youtu"),
 ]
 

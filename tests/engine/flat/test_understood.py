@@ -52,7 +52,6 @@ def test_families_of_known_parts_run_flat_though_nothing_names_them(family: str)
         ("mamba2", "none of its layers attends"),
         ("jetmoe", "its layers keep rows that keys and values are made of"),
         ("mimo_v2_flash", "its keys and values are of different widths"),
-        ("diffllama", "DiffLlamaAttention uses exp, groupnorm"),
     ],
 )
 def test_what_no_operation_stands_for_is_named_and_runs_eagerly(family: str, why: str) -> None:
