@@ -34,7 +34,7 @@ class NoAttention(nn.Module):
         return torch.zeros_like(hidden_states), *[None] * (self.values - 1)
 
 
-def _values_of(block: nn.Module) -> int | None:
+def values_of(block: nn.Module) -> int | None:
     """The number of values that a block gives, as its source says; None where it says of none."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(block).forward)))
     given = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
@@ -102,7 +102,7 @@ def _gives_two(block: nn.Module, norm: nn.Module | None) -> bool:
     One normed token shows it, or where no norm is known what their source says.
     """
     if norm is None:
-        return _values_of(block) == 2
+        return values_of(block) == 2
     scale = getattr(norm, "weight", None)
     if "experts" not in dict(block.named_children()) or scale is None or scale.is_meta:
         return False
@@ -143,6 +143,19 @@ def mlp_bytes(blocks: BlockNames, layer: nn.Module) -> int:
     return sum(weight_bytes(layer.get_submodule(name)) for name in names)
 
 
+def exchanged(layer: nn.Module, name: str, block: nn.Module) -> nn.Module:
+    """A copy of `layer` that shares its modules, but for the one in whose place `block` stands."""
+    return _with_modules(layer, {name: block})
+
+
+def _with_modules(layer: nn.Module, replaced: dict[str, nn.Module]) -> nn.Module:
+    twin = copy.copy(layer)
+    vars(twin)["_modules"] = {**layer._modules, **replaced}
+    # Hooks that were put on the layer as a `forward` of its own would call the original.
+    vars(twin).pop("forward", None)
+    return twin
+
+
 def without(
     blocks: BlockNames, layer: nn.Module, *, attention: bool, mlp: bool, looked_at: bool = False
 ) -> nn.Module:
@@ -150,13 +163,12 @@ def without(
 
     Where other layers look at its keys and values, these are made all the same.
     """
-    twin = copy.copy(layer)
     replaced: dict[str, nn.Module] = {}
     if attention:
         replaced |= dict.fromkeys(blocks.attention_norms, nn.Identity())
         for name in _looking_back(blocks, layer):
             block = layer.get_submodule(name)
-            values = _values_of(block)
+            values = values_of(block)
             if looked_at:
                 replaced[name] = RowsAlone(block)
             elif adds_itself(block):
@@ -175,10 +187,7 @@ def without(
             replaced[blocks.mlp[-1]] = NoExperts() if _gives_two(block, norm) else NoMLP()
         for name in _beside(blocks, layer):
             replaced[name] = NoMLP()
-    vars(twin)["_modules"] = {**layer._modules, **replaced}
-    # Hooks that were put on the layer as a `forward` of its own would call the original.
-    vars(twin).pop("forward", None)
-    return twin
+    return _with_modules(layer, replaced)
 
 
 def weight_bytes(module: nn.Module) -> int:

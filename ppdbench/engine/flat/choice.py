@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,13 @@ from torch import Tensor, nn
 
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.flat.library import Unavailable, library
-from ppdbench.engine.flat.parts import FlatParts, check_half, is_whole, why_in_parts
+from ppdbench.engine.flat.parts import (
+    FlatParts,
+    attention_of,
+    can_be_half,
+    is_whole,
+    why_in_parts,
+)
 from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, FlatReadout, is_there
 from ppdbench.engine.flat.products import FlatProduct, plain
 from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
@@ -57,6 +64,9 @@ EAGER: Final = "eager"
 FLAT: Final = "flat"
 FASTER: Final = "faster"
 IN_PARTS = f"attention {FLAT}"  # of models of which not all can be
+
+# What of a layer runs flat: all of it, its attention before the rest, or that within the rest.
+WHOLE, HALF, WITHIN = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +189,8 @@ def _sampled(
         program = FlatLayers(flat, sample)
         return lambda hidden, step: program.run(hidden, sample, step, cache)
     (index,) = sample
-    twin, _, whole = _flat_twin(adapter, index, _unchecked)
-    one = [index]
-    parts = FlatParts(adapter.with_layers({index: twin}), *((one, []) if whole else ([], one)))
+    twin, _, kind = _flat_twin(adapter, index, _unchecked)
+    parts = FlatParts(adapter.with_layers({index: twin}), *_by_kind(kind, index))
     return lambda hidden, step: parts.run(index, hidden, step, cache)
 
 
@@ -280,6 +289,30 @@ class Trial:
                 hold_rows(parts.rest(index, wanted, step), whole, f"the rest of layer {index}")
             self.hidden[number] = wanted
 
+    def compare_within(self, index: int, flat: nn.Module, *, rest: bool) -> None:
+        """The attention of a layer over what it is handed, against its flat copy.
+
+        And the layer as it is with that and with the copy, if the `rest` does not choose by it.
+        """
+        adapter = self.adapter
+        parts = FlatParts(adapter.with_layers({index: flat}), *_by_kind(WITHIN, index))
+        for number, step in enumerate(self._both):
+            hidden, layers = self.hidden[number], range(index, index + 1)
+            with _seen(attention_of(adapter, index)) as calls:
+                whole = self.eagerly(adapter, hidden, layers, step)
+            if len(calls) != 1:
+                raise NotUnderstoodError(f"layer {index} attends {len(calls)} times")
+            given, wanted = calls[0]
+            self._other.begin(step, index, index + 1)
+            found = parts.layers.run(given, layers, step, self._other)
+            assert found is not None
+            hold_rows(found, wanted, f"the attention of layer {index}")
+            if rest:
+                around = parts.run(index, hidden, step, self._other)
+                assert around is not None
+                hold_rows(around, whole, f"layer {index}")
+            self.hidden[number] = whole
+
     @property
     def _both(self) -> tuple[Step, Step]:
         """A chain, and a tree behind it."""
@@ -316,7 +349,28 @@ class Trial:
         return hidden
 
 
+@contextmanager
+def _seen(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Collect what a block is handed, and what it gives."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def see(_: nn.Module, given: Sequence[Tensor], named: dict[str, Tensor], out: Any) -> None:
+        states = given[0] if given else named["hidden_states"]
+        calls.append((states, out[0] if isinstance(out, tuple) else out))
+
+    hook = block.register_forward_hook(see, with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        hook.remove()
+
+
 # Layouts
+
+
+def _by_kind(kind: int, index: int) -> list[list[int]]:
+    """One layer among those that run flat in some way, as `FlatParts` takes them."""
+    return [[index] if kind == each else [] for each in (WHOLE, HALF, WITHIN)]
 
 
 def _twin(
@@ -333,8 +387,8 @@ def _twin(
 
 def _flat_twin(
     adapter: Adapter, index: int, make: Exchange
-) -> tuple[nn.Module, dict[int, nn.Module], bool]:
-    """The same for what can run flat of a layer; true if that is all of it."""
+) -> tuple[nn.Module, dict[int, nn.Module], int]:
+    """The same for what can run flat of a layer, and what that is."""
     layer = adapter.layers[index]
     if is_whole(adapter, index):
         twin, made = _twin(layer, make)
@@ -343,11 +397,12 @@ def _flat_twin(
         except NotUnderstoodError:
             pass  # its attention may be understood all the same
         else:
-            return twin, made, True
-    check_half(adapter, index)
-    twin, made = _twin(layer, make, layer.get_submodule(adapter.blocks.attention))
-    FlatLayers(adapter.with_layers({index: twin}), [index], unfed=[index])
-    return twin, made, False
+            return twin, made, WHOLE
+    kind = HALF if can_be_half(adapter, index) else WITHIN
+    twin, made = _twin(layer, make, attention_of(adapter, index))
+    _, halves, within = _by_kind(kind, index)
+    FlatLayers(adapter.with_layers({index: twin}), [index], unfed=halves, within=within)
+    return twin, made, kind
 
 
 def _unchecked(product: nn.Module) -> nn.Module:
@@ -386,25 +441,27 @@ def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
 def _lay_out_parts(adapter: Adapter, text: Sequence[int]) -> FlatParts:
     """Lay out flat what can run so of layers, and check what tells them apart; the first must."""
     trial, checks, ready = Trial(adapter, text), ProductChecks(), dict[int, nn.Module]()
-    attending, wholes, halves = _that_attend(adapter), list[int](), list[int]()
+    attending, found = _that_attend(adapter), (list[int](), list[int](), list[int]())
 
     def before(index: int) -> None:
         ready.clear()
         if index not in attending:
             return
         try:
-            twin, made, whole = _flat_twin(adapter, index, checks.flat)
+            twin, made, kind = _flat_twin(adapter, index, checks.flat)
         except NotUnderstoodError:
             if index == attending[0]:
                 raise
             return  # it runs eagerly
-        kind = wholes if whole else halves
-        if not (kind and adapter.anatomy.alike):
-            if whole:
+        same = found[kind]
+        if not (same and adapter.anatomy.alike):
+            if kind == WHOLE:
                 trial.compare(index, twin)
+            elif kind == HALF:
+                trial.compare_half(index, twin, rest=not same)
             else:
-                trial.compare_half(index, twin, rest=not halves)
-        kind.append(index)
+                trial.compare_within(index, twin, rest=not adapter.anatomy.experts)
+        same.append(index)
         ready.update(made)
 
     def exchanged(module: nn.Module) -> nn.Module:
@@ -412,7 +469,7 @@ def _lay_out_parts(adapter: Adapter, text: Sequence[int]) -> FlatParts:
 
     head = adapter.head
     adapter.pack(exchanged, before)
-    parts = FlatParts(adapter, wholes, halves)
+    parts = FlatParts(adapter, *found)
     if is_there(adapter.head) and parts.readout is not None:
         trial.compare_readout(parts.readout)
     Files.behind(adapter.model.parameters()).release()

@@ -124,6 +124,14 @@ class LayerWriter:
         given = behind.input_of(self.adapter, self.program, index)
         behind.write_behind(self.program, layer, self.stream, given, self._buffer)
 
+    def block(self, index: int) -> None:
+        """Write the attention of a layer alone, over what is handed to it."""
+        block = self.adapter.layers[index].get_submodule(self.adapter.blocks.attention)
+        check_layer(block, words_of(self.adapter))
+        alone = self._buffer("alone", self.stream.width)
+        self._attention(index, self.stream, alone, None)
+        self.program.copy(alone, self.stream)
+
     def _normed(self, layer: nn.Module, norm: str | None) -> Buffer:
         """The stream, normed if there is a norm."""
         hidden = self.stream

@@ -38,7 +38,8 @@ AT_ONCE = 256
 class FlatLayers:
     """Some layers of a model as one program; their products must be laid out flat.
 
-    `unattended` layers lack their attention, `unfed` ones their MLP.
+    `unattended` layers lack their attention, `unfed` ones their MLP. Of those `within` which it
+    stands the attention alone is written, over what is handed to it: then rows are states alone.
     """
 
     def __init__(
@@ -48,16 +49,22 @@ class FlatLayers:
         *,
         unattended: Collection[int] = (),
         unfed: Collection[int] = (),
+        within: Collection[int] = (),
     ) -> None:
         self.adapter = adapter
-        self._program = Program(adapter.dtype, adapter.width)
+        width = adapter.hidden_size if within else adapter.width
+        self._program = Program(adapter.dtype, width)
         self._marks, self._own = [0], frozenset(layers)
         self._blocks: WeakKeyDictionary[KVCache | JoinedCache, CacheBlocks] = WeakKeyDictionary()
         writer = LayerWriter(adapter, self._program)
         for index in range(len(adapter.layers)):
             if index in layers:
                 try:
-                    writer.layer(index, attention=index not in unattended, mlp=index not in unfed)
+                    if index in within:
+                        writer.block(index)
+                    else:
+                        has = index not in unattended, index not in unfed
+                        writer.layer(index, attention=has[0], mlp=has[1])
                 except (NotUnderstoodError, ValueError) as error:  # or products of other sizes
                     raise NotUnderstoodError(f"layer {index}: {error}") from error
             self._marks.append(self._program.mark())
@@ -87,6 +94,10 @@ class FlatLayers:
             if tap is not None:
                 tap(end, hidden)
         return hidden
+
+    def can_run(self, layers: range, step: Step, cache: KVCache | JoinedCache) -> bool:
+        """True for a pass of one sequence, or several that are joined, that can run flat."""
+        return self._holds(cache, layers) and self._given(step, cache) is not None
 
     def _run(self, hidden: Tensor, start: int, stop: int, given: Sequence[Pass]) -> Tensor:
         """Run some layers in passes of some of the rows each, one behind another."""

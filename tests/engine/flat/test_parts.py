@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.families import tiny
-from ppdbench.engine.flat import choice, passes, products
+from ppdbench.engine.flat import choice, parts, passes, products
 from ppdbench.engine.flat.choice import EAGER, FASTER, FLAT, IN_PARTS, PairedTime, kind_of_passes
 from ppdbench.engine.flat.weights import FlatLinear, pack
 from ppdbench.engine.meeting import MeetingPlace
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, at_meeting
+from ppdbench.errors import UnsupportedModel
 from tests.helpers import CAPACITY, assert_near, tokens
 
 TEXT, MORE = tokens(11), [7, 8, 9, 10, 11]
@@ -43,6 +45,19 @@ MEMORIES = {
     "qwen3_5_text": ([], [1, 3]),
 }
 BOTH = {**EXPERTS, **MEMORIES}
+# Families whose layers do more around their attention, and the settings that bring it out.
+WITHIN: dict[str, dict[str, Any]] = {
+    "gemma3n_text": {},
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "attention_k_eq_v": True,
+    },
+}
 
 
 def made(family: str, stock: Any = None) -> StagedModel:
@@ -74,6 +89,70 @@ def test_logits_are_those_of_stock_where_attention_alone_is_flat(family: str) ->
         assert_near(row, stock(torch.tensor([[*TEXT, *MORE[:2], 5]])).logits[:, -1:])
 
 
+@pytest.mark.parametrize("family", WITHIN)
+def test_logits_are_those_of_stock_where_attention_is_flat_within_a_layer(family: str) -> None:
+    stock = tiny(family, **WITHIN[family])
+    model = made(family, copy.deepcopy(stock))
+    assert model.parts is not None and sorted(model.parts.within) == [0, 1, 2, 3]
+    chain, row = rows(model)
+    tree = branches(model, (-1, 0, 0, 1), [7, 8, 9, 10])
+    with torch.no_grad():
+        assert_near(chain, stock(torch.tensor([[*TEXT, *MORE]])).logits[:, -len(MORE) :])
+        assert_near(row, stock(torch.tensor([[*TEXT, *MORE[:2], 5]])).logits[:, -1:])
+        assert_near(tree[:, -1], stock(torch.tensor([[*TEXT, 7, 8, 10]])).logits[:, -1])
+
+
+def test_in_half_precision_a_layer_is_as_near_to_what_is_true_with_flat_attention() -> None:
+    stock, text = tiny("gemma3n_text").bfloat16(), tokens(40)
+    model = made("gemma3n_text", copy.deepcopy(stock))
+    session = Session(model, len(text))
+    session.reset(text)
+    with torch.inference_mode():
+        ours = session.logits(session.forward(session.ids(text))).float()
+        theirs = stock(torch.tensor([text])).logits.float()
+        true = copy.deepcopy(stock).float()(torch.tensor([text])).logits
+    assert (ours - true).norm() < 1.25 * (theirs - true).norm()
+
+
+def test_attention_that_looks_at_rows_of_another_process_is_left_to_be_refused() -> None:
+    model = made("gemma3n_text")
+    session = Session(model, CAPACITY)
+    session.cache, _ = model.new_cache(CAPACITY, layers=range(2, 4))
+    step = session.steps.prefill(3)
+    with torch.inference_mode(), pytest.raises(UnsupportedModel, match="cannot be cut between"):
+        session.run(session.embed(session.ids([5, 6, 7]), step), 2, 4, step)
+
+
+@pytest.mark.parametrize("family", WITHIN)
+def test_wrong_keys_are_found_out_in_attention_within_a_layer(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = passes.Program.attend
+
+    def nearsighted(self: Any, *given: Any, **named: Any) -> None:
+        real(self, *given, **{**named, "window": 3})
+
+    monkeypatch.setattr(passes.Program, "attend", nearsighted)
+    model = StagedModel(tiny(family, **WITHIN[family]), passes=FLAT)
+    assert model.parts is None
+    assert "the attention of layer 0 is off by" in model.path.why
+
+
+def test_a_layer_that_is_given_other_attention_than_its_own_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = parts.FlatAttention.forward
+
+    def moved(self: Any, *given: Any, **named: Any) -> Any:
+        found, none = real(self, *given, **named)
+        return found.roll(1, -1), none
+
+    monkeypatch.setattr(parts.FlatAttention, "forward", moved)
+    model = StagedModel(tiny("gemma3n_text"), passes=FLAT)
+    assert model.parts is None
+    assert "layer 0 is off by" in model.path.why
+
+
 def test_attention_alone_is_flat_beside_an_mlp_of_any_name() -> None:
     stock = tiny("granitemoehybrid", num_local_experts=0)
     model = made("granitemoehybrid", copy.deepcopy(stock))
@@ -84,19 +163,24 @@ def test_attention_alone_is_flat_beside_an_mlp_of_any_name() -> None:
 
 
 @torch.inference_mode()
+def branches(model: StagedModel, parents: Sequence[int], ids: list[int]) -> Tensor:
+    """Logits of a tree behind a text."""
+    session = Session(model, CAPACITY, spare=8)
+    session.reset(TEXT)
+    session.prefill()
+    return session.logits(session.forward(session.ids(ids), session.tree(parents)))
+
+
 def test_a_tree_sees_what_a_branch_does_alone() -> None:
     model = made("gpt_oss")
-    found = []
-    for parents, ids in (((-1, 0, 0, 1), [7, 8, 9, 10]), ((-1, 0, 1), [7, 8, 10])):
-        session = Session(model, CAPACITY, spare=8)
-        session.reset(TEXT)
-        session.prefill()
-        step = session.tree(parents)
-        found.append(session.logits(session.forward(session.ids(ids), step))[:, -1])
-    assert_near(*found)
+    found = branches(model, (-1, 0, 0, 1), [7, 8, 9, 10]), branches(model, (-1, 0, 1), [7, 8, 10])
+    assert_near(found[0][:, -1], found[1][:, -1])
 
 
-@pytest.mark.parametrize(("family", "rest"), [("mixtral", "experts"), ("lfm2", "memory")])
+@pytest.mark.parametrize(
+    ("family", "rest"),
+    [("mixtral", "experts"), ("lfm2", "memory"), ("gemma3n_text", "more of a token")],
+)
 def test_the_header_says_what_is_flat_and_what_keeps_the_rest_from_it(
     family: str, rest: str
 ) -> None:
@@ -127,7 +211,7 @@ def test_whichever_is_faster_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (model.parts is None) == (kernels == EAGER)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_5_text", "gemma3n_text"])
 def test_layers_are_timed_as_they_would_run(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = list[int]()
     real = choice.FlatParts.run
@@ -138,7 +222,7 @@ def test_layers_are_timed_as_they_would_run(family: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(choice.FlatParts, "run", run)
     StagedModel(tiny(family), passes=FASTER)
-    assert set(ran) == {0 if family == "mixtral" else 1}
+    assert set(ran[:8]) == {1 if family == "qwen3_5_text" else 0}
 
 
 def test_one_shape_for_all_passes_is_left_to_the_library() -> None:
@@ -193,8 +277,9 @@ def test_wrong_keys_are_found_out_in_a_layer_of_which_half_is_flat(
     assert "layer 0 is off by" in model.path.why
 
 
-def test_several_sequences_share_such_passes() -> None:
-    model = made("mixtral")
+@pytest.mark.parametrize("family", ["mixtral", "gemma3n_text"])
+def test_several_sequences_share_such_passes(family: str) -> None:
+    model = made(family)
     place = MeetingPlace()
     twin, found = at_meeting(model, place), list[Tensor]()
 

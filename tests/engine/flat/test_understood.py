@@ -47,7 +47,7 @@ def test_families_of_known_parts_run_flat_though_nothing_names_them(family: str)
 @pytest.mark.parametrize(
     ("family", "why"),
     [
-        ("cohere2_moe", "its blocks stand side by side"),
+        ("dbrx", "DbrxBlock has no part self_attn"),
         ("falcon_h1", "it remembers and attends side by side"),
         ("mamba2", "none of its layers attends"),
         ("jetmoe", "its layers keep rows that keys and values are made of"),
