@@ -285,6 +285,7 @@ class Program:
         coarse: bool = False,
         sinks: Tensor | None = None,
         latents: int = 0,
+        value_dim: int | None = None,
         value_heads: range | None = None,
     ) -> None:
         def make(rooms: dict[int, Tensor], given: Any) -> Tensor:
@@ -294,6 +295,7 @@ class Program:
             if latents:
                 turned, values = values[..., : head_dim - latents], keys[..., :latents]
                 keys = torch.cat([turned, values], -1)
+            keys, values = keys[..., :head_dim], values[..., : latents or value_dim or head_dim]
             found = []
             for row, query in enumerate(_view(rooms, queries)):
                 slots, places = given.keys(row, window)

@@ -384,6 +384,13 @@ def _looking_at_all(config: Any) -> list[int]:
     return [i for i, kind in enumerate(kinds) if kind != "sliding_attention"]
 
 
+def _looking_at_all_behind_dense(config: Any) -> list[int]:
+    """The same, but for first layers without experts that turn whatever they look at."""
+    turned = config.prefix_dense_sliding_window_pattern == 1
+    dense = [turned and kind == "dense" for kind in config.mlp_layer_types]
+    return [i for i in _looking_at_all(config) if not dense[i]]
+
+
 def _without_turns(config: Any) -> list[int]:
     return [i for i, turned in enumerate(config.no_rope_layers) if not turned]
 
@@ -575,6 +582,11 @@ for _family in (
         )
         for name in ("granite_swa", "granitemoe_swa")
     ),
+    Family(
+        name="nemotron_h",
+        members="Nemotron-H, Nemotron 3 Nano",
+        blocks=BlockNames(attention="mixer", attention_norms=(), mlp_norms=()),
+    ),
     Family(name="nanochat", members="nanochat", embedding_norm="norm"),
     Family(name="olmo3", members="OLMo 3", blocks=NORMS_AFTER),
     Family(
@@ -586,6 +598,7 @@ for _family in (
     Family(name="exaone_moe", members="EXAONE with experts", unturned=_looking_at_all),
     Family(name="flint", unturned=_looking_at_all),
     Family(name="cohere2", members="Command R7B, Aya", unturned=_looking_at_all),
+    Family(name="cohere2_moe", unturned=_looking_at_all_behind_dense),
     Family(name="smollm3", members="SmolLM 3", unturned=_without_turns),
     Family(name="glm4", members="GLM-4 0414", blocks=SANDWICHED),
     Family(
@@ -654,7 +667,6 @@ MEMBERS = {
     "mixtral": "Mixtral",
     "mllama": "Llama 3.2 Vision",
     "nemotron": "Nemotron 3 and 4, Minitron",
-    "nemotron_h": "Nemotron-H, Nemotron 3 Nano",
     "olmo": "OLMo 1",
     "olmo_hybrid": "OLMo Hybrid",
     "olmoe": "OLMoE",

@@ -19,8 +19,8 @@ from ppdbench.engine.flat.weights import pack
 # More inputs than kernels take at once where rows are many, in both types.
 INPUTS, OUTPUTS = 139, 45
 ROWS = (1, 2, 13, 33)
-# Of heads: how many there are of queries and of keys, and how wide.
-HEADS, KV_HEADS, DIM = 6, 2, 20
+# Of heads: how many there are of queries and of keys, how wide these are, and how wide values.
+HEADS, KV_HEADS, DIM, VALUE = 6, 2, 20, 14
 # Of latents that serve all heads: how wide they are, and the keys beside them; the room for each.
 LATENT, TURNED, ROOM = 21, 6, 24
 # The layer that attends, behind one of narrower rows.
@@ -183,20 +183,22 @@ def _check_attention(
     """Attention of heads that have keys and values in groups."""
     capacity = start + len(PARENTS) + 3
     keys, values = (_random(made, 1, KV_HEADS, capacity, DIM, dtype=dtype) for _ in range(2))
-    width = (HEADS + 2 * KV_HEADS) * DIM
+    values[..., VALUE:] = torch.nan  # there is room for more
+    behind = (HEADS + KV_HEADS) * DIM
+    width = behind + KV_HEADS * VALUE
     program = Program(dtype, width)
     queries = program.hidden.part(0, HEADS * DIM)
-    new_keys, new_values = (
-        program.hidden.part((HEADS + i * KV_HEADS) * DIM, KV_HEADS * DIM) for i in range(2)
-    )
-    out = program.buffer(HEADS * DIM)
-    program.store(new_keys, new_values, LAYER, KV_HEADS, DIM)
+    new_keys = program.hidden.part(HEADS * DIM, KV_HEADS * DIM)
+    new_values = program.hidden.part(behind, KV_HEADS * VALUE)
+    out = program.buffer(HEADS * VALUE)
+    program.store(new_keys, new_values, LAYER, KV_HEADS, DIM, VALUE)
     program.attend(
         *(queries, out, LAYER, HEADS, KV_HEADS, DIM, DIM**-0.5),
         window=way.window,
         slopes=way.slopes,
         coarse=way.coarse,
         sinks=way.sinks,
+        value_dim=VALUE,
         value_heads=way.value_heads,
     )
     x = _random(made, len(PARENTS), width, dtype=dtype)
@@ -266,10 +268,13 @@ def _chain(start: int, n: int, blocks: CacheBlocks) -> Pass:
 
 
 def _attended(x: Tensor, keys: Tensor, values: Tensor, start: int, way: AttentionWay) -> np.ndarray:
-    """Attention in float64, row by row: [row, HEADS * DIM]."""
+    """Attention in float64, row by row: [row, HEADS * VALUE]."""
     parts = np.split(_wide(x), [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)
-    queries, *new = (part.reshape(len(x), -1, DIM).swapaxes(0, 1) for part in parts)
-    before = (_wide(held[0, :, :start]) for held in (keys, values))
+    queries, *new = (
+        part.reshape(len(x), -1, width).swapaxes(0, 1)
+        for part, width in zip(parts, (DIM, DIM, VALUE), strict=True)
+    )
+    before = (_wide(held[0, :, :start]) for held in (keys, values[..., :VALUE]))
     both = (np.concatenate(pair, axis=1) for pair in zip(before, new, strict=True))
     own_keys, own_values = both
     if way.value_heads is not None:

@@ -27,6 +27,7 @@ from ppdbench.engine.flat.parts import (
     can_be_half,
     is_whole,
     why_in_parts,
+    without_memory,
 )
 from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, FlatReadout, is_there
 from ppdbench.engine.flat.products import FlatProduct, plain
@@ -162,6 +163,8 @@ def _said(times: Sequence[PairedTime]) -> str:
 def measure(adapter: Adapter, text: Sequence[int], clock: Clock) -> list[PairedTime]:
     """Time a few layers both ways, in turns: medians."""
     sample = _sample(adapter)
+    for index in sample:
+        adapter = without_memory(adapter, index)  # it takes as long either way
     layers, trial = adapter.layers, Trial(adapter, text)
     eager = adapter.with_layers({i: _twin(layers[i], packed)[0] for i in sample})
     run = _sampled(adapter, sample, trial)
@@ -294,7 +297,7 @@ class Trial:
 
         And the layer as it is with that and with the copy, if the `rest` does not choose by it.
         """
-        adapter = self.adapter
+        adapter = without_memory(self.adapter, index)
         parts = FlatParts(adapter.with_layers({index: flat}), *_by_kind(WITHIN, index))
         for number, step in enumerate(self._both):
             hidden, layers = self.hidden[number], range(index, index + 1)
@@ -448,7 +451,7 @@ def _lay_out_parts(adapter: Adapter, text: Sequence[int]) -> FlatParts:
         if index not in attending:
             return
         try:
-            twin, made, kind = _flat_twin(adapter, index, checks.flat)
+            twin, made, kind = _flat_twin(without_memory(adapter, index), index, checks.flat)
         except NotUnderstoodError:
             if index == attending[0]:
                 raise

@@ -45,12 +45,12 @@ def write_difference(
     target: Buffer,
 ) -> None:
     """Write what comes of what all heads have gathered, first of one half and then of the other."""
-    order = torch.arange(gathered.width).view(2, heads.queries, heads.width).transpose(0, 1)
+    order = torch.arange(gathered.width).view(2, heads.queries, heads.value).transpose(0, 1)
     apart = room("apart", gathered.width)
     program.pick(gathered, apart, order.flatten())
     more, less = apart.part(0, target.width), apart.part(target.width, target.width)
     program.scale(less, less, -share_of(block))
     program.add(more, less, target)
-    write_norm(program, block.get_submodule(NORM), target, target, 2 * heads.width)
+    write_norm(program, block.get_submodule(NORM), target, target, 2 * heads.value)
     own: Any = block
     program.scale(target, target, 1 - own.lambda_init)

@@ -39,6 +39,8 @@ class HeadSizes:
     queries: int
     keys: int
     width: int
+    """Of a query and a key."""
+    value: int
 
     @property
     def asked(self) -> int:
@@ -46,21 +48,20 @@ class HeadSizes:
         return self.queries * self.width
 
     @property
-    def kept(self) -> int:
-        """The numbers of all its keys, and of all its values."""
-        return self.keys * self.width
+    def seen(self) -> int:
+        """The numbers that they gather, all values of a row."""
+        return self.queries * self.value
 
 
 def sizes_of(adapter: Adapter) -> list[HeadSizes]:
     """The heads of each layer, with the keys and values that it looks at."""
-    shape = adapter.cache_shape()
-    return [
-        HeadSizes(
-            int(layer_config(adapter.config, i).num_attention_heads),
-            *shape.size_of(shape.source_of(i)),
-        )
-        for i in range(shape.n_layers)
-    ]
+    rows, shape = adapter.row_shapes(), adapter.cache_shape()
+    found = []
+    for i in range(shape.n_layers):
+        row = rows[shape.source_of(i)]
+        queries = int(layer_config(adapter.config, i).num_attention_heads)
+        found.append(HeadSizes(queries, row.heads, row.key, row.value))
+    return found
 
 
 def block_of(layer: nn.Module, name: str) -> nn.Module:

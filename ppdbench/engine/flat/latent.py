@@ -186,11 +186,24 @@ class LatentAttention:
         """Let each head through by one number, where a block has such."""
         if not hasattr(self.block, HEAD_GATES):
             return
-        heads, value = self.sizes.heads, self.sizes.value
-        gates, spread = self.room("head gates", heads), self.room("gates", heads * value)
-        self.program.linear(source, (gates, product_of(self.block, HEAD_GATES)))
-        self.program.pick(gates, spread, torch.arange(heads).repeat_interleave(value))
-        self.program.act(spread, seen, "sigmoid", times=seen)
+        sizes = self.sizes.heads, self.sizes.value
+        gates = head_gates(self.program, self.room, self.block, source, *sizes)
+        self.program.act(gates, seen, "sigmoid", times=seen)
+
+
+def head_gates(
+    program: Program,
+    room: Callable[[str, int], Buffer],
+    block: nn.Module,
+    source: Buffer,
+    heads: int,
+    width: int,
+) -> Buffer:
+    """Numbers by which heads are let through, one for all numbers of each."""
+    gates, spread = room("head gates", heads), room("gates", heads * width)
+    program.linear(source, (gates, product_of(block, HEAD_GATES)))
+    program.pick(gates, spread, torch.arange(heads).repeat_interleave(width))
+    return spread
 
 
 def _parts(whole: Buffer, width: int) -> list[Buffer]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +35,13 @@ from ppdbench.engine.flat.heads import (
     slopes_of,
     weights_beside,
 )
-from ppdbench.engine.flat.latent import LatentAttention, is_latent, parts_of
+from ppdbench.engine.flat.latent import (
+    HEAD_GATES,
+    LatentAttention,
+    head_gates,
+    is_latent,
+    parts_of,
+)
 from ppdbench.engine.flat.norms import Norms, norms_of, write_norm
 from ppdbench.engine.flat.products import flat_of, part_of, product_of
 from ppdbench.engine.flat.rotation import HeadTurn, Rotation, rotation_of
@@ -62,6 +69,7 @@ HEAD_NORMS = (
     ("query_layernorm", "key_layernorm"),
 )
 VALUE_NORM = "v_norm"
+KEY_FACTOR, VALUE_FACTOR = "key_multiplier", "v_scale"
 SEEN_NORM, INNER_NORM = "attn_sub_norm", "ffn_sub_norm"
 GATE = "gate_proj"  # of attention
 GATES = ("gate_proj", "gate_up_proj")
@@ -190,11 +198,11 @@ class LayerWriter:
     def _over_keys(self, index: int, block: nn.Module, source: Buffer) -> Buffer:
         """Attention over keys and values of its heads: what these have gathered."""
         heads, queries = self.sizes[index], self._stored(index, block, source)
-        seen = self._buffer("attended", heads.asked)
+        seen = self._buffer("attended", heads.seen)
         if is_differential(block):
-            both = self._buffer("gathered", 2 * heads.asked)
-            for first, own in zip((0, heads.asked), differential.halves(heads), strict=True):
-                self._attend(index, block, queries, both.part(first, heads.asked), own)
+            both = self._buffer("gathered", 2 * heads.seen)
+            for first, own in zip((0, heads.seen), differential.halves(heads), strict=True):
+                self._attend(index, block, queries, both.part(first, heads.seen), own)
             where = self.program, self._buffer, block
             differential.write_difference(*where, heads, both, seen)
         else:
@@ -221,6 +229,7 @@ class LayerWriter:
             slopes=slopes,
             coarse=coarse,
             sinks=weights_beside(block).get(SINKS),
+            value_dim=heads.value,
             value_heads=value_heads,
         )
 
@@ -228,7 +237,7 @@ class LayerWriter:
         """Keep the keys and values of a block, if it has its own; its queries."""
         program, heads = self.program, self.sizes[index]
         head_norms = next((pair for pair in HEAD_NORMS if hasattr(block, pair[0])), ())
-        gate = {GATE} if reads(block, "sigmoid") else set[str]()
+        gate = {GATE, HEAD_GATES} if reads(block, "sigmoid") else set[str]()
         norms = {*head_norms, VALUE_NORM, SEEN_NORM}
         beside = {*weights_beside(block)}
         if is_differential(block):
@@ -248,8 +257,8 @@ class LayerWriter:
             _, keys, values = parts
             if hasattr(block, VALUE_NORM):
                 norm = block.get_submodule(VALUE_NORM)
-                write_norm(program, norm, values, values, heads.width)
-            program.store(keys, values, index, heads.keys, heads.width)
+                write_norm(program, norm, values, values, heads.value)
+            program.store(keys, values, index, heads.keys, heads.width, heads.value)
         return parts[0]
 
     def _over_latents(self, index: int, block: nn.Module, source: Buffer) -> Buffer:
@@ -303,9 +312,9 @@ class LayerWriter:
 
     def _queries(self, block: nn.Module, source: Buffer, heads: HeadSizes) -> Sequence[Buffer]:
         """Queries, keys and values, however many products they come from."""
-        own, others = heads.asked, heads.kept
-        room = self._buffer("queries", own + 2 * others)
-        parts = room.part(0, own), room.part(own, others), room.part(own + others, others)
+        widths = heads.asked, heads.keys * heads.width, heads.keys * heads.value
+        room, ends = self._buffer("queries", sum(widths)), accumulate(widths)
+        parts = [room.part(end - own, own) for own, end in zip(widths, ends, strict=True)]
         if hasattr(block, APART[0]):
             self._from_products(block, source, heads, parts)
             return parts
@@ -335,12 +344,18 @@ class LayerWriter:
             self.program.pick(firsts[0], self._buffer(GATE, heads.asked), columns[:, 1].flatten())
         if both:
             self.program.copy(parts[1], parts[2])
+        for name, part in zip((KEY_FACTOR, VALUE_FACTOR), parts[1:], strict=True):
+            if (factor := getattr(block, name, 1.0)) != 1.0:
+                self.program.scale(part, part, factor)
 
     def _gates(self, block: nn.Module, source: Buffer, heads: HeadSizes) -> Buffer | None:
         """Numbers by which attention is let through, where a block has them.
 
-        They come of a product of their own, or of that of the queries, which has made them.
+        They come of a product of their own, one for each number or for each head, or of that of the
+        queries, which has made them.
         """
+        if getattr(block, HEAD_GATES, None) is not None:
+            return head_gates(self.program, self._buffer, block, source, heads.queries, heads.value)
         if hasattr(block, GATE):
             gates = self._buffer(GATE, heads.asked)
             self.program.linear(source, (gates, product_of(block, GATE)))

@@ -310,6 +310,7 @@ class Program:
         coarse: bool = False,
         sinks: Tensor | None = None,
         latents: int = 0,
+        value_dim: int | None = None,
         value_heads: range | None = None,
     ) -> None:
         """Softmax attention of each row over the keys that it sees.
@@ -318,11 +319,12 @@ class Program:
         lies further on; by what is rounded to bfloat16 and counted from the first, if that is
         `coarse`. Of a head's attention a part goes to its sink, and to no key. With `latents`, so
         many numbers are held as the keys of one head and are the values of all; behind what is
-        held as values they are the keys. Of `value_heads` heads of keys take the values in turn.
+        held as values they are the keys. Values may be of a width of their own; of `value_heads`
+        heads of keys take them in turn.
         """
         if latents and (kv_heads != 1 or latents >= head_dim):
             raise ValueError(f"{latents} of {head_dim} numbers of {kv_heads} heads serve all")
-        value_dim = latents or head_dim
+        value_dim = latents or value_dim or head_dim
         widths = queries.width, target.width
         if widths != (heads * head_dim, heads * value_dim) or heads % kv_heads:
             raise ValueError(f"{heads} heads of {kv_heads} kinds in {widths} numbers")

@@ -50,6 +50,7 @@ self_attention_cache update values
 cat chunk contiguous dtype expand float32 functional matmul nn reshape shape sigmoid size softmax
 split tanh to torch transpose type unsqueeze view
 ValueError get getattr hasattr isinstance norms zip
+force_rope g_proj key_multiplier v_head_dim v_scale
 is_kv_shared_layer layer_type shared_kv_states store_full_length_kv v_norm
 hidden_size_per_layer_input layer_scalar per_layer_input_gate per_layer_projection
 post_per_layer_input_norm
@@ -73,8 +74,8 @@ get_seq_length int len math max min permute range repeat sqrt tensor zeros zeros
 OWN = KNOWN | frozenset(OWN_WORDS.split())
 # And those that keep what keys and values of all heads are made of.
 LATENT_WORDS = """
-g_proj kv_a_layernorm kv_a_proj_with_mqa kv_b_proj q_a_layernorm q_a_proj q_b_proj
-kv_lora_rank q_lora_rank qk_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim
+kv_a_layernorm kv_a_proj_with_mqa kv_b_proj q_a_layernorm q_a_proj q_b_proj
+kv_lora_rank q_lora_rank qk_head_dim qk_nope_head_dim qk_rope_head_dim
 apply_rotary_emb apply_rotary_pos_emb_interleave rope_interleave
 copy_ device expand_kv float new_empty
 """
@@ -102,8 +103,6 @@ class RefusedError(Exception):
 def check_model(adapter: Adapter) -> None:
     """Refuse what a model does around its layers, and rows that kernels do not keep so."""
     latent = has_latents(adapter)
-    if not latent and any(row.key != row.value for row in adapter.row_shapes()):
-        raise NotUnderstoodError("its keys and values are of different widths")
     if not latent and adapter.keeps_latents:
         raise NotUnderstoodError("its layers keep rows that keys and values are made of")
     if adapter.rotary_tables not in ((0, 1, 2) if latent else (0, 2)):

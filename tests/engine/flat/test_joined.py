@@ -86,7 +86,9 @@ def same(model: StagedModel) -> bool:
     return all(map(torch.equal, ours, theirs)) and all(caches)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2", "gpt2", "bloom", "youtu"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral-window", "gemma2", "gpt2", "bloom", "diffllama", "youtu"]
+)
 def test_joined_rows_are_bit_for_bit_those_of_each_alone(name: str, dtype: torch.dtype) -> None:
     assert same(made(name, dtype))
 

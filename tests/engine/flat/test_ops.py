@@ -336,6 +336,23 @@ def test_keys_may_take_the_values_of_other_heads(start: int, dtype: torch.dtype)
     assert close(found, attended(x, keys, values[:, np.resize(others, KV_HEADS)], sights))
 
 
+def test_values_may_be_narrower_than_keys(dtype: torch.dtype) -> None:
+    start, n, narrow = 128, 17, DIM - 7
+    blocks, keys, values = cache(start + n, dtype)
+    values[..., narrow:] = torch.nan  # there is room for more
+    program = Program(dtype, (HEADS + KV_HEADS) * DIM + KV_HEADS * narrow)
+    parts = [(0, HEADS * DIM), (HEADS * DIM, KV_HEADS * DIM)]
+    queries, new_keys = (program.hidden.part(*part) for part in parts)
+    new_values = program.hidden.part((HEADS + KV_HEADS) * DIM, KV_HEADS * narrow)
+    out = program.buffer(HEADS * narrow)
+    program.store(new_keys, new_values, 0, KV_HEADS, DIM, narrow)
+    program.attend(queries, out, 0, HEADS, KV_HEADS, DIM, DIM**-0.5, value_dim=narrow)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, causal(start, n, blocks))
+    wanted = attended(x, keys, values, [range(start + i + 1) for i in range(n)])
+    assert close(found, wanted.view(n, HEADS, DIM)[..., :narrow].flatten(1))
+
+
 def test_layers_keep_rows_of_sizes_of_their_own(dtype: torch.dtype) -> None:
     start, n = 128, 17
     blocks, keys, values = cache(start + n, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from benchmarks.families import tiny
 from ppdbench.engine.flat.choice import FLAT
+from ppdbench.engine.meeting import MeetingPlace
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
-from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.staged import StagedModel, at_meeting
 from ppdbench.errors import UnsupportedModel
 from tests.engine.tiny_models import whole_pass
 from tests.helpers import assert_near, tokens
@@ -103,3 +105,24 @@ def test_rows_that_stay_behind_a_tree_are_gone_on_from(stock: Any, model: Staged
     assert_near(found[:, [1, 3]], whole_pass(stock, [*PROMPT, 77, 3], 2))
     session.cache.keep(len(PROMPT), [1, 3])
     assert_near(forward(session, [8]), whole_pass(stock, [*PROMPT, 77, 3, 8], 1))
+
+
+def test_sequences_that_meet_give_bit_for_bit_what_each_gives_alone(model: StagedModel) -> None:
+    place, found = MeetingPlace(), dict[int, Tensor]()
+    twin = at_meeting(model, place)
+
+    def of_text(one: StagedModel, seed: int) -> Tensor:
+        session = Session(one, CAPACITY, spare=8)
+        session.reset(tokens(9 + seed, seed))
+        session.prefill()
+        return forward(session, [31, 77, 40][seed:])
+
+    def work(seed: int) -> None:
+        found[seed] = of_text(twin, seed)
+
+    for seed in (0, 1, 2):
+        place.invite(partial(work, seed))
+    while not place.is_over:
+        place.advance()
+    assert not place.unjoined
+    assert all(torch.equal(found[seed], of_text(model, seed)) for seed in (0, 1, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -16,9 +15,6 @@ from ppdbench.engine.staged import StagedModel, eager
 from tests import flat_ops
 from tests.families import stock_model
 from tests.helpers import CAPACITY, assert_near, tokens
-
-# Settings that leave one thing alone that is not understood.
-SETTINGS: dict[str, dict[str, Any]] = {"mimo_v2_flash": {"layer_types": ["full_attention"] * 4}}
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +44,15 @@ def test_families_of_known_parts_run_flat_though_nothing_names_them(family: str)
     ("family", "why"),
     [
         ("dbrx", "DbrxBlock has no part self_attn"),
-        ("falcon_h1", "it remembers and attends side by side"),
+        ("laguna", "LagunaAttention uses F, float, gate_per_head, softplus"),
         ("mamba2", "none of its layers attends"),
         ("jetmoe", "its layers keep rows that keys and values are made of"),
-        ("mimo_v2_flash", "its keys and values are of different widths"),
+        ("zamba", "ZambaHybridLayer has no part self_attn"),
+        ("zaya", "its attention remembers"),
     ],
 )
 def test_what_no_operation_stands_for_is_named_and_runs_eagerly(family: str, why: str) -> None:
-    stock = tiny(family, **SETTINGS.get(family, {}))
+    stock = tiny(family)
     model, plain = (StagedModel(copy.deepcopy(stock), passes=how) for how in (FLAT, EAGER))
     assert model.flat is None
     assert why in model.path.why
