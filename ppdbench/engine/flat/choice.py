@@ -34,7 +34,7 @@ from ppdbench.engine.flat.products import FlatProduct, plain
 from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
 from ppdbench.engine.left_out import without
 from ppdbench.engine.masks import Step, StepMaker
-from ppdbench.engine.packing import Exchange, exchangeable, packed, weights_of
+from ppdbench.engine.packing import Exchange, exchangeable, pack, packed, weights_of
 from ppdbench.engine.weights import is_plain
 from ppdbench.machine.clock import Clock
 from ppdbench.machine.pages import Files
@@ -193,6 +193,7 @@ def _sampled(
         return lambda hidden, step: program.run(hidden, sample, step, cache)
     (index,) = sample
     twin, _, kind = _flat_twin(adapter, index, _unchecked)
+    pack(twin)  # what is not flat, as it would run
     parts = FlatParts(adapter.with_layers({index: twin}), *_by_kind(kind, index))
     return lambda hidden, step: parts.run(index, hidden, step, cache)
 

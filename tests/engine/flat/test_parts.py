@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.families import tiny
+from ppdbench.engine import packing
 from ppdbench.engine.flat import choice, parts, passes, products
 from ppdbench.engine.flat.choice import EAGER, FASTER, FLAT, IN_PARTS, PairedTime, kind_of_passes
 from ppdbench.engine.flat.weights import FlatLinear, pack
@@ -244,6 +245,33 @@ def test_layers_are_timed_as_they_would_run(family: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(choice.FlatParts, "run", run)
     StagedModel(tiny(family), passes=FASTER)
     assert set(ran[:8]) == {1 if family == "qwen3_5_text" else 0}
+
+
+def test_what_is_not_flat_of_a_layer_is_timed_as_it_would_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "PAYS_FROM", {torch.float32: 0})
+    if not packing.can_pack(torch.ones(16, 16)):
+        pytest.skip("nothing is packed here")
+    ran, real = list[type](), choice.FlatParts.run
+
+    def run(self: Any, index: int, *given: Any) -> Tensor | None:
+        ran.append(type(self.around.layers[index].mlp.up_proj))
+        return real(self, index, *given)
+
+    monkeypatch.setattr(choice.FlatParts, "run", run)
+    times = [PairedTime(n, 1e-3, 2e-3) for n in choice.ROWS]
+    measured = choice.measure
+
+    def measure(*given: Any) -> list[PairedTime]:
+        measured(*given)
+        return times
+
+    monkeypatch.setattr(choice, "measure", measure)
+    model = StagedModel(tiny("gemma3n_text"), passes=FASTER)
+    assert model.parts is not None
+    held = model.parts.around.layers[0].get_submodule("mlp.up_proj")
+    assert ran[0] is type(held) is packing.PackedLinear
 
 
 def test_one_shape_for_all_passes_is_left_to_the_library() -> None:
