@@ -408,7 +408,7 @@ def _from_pretrained(
     stored = AutoConfig.from_pretrained(path, **shared)
     config, mixed = text_part.configuration(stored), text_part.is_mixed(stored)
     _check_config(config, spec.name)
-    is_quantised = check_stored(config, spec.name, spec.quantize)
+    is_quantised = check_stored(config, spec.name, spec.quantize, spec.adapter)
     if mixed:
         _check_whole(spec, getattr(config, "quantization_config", None) is not None)
     format_of, made_plain = None, None

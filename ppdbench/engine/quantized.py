@@ -98,8 +98,11 @@ def installed() -> list[str]:
     return [name for name, scheme in SCHEMES.items() if find_spec(scheme.library) is not None]
 
 
-def check_stored(config: Any, name: str, asked: str | None) -> bool:
-    """True if a model's files hold quantised weights; an error where those cannot be run."""
+def check_stored(config: Any, name: str, asked: str | None, adapter: str | None) -> bool:
+    """True if a model's files hold weights that stay quantised; an error where those cannot be run.
+
+    Nor can an adapter be merged into them.
+    """
     stored = getattr(config, "quantization_config", None)
     if stored is None:
         return False
@@ -112,11 +115,10 @@ def check_stored(config: Any, name: str, asked: str | None) -> bool:
     if method in METHODS:
         Packing.of(facts, name)
         return False
-    if method == "bitsandbytes" and facts.get("load_in_4bit"):
-        _check_library(name, "bitsandbytes")
-    elif method == "torchao" and _types(facts.get("quant_type")) <= WEIGHT_ONLY:
-        _check_library(name, "torchao")
-    else:
+    four_bits = method == "bitsandbytes" and facts.get("load_in_4bit")
+    if not four_bits and not (
+        method == "torchao" and _types(facts.get("quant_type")) <= WEIGHT_ONLY
+    ):
         kind = "bitsandbytes in 8 bits" if method == "bitsandbytes" else method
         raise UnsupportedModel(
             f"{name} is quantised by {kind}, and rows of a pass must not depend on each other; "
@@ -124,6 +126,12 @@ def check_stored(config: Any, name: str, asked: str | None) -> bool:
             "which become plain weights on loading. Use the plain model, with "
             f"--quantize {' or '.join(SCHEMES)} if need be"
         )
+    if adapter is not None:
+        raise ConfigError(
+            f"--adapter {adapter}: {name} is quantised by {method}, and nothing is added to "
+            "weights that stay in fewer bits; give --model the plain one, and --quantize if need be"
+        )
+    _check_library(name, method)
     return True
 
 

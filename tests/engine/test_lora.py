@@ -22,7 +22,7 @@ from ppdbench.engine.loading import ModelSpec, load, load_stock
 from ppdbench.errors import ConfigError
 from tests.adapters import ALPHA, RANK, ROOT, adapter, factors, for_module
 from tests.engine.test_packed_levels import packed_folder
-from tests.engine.test_weight_files import folder_in_fp8
+from tests.engine.test_weight_files import folder_in_fp8, folder_of
 from tests.families import stock_model
 from tests.helpers import save_synthetic
 
@@ -143,6 +143,28 @@ def test_weights_that_become_plain_ones_take_an_adapter(stored: str, tmp_path: P
 
 
 # What is refused, in one line
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("bitsandbytes", {"load_in_4bit": True}),
+        ("torchao", {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}),
+    ],
+)
+def test_weights_that_stay_in_fewer_bits_take_none_and_are_not_read(
+    method: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stock_model("llama", vocab_size=300)
+    model.save_pretrained(tmp_path / "model")
+    stored = {"quant_method": method, **settings}
+    folder = folder_of(model, tmp_path / "model", quantization_config=stored)
+    monkeypatch.delattr("transformers.AutoModelForCausalLM.from_pretrained")
+    path = adapter(tmp_path / "adapter", sound())
+    words = f"is quantised by {method}, and nothing is added to weights that stay in fewer bits"
+    with pytest.raises(ConfigError, match=words) as caught:
+        load(ModelSpec(name=str(folder), adapter=str(path)))
+    assert "\n" not in str(caught.value)
 
 
 def sound() -> dict[str, Tensor]:

@@ -290,7 +290,7 @@ def test_stored_schemes_in_which_rows_may_meet_are_refused(
     facts: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=said):
-        check_stored(SimpleNamespace(quantization_config=facts), "a-model", None)
+        check_stored(SimpleNamespace(quantization_config=facts), "a-model", None, None)
 
 
 def test_an_unknown_scheme_is_told_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
