@@ -183,11 +183,12 @@ measured: $(READY)
 	$(BIN)/python -m benchmarks.recurrent --save $(MEASURED)/recurrent.json > /dev/null
 	$(MAKE) curve
 
-# What passes of SmolLM2 cost by their rows, for docs/cpu.md.
+# What passes of SmolLM2 cost by their rows, for docs/cpu.md, and what loading spends on its check.
 curve: $(READY) smollm2
 	$(BIN)/python -m benchmarks.curve smollm2 --threads 1,2 --save $(MEASURED)/curve.json \
 	    --plot docs/pass-curve.png > /dev/null
 	$(BIN)/python -m benchmarks.busy --save $(MEASURED)/busy.json > /dev/null
+	$(BIN)/python -m benchmarks.load_check --threads 1 --save $(MEASURED)/load_check.json > /dev/null
 	$(MAKE) readme
 
 # Speculation in batches, as docs/batches.md shows it.

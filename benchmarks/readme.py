@@ -36,6 +36,7 @@ from benchmarks import (
     curve,
     exactness,
     faithful,
+    load_check,
     pass_checks,
     plain_answers,
     plain_ranks,
@@ -126,6 +127,8 @@ def _sheets(path: Path) -> list[Sheet]:
         return recurrent.sheets(recurrent.stored(path))
     if path.name == busy.FILE:
         return busy.sheets(busy.stored(path))
+    if path.name == load_check.FILE:
+        return load_check.sheets(load_check.stored(path))
     if path.suffix == curve.STORED:
         return curve.sheets(curve.stored(path))
     (stored,) = read_runs([path])

@@ -3,8 +3,9 @@
 Modules do not say all that a model computes: a norm may be called twice, a table may be wanted
 for some layers only. So the stock model runs over a few tokens before anything of it is
 exchanged, and our passes over the same tokens must give its hidden states after every layer and
-its logits. Where layers differ in nothing but weights, two of them stand for all. Methods are
-held against the stock model later and apart, in the shapes that they use.
+its logits. Where layers differ in nothing but weights, and many of those would have to be read,
+the first layers stand for all. Methods are held against the stock model later and apart, in the
+shapes that they use.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ppdbench.engine.masks import Step
 from ppdbench.engine.nearness import gap
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.taps import Tap
-from ppdbench.engine.weights import parts
+from ppdbench.engine.weights import count, parts
 from ppdbench.errors import UnsupportedModel
 from ppdbench.machine.pages import Files
 
@@ -31,8 +32,9 @@ from ppdbench.machine.pages import Files
 FEWEST, MOST = 6, 64
 # Of them, how many stand behind rows that were taken back, where layers have a memory.
 TAKEN_BACK = 2
-# Of layers that are alike.
-ENOUGH = 2
+# Of layers that are alike: so many weights in whole layers, and two layers at least. That keeps the
+# check to a twentieth of the time that loading takes: `python -m benchmarks.load_check`.
+ALIKE_WEIGHTS, ENOUGH = 128_000_000, 2
 # Of the length of a state. Rounding of half precision adds up from layer to layer: there the middle
 # one of all tokens counts, not the worst. It may send a token to other experts, too, and with it
 # all that look back at it: there our pass goes to those that the stock model went to.
@@ -62,7 +64,7 @@ def stock_pass(model: Any) -> StockPass:
     body, name = model.get_submodule(str(family.body)), str(family.layers)
     layers = getattr(body, name)
     ids = _tokens(model).to(model.get_input_embeddings().weight.device)
-    setattr(body, name, layers[:ENOUGH] if anatomy.alike else layers)
+    setattr(body, name, layers[: _enough(layers)] if anatomy.alike else layers)
     try:
         run = getattr(body, name)
         with _states(run) as states, handed(experts_in(run)) as calls:
@@ -70,6 +72,12 @@ def stock_pass(model: Any) -> StockPass:
     finally:
         setattr(body, name, layers)
     return StockPass(ids, states, logits, calls)
+
+
+def _enough(layers: nn.ModuleList) -> int:
+    """The number of layers that stand for all where these are alike."""
+    weights = sum(map(count, layers[0].parameters()))
+    return max(ENOUGH, ALIKE_WEIGHTS // max(1, weights))
 
 
 def _tokens(model: Any) -> Tensor:

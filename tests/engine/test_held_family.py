@@ -90,11 +90,29 @@ def test_a_single_odd_layer_is_found_though_it_is_none_of_the_first() -> None:
         held_family.hold(StagedModel(ours), stock, "tiny")
 
 
-def test_layers_that_are_alike_are_held_by_two_of_them_and_stay_in_place() -> None:
+def test_of_small_models_every_layer_is_held_though_all_are_alike() -> None:
+    model = stock_model("llama")
+    stock = held_family.stock_pass(model)
+    assert len(stock.states) == len(model.model.layers) > held_family.ENOUGH
+    ours = copy.deepcopy(model)
+    ours.model.layers[-1].mlp.down_proj.weight.data.neg_()
+    with pytest.raises(UnsupportedModel, match=f"after layer {len(stock.states)} hidden states"):
+        held_family.hold(StagedModel(ours), stock, "tiny")
+
+
+@pytest.mark.parametrize(("weights", "held"), [(0, 2), (3, 3), (9, 4)])
+def test_of_layers_that_are_alike_the_first_stand_for_all(
+    monkeypatch: pytest.MonkeyPatch, weights: int, held: int
+) -> None:
     model = stock_model("llama")
     layers = list(model.model.layers)
-    assert len(held_family.stock_pass(model).states) == held_family.ENOUGH
+    assert len(layers) == 4
+    each = sum(p.numel() for p in layers[0].parameters())
+    monkeypatch.setattr(held_family, "ALIKE_WEIGHTS", weights * each)
+    stock = held_family.stock_pass(model)
+    assert len(stock.states) == held
     assert list(model.model.layers) == layers
+    held_family.hold(StagedModel(model), stock, "tiny")
 
 
 def test_layers_that_cannot_be_called_are_refused_in_one_line() -> None:
