@@ -45,6 +45,7 @@ class Needs:
             "layers_bytes": sum(need.layers),
             "embedding_and_head_bytes": need.around,
             "packed_head_bytes": need.packed,
+            "turned_keys_bytes": need.turned,
             "cache_bytes": need.cache,
             "states_bytes": need.states,
             "passes_bytes": need.passes,

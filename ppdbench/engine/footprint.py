@@ -17,6 +17,9 @@ from torch import nn
 
 from ppdbench.engine import packing
 from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.flat.choice import why_not_in_type
+from ppdbench.engine.flat.latent import reckoned_bytes
+from ppdbench.engine.flat.understood import has_latents
 from ppdbench.engine.memory import states_bytes
 from ppdbench.engine.quantized import SCHEMES
 from ppdbench.errors import ConfigError
@@ -35,6 +38,7 @@ class Footprint:
     layers: tuple[int, ...]  # the weights of each
     around: int  # embedding, final norm and head
     packed: int  # the packed copy of a head that shares the embedding's weights
+    turned: int  # the copy of what makes keys of latents, by which flat passes multiply queries
     cache: int  # keys and values; of layers with a memory what they read
     states: int  # of layers with a memory, as they are and as they were
     passes: int
@@ -43,7 +47,7 @@ class Footprint:
     @property
     def weights(self) -> int:
         """All weights as they lie in memory."""
-        return sum(self.layers) + self.around + self.packed
+        return sum(self.layers) + self.around + self.packed + self.turned
 
     @property
     def total(self) -> int:
@@ -53,7 +57,7 @@ class Footprint:
     @property
     def at_home(self) -> int:
         """Bytes that must be where tokens enter the model, wherever its layers are."""
-        return self.around + self.packed + self.passes
+        return self.around + self.packed + self.turned + self.passes
 
     @property
     def kept(self) -> int:
@@ -92,6 +96,7 @@ def measure(model: Any, device: torch.device, context: int, scheme: str | None =
         layers=layers,
         around=_bytes(model.parameters()) - plain,
         packed=_packed_copy(adapter, device),
+        turned=_turned_copy(adapter, device, scheme),
         cache=adapter.cache_shape().bytes(context),
         states=states_bytes(adapter.layers, adapter.anatomy.memories, adapter.hidden_size),
         passes=context * row * itemsize,
@@ -137,6 +142,15 @@ def _packed_copy(adapter: Adapter, device: torch.device) -> int:
     least = packing.PAYS_FROM.get(head.dtype, sys.maxsize)
     packs = device.type == "cpu" and head.numel() >= least
     return head.numel() * head.element_size() if adapter.is_tied() and packs else 0
+
+
+def _turned_copy(adapter: Adapter, device: torch.device, scheme: str | None) -> int:
+    """Weights that make keys of latents are there once more, where passes may be flat."""
+    flat = device.type == "cpu" and scheme is None and why_not_in_type(adapter) is None
+    if not flat or not has_latents(adapter):
+        return 0
+    heads = int(adapter.config.num_attention_heads)
+    return reckoned_bytes(adapter.layers, heads, adapter.dtype)
 
 
 def check_fits(need: Footprint, place: str, free: int, ways: str) -> None:

@@ -17,6 +17,7 @@ from ppdbench.engine import attention, memory
 from ppdbench.engine.adapters import Adapter, Rotary
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.flat.choice import EAGER, lay_out
+from ppdbench.engine.flat.latent import copied_bytes
 from ppdbench.engine.flat.parts import FlatParts
 from ppdbench.engine.flat.passes import FlatPasses
 from ppdbench.engine.graphs import Graphs
@@ -304,10 +305,12 @@ class StagedModel:
         return name if self.quantized is None else f"{name}, {self.quantized} weights"
 
     def weight_bytes(self) -> int:
-        """Memory of the distinct parameters and buffers, without those left on disk."""
-        return _bytes([self.model]) - sum(
-            self.layer_bytes(i) for i in range(self.n_layers) if self.adapter.on_disk(i)
-        )
+        """Memory of the distinct parameters and buffers, without those left on disk.
+
+        And of what flat passes hold of them once more.
+        """
+        on_disk = (self.layer_bytes(i) for i in range(self.n_layers) if self.adapter.on_disk(i))
+        return _bytes([self.model]) - sum(on_disk) + copied_bytes(self.model.modules())
 
     def layers_by_place(self) -> dict[str, int]:
         """Count the layers at each place."""

@@ -12,6 +12,7 @@ PARTS = {
     "layers_bytes": "weights of the layers",
     "embedding_and_head_bytes": "embedding, norms, head",
     "packed_head_bytes": "packed copy of a tied head",
+    "turned_keys_bytes": "copy of what makes keys of latents",
     "cache_bytes": "keys and values of {context} tokens",
     "states_bytes": "states of layers with a memory",
     "passes_bytes": "passes of {context} rows",

@@ -127,6 +127,11 @@ def _unfit(adapter: Adapter) -> str | None:
         return "its layers are on several devices or on disk"
     if not all(is_plain(p) for layer in adapter.layers for p in layer.parameters()):
         return "quantised weights are multiplied by the library that made them"
+    return why_not_in_type(adapter)
+
+
+def why_not_in_type(adapter: Adapter) -> str | None:
+    """Say why a model's passes cannot be flat in its type of numbers; None if they can."""
     if adapter.dtype not in DTYPES:
         return f"no flat passes in {str(adapter.dtype).removeprefix('torch.')}"
     if adapter.anatomy.experts and adapter.dtype != torch.float32:

@@ -8,7 +8,7 @@ all heads. Beside it stands a part of keys that is turned by positions, and is t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import reads
 from ppdbench.engine.flat.norms import write_norm
-from ppdbench.engine.flat.products import product_of
+from ppdbench.engine.flat.products import FlatProduct, product_of
 from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
-from ppdbench.engine.flat.weights import FlatLinear, pack
+from ppdbench.engine.flat.weights import FlatLinear, blob_bytes, in_blocks, pack
 
 if TYPE_CHECKING:
     from ppdbench.engine.flat.ops import Buffer, Program
@@ -64,6 +64,18 @@ class LatentSizes:
         return cls(heads, *query, block.v_head_dim, block.kv_lora_rank)
 
     @property
+    def values_of_heads(self) -> list[tuple[int, int]]:
+        """The first output that makes the value of each head, and how many do."""
+        each = self.plain + self.value
+        return [(head * each + self.plain, self.value) for head in range(self.heads)]
+
+    def copied_bytes(self, dtype: torch.dtype) -> int:
+        """The bytes of what is held once more, for all heads."""
+        copied = sum(not in_blocks(*outputs) for outputs in self.values_of_heads)
+        values = copied * blob_bytes(self.value, self.latent, dtype)
+        return self.heads * blob_bytes(self.latent, self.plain, dtype) + values
+
+    @property
     def query(self) -> int:
         """Of a query as its product gives it: what is turned comes last."""
         return self.plain + self.turned
@@ -82,6 +94,8 @@ class HeadProducts:
     """Give, of the part of a query that is not turned, what it looks for in latents."""
     to_values: tuple[FlatLinear, ...]
     """Give, of latents as a head has gathered them, its value."""
+    nbytes: int
+    """Bytes that they hold beside the memory of the product itself."""
 
 
 _APART: WeakKeyDictionary[FlatLinear, HeadProducts] = WeakKeyDictionary()
@@ -90,20 +104,37 @@ _APART: WeakKeyDictionary[FlatLinear, HeadProducts] = WeakKeyDictionary()
 def head_products(product: FlatLinear, sizes: LatentSizes) -> HeadProducts:
     """Take apart the product that makes keys and values of latents.
 
-    Its weights are there once more then, however many programs use them.
+    What makes keys is multiplied by the other way round, so it is there once more then, however
+    many programs use it; what makes the value of a head only where it is no blocks of its own.
     """
     if product.bias is not None:
         raise NotUnderstoodError(f"{EXPANSION} has a bias")
     if product not in _APART:
         weights = product.unpacked().view(sizes.heads, sizes.plain + sizes.value, sizes.latent)
         keys, values = weights[:, : sizes.plain], weights[:, sizes.plain :]
-        to_latents = tuple(_packed(weight.t()) for weight in keys)
-        _APART[product] = HeadProducts(to_latents, tuple(map(_packed, values)))
+        to_latents = tuple(_held(pack(weight.t()), weight.t()) for weight in keys)
+        to_values = tuple(
+            _held(product.outputs(*of_head) or pack(weight), weight)
+            for of_head, weight in zip(sizes.values_of_heads, values, strict=True)
+        )
+        nbytes = sum(p.nbytes for p in (*to_latents, *to_values) if not p.lies_in(product))
+        _APART[product] = HeadProducts(to_latents, to_values, nbytes)
     return _APART[product]
 
 
-def _packed(weight: Tensor) -> FlatLinear:
-    made = pack(weight)
+def copied_bytes(modules: Iterable[nn.Module]) -> int:
+    """The bytes that products of these modules are held in once more, taken apart by heads."""
+    products = {m.flat for m in modules if isinstance(m, FlatProduct)}
+    return sum(_APART[product].nbytes for product in products if product in _APART)
+
+
+def reckoned_bytes(layers: Iterable[nn.Module], heads: int, dtype: torch.dtype) -> int:
+    """The same of layers whose weights are not there yet."""
+    blocks = (part for layer in layers for part in layer.modules() if is_latent(part))
+    return sum(LatentSizes.of(block, heads).copied_bytes(dtype) for block in blocks)
+
+
+def _held(made: FlatLinear, weight: Tensor) -> FlatLinear:
     if not made.holds(weight, None):
         raise RefusedError(f"a product of {made.out_features} columns holds other weights")
     return made

@@ -51,6 +51,20 @@ class FlatLinear:
         """The same with a bias, where it has none: x W^T + b over one blob."""
         return FlatLinear(self.blob, bias.detach().float(), self.out_features, self.in_features)
 
+    def outputs(self, first: int, count: int) -> FlatLinear | None:
+        """Some outputs over the same memory, where they are whole blocks and have no bias."""
+        if self.bias is not None or not in_blocks(first, count):
+            return None
+        deep = _deep(self.in_features, self.dtype)
+        return FlatLinear(
+            self.blob[first * deep : (first + count) * deep], None, count, self.in_features
+        )
+
+    def lies_in(self, other: FlatLinear) -> bool:
+        """True if its weights are in the memory of another."""
+        mine, others = (each.blob.untyped_storage() for each in (self, other))
+        return mine.data_ptr() == others.data_ptr()
+
     def unpacked(self) -> Tensor:
         """W in plain rows [out, in], a copy."""
         rows = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
@@ -79,6 +93,21 @@ class FlatLinear:
         ):
             raise MemoryError(f"no memory for {len(rows)} rows of {self.out_features} numbers")
         return out.reshape(*x.shape[:-1], self.out_features)
+
+
+def in_blocks(first: int, count: int) -> bool:
+    """True if so many outputs from one on are whole blocks."""
+    return first % BLOCK == 0 and count % BLOCK == 0
+
+
+def blob_bytes(outputs: int, inputs: int, dtype: torch.dtype) -> int:
+    """The bytes that a weight takes once it is laid out."""
+    return -(-outputs // BLOCK) * BLOCK * _deep(inputs, dtype) * dtype.itemsize
+
+
+def _deep(inputs: int, dtype: torch.dtype) -> int:
+    """The numbers of an output that lie in a blob, with those that fill it up."""
+    return -(-inputs // BLOCK) * BLOCK if dtype == torch.bfloat16 else inputs
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> FlatLinear:

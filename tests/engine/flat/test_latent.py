@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.flat.latent import HeadProducts, LatentSizes, head_products
 from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
 from ppdbench.engine.flat.weights import FlatLinear, pack
+from ppdbench.engine.footprint import measure, on_meta
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, eager
@@ -74,6 +75,55 @@ def test_a_product_is_taken_apart_by_heads_once(dtype: torch.dtype) -> None:
     del product, apart, to_latents, to_values
     gc.collect()
     assert kept() is None  # with the product itself
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("plain", "value", "shared"), [(32, 64, 3), (64, 32, 3), (16, 32, 1), (32, 7, 0), (8, 32, 0)]
+)
+def test_values_are_made_by_the_product_itself_where_they_lie_in_blocks(
+    plain: int, value: int, shared: int, dtype: torch.dtype
+) -> None:
+    sizes = LatentSizes(heads=3, plain=plain, turned=4, value=value, latent=33)
+    weight = drawn(3 * (plain + value), 33, dtype=dtype)
+    product = pack(weight)
+    apart = head_products(product, sizes)
+    assert sum(each.lies_in(product) for each in apart.to_values) == shared
+    assert apart.nbytes == sizes.copied_bytes(dtype)
+    gathered = drawn(5, 33, dtype=dtype)
+    for rows, to_value in zip(weight.view(3, -1, 33), apart.to_values, strict=True):
+        assert torch.equal(to_value.unpacked(), rows[plain:])
+        assert torch.equal(to_value(gathered), pack(rows[plain:])(gathered))
+
+
+def memories(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes by the places where they are."""
+    storages = (each.untyped_storage() for each in tensors if each.numel())
+    return {memory.data_ptr(): memory.nbytes() for memory in storages}
+
+
+def laid_out() -> set[FlatLinear]:
+    """All weights that are laid out flat anywhere."""
+    gc.collect()
+    return {each for each in gc.get_objects() if type(each) is FlatLinear}
+
+
+@pytest.mark.parametrize("family", ["minicpm3", "youtu"])
+@pytest.mark.parametrize("wide", [32, 16])
+def test_memory_is_reckoned_with_what_is_held_once_more(family: str, wide: int) -> None:
+    # Blobs of these sizes are filled up with nothing.
+    sizes = {"kv_lora_rank": 64, "qk_nope_head_dim": wide, "v_head_dim": 2 * wide}
+    others = {"qk_rope_head_dim": 32, "q_lora_rank": 32, "hidden_size": 64, "vocab_size": 96}
+    stock = tiny(family, **sizes, **others, intermediate_size=96)
+    need = measure(on_meta(stock.config, torch.float32), torch.device("cpu"), 64)
+    before = laid_out()
+    model = StagedModel(stock, passes=FLAT)
+    assert model.flat is not None, model.path.why
+    assert need.turned > 0
+    tables = sum(b.numel() * b.element_size() for b in model.model.buffers())
+    assert need.weights == model.weight_bytes() - tables
+    flat = (each.blob for each in laid_out() - before)
+    assert need.weights == sum(memories([*model.model.parameters(), *flat]).values())
 
 
 def test_products_that_hold_other_weights_or_a_bias_are_refused(
@@ -173,7 +223,7 @@ def _values_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def swapped(product: FlatLinear, sizes: LatentSizes) -> HeadProducts:
         apart = head_products(product, sizes)
-        return HeadProducts(apart.to_latents, apart.to_values[::-1])
+        return HeadProducts(apart.to_latents, apart.to_values[::-1], apart.nbytes)
 
     monkeypatch.setattr(latent, "head_products", swapped)
 

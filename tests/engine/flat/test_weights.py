@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.engine.flat.weights import FlatLinear, pack
+from ppdbench.engine.flat.weights import FlatLinear, blob_bytes, pack
 
 # [out, in]: less than a block, no multiples of 16 or 32, a vocabulary of no multiple of anything.
 SHAPES = [(1, 1), (45, 37), (33, 64), (64, 130), (96, 96), (1009, 70)]
@@ -121,3 +121,22 @@ def test_a_blob_holds_its_weights_and_no_others(
         other[place] += 2**-5
         assert not pack(other, bias).holds(weight, bias)
     assert not packed(shape, dtype, biased=False).holds(weight, bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(32, 32), (33, 31), (1, 70)])
+def test_the_bytes_of_a_layout_are_known_before_it_is_made(
+    outputs: int, inputs: int, dtype: torch.dtype
+) -> None:
+    made = pack(drawn(outputs, inputs, dtype=dtype))
+    assert blob_bytes(outputs, inputs, dtype) == made.nbytes
+
+
+def test_some_outputs_over_the_same_memory_are_whole_blocks() -> None:
+    weight = drawn(96, 5)
+    some = pack(weight).outputs(32, 64)
+    assert some is not None
+    assert torch.equal(some.unpacked(), weight[32:])
+    assert pack(weight).outputs(16, 32) is None
+    assert pack(weight).outputs(32, 16) is None
+    assert pack(weight, drawn(96)).outputs(32, 32) is None
