@@ -384,6 +384,8 @@ def closing_notes(run: FinishedRun, asked: str | None) -> None:
         )
     if (whole := run.header.model.part_of) is not None:
         notice(f"note: of the {whole} model, which is of text and more, only the text part ran")
+    if (left_out := run.header.model.adapter_left_out) is not None:
+        notice(f"note: {left_out} modules of the adapter are of other parts, which do not run")
     _placement_note(run.header.layers)
     notice(f"run: {run.path}")
 

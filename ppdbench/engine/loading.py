@@ -45,6 +45,8 @@ STAND_IN = "synthetic:demo"
 FILE = "_gguf_file"
 # The same for the hash of an adapter that was merged into its weights.
 MERGED = "_adapter_hash"
+# And for the number of modules that the adapter has and the model, a part of another, has not.
+LEFT_OUT = "_adapter_left_out"
 # And for the `model_type` of the model for text and more that it was a part of.
 PART_OF = "_part_of"
 # And for the format of weights that became plain ones.
@@ -110,6 +112,7 @@ class Loaded:
     adapter_hash: str | None = None
     part_of: str | None = None
     stored_as: str | None = None
+    adapter_left_out: int | None = None
 
     @property
     def max_positions(self) -> int:
@@ -182,7 +185,8 @@ def take_over(
     """Turn a stock transformers model into one the engine runs."""
     stored = NOTHING if spec.device_map is None else StoredWeights.of(model)
     fingerprint = weight_fingerprint(model, stored)  # of what was stored, whatever is made of it
-    file, *facts = (getattr(model, name, None) for name in (FILE, MERGED, PART_OF, STORED_AS))
+    names = (FILE, MERGED, PART_OF, STORED_AS, LEFT_OUT)
+    file, *facts = (getattr(model, name, None) for name in names)
     model = laid_out(spec, model)
     eos, pad = token_ids(model)
     # Of a model in pieces no process has all; what lies on disk would be read twice more.
@@ -283,7 +287,7 @@ def load_stock(spec: ModelSpec, context: int = 0) -> tuple[Any, Any]:
     with _one_line_errors(spec):
         model, tokenizer = _from_pretrained(path, spec, device, context)
     if found is not None:
-        lora.merge(model, found)
+        setattr(model, LEFT_OUT, lora.merge(model, found))
         setattr(model, MERGED, found.fingerprint())
     return model, tokenizer
 

@@ -12,6 +12,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.families import transposed
 from ppdbench.engine.folders import ADAPTER, check_tensors
+from ppdbench.engine.text_part import place_of
 from ppdbench.engine.weights import is_plain
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_json
@@ -159,34 +161,73 @@ def _patterns(keys: Keys, content: Mapping[str, Any], name: str) -> dict[str, fl
 class _Change:
     """The tensors of an adapter that are for one module."""
 
+    module: nn.Module
     down: Tensor | None = None
     up: Tensor | None = None
     lengths: Tensor | None = None
 
 
 @torch.no_grad()
-def merge(model: Any, lora: Lora) -> None:
-    """Change the weights of a loaded model as its adapter says."""
+def merge(model: Any, lora: Lora) -> int:
+    """Change the weights of a loaded model as its adapter says.
+
+    Of a model for text and more it may change parts that are not there, because a text never passes
+    them; returns the number of such modules.
+    """
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    modules = dict(model.named_modules())
+    places = _Places(model, lora)
     changes: dict[str, _Change] = {}
     for name, tensor in _tensors(lora).items():
         match = NAME.fullmatch(name)
         path = "" if match is None else match["module"]
-        if match is None or path not in modules:
-            raise lora.error(
-                f"{name[:120]} fits no part of this model; give the model that it was trained for"
-            )
+        module = places.find(path, name)
+        if match is None or module is None:
+            continue
         if (whole := match["whole"]) is not None:
-            _replace(modules[path], whole, tensor, f"{path}.{whole}", lora)
+            _replace(module, whole, tensor, f"{path}.{whole}", lora)
         else:
             part = next(part for part in ("down", "up", "lengths") if match[part] is not None)
-            setattr(changes.setdefault(path, _Change()), part, tensor)
+            setattr(changes.setdefault(path, _Change(module)), part, tensor)
     for path, change in changes.items():
-        module = modules[path]
+        module = change.module
         _replace(module, "weight", _sum(module, path, change, lora), f"{path}.weight", lora)
     if tied and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         _untie(model)
+    return places.count_left_out()
+
+
+class _Places:
+    """The modules of a model by the names that an adapter has for them."""
+
+    def __init__(self, model: Any, lora: Lora) -> None:
+        self._modules: dict[str, nn.Module] = dict(model.named_modules())
+        self._in_whole, self._lora = place_of(model), lora
+        self._found, self._left_out = set[str](), set[str]()
+
+    def find(self, path: str, name: str) -> nn.Module | None:
+        """The module that is meant; None for one of a part that a text never passes."""
+        own: str | None = path
+        if path not in self._modules and self._in_whole is not None:
+            with suppress(KeyError):
+                own = self._in_whole.within(path)
+        if own is None:
+            self._left_out.add(path)
+            return None
+        if not path or own not in self._modules:
+            raise self._lora.error(
+                f"{name[:120]} fits no part of this model; give the model that it was trained for"
+            )
+        self._found.add(path)
+        return self._modules[own]
+
+    def count_left_out(self) -> int:
+        """Count the modules that were left out; all of them is too many."""
+        if self._left_out and not self._found:
+            raise self._lora.error(
+                "it changes nothing of the part that writes text, which alone runs here; leave "
+                "--adapter out"
+            )
+        return len(self._left_out)
 
 
 def _tensors(lora: Lora) -> dict[str, Tensor]:

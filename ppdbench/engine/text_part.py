@@ -7,6 +7,8 @@ text once, so that a part that is more than its class says is refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,12 +33,80 @@ ALWAYS = {"qwen3_moe": {"norm_topk_prob": True}}
 LEFT_OUT = {name: {"logit_scale": 1.0} for name in ("aya_vision", "cohere2_vision")}
 # Those whose text part transformers loads alone; the whole needs another library for its pictures.
 ALONE = frozenset({"gemma3n"})
+# The other parts of those.
+BESIDE = ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
 # The setting that lists layers which look at nothing but pictures: a text passes them by.
 PASSED_BY = "cross_attention_layers"
 OF_PLACES = ("mrope_section", "mrope_interleaved")
 TOKENS = 6
 # Of the length of logits, in each type of numbers.
 CLOSE = {torch.float32: 1e-4, torch.float16: 2**-5, torch.bfloat16: 2**-4}
+
+
+# Where a text part keeps what its modules were called in the whole.
+PLACE = "_in_whole"
+# What the text part and its head were called in wholes of transformers before 4.52.
+EARLIER = ("language_model.model", "language_model.lm_head")
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceInWhole:
+    """Names of modules in the model for text and more that a text part is of."""
+
+    decoder: str
+    head: str
+    others: tuple[str, ...]
+    """The parts that are neither."""
+    layers: Mapping[str, str] | None = None
+    """The numbers of layers there and here, where they differ."""
+
+    def within(self, module: str) -> str | None:
+        """The text part's own name of a module; None of one that a text passes by.
+
+        A KeyError says that there is no such part.
+        """
+        for was, now in zip(EARLIER, (self.decoder, self.head), strict=True):
+            if _is_within(module, was):
+                module = now + module.removeprefix(was)
+        for named in (module, f"model.{module}"):
+            if _is_within(named, self.head):
+                return f"lm_head{named.removeprefix(self.head)}"
+            if _is_within(named, self.decoder):
+                return self._renumbered(named.removeprefix(self.decoder))
+            if any(_is_within(named, other) for other in self.others):
+                return None
+        raise KeyError(module)
+
+    def _renumbered(self, rest: str) -> str | None:
+        """The text part's name of a module by what follows the decoder's."""
+        _, kind, *numbered = [*rest.split("."), ""]
+        if self.layers is not None and kind == "layers":
+            if numbered[0] not in self.layers:
+                return None
+            rest = ".".join(["", kind, self.layers[numbered[0]], *numbered[1:-1]])
+        return f"model{rest}"
+
+
+def _is_within(module: str, part: str) -> bool:
+    return module == part or module.startswith(f"{part}.")
+
+
+def place_of(part: Any) -> PlaceInWhole | None:
+    """The names that modules of a text part had in the whole; None of a model that was none."""
+    found: PlaceInWhole | None = getattr(part, PLACE, None)
+    return found
+
+
+def _place_in(whole: Any) -> PlaceInWhole:
+    """Read the names of a loaded whole."""
+    names = {id(module): name for name, module in whole.named_modules()}
+    decoder = names[id(whole.get_decoder())]
+    head = names[id(whole.get_output_embeddings())]
+    around = decoder.rpartition(".")[0]
+    beside = [f"{around}.{name}" for name, _ in whole.get_submodule(around).named_children()]
+    tops = [name for name, _ in whole.named_children() if name != around]
+    others = tuple(name for name in (*beside, *tops) if name not in (decoder, head))
+    return PlaceInWhole(decoder, head, others, _numbers(whole.get_decoder().config))
 
 
 def is_mixed(config: Any) -> bool:
@@ -94,6 +164,8 @@ def load(
         how |= {"config": configuration(config), "dtype": dtype, "output_loading_info": True}
         alone: tuple[Any, dict[str, Any]]
         alone = transformers.AutoModelForCausalLM.from_pretrained(path, **how)
+        others = tuple(f"model.{name}" for name in BESIDE)
+        setattr(alone[0], PLACE, PlaceInWhole("model.language_model", "lm_head", others))
         return alone
     whole_class = getattr(transformers, of_text_and_more()[config.model_type])
     whole, report = whole_class.from_pretrained(path, dtype=dtype, output_loading_info=True, **how)
@@ -124,6 +196,7 @@ def part_of(whole: Any) -> Any:
         owner.weight = part.get_input_embeddings().weight
     part.generation_config = whole.generation_config
     part.config.name_or_path = whole.config.name_or_path
+    setattr(part, PLACE, _place_in(whole))
     return part.eval()
 
 
@@ -133,11 +206,9 @@ def _weights_for_text(decoder: Any, config: Any) -> dict[str, Tensor]:
     Rows for pictures may stand behind those of the words.
     """
     weights: dict[str, Tensor] = decoder.state_dict()
-    passed_by = set(getattr(decoder.config, PASSED_BY, ()))
-    if not passed_by:
+    numbers = _numbers(decoder.config)
+    if numbers is None:
         return weights
-    left = [i for i in range(decoder.config.num_hidden_layers) if i not in passed_by]
-    numbers = {str(before): str(now) for now, before in enumerate(left)}
     found: dict[str, Tensor] = {}
     for name, weight in weights.items():
         kind, _, rest = name.partition(".")
@@ -148,6 +219,15 @@ def _weights_for_text(decoder: Any, config: Any) -> dict[str, Tensor]:
             found[f"layers.{numbers[number]}.{within}"] = weight
     found["embed_tokens.weight"] = found["embed_tokens.weight"][: config.vocab_size]
     return found
+
+
+def _numbers(config: Any) -> dict[str, str] | None:
+    """The numbers of the layers that text passes, before and now; None where none are left out."""
+    passed_by = set(getattr(config, PASSED_BY, ()))
+    if not passed_by:
+        return None
+    left = [i for i in range(config.num_hidden_layers) if i not in passed_by]
+    return {str(before): str(now) for now, before in enumerate(left)}
 
 
 @torch.inference_mode()

@@ -59,6 +59,7 @@ def run_header(
             gguf_weights=file.weights_by_type if file else None,
             adapter=loaded.spec.adapter,
             adapter_hash=loaded.adapter_hash,
+            adapter_left_out=loaded.adapter_left_out or None,
             experts=experts_of_a_layer(staged),
             stored_as=loaded.stored_as,
             part_of=loaded.part_of,

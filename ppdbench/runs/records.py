@@ -553,6 +553,8 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     """The folder of the adapter that was merged into the weights, which `weight_hash` is of."""
     adapter_hash: str | None = None
     """Hash of the adapter."""
+    adapter_left_out: Count | None = None
+    """Modules that it changes of other parts of a model for text and more, which do not run."""
     experts: Count | None = None
     """Experts of a layer, in models that have them and choose some of them for each token."""
     stored_as: Name | None = None

@@ -22,6 +22,7 @@ from ppdbench.engine.loading import ModelSpec, load, load_stock
 from ppdbench.errors import ConfigError
 from tests.adapters import ALPHA, RANK, ROOT, adapter, factors, for_module
 from tests.engine.test_packed_levels import packed_folder
+from tests.engine.test_text_part import saved, whole
 from tests.engine.test_weight_files import folder_in_fp8, folder_of
 from tests.families import stock_model
 from tests.helpers import save_synthetic
@@ -140,6 +141,89 @@ def test_weights_that_become_plain_ones_take_an_adapter(stored: str, tmp_path: P
         model.get_submodule(Q).weight += ALPHA / RANK * (b @ a)
     found, _ = load_stock(ModelSpec(name=str(folder), adapter=str(path), dtype="float32"))
     assert_same(logits(found), logits(model), before)
+
+
+# Adapters of models for text and more
+
+PICTURES = "model.vision_tower.encoder.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "named"),
+    [
+        ("gemma3", "model.language_model.layers.1.self_attn.q_proj", None),
+        (
+            "gemma3",
+            "model.language_model.layers.0.mlp.down_proj",
+            "language_model.model.layers.0.mlp.down_proj",
+        ),
+        ("gemma3", "lm_head", "language_model.lm_head"),
+        ("qwen2_5_vl", "model.language_model.layers.1.self_attn.k_proj", None),
+        ("qwen2_5_vl", "model.language_model.layers.1.mlp.up_proj", "model.layers.1.mlp.up_proj"),
+        ("mllama", "model.language_model.layers.3.self_attn.q_proj", None),
+    ],
+)
+def test_an_adapter_of_a_whole_changes_its_text_part(
+    kind: str, module: str, named: str | None, tmp_path: Path
+) -> None:
+    model = whole(kind, tie_word_embeddings=False)
+    folder, before = saved(model, tmp_path / "model"), logits(model)
+    changed = model.get_submodule(module)
+    a, b = factors(changed.in_features, changed.out_features, 2)
+    name = named or module
+    path = adapter(tmp_path / "adapter", for_module(name, a, b), rank_pattern={name: 2})
+    with torch.no_grad():
+        changed.weight += ALPHA / 2 * (b @ a)
+    spec = ModelSpec(name=str(folder), adapter=str(path))
+    found, _ = load_stock(spec)
+    assert_same(logits(found), logits(model), before)
+    assert load(spec).adapter_left_out == 0
+
+
+def test_what_an_adapter_of_a_whole_changes_of_other_parts_is_left_out_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = whole("gemma3")
+    folder, text = saved(model, tmp_path / "model"), "model.language_model.layers.1.mlp.up_proj"
+    tensors = {
+        **for_module(text, *factors(32, 48)),
+        **for_module(PICTURES, *factors(16, 16)),
+        **for_module("multi_modal_projector.some", *factors(16, 16)),
+    }
+    path = adapter(tmp_path / "adapter", tensors)
+    assert decode(folder, tmp_path / "run", "--adapter", str(path)) == 0
+    said = "note: 2 modules of the adapter are of other parts, which do not run"
+    assert said in capsys.readouterr().err
+    assert header(tmp_path / "run")["model"]["adapter_left_out"] == 2
+
+
+def test_layers_that_look_at_pictures_alone_are_left_out_of_an_adapter(tmp_path: Path) -> None:
+    folder = saved(whole("mllama"), tmp_path / "model")
+    root = "model.language_model.layers"
+    tensors = {
+        **for_module(f"{root}.3.self_attn.q_proj", *factors(32, 32)),
+        **for_module(f"{root}.1.cross_attn.q_proj", *factors(32, 32)),
+    }
+    path = adapter(tmp_path / "adapter", tensors)
+    assert load(ModelSpec(name=str(folder), adapter=str(path))).adapter_left_out == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (PICTURES, "it changes nothing of the part that writes text, which alone runs here"),
+        ("model.language_model.layers.9.mlp.up_proj", "fits no part of this model"),
+        ("model.sound_tower.layers.0.q_proj", "fits no part of this model"),
+    ],
+)
+def test_an_adapter_of_a_whole_that_changes_no_text_is_refused(
+    module: str, words: str, tmp_path: Path
+) -> None:
+    folder = saved(whole("gemma3"), tmp_path / "model")
+    path = adapter(tmp_path / "adapter", for_module(module, *factors(16, 16)))
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_stock(ModelSpec(name=str(folder), adapter=str(path)))
+    assert "\n" not in str(caught.value)
 
 
 # What is refused, in one line
