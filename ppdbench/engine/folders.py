@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from ppdbench.engine.families import FAMILIES, sizes
 from ppdbench.engine.known import known, of_text_and_more
@@ -19,6 +20,8 @@ from ppdbench.errors import ConfigError, UnsupportedModel
 BY_LAYER = ("intermediate_size",)  # what may be a list of numbers, one of each layer
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+QUANTISED = ("quantization_config", "compression_config")
+ZIPPED = b"PK"  # what files that torch writes begin with
 ADAPTER = "adapter_config.json"  # of weights that change others, such as LoRA
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -36,8 +39,11 @@ def check_model_folder(folder: Path) -> None:
     check_config(folder)
     for index in sorted(folder.glob("*.index.json")):
         _check_shards(folder, index)
-    for file in sorted(folder.glob("*.safetensors")):
-        check_tensors(f"model {folder}", file)
+    files = sorted(folder.glob("*.safetensors"))
+    types = {file: check_tensors(f"model {folder}", file) for file in files}
+    _check_types(folder, types)
+    if not files:
+        _check_pickles(folder)
 
 
 def _check_shards(folder: Path, index: Path) -> None:
@@ -52,6 +58,30 @@ def _check_shards(folder: Path, index: Path) -> None:
             f"model {folder} does not load: {index.name} names {lacking[0]}, which is not there; "
             "fetch the model again"
         )
+
+
+def _check_types(folder: Path, types: Mapping[Path, Collection[str]]) -> None:
+    """Refuse numbers in 8 bits that nothing is said of: they stand for others, by a scale."""
+    small = next((file for file, held in types.items() if any(map(_is_small, held))), None)
+    config = (folder / "config.json").read_text("utf-8")
+    if small is not None and not any(f'"{name}"' in config for name in QUANTISED):
+        raise ConfigError(
+            f"model {folder} does not load: {small.name} holds weights in fp8, and config.json has "
+            "no quantization_config that says what they stand for; fetch the model again"
+        )
+
+
+def _is_small(dtype: str) -> bool:
+    return dtype.startswith("F8_")
+
+
+def _check_pickles(folder: Path) -> None:
+    """Refuse files that are empty, or zipped and without their end."""
+    for file in sorted(folder.glob("pytorch_model*.bin")):
+        with file.open("rb") as stream:
+            begins = stream.read(len(ZIPPED))
+        if not begins or (begins == ZIPPED and not is_zipfile(file)):
+            raise _damaged(f"model {folder}", file)
 
 
 def _adapter_found(folder: Path) -> ConfigError:
@@ -78,6 +108,9 @@ def check_config(folder: Path) -> None:
         raise ConfigError(f"model {folder} does not load: {path.name} names no model_type")
     check_family(content["model_type"], str(folder))
     check_sizes(content, str(path))
+    stored = content.get("quantization_config")
+    if stored is not None and not isinstance(stored, dict):
+        raise ConfigError(f"{path}: quantization_config must be an object")
 
 
 def check_family(model_type: str, name: str) -> None:
@@ -105,22 +138,24 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: {name} is {shown}; use a whole number from 1 to {most}")
 
 
-def check_tensors(what: str, file: Path) -> None:
-    """Refuse a safetensors file that is not as long as it says; `what` is told to have it."""
+def check_tensors(what: str, file: Path) -> set[str]:
+    """Refuse a safetensors file that is not as long as it says; `what` is told to have it.
+
+    Returns the types of its tensors.
+    """
     size = file.stat().st_size
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length)) if length < size else None
-        ends = [
-            int(about["data_offsets"][1])
-            for name, about in header.items()  # type: ignore[union-attr]
-            if name != "__metadata__"
-        ]
+            header: Any = json.loads(stream.read(length)) if length < size else None
+        tensors = [about for name, about in header.items() if name != "__metadata__"]
+        ends = [int(about["data_offsets"][1]) for about in tensors]
+        types = {str(about["dtype"]) for about in tensors}
     except (OSError, ValueError, struct.error, AttributeError, KeyError, TypeError, IndexError):
         raise _damaged(what, file) from None
     if 8 + length + max(ends, default=0) != size:
         raise _damaged(what, file)
+    return types
 
 
 def _damaged(what: str, file: Path) -> ConfigError:

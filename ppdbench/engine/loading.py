@@ -445,6 +445,8 @@ def _from_pretrained(
         )
     setattr(model, STORED_AS, format_of)
     _check_complete(report["missing_keys"], spec.name)
+    if not is_quantised:
+        _check_made_plain(model, spec.name)
     _check_vocabulary(tokenizer, int(config.vocab_size), spec.name)
     if "device_map" not in shared:
         model = model.to(_first_place(spec, device))
@@ -567,6 +569,20 @@ def _check_complete(missing: Iterable[str], name: str) -> None:
             f"{name}: the weights lack {len(lacking)} tensors that config.json asks for, first "
             f"{lacking[0]}; fetch the model again"
         )
+
+
+def _check_made_plain(model: Any, name: str) -> None:
+    """Weights that were to become plain ones may lack the scales that tell what they stand for."""
+    left = [path for path, p in model.named_parameters() if p.is_floating_point() and _is_small(p)]
+    if left:
+        raise ConfigError(
+            f"{name}: {len(left)} tensors in fp8 lack their scales, first {left[0]}; fetch the "
+            "model again"
+        )
+
+
+def _is_small(weight: Tensor) -> bool:
+    return weight.element_size() < 2
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks.families import tiny
 from ppdbench.engine import synthetic
@@ -183,6 +183,47 @@ def test_experts_in_mxfp4_become_the_plain_ones_that_they_stand_for(tmp_path: Pa
     loaded = load(ModelSpec(name=str(folder)))
     assert loaded.stored_as == "mxfp4"
     assert ours(folder) == truth(model)
+
+
+def test_fp8_whose_scales_are_not_there_is_refused(tmp_path: Path) -> None:
+    folder = folder_in_fp8(stock_model("llama", vocab_size=300), tmp_path)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    lost = sorted(name for name in tensors if "scale" in name)[0]
+    del tensors[lost]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(
+        ConfigError, match="1 tensors in fp8 lack their scales, first model"
+    ) as said:
+        load(ModelSpec(name=str(folder)))
+    assert "\n" not in str(said.value)
+
+
+def test_fp8_that_the_configuration_says_nothing_of_is_refused(tmp_path: Path) -> None:
+    folder = folder_in_fp8(stock_model("llama", vocab_size=300), tmp_path)
+    path = folder / "config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    del settings["quantization_config"]
+    path.write_text(json.dumps(settings), "utf-8")
+    with pytest.raises(ConfigError, match=r"model\.safetensors holds weights in fp8, and config"):
+        load(ModelSpec(name=str(folder)))
+    path.write_text(json.dumps({**settings, "quantization_config": ["fp8"]}), "utf-8")
+    with pytest.raises(ConfigError, match="quantization_config must be an object"):
+        load(ModelSpec(name=str(folder)))
+
+
+@pytest.mark.parametrize("save", [as_pickle, as_pickled_shards])
+@pytest.mark.parametrize("left", [0, 500])
+def test_pickled_files_that_are_cut_off_are_named(
+    save: Callable[[Any, Path], None], left: int, tmp_path: Path
+) -> None:
+    model = stock_model("llama", vocab_size=300)
+    folder = folder_of(model, tmp_path)
+    save(model, folder)
+    file = sorted(folder.glob("*.bin"))[-1]
+    file.write_bytes(file.read_bytes()[:left])
+    with pytest.raises(ConfigError, match=f"{file.name} is cut off or damaged; fetch it again"):
+        load(ModelSpec(name=str(folder)))
 
 
 @pytest.mark.parametrize("method", ["aqlm", "higgs", "compressed-tensors", "fbgemm_fp8"])
