@@ -15,6 +15,7 @@ from ppdbench.methods.base import Method
 from tests.cli.swept import Drafting
 from tests.report.made import GRID, SPEEDS
 from tests.sweeps import cells, header, write
+from tests.training.conftest import home as home
 
 
 @pytest.fixture

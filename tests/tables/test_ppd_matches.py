@@ -5,18 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ppdbench.cli.main import run
-from tests.tables.made import probed, write_run
-
-# Of 8 layers these lie where 10, 20, 30 and 35 of 40 do; 5 lies between.
-EARLY = {2: 9, 4: 2, 5: 2, 6: 0, 7: 0}
+from tests.tables.made import probed, squad, write_run
 
 
 @pytest.fixture(autouse=True)
@@ -24,17 +19,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where the project's own runs lie."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-def squad(folder: str, **model: Any) -> str:
-    """Two examples of 16 tokens; after half of the layers 8 of 32 tokens are first choice."""
-    samples = []
-    for number in range(2):
-        ranks = {layer: [rank] * 16 for layer, rank in EARLY.items()}
-        ranks[4] = [0] * 8 + [2] * 8 if number else [2] * 16
-        trained = {4: [0] * 16}
-        samples.append(probed("squad", number, ranks, trained=trained))
-    return str(write_run(Path(folder), "probe", samples, **model))
 
 
 def rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
@@ -123,13 +107,6 @@ def test_csv_and_latex_hold_what_json_holds(capsys: pytest.CaptureFixture[str]) 
     assert "Here: m, 8 layers" in out
 
 
-def test_a_table_can_be_written_to_files(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = squad("a")
-    assert run(["table", "ppd/2", folder, "--export", "t.md", "--export", "t.csv"]) == 0
-    assert Path("t.md").read_text("utf-8").startswith("### Table 2: match rates, squad")
-    assert Path("t.csv").read_text("utf-8").startswith("task,head,k,bucket,")
-
-
 def test_drawn_tokens_are_compared_by_how_they_were_drawn(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -162,13 +139,6 @@ def test_figures_place_ours_by_theory_and_repeat_what_the_text_says(
     assert "Figure 4" in Path("f.svg").read_text("utf-8")
 
 
-def test_a_picture_of_a_table_is_refused_before_anything_is_read(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["table", "ppd/2", "nowhere", "--plot", "f.svg"]) == 2
-    assert "ppd/2 is no figure" in capsys.readouterr().err
-
-
 # Bad input
 
 
@@ -197,71 +167,7 @@ def test_a_run_of_another_kind_says_what_is_needed(capsys: pytest.CaptureFixture
     assert "it takes ppdbench probe --task squad" in capsys.readouterr().err
 
 
-def test_failed_examples_are_left_out_reported_and_told_by_the_exit_code(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    failed = {
-        "example_id": "9",
-        "task": "squad",
-        "method": "probe",
-        "target": "greedy",
-        "verdict": "failed",
-        "error": "NaN",
-        "output_ids": [],
-    }
-    folder = write_run(Path("a"), "probe", [probed("squad", 0, {4: [0] * 16}), failed])
-    assert run(["table", "ppd/6", str(folder), "--format", "csv"]) == 3
-    captured = capsys.readouterr()
-    assert "1 examples of a failed and are left out; the first: squad 9: NaN" in captured.err
-    assert ",16," in captured.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["ppd/2"], "needs a run: ppdbench table ppd/2 --run, which is: ppdbench probe"),
-        (["ppd/2", "--out", "nowhere"], "none lies in nowhere"),
-        (["ppd/2", "--out="], "--out is empty"),
-        (["ppd/2", "--out", __file__], "test_ppd_matches.py is a file"),
-        (["ppd/2", "a", "--run"], "not both"),
-        (["ppd/2", "a", "--limit", "3"], "--limit goes with --run"),
-        (["ppd/2", "a", "--out", "b"], "give the runs to show, or --out"),
-        (["ppd/1", "a"], "ppd/1 needs no run"),
-        (["ppd/1", "--run"], "ppd/1 needs no run"),
-        (["ppd/2", "--run", "--limit", "0"], "Invalid value for '--limit': 0"),
-        (["ppd/2", "a", "--export", "t.docx"], "t.docx"),
-    ],
-)
-def test_bad_input_is_one_line(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["table", *arguments]) == 2
-    said = capsys.readouterr().err.strip()
-    assert words in said
-    assert "\n" not in said
-
-
 # From what is stored
-
-
-def test_runs_are_found_where_the_recipe_left_them(capsys: pytest.CaptureFixture[str]) -> None:
-    squad("tables/ppd-matches")
-    assert run(["table", "ppd/2", "--out", "tables"]) == 0
-    assert capsys.readouterr().err == ""
-    assert run(["table", "ppd/2", "--out", "none"]) == 2
-
-
-def test_rendering_never_imports_torch(tmp_path: Path) -> None:
-    script = (
-        "import sys; from ppdbench.cli.main import run; code = run(sys.argv[1:]); "
-        "sys.exit(code or 10 * bool({'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "table", "ppd/2", squad("a")],
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # What the package itself can tell

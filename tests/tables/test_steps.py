@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, Interrupted
 from ppdbench.tables import steps
 from ppdbench.tables.recipe import RecipeStep
@@ -142,47 +138,6 @@ def test_an_interrupted_step_ends_the_command_with_its_exit_code(
     with pytest.raises(Interrupted, match="step first") as caught:
         make(tmp_path, FIRST)
     assert caught.value.exit_code == 130
-
-
-SHORT = ["--model", "synthetic:layers=4,hidden=32,vocab=300", "--data", "builtin", "--offline"]
-
-
-@pytest.mark.slow
-def test_a_table_is_measured_and_then_shown_from_what_was_stored(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = ["table", "ppd/5", "--out", str(tmp_path)]
-    scale = ["--limit", "1", "--max-new-tokens", "2"]
-    assert run([*words, "--run", *SHORT, *scale]) == 0
-    first = capfd.readouterr()
-    assert "running: ppdbench probe" in first.err
-    assert "random weights" in first.out
-    assert run(words) == 0
-    again = capfd.readouterr()
-    assert (again.out, again.err) == (first.out, "")
-    command = json.loads((tmp_path / "ppd-sampled" / "run.json").read_text("utf-8"))["command"]
-    assert command[:2] == ["ppdbench", "probe"]
-
-
-@pytest.mark.slow
-def test_an_interrupt_keeps_what_is_finished_and_leaves_nobody_working(tmp_path: Path) -> None:
-    words = ["table", "ppd/5", "--run", "--out", str(tmp_path), *SHORT]
-    words += ["--limit", "16", "--max-new-tokens", "96"]  # so that there is time to interrupt it
-    command = [sys.executable, "-m", "ppdbench", *words]
-    samples = tmp_path / "ppd-sampled" / "samples.jsonl"
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as table:
-        deadline = time.monotonic() + 60
-        while not (samples.is_file() and samples.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        table.send_signal(signal.SIGINT)
-        _, said = table.communicate(timeout=60)
-    assert table.returncode == 130
-    assert b"interrupted in step ppd-sampled" in said
-    kept = samples.read_bytes()
-    assert kept.endswith(b"\n")
-    assert not (tmp_path / "ppd-sampled" / "step.json").exists()
-    time.sleep(0.3)
-    assert samples.read_bytes() == kept
 
 
 def test_the_mark_says_which_text_but_not_where_it_lay(

@@ -25,6 +25,8 @@ def training(what: str, rate: str = "1e-2") -> list[str]:
 SMALL = small("1e-3")
 LAYERSKIP = [*training("layerskip", "1e-3"), "--rotation", "3", "--p-max", "0.3"]
 LAYERSKIP += ["--checkpoint-every", "4"]
+TRAIN_HEADS = ["train", "heads", "--model", "./model", "--text", "text.txt", "--split-by", "file"]
+TWO_STEPS = ["--sequence", "16", "--batch-size", "4", "--steps", "2"]
 
 
 def blocks(batch: int = 4, length: int = 17) -> torch.Tensor:

@@ -18,15 +18,13 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ppdbench.cli import training as training_cli
 from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.methods.layerskip import train as layerskip
 from ppdbench.training.text import TextSpec, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
-from tests.families import stock_model
 from tests.processes import ranks
-from tests.training.made import LAYERSKIP, assert_refused, log
+from tests.training.made import LAYERSKIP, log
 
 Capture = pytest.CaptureFixture[str]
 
@@ -119,20 +117,6 @@ def test_weights_that_are_no_numbers_are_not_kept(
     assert [path.name for path in (home / "end" / "checkpoints").iterdir()] == ["step-00000004"]
 
 
-@pytest.mark.parametrize("kind", ["heads", "medusa", "layerskip"])
-def test_a_model_with_nan_leaves_no_folder(home: Path, kind: str, capsys: Capture) -> None:
-    model = stock_model("llama-mha-tied", vocab_size=300)
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
-    model.save_pretrained(home / "model")
-    words = ["train", kind, "--model", "model", "--text", "text.txt", "--out", "none"]
-    assert run([*words, "--steps", "2", "--batch-size", "2", "--sequence", "16"]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "NaN" in line]
-    assert line.startswith("ppdbench: the model holds NaN or infinite weights, the first in model")
-    assert "layers.1.mlp.up_proj.weight" in line
-    assert not (home / "none").exists()
-
-
 def test_a_run_that_turns_nan_before_its_first_checkpoint_begins_anew(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,28 +190,6 @@ def test_a_full_disk_is_told_as_that_and_leaves_nothing_half_written(
     assert (home / "full" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--held-out nowhere.txt", "text nowhere.txt is neither a file nor a folder"),
-        ("--task gsm9k --data builtin", "did you mean gsm8k"),
-        ("--task gsm8k --data nowhere.jsonl", "nowhere.jsonl"),
-        ("--precision fp16", "--precision fp16 needs a GPU"),
-        ("--beta2 2", "beta2=2.0; use"),
-        ("--seed -1", "seed=-1; use 0 or more"),
-        ("--epochs inf", "--epochs inf: use a number above 0"),
-    ],
-)
-def test_what_would_fail_in_the_end_fails_in_the_beginning(
-    home: Path, words: str, message: str, capsys: Capture
-) -> None:
-    command = [*LAYERSKIP, "--out", "run", *words.split()]
-    if "epochs" not in words:
-        command += ["--steps", "4"]
-    assert_refused(command, message, capsys)
-    assert not (home / "run" / "train.jsonl").exists()
-
-
 def test_another_model_or_vocabulary_is_not_resumed(home: Path, capsys: Capture) -> None:
     command = [*LAYERSKIP, "--steps", "2", "--out", "run"]
     assert run(command) == 0
@@ -281,25 +243,6 @@ def test_mixed_precision_goes_on_exactly_too(home: Path, monkeypatch: pytest.Mon
     assert log(home / "full") != log(home / "whole")
 
 
-def test_rate_and_loss_are_shown_while_it_trains(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    class Watched:
-        def __enter__(self) -> Any:
-            return lambda text, done, total: said.append(f"{text} {done}/{total}")
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr(training_cli, "progress", Watched)
-    assert run([*LAYERSKIP, "--steps", "3", "--out", "run"]) == 0
-    assert len(said) == 3
-    assert all(" tokens/s " in line and line.startswith("loss ") for line in said)
-    assert said[-1].endswith("3/3")
-
-
 # Tokens on disk
 
 
@@ -344,9 +287,3 @@ def test_a_run_that_was_killed_before_it_had_a_header_begins(
     taken = steps_run(monkeypatch)
     assert run([*command, "--resume"]) == 0
     assert taken == [0, 1]
-
-
-def test_where_no_training_began_there_is_nothing_to_resume(home: Path, capsys: Capture) -> None:
-    assert run([*LAYERSKIP, "--steps", "2", "--out", "never", "--resume"]) == 2
-    assert "never holds no training run, so nothing to resume" in capsys.readouterr().err
-    assert not (home / "never").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,8 @@ import pytest
 import torch
 
 from ppdbench.cli.main import run
-from ppdbench.engine.placement import FreeMemory
 from ppdbench.methods.layerskip.recipe import Recipe
 from ppdbench.methods.layerskip.train import LayerSkipObjective
-from ppdbench.training import prepare
-from ppdbench.training import run as runs
 from ppdbench.training.evaluate import MEASURING
 from ppdbench.training.head_plan import some_exits
 from ppdbench.training.heads import HeadsObjective
@@ -28,12 +24,10 @@ from ppdbench.training.memory import (
     kept_diary,
     measure_passes,
 )
-from ppdbench.training.trainer import Trainer
 from tests.families import stock_model
+from tests.training.made import TRAIN_HEADS, TWO_STEPS
 
 Capture = pytest.CaptureFixture[str]
-TRAIN = ["train", "heads", "--model", "./model", "--text", "text.txt", "--split-by", "file"]
-SMALL = ["--sequence", "16", "--batch-size", "4", "--steps", "2"]
 
 
 def diary(tokens: int, *sizes: int, sequences: int = 1, kept: tuple[int, ...] = ()) -> StepTrace:
@@ -90,100 +84,12 @@ def test_parts_without_weights_are_as_large_as_real_ones() -> None:
     assert real.optimizer == 3 * real.added
 
 
-def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(FreeMemory, "found", lambda *_: FreeMemory({"cpu": size}))
-
-
-def test_parts_that_do_not_fit_are_refused_before_weights_load(
-    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free(monkeypatch, 300_000)
-    monkeypatch.setattr(prepare, "load_stock", lambda spec: pytest.fail("weights were loaded"))
-    assert run([*TRAIN, *SMALL, "--whole", "--layers", "all", "--out", "heads"]) == 2
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert "gradients and optimizer" in line
-    assert "--rank" in line
-    assert not (home / "heads").exists()
-
-
-def test_a_step_that_does_not_fit_is_refused_with_a_batch_that_does(
-    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [*TRAIN, *SMALL[:2], "--steps", "1", "--batch-size", "4096", "--out", "heads"]
-    monkeypatch.setattr(Trainer, "run", lambda *_, **__: pytest.fail("a step was taken"))
-    free(monkeypatch, 4_000_000)
-    assert run(words) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert "4096 sequences of 16 tokens" in line
-    advised = int(line.rpartition("--micro-batch ")[2])
-    assert 1 <= advised < 4096
-    monkeypatch.undo()
-    monkeypatch.chdir(home)
-    free(monkeypatch, 4_000_000)
-    monkeypatch.setattr(Trainer, "run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert run([*words, "--micro-batch", str(advised)]) == 130  # so it came to the first step
-
-
-def test_a_dry_run_adds_up_and_says_that_it_does_not_fit(
-    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ppdbench.report import export
-
-    told: list[Any] = []
-    monkeypatch.setattr(export, "emit", lambda sheets, content, form: told.append(content))
-    assert run([*TRAIN, *SMALL, "--dry-run", "--out", "dry"]) == 0
-    (plan,) = told
-    parts = ("weights", "added", "optimizer", "passes")
-    assert plan["total_bytes"] == sum(plan[f"{part}_bytes"] for part in parts)
-    assert plan["added_bytes"] == 4 * plan["trained"]
-    assert plan["short"] is None
-    assert plan["step_seconds"] > 0
-    free(monkeypatch, 4_000_000)
-    words = [*TRAIN, *SMALL[:2], "--steps", "1", "--batch-size", "60000", "--dry-run"]
-    assert run([*words, "--out", "dry"]) == 0
-    assert told[1]["step_seconds"] is None
-    assert "--micro-batch" in capsys.readouterr().err
-
-
 def test_heads_are_few_and_small_unless_asked_for(home: Path) -> None:
     assert some_exits(30) == [8, 15, 22]
     assert some_exits(2) == [1]
-    assert run([*TRAIN, *SMALL, "--out", "heads"]) == 0
+    assert run([*TRAIN_HEADS, *TWO_STEPS, "--out", "heads"]) == 0
     header = json.loads((home / "heads" / "heads.json").read_text("utf-8"))
     assert (header["layers"], header["rank"]) == ([1, 2, 3], 64)
-
-
-# Held-out text
-
-
-def test_held_out_text_is_measured_as_far_as_asked_and_told(
-    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    plain = HeadsObjective.quality
-
-    def counted(self: Any, ids: Any, sequence: int, watch: Any) -> Any:
-        seen.append(len(ids))
-        return plain(self, ids, sequence, watch)
-
-    monkeypatch.setattr(HeadsObjective, "quality", counted)
-    words = [*TRAIN, *SMALL, "--rank", "2", "--layers", "1", "--held-out", "text.txt"]
-    assert run([*words, "--held-out-tokens", "100", "--out", "few"]) == 0
-    assert "measured on the first 100 of" in capsys.readouterr().err
-    assert seen == [100]
-
-
-def test_no_less_than_one_sequence_is_measured() -> None:
-    job = SimpleNamespace(held_out_tokens=5)
-    training: Any = SimpleNamespace(
-        held_out=np.arange(1000), job=job, config=SimpleNamespace(sequence=64)
-    )
-    of = runs.Training.measured_on.fget
-    assert of is not None
-    assert len(of(training)) == 65
-    job.held_out_tokens = 0
-    assert len(of(training)) == 1000
 
 
 def test_measuring_says_how_far_it_is() -> None:

@@ -23,18 +23,13 @@ from ppdbench.report.pictures.frame import Scale, round_ticks
 from ppdbench.report.pictures.heatmap import HeatmapCell, heatmap
 from ppdbench.report.pictures.histogram import LAST, histogram
 from ppdbench.report.pictures.palette import heat
-from ppdbench.report.pictures.speedups import SpeedupBar, speedups
+from ppdbench.report.pictures.speedups import speedups
 from ppdbench.report.pictures.stacked import stacked
 from ppdbench.report.pictures.theory import MeasuredGain, Promise, promises
 from tests.report.pictures.seen import boxes, texts
+from tests.report.pictures.test_speedups import ratio
 
 HOSTILE = '</text><script>alert("&")</script>'
-
-
-def ratio(value: float | None, words: str = "2.00×", claimed: bool = True) -> SpeedupBar:
-    spread = None if value is None else (0.9 * value, 1.1 * value)
-    low, high = spread or (None, None)
-    return SpeedupBar(f"method {value}", words, value, low, high, (0.97, 1.03), claimed)
 
 
 def every_chart() -> list[Drawing]:
@@ -81,27 +76,6 @@ def test_every_drawing_keeps_inside_its_frame(drawing: Drawing) -> None:
         if isinstance(shape, Label | PointMark):
             assert 0 <= shape.x <= WIDTH, shape
             assert 0 <= shape.y <= drawing.height, shape
-
-
-def test_gains_go_right_of_one_and_losses_left() -> None:
-    drawing = speedups("s", "t", "d", [ratio(2.0), ratio(0.5)])
-    (gain,), (loss,) = boxes(drawing, "accent"), boxes(drawing, "loss")
-    assert loss.x + loss.width == pytest.approx(gain.x)
-    assert gain.width == pytest.approx(loss.width)  # on a scale of ratios
-
-
-def test_what_noise_could_have_made_is_hollow_and_claims_nothing() -> None:
-    drawing = speedups("s", "t", "d", [ratio(1.01, "no difference [0.90, 1.10]", claimed=False)])
-    assert not boxes(drawing, "accent")
-    assert boxes(drawing, "sunken")[0].outline == "muted"
-    assert "no difference [0.90, 1.10]" in texts(drawing)
-
-
-def test_beside_a_mismatch_there_is_no_bar() -> None:
-    drawing = speedups("s", "t", "d", [ratio(None, "2 mismatches: no speedup")])
-    assert {box.paint for box in drawing.shapes if isinstance(box, Box)} == {"soft"}
-    (words,) = [s for s in drawing.shapes if isinstance(s, Label) and "mismatches" in s.text]
-    assert words.paint == "bad"
 
 
 def test_a_long_tail_shares_the_last_bar() -> None:
