@@ -237,49 +237,6 @@ def test_time_and_machine_may_differ_between_the_parts_of_a_run(tmp_path: Path) 
         assert len(store.done) == 3
 
 
-def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
-    with (
-        RunFolder(tmp_path, HEADER, resume=False) as store,
-        pytest.raises(ConfigError, match="being written by another process"),
-    ):
-        store.append(sample(0))
-        RunFolder(tmp_path, HEADER, resume=True)
-    with RunFolder(tmp_path, HEADER, resume=True) as store:
-        assert len(store.done) == 1
-
-
-def test_a_refused_run_lets_go_of_the_folder(tmp_path: Path) -> None:
-    written(tmp_path)
-    with pytest.raises(ConfigError, match="already holds"):
-        RunFolder(tmp_path, HEADER, resume=False)
-    with RunFolder(tmp_path, HEADER, resume=True) as store:
-        assert len(store.done) == 3
-
-
-HOLD = """
-import json, sys
-from pathlib import Path
-from ppdbench.runs.store import RunFolder, as_header
-with RunFolder(Path(sys.argv[1]), as_header(json.loads(sys.argv[2])), resume=False):
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_writer_in_another_process_is_seen_and_its_death_frees_the_folder(
-    tmp_path: Path,
-) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path), json.dumps(HEADER)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"ready\n"
-        with pytest.raises(ConfigError, match="another process"):
-            RunFolder(tmp_path, HEADER, resume=True)
-        holder.kill()
-    with RunFolder(tmp_path, HEADER, resume=True) as store:
-        assert store.done == {}
-
-
 # Places that cannot be written
 
 
