@@ -160,12 +160,6 @@ def test_the_stock_model_is_loaded_once_and_reads_our_weights_where_they_are_pla
     assert all(same)
 
 
-def test_the_models_own_settings_do_not_reach_generate(setup: Setup) -> None:
-    settings = peer(setup, "transformers:greedy").stock.model.generation_config
-    assert settings.eos_token_id is None
-    assert settings.temperature is None
-
-
 def test_models_of_other_vocabularies_are_refused(setup: Setup) -> None:
     other = {"draft_model": MODEL.replace("vocab=300", "vocab=301")}
     with pytest.raises(ConfigError, match="301 words, the model 300"):
@@ -188,7 +182,3 @@ def test_bad_options_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         method(f"transformers:{name}").build(options).prepare(setup)
-
-
-def test_a_draft_model_is_a_model_of_its_own_even_if_it_is_the_target(setup: Setup) -> None:
-    assert setup.stock(MODEL) is setup.stock(MODEL) is not setup.stock()

@@ -15,7 +15,7 @@ from ppdbench.methods.ppd.channel import MessageKind, MessageLayout
 from ppdbench.methods.ppd.config import device_of
 from ppdbench.methods.ppd.direct import DirectChannel, own_gpus
 from tests.decoding.matrix import assert_exact, cases
-from tests.methods.ppd.test_forms import FAR, loaded, prepared
+from tests.methods.ppd.made import FAR, loaded, prepared
 from tests.pretend import There, gpus
 
 LAYOUT = MessageLayout(ids=4, rows=3, width=8, dtype=torch.float32)
