@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "ppdbench"
 # Statements in its functions, from which on a module has a test file of its own.
-WEIGHTY = 90
+WEIGHTY = 60
 
 
 def statements(source: str) -> int:
