@@ -128,7 +128,7 @@ def beside(
 
 
 def speculation(rounds: int) -> Iterator[TargetRow]:
-    """What pays on a real model without training, all tasks together, in both types.
+    """Yield what pays on a real model without training, all tasks together, in both types.
 
     Of a speedup over greedy the median is that over all examples, the range its interval.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 SIZES = DraftSizes(
-    usual={"window": 8, "ngram": 4, "guesses": 6}, on_cpu={"window": 4, "ngram": 3, "guesses": 4}
+    usual={"window": 8, "ngram": 4, "guesses": 6}, on_cpu={"window": 3, "ngram": 3, "guesses": 2}
 )
 
 
@@ -47,12 +47,12 @@ SIZES = DraftSizes(
 class Lookahead:
     """Verify n-grams that the model itself wrote in a window of guesses."""
 
-    window: int = option(0, "columns of the window: n-grams collected per pass (0: 8, on a CPU 4)")
+    window: int = option(0, "columns of the window: n-grams collected per pass (0: 8, on a CPU 3)")
     ngram: int = option(
         0, "tokens of an n-gram, the one that it is found by included (0: 4, on a CPU 3)"
     )
     guesses: int = option(
-        0, "n-grams verified at once, and kept in the pool per first token (0: 6, on a CPU 4)"
+        0, "n-grams verified at once, and kept in the pool per first token (0: 6, on a CPU 2)"
     )
     prompt_ngrams: bool = option(True, "whether the pool begins with the prompt's n-grams")
 

@@ -272,8 +272,8 @@ def test_the_pool_begins_with_the_prompts_ngrams_unless_told_otherwise() -> None
 
 def test_sizes_that_nobody_told_are_small_where_rows_cost_time() -> None:
     decoder = Lookahead(guesses=7).prepare(setup(staged("llama")))
-    assert decoder.used == {"window": "4", "ngram": "3", "guesses": "7"}, "tables show them"
-    assert decoder.chosen == {"window": 4, "ngram": 3}
+    assert decoder.used == {"window": "3", "ngram": "3", "guesses": "7"}, "tables show them"
+    assert decoder.chosen == {"window": 3, "ngram": 3}
     assert decoder.rows < prepared(staged("llama")).rows
     assert SIZES.on("cuda") == SIZES.usual
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Waiting = tuple[int, int, int, int, int, Positions]
 
 STORE = "datastore"  # its folder among what came with a model
-SIZES = DraftSizes(usual={"max_nodes": 32}, on_cpu={"max_nodes": 8})
+SIZES = DraftSizes(usual={"max_nodes": 32}, on_cpu={"max_nodes": 4})
 
 
 @strategy("rest", papers=(arxiv("2311.08252", "REST: Retrieval-Based Speculative Decoding"),))
@@ -44,7 +44,7 @@ class Rest:
         names="file",
     )
     longest_suffix: int = option(16, "tokens of the longest suffix looked up")
-    max_nodes: int = option(0, "nodes of the proposed tree at most (0: 32, on a CPU 8)")
+    max_nodes: int = option(0, "nodes of the proposed tree at most (0: 32, on a CPU 4)")
     max_depth: int = option(10, "tokens of a continuation at most")
     max_matches: int = option(4096, "occurrences looked at, evenly spread, where there are more")
 

@@ -205,7 +205,7 @@ def test_numbers_below_one_are_refused(name: str) -> None:
 def test_a_tree_of_no_told_size_is_small_where_rows_cost_time(tmp_path: Path) -> None:
     built(tmp_path, [[5, 6]])
     decoder = Rest(datastore=str(tmp_path / "store")).prepare(setup(staged("llama")))
-    assert (decoder.options.max_nodes, decoder.chosen) == (8, {"max_nodes": 8})
+    assert (decoder.options.max_nodes, decoder.chosen) == (4, {"max_nodes": 4})
     assert SIZES.on("cuda") == {"max_nodes": 32}
 
 
