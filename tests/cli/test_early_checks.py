@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from ppdbench.cli.main import run
-from ppdbench.engine.folders import check_sizes
-from ppdbench.errors import ConfigError
 from ppdbench.machine import bandwidth
 from ppdbench.runs import running
 from ppdbench.tasks import data
@@ -67,18 +65,3 @@ def test_it_is_told_at_once(words: list[str], said: str, capsys: Capture) -> Non
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert list(Path().iterdir()) == []
-
-
-@pytest.mark.parametrize("value", [10**9, 0, -1, "many", 2.0, True])
-def test_numbers_that_no_model_has_are_refused(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"num_hidden_layers is .* from 1 to 1000"):
-        check_sizes({"num_hidden_layers": value}, "config.json")
-
-
-@pytest.mark.parametrize("value", [[48, 0], [48, "48"], [], [[48]], [10**9]])
-def test_sizes_of_layers_are_whole_numbers_each(value: object) -> None:
-    check_sizes({"intermediate_size": [48, 64]}, "config.json")
-    with pytest.raises(ConfigError, match="intermediate_size is "):
-        check_sizes({"intermediate_size": value}, "config.json")
-    with pytest.raises(ConfigError, match="num_hidden_layers is "):
-        check_sizes({"num_hidden_layers": [2, 2]}, "config.json")
