@@ -36,8 +36,14 @@ class PlainLinear:
     def biased(self, bias: Tensor) -> PlainLinear:
         return PlainLinear(self.blob, bias)
 
+    def outputs(self, first: int, count: int) -> PlainLinear | None:
+        return None  # its rows are no blocks
+
     def unpacked(self) -> Tensor:
         return self.blob.clone()
+
+    def lies_in(self, other: PlainLinear) -> bool:
+        return self.blob.data_ptr() == other.blob.data_ptr()
 
     def holds(self, weight: Tensor, bias: Tensor | None) -> bool:
         same = (self.bias is None) == (bias is None) and torch.equal(self.blob, weight)
