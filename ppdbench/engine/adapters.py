@@ -534,12 +534,14 @@ class Adapter:
     @property
     def keeps_latents(self) -> bool:
         """True if layers keep what keys and values of every head are made of."""
-        return self.row_shapes()[0].latent
+        return self._row_shape(0).latent
 
     def row_shapes(self) -> list[RowShape]:
         """The sizes of what each layer keeps of a token."""
-        settings = (layer_config(self.config, i) for i in range(len(self.layers)))
-        return [self.family.rows(each, i) for i, each in enumerate(settings)]
+        return list(map(self._row_shape, range(len(self.layers))))
+
+    def _row_shape(self, layer: int) -> RowShape:
+        return self.family.rows(layer_config(self.config, layer), layer)
 
     def cache_shape(self) -> CacheShape:
         """Return the shape of a KV cache for this model."""
