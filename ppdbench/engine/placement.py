@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -43,8 +44,6 @@ class FreeMemory:
     @classmethod
     def found(cls, device: torch.device, limits: str | None = None) -> FreeMemory:
         """Find the free memory: of all GPUs, unless `device` is one of them or the CPU."""
-        import psutil
-
         free: dict[Place, int] = {}
         if device.type == "cuda":
             one = device.index
