@@ -123,6 +123,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "gemma4_text": {**TWO_SIZES, "hidden_size_per_layer_input": 8, "use_double_wide_mlp": True},
     "gemma4_unified_text": TWO_SIZES,
     "mimo_v2_flash": {"v_head_dim": 4},
+    "modernbert-decoder": {"local_attention": 2 * WINDOW},
     "mllama_text_model": {"cross_attention_layers": [1], "num_hidden_layers": 5},
     "granite_swa": BASES,
     "granitemoe_swa": BASES,
@@ -365,7 +366,6 @@ OTHERS = {
     ),
     "hrm_text": "it runs through its layers in circles, and keeps keys of every round",
     "longcat_flash": "each of its layers attends twice, and keeps keys and values for both",
-    "modernbert-decoder": "a product and a norm stand before its head, which nothing here reads",
     "reformer": "its layers look at words of like hashes, so rows depend on each other",
 }
 NOT_HELD = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -51,13 +52,17 @@ class Adapter:
         if self.family.taken is not None:
             self.family.taken(self.body)
         self.layers: list[nn.Module] = list(getattr(self.body, self._named(self.family.layers)))
-        self.embedding: nn.Module = getattr(self.body, self._named(self.family.embedding))
+        words = self._named(self.family.embedding)
+        self.embedding: nn.Module = self.body.get_submodule(words)
         self._passes = [self._pass(i, layer) for i, layer in enumerate(self.layers)]
         for name, part in self.body.named_children():
-            if name not in (self.family.layers, self.family.embedding):
+            if name not in (self.family.layers, words.partition(".")[0]):
                 setattr(self.body, name, at_home(part, self._path(name), stored, self.device))
         self.final_norm: nn.Module | None = getattr(self.body, self._named(self.family.norm))
         self.head = at_home(model.get_output_embeddings(), self.head_path(), stored, self.device)
+        self.transform: nn.Module | None = None
+        if (path := self.family.transform) is not None:
+            self.transform = at_home(model.get_submodule(path), path, stored, self.device)
         self.blocks = self.family.blocks_of(self.config)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self._word_scale = self.family.word_scale(self.config)
@@ -107,10 +112,8 @@ class Adapter:
     @property
     def in_one_place(self) -> bool:
         """True if all layers and the readout lie in memory where tokens enter."""
-        around = isinstance(self.final_norm, OnOtherDevice | FromDisk) or isinstance(
-            self.head, OnOtherDevice | FromDisk
-        )
-        return not around and not any(
+        around = (isinstance(part, OnOtherDevice | FromDisk) for part in self._behind)
+        return not any(around) and not any(
             self.on_disk(i) or self.device_of(i) != self.device for i in range(len(self.layers))
         )
 
@@ -158,7 +161,7 @@ class Adapter:
 
     def _projected(self, name: str | None, hidden: Tensor) -> Tensor:
         """Hidden states in another width, where the family and this model have that."""
-        projection = None if name is None else getattr(self.body, name)
+        projection = None if name is None else attrgetter(name)(self.body)
         out: Tensor = hidden if projection is None else projection(hidden)
         return out
 
@@ -230,6 +233,8 @@ class Adapter:
         normed: Tensor = state if self.final_norm is None else self.final_norm(state)
         if self.before_head != 1.0:
             normed = normed / self.before_head
+        if self.transform is not None:
+            normed = self.transform(normed)
         return self._projected(self.family.project_out, normed)
 
     def readout(self, normed: Tensor) -> Tensor:
@@ -340,6 +345,8 @@ class Adapter:
             trim()
         self.head = exchange(self.head, make)
         self.model.set_output_embeddings(self.head)
+        if self.transform is not None:
+            exchange(self.transform, make)
         for name in self.around:
             setattr(self.body, name, exchange(getattr(self.body, name), make))
         files.release()
@@ -347,7 +354,7 @@ class Adapter:
 
     def enlarge(self) -> None:
         """Put what passes read on large pages."""
-        enlarge(spans(nn.ModuleList((*self.layers, self.head))))
+        enlarge(spans(nn.ModuleList((*self.layers, *self._behind))))
 
     def _head_is_tied(self) -> bool:
         """True if the head reads the memory that the embedding does."""
@@ -368,8 +375,7 @@ class Adapter:
         """List the modules that run these layers and read out after the last of them."""
         own = [self.layers[i] for i in layers]
         first = [self.embedding] if 0 in layers else []
-        norm = [] if self.final_norm is None else [self.final_norm]
-        return [*first, *own, *norm, self.head]
+        return [*first, *own, *self._behind]
 
     @property
     def around(self) -> list[str]:
@@ -383,8 +389,13 @@ class Adapter:
 
     def readout_parts(self) -> nn.Sequential:
         """Return all that stands between the last layer and the logits, as one module."""
-        norm = [] if self.final_norm is None else [self.final_norm]
-        return nn.Sequential(*norm, self.head)
+        return nn.Sequential(*self._behind)
+
+    @property
+    def _behind(self) -> list[nn.Module]:
+        """The modules between the last layer and the logits."""
+        parts = self.final_norm, self.transform, self.head
+        return [part for part in parts if part is not None]
 
     # Facts read once
 

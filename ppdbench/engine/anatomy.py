@@ -47,6 +47,7 @@ NORM_PAIRS = (
     ("attention_layernorm", "feedforward_layernorm"),
     ("input_layernorm", "pre_ff_layernorm"),
     ("operator_norm", "ffn_norm"),
+    ("attn_norm", "mlp_norm"),
 )
 
 

@@ -138,10 +138,11 @@ class Family:
     body: str | None = None
     """Path to what holds embedding, layers and final norm."""
     embedding: str | None = None
+    """Path in the body."""
     layers: str | None = None
     norm: str | None = None
     embedding_norm: str | None = None
-    """Name of the norm that embedded words pass, in models that have it."""
+    """Path in the body of the norm that embedded words pass, in models that have it."""
     cache_argument: str | None = None
     """The name by which a layer takes its cache."""
     positions: Callable[[Any, Tensor], Tensor] | None = None
@@ -176,6 +177,8 @@ class Family:
     """Name of what follows the embedding in the body, in models that have it."""
     project_out: str | None = None
     """Name of what stands before the head in the body, in models that have it."""
+    transform: str | None = None
+    """Path in the model of what normed states pass before the head, in models that have it."""
     head_width: str = "hidden_size"
     """The setting that says how wide the head's inputs are."""
     word_scale: Callable[[Any], float] = lambda config: getattr(config, "embedding_multiplier", 1.0)
@@ -588,6 +591,15 @@ for _family in (
         blocks=BlockNames(attention="mixer", attention_norms=(), mlp_norms=()),
     ),
     Family(name="nanochat", members="nanochat", embedding_norm="norm"),
+    Family(
+        name="modernbert-decoder",
+        members="Ettin",
+        body="model",
+        layers="layers",
+        embedding="embeddings.tok_embeddings",
+        embedding_norm="embeddings.norm",
+        transform="lm_head",
+    ),
     Family(name="olmo3", members="OLMo 3", blocks=NORMS_AFTER),
     Family(
         name="exaone4",

@@ -107,6 +107,8 @@ def wide_adapter(adapter: Adapter, dtype: torch.dtype) -> Adapter:
     twin.head = WideModule(adapter.head, dtype)
     if adapter.final_norm is not None:
         twin.final_norm = WideModule(adapter.final_norm, dtype)
+    if adapter.transform is not None:
+        twin.transform = WideModule(adapter.transform, dtype)
     twin.body = copy.copy(adapter.body)
     twin.body._modules = dict(adapter.body._modules)
     own = adapter.body.named_parameters(recurse=False)

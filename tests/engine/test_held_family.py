@@ -18,6 +18,8 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import UnsupportedModel
 from tests.families import stock_model
 
+ETTIN = FAMILIES.get("modernbert-decoder")
+
 
 def checked(model: object) -> None:
     take_over(ModelSpec(name="tiny", device="cpu"), copy.deepcopy(model), None)
@@ -47,6 +49,8 @@ def test_in_half_precision_experts_that_compute_something_else_are_found(family:
         ("nanochat", Family(name="nanochat"), "after layer 1 hidden states lie"),
         ("hyperclovax", Family(name="hyperclovax"), "logits lie"),
         ("afmoe", Family(name="afmoe"), "after layer 1 hidden states lie"),
+        ("modernbert-decoder", replace(ETTIN, embedding_norm=None), "after layer 1 hidden states"),
+        ("modernbert-decoder", replace(ETTIN, transform=None), "logits lie"),
     ],
 )
 def test_what_an_entry_leaves_out_is_found(

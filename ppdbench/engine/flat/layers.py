@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.flat.ops import Buffer, Program
 
 # Parts of blocks by their usual names.
-OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj")
+OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj", "Wo")
 HEAD_NORMS = (
     ("q_norm", "k_norm"),
     ("q_layernorm", "k_layernorm"),
@@ -72,10 +72,12 @@ VALUE_NORM = "v_norm"
 KEY_FACTOR, VALUE_FACTOR = "key_multiplier", "v_scale"
 SEEN_NORM, INNER_NORM = "attn_sub_norm", "ffn_sub_norm"
 GATE = "gate_proj"  # of attention
-GATES = ("gate_proj", "gate_up_proj")
+BOTH = ("gate_up_proj", "Wi")  # what is activated, and behind it what that is multiplied by
+GATES = ("gate_proj", *BOTH)
 FIRSTS = ("up_proj", "dense_h_to_4h", "c_fc", "fc1", "fc_in")
-LASTS = ("down_proj", "dense_4h_to_h", "c_proj", "fc2", "fc_out")
+LASTS = ("down_proj", "dense_4h_to_h", "c_proj", "fc2", "fc_out", "Wo")
 ACTS = ("act_fn", "activation_fn", "act", "gelu_impl")
+TRANSFORM, TRANSFORM_NORM = "dense", "norm"  # of what stands before the head
 # Attributes of layers that hold the factor of what blocks add.
 BLOCK_FACTORS = ("residual_multiplier", "residual_scale")
 
@@ -380,9 +382,9 @@ class LayerWriter:
         if hasattr(block, "gate_proj"):
             gate, up = product_of(block, "gate_proj"), product_of(block, "up_proj")
             self.program.gated(source, inner, gate, up, activation_of(module))
-        elif hasattr(block, "gate_up_proj"):
+        elif any(hasattr(block, name) for name in BOTH):
             both = self._buffer("gated", 2 * inner.width)
-            self.program.linear(source, (both, product_of(block, "gate_up_proj")))
+            self.program.linear(source, (both, product_of(block, *BOTH)))
             gates, ups = both.part(0, inner.width), both.part(inner.width, inner.width)
             self.program.act(gates, inner, activation_of(module), times=ups)
         else:
@@ -408,6 +410,8 @@ class LayerWriter:
             divided = self._buffer("normed", states.width)
             program.scale(states, divided, 1 / adapter.before_head)
             states = divided
+        if adapter.transform is not None:
+            states = self._transformed(adapter.transform, states)
         name = adapter.family.project_out
         if name is not None and (module := getattr(adapter.body, name)) is not None:
             projected = self._buffer("projected", adapter.head_width)
@@ -421,6 +425,17 @@ class LayerWriter:
         if adapter.softcap is not None:
             program.cap(logits, logits, adapter.softcap)
         return logits
+
+    def _transformed(self, module: nn.Module, states: Buffer) -> Buffer:
+        """Write what states pass before the head: a product, an activation and a norm."""
+        check_layer(module, words_of(self.adapter))
+        _check_parts(module, {TRANSFORM, TRANSFORM_NORM})
+        product = product_of(module, TRANSFORM)
+        found = self._buffer("transformed", product.out_features)
+        self.program.linear(states, (found, product))
+        self.program.act(found, found, activation_of(part_of(module, *ACTS)))
+        write_norm(self.program, module.get_submodule(TRANSFORM_NORM), found, found)
+        return found
 
     def _buffer(self, name: str, width: int) -> Buffer:
         """Room for some numbers per row; layers that need the same share it."""

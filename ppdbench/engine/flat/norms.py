@@ -78,6 +78,8 @@ LAYOUTS = (
     Norms(before_attention="ln_1", before_mlp="ln_1"),
     Norms(before_attention="ln_1", before_mlp="ln_2"),
     Norms(before_attention="norm_1", before_mlp="norm_2"),
+    Norms(before_attention="attn_norm", before_mlp="mlp_norm"),
+    Norms(before_mlp="mlp_norm"),
     Norms(before_attention="self_attn_layer_norm", before_mlp="final_layer_norm"),
 )
 

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 # operations do: blocks, products and norms, shapes, settings of attention, and dropout.
 WORDS = """
 attention attn ffn mlp self_attn self_attention layers
-Wqkv c_attn c_fc c_proj dense dense_4h_to_h dense_h_to_4h down_proj fc1 fc2 fc_in fc_out gate_proj
+Wi Wo Wqkv c_attn c_fc c_proj dense dense_4h_to_h dense_h_to_4h down_proj fc1 fc2 fc_in fc_out gate_proj
 gate_up_proj
 k_proj o_proj out_proj q_attn q_proj qkv_proj query_key_value up_proj v_proj
-attention_layernorm attn_sub_norm feedforward_layernorm ffn_sub_norm final_layer_norm
-input_layernorm k_layernorm k_norm key_layernorm ln_1 ln_2 ln_attn ln_cross_attn ln_mlp
-norm_1 norm_2 post_attention_layernorm
+attention_layernorm attn_norm attn_sub_norm feedforward_layernorm ffn_sub_norm final_layer_norm
+input_layernorm k_layernorm k_norm key_layernorm ln_1 ln_2 ln_attn ln_cross_attn ln_mlp mlp_norm
+norm norm_1 norm_2 post_attention_layernorm
 post_feedforward_layernorm post_mlp_layernorm post_norm1 post_norm2 post_self_attn_layernorm
 pre_feedforward_layernorm q_layernorm q_norm query_layernorm self_attn_layer_norm
 act act_fn activation_fn gelu_impl
-activation_dropout attention_dropout attn_dropout dropout hidden_dropout
+activation_dropout attention_dropout attn_dropout drop dropout hidden_dropout out_drop
 post_attention_dropout post_mlp_dropout resid_attn_dropout resid_dropout resid_mlp_dropout
 residual_dropout p training
 do_layer_norm_before qk_layernorm residual_multiplier residual_scale use_parallel_residual

@@ -63,6 +63,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "granite_swa": [{}, {"layer_rope_theta": None}],
     "minicpm3": [{}],
     "ministral3": [{}],
+    "modernbert-decoder": [
+        {},
+        {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True},
+    ],
     "mpt": [{}],
     "nanochat": [{}],
     "nemotron": [{}],
@@ -130,11 +134,11 @@ FAR = [
     *(("bloom", {}), ("codegen", {}), ("diffllama", {})),
     *(("falcon", ALIBI), ("granite_swa", ONE_BASE)),
     *(("gemma4_text", {}), ("gemma4_text", LARGE_GEMMA), ("gemma4_unified_text", {})),
-    *(("minicpm3", {}), ("mpt", {}), ("youtu", {})),
+    *(("minicpm3", {}), ("modernbert-decoder", {}), ("mpt", {}), ("youtu", {})),
 ]
 HALF = [
     *("bloom", "cohere", "diffllama", "falcon", "gemma4_text", "gemma4_unified_text"),
-    *("glm4", "granite", "minicpm3", "ministral3", "youtu"),
+    *("glm4", "granite", "minicpm3", "ministral3", "modernbert-decoder", "youtu"),
 ]
 
 

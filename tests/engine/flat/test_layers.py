@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.families import tiny
+from ppdbench.engine.flat.choice import FLAT
+from ppdbench.engine.flat.layers import LayerWriter
 from ppdbench.engine.masks import TrainedRows
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
-from ppdbench.engine.staged import eager
+from ppdbench.engine.staged import StagedModel, eager
 from tests import flat_ops
 from tests.engine.flat.made import made, outputs
 from tests.families import FAMILIES
@@ -64,3 +67,13 @@ def test_models_that_lack_blocks_run_flat_too(name: str) -> None:
             model.flat = None
         found.append(one.over(session).advance(session.ids([4])))
     assert_near(*found)
+
+
+def test_a_readout_without_what_stands_before_the_head_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert StagedModel(tiny("modernbert-decoder"), passes=FLAT).flat is not None
+    monkeypatch.setattr(LayerWriter, "_transformed", lambda _, __, states: states)
+    model = StagedModel(tiny("modernbert-decoder"), passes=FLAT)
+    assert model.flat is None
+    assert "the readout is off by" in model.path.why
