@@ -344,6 +344,9 @@ class Program:
     def scale(self, source: Buffer, target: Buffer, factor: float) -> None:
         self._add(target, lambda rooms, _: _view(rooms, source) * factor)
 
+    def clip(self, source: Buffer, target: Buffer, most: float) -> None:
+        self._add(target, lambda rooms, _: _view(rooms, source).clamp(-most, most))
+
     def cap(self, source: Buffer, target: Buffer, value: float) -> None:
         def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
             x = self._rounded(_view(rooms, source) / value)

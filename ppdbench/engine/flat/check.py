@@ -32,6 +32,7 @@ STARTS = (0, 9, 131)
 # Slopes are no powers of two, so that what they are multiplied by is rounded.
 SLOPES = torch.tensor([0.7109375, 0.35546875, 0.2109375, 0.1015625, 0.05078125, 0.01953125])
 SINKS = torch.linspace(-2.0, 3.0, HEADS)
+MOST = 0.75  # of numbers that are clipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ def _check_rows(dtype: torch.dtype, made: torch.Generator) -> None:
             lambda p, out: p.act(p.hidden, out, "silu"),
             wide / (1 + np.exp(-wide)),
         ),
+        ("a clip", lambda p, out: p.clip(p.hidden, out, MOST), np.clip(wide, -MOST, MOST)),
     )
     for what, operation, wanted in cases:
         program = Program(dtype, OUTPUTS)

@@ -96,12 +96,11 @@ def slopes_of(slopes: Slopes | None, scaling: float) -> tuple[Tensor | None, boo
     return slopes.of_heads.float() * factor, slopes.of_heads.dtype == torch.bfloat16
 
 
-def check_queries(block: nn.Module) -> None:
-    """Refuse a block that clips what its products give."""
+def clip_of(block: nn.Module) -> float | None:
+    """The distance from nought at which a block clips queries, keys and values, if it does."""
     settings: Any = getattr(block, "config", None)
-    for where in (block, settings):
-        if getattr(where, "clip_qkv", None) is not None:
-            raise NotUnderstoodError("its queries, keys and values are clipped")
+    found = (getattr(where, "clip_qkv", None) for where in (block, settings))
+    return next((float(most) for most in found if most is not None), None)
 
 
 def order_of(block: nn.Module, family: Family, heads: int, head_dim: int) -> Tensor | None:

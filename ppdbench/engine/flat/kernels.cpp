@@ -363,6 +363,11 @@ class Runner : public Work {
                 return by_vectors(width, [&](int64_t i, int64_t n) {
                     store_some(out + i, rounded_if(narrow_, load_some(x + i, n) * op_->value), n);
                 });
+            case CLIP:
+                return by_vectors(width, [&](int64_t i, int64_t n) {
+                    Vec v = clipped(load_some(x + i, n), op_->value);
+                    store_some(out + i, rounded_if(narrow_, v), n);
+                });
         }
     }
 

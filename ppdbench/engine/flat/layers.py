@@ -28,7 +28,7 @@ from ppdbench.engine.flat.heads import (
     SINKS,
     HeadSizes,
     block_of,
-    check_queries,
+    clip_of,
     order_of,
     scaling_of,
     sizes_of,
@@ -245,7 +245,6 @@ class LayerWriter:
         if is_differential(block):
             beside |= {*SHARES}
         _check_parts(block, {*QUERIES, *OUTPUTS, *norms, *beside, *gate})
-        check_queries(block)
         own = self.shape.source_of(index) == index
         parts = self._queries(block, source, heads) if own else [self._asked(block, source, heads)]
         turn_last = _is_normed_first(block, head_norms)
@@ -253,6 +252,9 @@ class LayerWriter:
             self._turn(index, block, parts[:2])
         for name, states in zip(head_norms, parts, strict=False):
             write_norm(program, block.get_submodule(name), states, states, heads.width)
+        if (most := clip_of(block)) is not None:
+            for states in parts:
+                program.clip(states, states, most)
         if turn_last:
             self._turn(index, block, parts[:2])
         if own:

@@ -23,6 +23,7 @@ enum Kind {
     CAP,
     SCALE,
     XIELU,       // an activation with three factors of its own
+    CLIP,        // no number further from nought than a value
     KINDS,
 };
 

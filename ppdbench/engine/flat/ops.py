@@ -401,6 +401,11 @@ class Program:
         _same_width(source, target)
         self._op("scale", source, target, value=factor)
 
+    def clip(self, source: Buffer, target: Buffer, most: float) -> None:
+        """Numbers as near to nought as `most` where they lie further from it."""
+        _same_width(source, target)
+        self._op("clip", source, target, value=most)
+
     # Runs
 
     def run(

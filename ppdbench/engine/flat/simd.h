@@ -150,6 +150,12 @@ inline void transpose(Vec (&square)[LANES]) {
     }
 }
 
+// What lies further from nought than `most` comes as near; NaN stays.
+inline Vec clipped(Vec x, float most) {
+    Vec low = x > most ? all(most) : x;
+    return low < -most ? all(-most) : low;
+}
+
 // e^x within two units of the last place; 0 where that would be denormal, NaN for NaN.
 inline Vec exp(Vec x) {
     const Vec least = all(-87.0f);

@@ -113,6 +113,12 @@ BUGS = {
         "kv_head;",
         (torch.float32, torch.bfloat16),
     ),
+    "a clip at one end": (
+        "simd.h",
+        "return low < -most ? all(-most) : low;",
+        "return low;",
+        (torch.float32, torch.bfloat16),
+    ),
     "rows as far apart as they are wide": (
         "attention.h",
         "load_some(rows + slot * part.stride + d, part.dim - d)",

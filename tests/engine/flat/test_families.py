@@ -25,6 +25,7 @@ LARGE_GEMMA = {
     "attention_k_eq_v": True,
     "final_logit_softcapping": 3.0,
 }
+CLIPPED = {"clip_qkv": 0.5}
 # Settings that bring out what a family does at times.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "apertus": [{}],
@@ -67,10 +68,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {},
         {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True},
     ],
-    "mpt": [{}],
+    "mpt": [{}, {"attn_config": CLIPPED}],
     "nanochat": [{}],
     "nemotron": [{}],
-    "olmo": [{}],
+    "olmo": [{}, CLIPPED],
     "persimmon": [{}],
     "phi": [{"qk_layernorm": True}],
     "smollm3": [{"no_rope_layer_interval": 2}],

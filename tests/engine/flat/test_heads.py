@@ -93,7 +93,6 @@ def test_weights_beside_products_are_those_that_code_reads() -> None:
     [
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "added to what its norms"),
         ("bloom", {"slow_but_exact": True}, "dense is Linear, no plain product"),
-        ("mpt", {"attn_config": {"clip_qkv": 0.5}}, "queries, keys and values are clipped"),
     ],
 )
 def test_what_attention_of_their_own_does_besides_is_refused_by_name(

@@ -76,6 +76,12 @@ def test_an_activation_with_factors_is_that_of_float64(
     assert found[1:3].abs().max() < 1e-29 and found[3].isnan()
 
 
+def test_numbers_without_end_are_clipped_and_those_that_are_none_stay() -> None:
+    x = torch.tensor([[-torch.inf, -3.0, -0.5, 0.5, 3.0, torch.inf, torch.nan]])
+    found = of_row(x, lambda p, out: p.clip(p.hidden, out, 2.0))
+    assert found[0, :-1].tolist() == [-2.0, -2.0, -0.5, 0.5, 2.0, 2.0] and found[0, -1].isnan()
+
+
 def test_extreme_numbers_pass_through_activations() -> None:
     x = torch.tensor([[-1e30, -100.0, 0.0, 100.0, 1e30, torch.inf, -torch.inf, torch.nan]])
     found = of_row(x, lambda p, out: p.act(p.hidden, out, "silu"))
@@ -146,6 +152,9 @@ def test_simple_operations(dtype: torch.dtype) -> None:
     assert torch.equal(of_row(x, lambda p, out: p.add(p.hidden, p.hidden, out)), x + x)
     assert torch.equal(of_row(x, lambda p, out: p.scale(p.hidden, out, 0.3)), x * 0.3)
     assert torch.equal(of_row(x, lambda p, out: p.pick(p.hidden, out, order)), x[:, order])
+    for most in (0.75, 0.3):  # the latter is rounded
+        clipped = of_row(x, lambda p, out, most=most: p.clip(p.hidden, out, most))  # type: ignore[misc]
+        assert torch.equal(clipped, x.clamp(-most, most))
     capped = of_row(x * 9, lambda p, out: p.cap(p.hidden, out, 5.0))
     assert close(capped, torch.tanh((x * 9).double() / 5) * 5, 5)
 

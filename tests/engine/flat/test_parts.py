@@ -35,6 +35,7 @@ EXPERTS = {
     "gpt_oss": ([], [0, 1, 2, 3]),
     "mimo_v2_flash": ([0], [1, 2, 3]),
     "mixtral": ([], [0, 1, 2, 3]),
+    "olmoe": ([], [0, 1, 2, 3]),
     "qwen3_moe": ([], [0, 1, 2, 3]),
 }
 MEMORIES = {
@@ -51,6 +52,7 @@ BOTH = {**EXPERTS, **MEMORIES}
 # Settings that bring out what a family does at times.
 SETTINGS: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"attention_value_scale": 0.6},
+    "olmoe": {"clip_qkv": 0.5},
     "falcon_h1": {"key_multiplier": 0.7, "attention_out_multiplier": 1.5},
     "cohere2_moe": {
         "layer_types": ["full_attention", "sliding_attention"] * 2,

@@ -59,12 +59,6 @@ def test_what_no_operation_stands_for_is_named_and_runs_eagerly(family: str, why
     assert torch.equal(logits(model), logits(plain))
 
 
-def test_clipped_queries_are_refused() -> None:
-    model = StagedModel(tiny("olmo", clip_qkv=0.5), passes=FLAT)
-    assert model.flat is None
-    assert "its queries, keys and values are clipped" in model.path.why
-
-
 @torch.inference_mode()
 def test_factors_before_the_head_are_seen_though_no_layer_has_them() -> None:
     model = StagedModel(tiny("minicpm3"), passes=FLAT)
