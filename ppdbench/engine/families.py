@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockNames:
-    """Names of the parts of a decoder layer.
+    """Paths of the parts of a decoder layer.
 
     The norms are those that matter to one block only: nobody reads them before a skipped
     block, and zeros stay zeros behind one.
@@ -512,6 +512,14 @@ for _family in (
         told=_falcon_distances,
         mask=lambda mask: 0.0 if mask is None else mask,  # it adds whatever it is given
     ),
+    Family(
+        name="dbrx",
+        members="DBRX",
+        # Attention stands in a part with both norms.
+        blocks=BlockNames(
+            attention="norm_attn_norm.attn", mlp=("ffn",), attention_norms=(), mlp_norms=()
+        ),
+    ),
     Family(name="jetmoe", members="JetMoE", rows=_repeated_heads),
     Family(name="mimo_v2_flash", members="MiMo V2 Flash", rows=_more_in_windows),
     Family(name="gptj", members="GPT-J", rows=_every_head, turns=_gptj_turns),
@@ -648,7 +656,6 @@ MEMBERS = {
     "bamba": "Bamba",
     "bitnet": "BitNet",
     "cohere": "Command R",
-    "dbrx": "DBRX",
     "deepseek_v2": "DeepSeek V2",
     "deepseek_v3": "DeepSeek V3 and R1",
     "dots1": "dots.llm1",

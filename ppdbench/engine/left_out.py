@@ -62,6 +62,14 @@ class NoMixer(nn.Module):
         return torch.zeros_like(hidden_states)
 
 
+class Through(nn.Module):
+    """A stand-in for a mixer: it remembers nothing and gives what it is handed."""
+
+    def forward(self, hidden_states: Tensor, **_: object) -> Tensor:
+        """The same."""
+        return hidden_states
+
+
 class NoMLP(nn.Module):
     """An MLP block, or the last part of one, that adds nothing."""
 
@@ -143,9 +151,14 @@ def mlp_bytes(blocks: BlockNames, layer: nn.Module) -> int:
     return sum(weight_bytes(layer.get_submodule(name)) for name in names)
 
 
-def exchanged(layer: nn.Module, name: str, block: nn.Module) -> nn.Module:
-    """A copy of `layer` that shares its modules, but for the one in whose place `block` stands."""
-    return _with_modules(layer, {name: block})
+def exchanged(layer: nn.Module, path: str, block: nn.Module) -> nn.Module:
+    """A copy of `layer` that shares its modules, but for the one in whose place `block` stands.
+
+    And but for those that hold it.
+    """
+    name, _, rest = path.partition(".")
+    part = exchanged(layer.get_submodule(name), rest, block) if rest else block
+    return _with_modules(layer, {name: part})
 
 
 def _with_modules(layer: nn.Module, replaced: dict[str, nn.Module]) -> nn.Module:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.families import tiny
-from ppdbench.engine.left_out import attention_bytes, mlp_bytes, weight_bytes, without
+from ppdbench.engine.left_out import attention_bytes, exchanged, mlp_bytes, weight_bytes, without
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel
@@ -36,6 +36,13 @@ def test_a_forward_hung_on_a_layer_does_not_bring_the_blocks_back() -> None:
     session.reset(PROMPT)
     with silenced(stock, {1}, set()):
         assert_near(session.prefill()[:, -1], stock(torch.tensor([PROMPT])).logits[:, -1])
+
+
+def test_a_block_may_be_exchanged_however_deep_it_lies() -> None:
+    layer, other = tiny("dbrx").transformer.blocks[0], torch.nn.Identity()
+    twin: Any = exchanged(layer, "norm_attn_norm.attn", other)
+    assert twin.norm_attn_norm.attn is other and layer.norm_attn_norm.attn is not other
+    assert twin.ffn is layer.ffn and twin.norm_attn_norm.norm_1 is layer.norm_attn_norm.norm_1
 
 
 def test_layers_of_an_unknown_kind_are_refused() -> None:

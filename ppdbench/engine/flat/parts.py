@@ -22,7 +22,7 @@ from ppdbench.engine.flat.heads import block_of
 from ppdbench.engine.flat.norms import norms_of
 from ppdbench.engine.flat.passes import FlatLayers, FlatReadout
 from ppdbench.engine.flat.understood import NotUnderstoodError, check_layer, words_of
-from ppdbench.engine.left_out import NoMixer, exchanged, values_of, without
+from ppdbench.engine.left_out import Through, exchanged, values_of, without
 
 if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
@@ -57,9 +57,9 @@ def is_whole(adapter: Adapter, index: int) -> bool:
 def attention_of(adapter: Adapter, index: int) -> nn.Module:
     """The block of a layer that attends, if a program can stand in its place."""
     layer, name = adapter.layers[index], adapter.blocks.attention
-    if _memory_of(adapter, index) == name:
+    if f"{adapter.anatomy.memories[index]}.".startswith(f"{name}."):
         raise NotUnderstoodError("its attention remembers")
-    if name not in dict(layer.named_children()):
+    if name not in dict(layer.named_modules()):
         raise NotUnderstoodError(f"{type(layer).__name__} has no part {name}")
     block = layer.get_submodule(name)
     if block_of(layer, name) is not block or adds_itself(block):
@@ -68,23 +68,17 @@ def attention_of(adapter: Adapter, index: int) -> nn.Module:
 
 
 def without_memory(adapter: Adapter, index: int) -> Adapter:
-    """The same model, but for a layer that has nothing in the place of what it remembers by."""
-    name = _memory_of(adapter, index)
-    if name is None:
-        return adapter
-    return adapter.with_layers({index: exchanged(adapter.layers[index], name, NoMixer())})
-
-
-def _memory_of(adapter: Adapter, index: int) -> str | None:
-    """The name of the part of a layer that remembers."""
+    """The same model, but for a layer that hands on what it would remember."""
     path = adapter.anatomy.memories[index]
-    return None if path is None else path.partition(".")[0]
+    if path is None:
+        return adapter
+    return adapter.with_layers({index: exchanged(adapter.layers[index], path, Through())})
 
 
 def can_be_half(adapter: Adapter, index: int) -> bool:
     """True for a layer whose attention, with the norms around it, runs before the rest of it."""
     layer = adapter.layers[index]
-    if adapter.carried is not None or has_more(layer) or _memory_of(adapter, index) is not None:
+    if adapter.carried is not None or has_more(layer) or adapter.anatomy.memories[index]:
         return False
     if getattr(layer, "use_parallel_residual", False):
         return False

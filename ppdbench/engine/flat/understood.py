@@ -40,8 +40,8 @@ do_layer_norm_before qk_layernorm residual_multiplier residual_scale use_paralle
 use_qk_norm
 apply_rotary_pos_emb get_llama_4_attn_scale is_local_attention is_sliding rope_parameters
 rotary_ndims rotate_half use_rope
-clamp_ clip_qkv embed_dim is_cross_attention kv_dim multi_query
-head_dim head_size num_attention_heads num_heads num_key_value_groups num_key_value_heads
+clamp clamp_ clip_qkv embed_dim is_cross_attention kv_dim multi_query
+head_dim head_size hidden_size num_attention_heads num_heads num_key_value_groups num_key_value_heads
 attn_logit_softcapping scaling sinks sliding_window split_size
 ALL_ATTENTION_FUNCTIONS _attn_implementation _split_heads _upcast_and_reordered_attn config
 eager_attention_forward get_interface repeat_kv reorder_and_upcast_attn
@@ -64,11 +64,11 @@ OWN_WORDS = """
 Softmax baddbmm beta bmm linear masked_fill scaled_dot_product_attention where
 bias embed_positions encoder_attn encoder_attn_layer_norm weight
 inv_norm_factor norm_factor scale_attn softmax_scale
-apply_residual_connection_post_layernorm dense_bias hidden_size is_causal layer_id n_heads
+apply_residual_connection_post_layernorm dense_bias is_causal layer_id n_heads
 new_decoder_architecture num_kv_heads num_ln_in_parallel_attn parallel_attn pretraining_tp
 rotary_dim slow_but_exact
 _attn _get_embed_positions _merge_heads _reshape attn_dropout_p bias_dropout_add dropout_add
-F bfloat16 broadcast_to clamp device expand_as finfo flatten float float16 full gather
+F bfloat16 broadcast_to device expand_as finfo flatten float float16 full gather
 get_seq_length int len math max min permute range repeat sqrt tensor zeros zeros_like
 """
 OWN = KNOWN | frozenset(OWN_WORDS.split())

@@ -71,6 +71,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 # Families whose layers do more around their attention, and those whose attention is flat.
 WITHIN = {
     "cohere2_moe": [2, 3],
+    "dbrx": [0, 1, 2, 3],
     "falcon_h1": [0, 1, 2, 3],
     "gemma3n_text": [0, 1, 2, 3],
     "gemma4_text": [0, 1, 2, 3],
