@@ -20,6 +20,7 @@ from ppdbench.engine.anatomy import (
     SLIDING,
     TABLES,
     layer_config,
+    query_heads,
     read,
     text_config,
 )
@@ -538,7 +539,7 @@ class Adapter:
         return tuple(
             1
             if whole or i not in self.anatomy.attending
-            else int(layer_config(self.config, i).num_attention_heads) // row.heads
+            else query_heads(self.config, i) // row.heads
             for i, row in enumerate(self.row_shapes())
         )
 

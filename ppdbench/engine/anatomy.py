@@ -90,6 +90,12 @@ def layer_config(config: Any, layer: int) -> Any:
     return config.per_layer_config[layer] if getattr(config, "is_heterogeneous", False) else config
 
 
+def query_heads(config: Any, layer: int) -> int:
+    """The heads of a layer's queries."""
+    each = getattr(config, "num_attention_heads_per_layer", None)
+    return int(layer_config(config, layer).num_attention_heads if each is None else each[layer])
+
+
 def read(model: Any) -> tuple[Family, Anatomy]:
     """The family of a model with all names filled in, and what its layers take."""
     config = text_config(model)

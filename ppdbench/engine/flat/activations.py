@@ -18,6 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": fn.relu,
     "relu2": lambda x: fn.relu(x).square(),
     "sigmoid": torch.sigmoid,
+    "softplus": fn.softplus,
 }
 
 

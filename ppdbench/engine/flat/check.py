@@ -164,6 +164,7 @@ def _check_rows(dtype: torch.dtype, made: torch.Generator) -> None:
             lambda p, out: p.act(p.hidden, out, "silu"),
             wide / (1 + np.exp(-wide)),
         ),
+        ("a soft step", lambda p, out: p.act(p.hidden, out, "softplus"), np.logaddexp(0.0, wide)),
         ("a clip", lambda p, out: p.clip(p.hidden, out, MOST), np.clip(wide, -MOST, MOST)),
     )
     for what, operation, wanted in cases:

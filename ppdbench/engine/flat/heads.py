@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.anatomy import layer_config, reads
+from ppdbench.engine.anatomy import query_heads, reads
 from ppdbench.engine.flat.understood import NotUnderstoodError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def sizes_of(adapter: Adapter) -> list[HeadSizes]:
     found = []
     for i in range(shape.n_layers):
         row = rows[shape.source_of(i)]
-        queries = int(layer_config(adapter.config, i).num_attention_heads)
+        queries = query_heads(adapter.config, i)
         found.append(HeadSizes(queries, row.heads, row.key, row.value))
     return found
 

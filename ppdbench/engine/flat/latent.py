@@ -32,6 +32,7 @@ LATENTS, LATENTS_NORM, EXPANSION = "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b
 NARROW_QUERIES, QUERIES_NORM, WIDE_QUERIES = "q_a_proj", "q_a_layernorm", "q_b_proj"
 QUERIES = "q_proj"
 HEAD_GATES = "g_proj"
+GATINGS = ("sigmoid", "softplus")
 
 
 def is_latent(block: nn.Module) -> bool:
@@ -41,7 +42,7 @@ def is_latent(block: nn.Module) -> bool:
 
 def parts_of(block: nn.Module) -> set[str]:
     """Names of the parts that such a block may have up to its output."""
-    gates = {HEAD_GATES} if reads(block, "sigmoid") else set[str]()
+    gates = {HEAD_GATES} if gating_of(block) else set[str]()
     queries = {NARROW_QUERIES, QUERIES_NORM, WIDE_QUERIES, QUERIES}
     return {LATENTS, LATENTS_NORM, EXPANSION, *queries, *gates}
 
@@ -219,7 +220,19 @@ class LatentAttention:
             return
         sizes = self.sizes.heads, self.sizes.value
         gates = head_gates(self.program, self.room, self.block, source, *sizes)
-        self.program.act(gates, seen, "sigmoid", times=seen)
+        let_through(self.program, self.block, gates, seen)
+
+
+def gating_of(block: nn.Module) -> str | None:
+    """The activation of what lets attention through, in a block whose code mentions one."""
+    return next((name for name in GATINGS if reads(block, name)), None)
+
+
+def let_through(program: Program, block: nn.Module, gates: Buffer, seen: Buffer) -> None:
+    """Let what heads have gathered through by as many numbers."""
+    if (name := gating_of(block)) is None:
+        raise NotUnderstoodError(f"{type(block).__name__} does not say what becomes of its gates")
+    program.act(gates, seen, name, times=seen)
 
 
 def head_gates(
@@ -230,9 +243,13 @@ def head_gates(
     heads: int,
     width: int,
 ) -> Buffer:
-    """Numbers by which heads are let through, one for all numbers of each."""
-    gates, spread = room("head gates", heads), room("gates", heads * width)
-    program.linear(source, (gates, product_of(block, HEAD_GATES)))
+    """Numbers by which heads are let through: one for all numbers of each, or one for each."""
+    product, spread = product_of(block, HEAD_GATES), room("gates", heads * width)
+    if product.out_features == spread.width:
+        program.linear(source, (spread, product))
+        return spread
+    gates = room("head gates", heads)
+    program.linear(source, (gates, product))
     program.pick(gates, spread, torch.arange(heads).repeat_interleave(width))
     return spread
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.anatomy import names_in, reads
+from ppdbench.engine.anatomy import names_in
 from ppdbench.engine.families import LogitScale
 from ppdbench.engine.flat import behind, differential
 from ppdbench.engine.flat.activations import activation_of, xielu_of
@@ -38,8 +38,10 @@ from ppdbench.engine.flat.heads import (
 from ppdbench.engine.flat.latent import (
     HEAD_GATES,
     LatentAttention,
+    gating_of,
     head_gates,
     is_latent,
+    let_through,
     parts_of,
 )
 from ppdbench.engine.flat.norms import Norms, norms_of, write_norm
@@ -210,7 +212,7 @@ class LayerWriter:
         else:
             self._attend(index, block, queries, seen)
         if (gates := self._gates(block, source, heads)) is not None:
-            self.program.act(gates, seen, "sigmoid", times=seen)
+            let_through(self.program, block, gates, seen)
         return seen
 
     def _attend(
@@ -239,7 +241,7 @@ class LayerWriter:
         """Keep the keys and values of a block, if it has its own; its queries."""
         program, heads = self.program, self.sizes[index]
         head_norms = next((pair for pair in HEAD_NORMS if hasattr(block, pair[0])), ())
-        gate = {GATE, HEAD_GATES} if reads(block, "sigmoid") else set[str]()
+        gate = {GATE, HEAD_GATES} if gating_of(block) else set[str]()
         norms = {*head_norms, VALUE_NORM, SEEN_NORM}
         beside = {*weights_beside(block)}
         if is_differential(block):

@@ -30,7 +30,12 @@ from ppdbench.engine.flat.native import (
 from ppdbench.engine.flat.weights import DTYPES, FlatLinear
 
 # As simd.h numbers them.
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4, "sigmoid": 5}
+ACTIVATIONS = {
+    name: number
+    for number, name in enumerate(
+        ("silu", "gelu_tanh", "gelu", "relu", "relu2", "sigmoid", "softplus")
+    )
+}
 # As operations.h numbers them.
 PLUS_ONE, ROUND_FIRST, ONTO, TIMES, NEIGHBOURS, COARSE = 1, 2, 4, 8, 16, 32
 APART, LATENTS = 64, 128

@@ -224,7 +224,20 @@ inline Vec xielu(Vec x, float above, float below, float slope) {
     return bent + x * slope;
 }
 
-enum Activation { SILU, GELU_TANH, GELU, RELU, RELU2, SIGMOID };
+// log(1 + x), for x from nought to one: the inverse hyperbolic tangent of x / (2 + x), twice.
+inline Vec log1p(Vec x) {
+    Vec part = x / (x + 2.0f), square = part * part;
+    Vec series = all(6.6666667e-2f);
+    series = fma(series, square, all(7.6923077e-2f));
+    series = fma(series, square, all(9.0909091e-2f));
+    series = fma(series, square, all(1.1111111e-1f));
+    series = fma(series, square, all(1.4285714e-1f));
+    series = fma(series, square, all(2.0e-1f));
+    series = fma(series, square, all(3.3333333e-1f));
+    return 2.0f * fma(series * square, part, part);
+}
+
+enum Activation { SILU, GELU_TANH, GELU, RELU, RELU2, SIGMOID, SOFTPLUS };
 
 inline Vec activated(int which, Vec x) {
     switch (which) {
@@ -236,6 +249,10 @@ inline Vec activated(int which, Vec x) {
         case GELU: return x * 0.5f * (1.0f + erf(x * 0.7071067811865476f));
         case RELU: return x < 0.0f ? Vec{} : x;
         case SIGMOID: return 1.0f / (1.0f + exp(-x));
+        case SOFTPLUS: {
+            Vec positive = x < 0.0f ? Vec{} : x;
+            return positive + log1p(exp(x < 0.0f ? x : -x));
+        }
         default: {
             Vec positive = x < 0.0f ? Vec{} : x;
             return positive * positive;

@@ -47,10 +47,10 @@ ALL_ATTENTION_FUNCTIONS _attn_implementation _split_heads _upcast_and_reordered_
 eager_attention_forward get_interface repeat_kv reorder_and_upcast_attn
 EncoderDecoderCache cross_attention_cache crossattention is_updated keys layer_idx
 self_attention_cache update values
-cat chunk contiguous dtype expand float32 functional matmul nn reshape shape sigmoid size softmax
+cat chunk contiguous dtype expand float32 functional matmul nn reshape shape sigmoid size softmax softplus
 split tanh to torch transpose type unsqueeze view
 ValueError get getattr hasattr isinstance norms zip
-force_rope g_proj key_multiplier v_head_dim v_scale
+F float force_rope g_proj gate_per_head key_multiplier v_head_dim v_scale
 is_kv_shared_layer layer_type shared_kv_states store_full_length_kv v_norm
 hidden_size_per_layer_input layer_scalar per_layer_input_gate per_layer_projection
 post_per_layer_input_norm
@@ -68,7 +68,7 @@ apply_residual_connection_post_layernorm dense_bias is_causal layer_id n_heads
 new_decoder_architecture num_kv_heads num_ln_in_parallel_attn parallel_attn pretraining_tp
 rotary_dim slow_but_exact
 _attn _get_embed_positions _merge_heads _reshape attn_dropout_p bias_dropout_add dropout_add
-F bfloat16 broadcast_to device expand_as finfo flatten float float16 full gather
+bfloat16 broadcast_to device expand_as finfo flatten float16 full gather
 get_seq_length int len math max min permute range repeat sqrt tensor zeros zeros_like
 """
 OWN = KNOWN | frozenset(OWN_WORDS.split())
@@ -77,7 +77,7 @@ LATENT_WORDS = """
 kv_a_layernorm kv_a_proj_with_mqa kv_b_proj q_a_layernorm q_a_proj q_b_proj
 kv_lora_rank q_lora_rank qk_head_dim qk_nope_head_dim qk_rope_head_dim
 apply_rotary_emb apply_rotary_pos_emb_interleave rope_interleave
-copy_ device expand_kv float new_empty
+copy_ device expand_kv new_empty
 """
 LATENT = KNOWN | frozenset(LATENT_WORDS.split())
 # And those that take a share of what some heads gather from what others do.

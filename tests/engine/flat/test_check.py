@@ -113,6 +113,12 @@ BUGS = {
         "kv_head;",
         (torch.float32, torch.bfloat16),
     ),
+    "a step that is not soft below nought": (
+        "simd.h",
+        "return positive + log1p(exp(x < 0.0f ? x : -x));",
+        "return x < 0.0f ? Vec{} : positive + log1p(exp(-x));",
+        (torch.float32, torch.bfloat16),
+    ),
     "a clip at one end": (
         "simd.h",
         "return low < -most ? all(-most) : low;",

@@ -50,6 +50,7 @@ WANTED: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": relu,
     "relu2": lambda x: relu(x) ** 2,
     "sigmoid": torch.sigmoid,
+    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
 }
 
 

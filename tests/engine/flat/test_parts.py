@@ -33,6 +33,7 @@ EXPERTS = {
     "glm4_moe": ([0], [1, 2, 3]),
     "glm4_moe_lite": ([0], [1, 2, 3]),
     "gpt_oss": ([], [0, 1, 2, 3]),
+    "laguna": ([0], [1, 2, 3]),
     "mimo_v2_flash": ([0], [1, 2, 3]),
     "mixtral": ([], [0, 1, 2, 3]),
     "olmoe": ([], [0, 1, 2, 3]),
@@ -53,6 +54,10 @@ BOTH = {**EXPERTS, **MEMORIES}
 SETTINGS: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"attention_value_scale": 0.6},
     "olmoe": {"clip_qkv": 0.5},
+    "laguna": {
+        "num_attention_heads_per_layer": [4, 2, 4, 2],
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    },
     "falcon_h1": {"key_multiplier": 0.7, "attention_out_multiplier": 1.5},
     "cohere2_moe": {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
@@ -110,6 +115,15 @@ def test_logits_are_those_of_stock_where_attention_alone_is_flat(family: str) ->
     with torch.no_grad():
         assert_near(chain, stock(torch.tensor([[*TEXT, *MORE]])).logits[:, -len(MORE) :])
         assert_near(row, stock(torch.tensor([[*TEXT, *MORE[:2], 5]])).logits[:, -1:])
+
+
+def test_gates_may_let_through_each_number_of_a_head_or_all_of_them() -> None:
+    for gating, gates in (("per-head", 4), ("per-element", 32)):
+        stock = tiny("laguna", gating=gating)
+        assert stock.model.layers[0].self_attn.g_proj.out_features == gates
+        chain, _ = rows(made("laguna", copy.deepcopy(stock)))
+        with torch.no_grad():
+            assert_near(chain, stock(torch.tensor([[*TEXT, *MORE]])).logits[:, -len(MORE) :])
 
 
 @pytest.mark.parametrize("family", WITHIN)
