@@ -620,6 +620,7 @@ for _family in (
     Family(name="cohere2", members="Command R7B, Aya", unturned=_looking_at_all),
     Family(name="cohere2_moe", unturned=_looking_at_all_behind_dense),
     Family(name="smollm3", members="SmolLM 3", unturned=_without_turns),
+    Family(name="llama4_text", members="Llama 4 text", unturned=_without_turns),
     Family(name="glm4", members="GLM-4 0414", blocks=SANDWICHED),
     Family(
         name="afmoe",
@@ -678,7 +679,6 @@ MEMBERS = {
     "lfm2": "LFM2",
     "lfm2_moe": "LFM2 with experts",
     "llama": "Llama 1/2/3, Vicuna, TinyLlama, MobileLLaMA, CodeLlama, SmolLM",
-    "llama4_text": "Llama 4 text",
     "minimax_m2": "MiniMax M2",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",

@@ -7,7 +7,6 @@ what was read wrongly differs from the layer itself, which is looked for before 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.anatomy import names_in
 from ppdbench.engine.families import LogitScale
 from ppdbench.engine.flat import behind, differential
 from ppdbench.engine.flat.activations import activation_of, xielu_of
@@ -46,15 +44,12 @@ from ppdbench.engine.flat.latent import (
 )
 from ppdbench.engine.flat.norms import Norms, norms_of, write_norm
 from ppdbench.engine.flat.products import flat_of, part_of, product_of
-from ppdbench.engine.flat.rotation import HeadTurn, Rotation, rotation_of
+from ppdbench.engine.flat.rotation import Growth, HeadTurn, Rotation, growth_of, rotation_of, turns_first
 from ppdbench.engine.flat.understood import (
-    GROWTH,
-    ROTATION,
     SHARES,
     NotUnderstoodError,
     check_layer,
     check_model,
-    globals_of,
     is_differential,
     words_of,
 )
@@ -69,6 +64,7 @@ HEAD_NORMS = (
     ("q_norm", "k_norm"),
     ("q_layernorm", "k_layernorm"),
     ("query_layernorm", "key_layernorm"),
+    ("qk_norm", "qk_norm"),
 )
 VALUE_NORM = "v_norm"
 KEY_FACTOR, VALUE_FACTOR = "key_multiplier", "v_scale"
@@ -82,9 +78,6 @@ ACTS = ("act_fn", "activation_fn", "act", "gelu_impl")
 TRANSFORM, TRANSFORM_NORM = "dense", "norm"  # of what stands before the head
 # Attributes of layers that hold the factor of what blocks add.
 BLOCK_FACTORS = ("residual_multiplier", "residual_scale")
-
-# Gives, by positions, what queries grow by beyond the length that a model was trained on.
-Growth = Callable[[Tensor], Tensor]
 
 # Writes a block whose numbers go to the first buffer, with those of the second added.
 Block = Callable[["Buffer", "Buffer | None"], None]
@@ -249,7 +242,7 @@ class LayerWriter:
         _check_parts(block, {*QUERIES, *OUTPUTS, *norms, *beside, *gate})
         own = self.shape.source_of(index) == index
         parts = self._queries(block, source, heads) if own else [self._asked(block, source, heads)]
-        turn_last = _is_normed_first(block, head_norms)
+        turn_last = not head_norms or not turns_first(block, head_norms[0])
         if not turn_last:
             self._turn(index, block, parts[:2])
         for name, states in zip(head_norms, parts, strict=False):
@@ -270,7 +263,7 @@ class LayerWriter:
     def _over_latents(self, index: int, block: nn.Module, source: Buffer) -> Buffer:
         """Attention over what keys and values come from: the values that heads have gathered."""
         _check_parts(block, {*parts_of(block), *OUTPUTS})
-        if _growth(block) is not None:
+        if growth_of(block) is not None:
             raise NotUnderstoodError("its queries grow with positions, and look at latents")
         heads = self.sizes[index].queries
         attention = LatentAttention(self.program, self._buffer, block, heads)
@@ -286,15 +279,17 @@ class LayerWriter:
         }
 
     def _turn(self, index: int, block: nn.Module, parts: Sequence[Buffer]) -> None:
-        """Turn queries, and keys if there are some, by their positions, where the layer does so."""
+        """Turn queries, and keys if there are some, by their positions, where the layer does so.
+
+        And let queries grow by theirs.
+        """
         width = self.sizes[index].width
-        if (turn := self._turn_of(index, block, width)) is None:
-            return
-        if turn.way.parted:
-            raise NotUnderstoodError("its heads come out of their turn in another order")
-        for states in parts:
-            turn.write(self.program, states, states.width // width, width)
-        if (growth := _growth(block)) is not None:
+        if (turn := self._turn_of(index, block, width)) is not None:
+            if turn.way.parted:
+                raise NotUnderstoodError("its heads come out of their turn in another order")
+            for states in parts:
+                turn.write(self.program, states, states.width // width, width)
+        if (growth := growth_of(block)) is not None:
             self.growth = growth
             whole = parts[0], self.sizes[index].queries, width, width
             self.program.rotate(*whole, len(self.kinds))  # by no angle, as long as they become
@@ -457,26 +452,6 @@ def _factor(layer: nn.Module) -> float:
 def kinds_of(adapter: Adapter) -> list[str | None]:
     """The rotary tables of a model's layers, in the order that programs number them."""
     return list(dict.fromkeys(map(adapter.rope_kind, range(len(adapter.layers)))))
-
-
-def _growth(block: nn.Module) -> Growth | None:
-    """The growth of queries, in models whose code mentions it; None in others."""
-    forward = inspect.unwrap(type(block).forward)
-    if GROWTH not in names_in(forward):
-        return None
-    config: Any = block.config
-    rope = config.rope_parameters
-    rate, length = rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
-    grow = globals_of(forward)[GROWTH]
-    return lambda positions: grow(positions, rate, length).flatten()
-
-
-def _is_normed_first(block: nn.Module, head_norms: Sequence[str]) -> bool:
-    """True if heads are normed before they are turned, by the order in which code mentions both."""
-    names = list(names_in(type(block).forward))
-    if ROTATION not in names or not head_norms:
-        return True
-    return names.index(head_norms[0]) < names.index(ROTATION)
 
 
 def _check_parts(whole: nn.Module, known: set[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from ppdbench.engine.anatomy import names_in
 from ppdbench.engine.flat.understood import (
     COMPLEX_ROTATION,
+    GROWING,
+    GROWTH,
     PARTING_ROTATION,
     ROTATION,
+    ROTATIONS,
     NotUnderstoodError,
     globals_of,
 )
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 ROWS = 3  # that a rotation is asked for
 CLOSE = 1e-5
+# Gives, by positions, what queries grow by beyond the length that a model was trained on.
+Growth = Callable[[Tensor], Tensor]
 COMPLEX_TABLE = "freqs_cis"
 
 
@@ -111,6 +116,32 @@ def pair_of(tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
+def turns_first(block: nn.Module, norm: str) -> bool:
+    """True if heads are turned before this norm of theirs, by the order that code mentions both."""
+    names = list(names_in(type(block).forward))
+    turn = next((name for name in ROTATIONS if name in names), None)
+    return turn is not None and names.index(turn) < names.index(norm)
+
+
+def growth_of(block: nn.Module) -> Growth | None:
+    """The growth of queries, of a function that code mentions or as settings say; None of most."""
+    own: Any = block
+    forward = inspect.unwrap(type(block).forward)
+    if GROWTH in names_in(forward):
+        rope = own.config.rope_parameters
+        rate, length = rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
+        grow = globals_of(forward)[GROWTH]
+        return lambda positions: grow(positions, rate, length).flatten()
+    if getattr(own, GROWING, False) and not own.use_rope:
+        return partial(_grown, own.attn_scale, own.floor_scale)
+    return None
+
+
+def _grown(rate: float, length: float, positions: Tensor) -> Tensor:
+    stretches = torch.floor((positions.float() + 1.0) / length)
+    return (torch.log1p(stretches) * rate + 1.0).flatten()
+
+
 def rotation_of(block: nn.Module, head_dim: int, width: int) -> Rotation:
     """The way in which attention turns heads; refused if it is none that is known."""
     found = _asked(type(block).forward, _name_of_function(block), head_dim, width)
@@ -160,11 +191,16 @@ def _ask(rotate: Callable[..., Any], heads: Tensor, cos: Tensor, sin: Tensor) ->
     """Heads turned by a function of a model: of queries and keys, or of one of both at a time.
 
     The latter takes cosines before sines, or heads behind rows and each angle once. Complex tables
-    are one.
+    are one, and heads stand before rows or behind them.
     """
     parameters = inspect.signature(rotate).parameters
     if COMPLEX_TABLE in parameters:
-        return rotate(heads, heads, torch.complex(cos.float(), sin.float()))
+        table = torch.complex(cos.float(), sin.float())
+        found = rotate(heads, heads, table)
+        if found[0].shape == heads.shape:
+            return found
+        behind = heads.transpose(1, 2)  # rows
+        return [each.transpose(1, 2) for each in rotate(behind, behind, table)]
     names = [name for name, each in parameters.items() if each.default is each.empty]
     if names[1:] == ["cos", "sin"]:
         return [rotate(heads, cos, sin)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # What the code of layers and blocks may mention, none of which changes what is computed but as
 # operations do: blocks, products and norms, shapes, settings of attention, and dropout.
 WORDS = """
-attention attn ffn mlp self_attn self_attention layers
+attention attn feed_forward ffn mlp self_attn self_attention layers
 Wi Wo Wqkv c_attn c_fc c_proj dense dense_4h_to_h dense_h_to_4h down_proj fc1 fc2 fc_in fc_out gate_proj
 gate_up_proj
 k_proj o_proj out_proj q_attn q_proj qkv_proj query_key_value up_proj v_proj
@@ -31,14 +31,14 @@ attention_layernorm attn_norm attn_sub_norm feedforward_layernorm ffn_sub_norm f
 input_layernorm k_layernorm k_norm key_layernorm ln_1 ln_2 ln_attn ln_cross_attn ln_mlp mlp_norm
 norm norm_1 norm_2 post_attention_layernorm
 post_feedforward_layernorm post_mlp_layernorm post_norm1 post_norm2 post_self_attn_layernorm
-pre_feedforward_layernorm q_layernorm q_norm query_layernorm self_attn_layer_norm
+pre_feedforward_layernorm q_layernorm q_norm qk_norm query_layernorm self_attn_layer_norm
 act act_fn activation_fn gelu_impl
 activation_dropout attention_dropout attn_dropout drop dropout hidden_dropout out_drop
 post_attention_dropout post_mlp_dropout resid_attn_dropout resid_dropout resid_mlp_dropout
 residual_dropout p training
 do_layer_norm_before qk_layernorm residual_multiplier residual_scale use_parallel_residual
 use_qk_norm
-apply_rotary_pos_emb get_llama_4_attn_scale is_local_attention is_sliding rope_parameters
+apply_rotary_emb apply_rotary_pos_emb get_llama_4_attn_scale is_local_attention is_sliding rope_parameters
 rotary_ndims rotate_half use_rope
 clamp clamp_ clip_qkv embed_dim is_cross_attention kv_dim multi_query
 head_dim head_size hidden_size num_attention_heads num_heads num_key_value_groups num_key_value_heads
@@ -47,14 +47,14 @@ ALL_ATTENTION_FUNCTIONS _attn_implementation _split_heads _upcast_and_reordered_
 eager_attention_forward get_interface repeat_kv reorder_and_upcast_attn
 EncoderDecoderCache cross_attention_cache crossattention is_updated keys layer_idx
 self_attention_cache update values
-cat chunk contiguous dtype expand float32 functional matmul nn reshape shape sigmoid size softmax softplus
+cat chunk contiguous device dtype expand float32 functional matmul nn reshape shape sigmoid size softmax softplus
 split tanh to torch transpose type unsqueeze view
 ValueError get getattr hasattr isinstance norms zip
 F float force_rope g_proj gate_per_head key_multiplier v_head_dim v_scale
 is_kv_shared_layer layer_type shared_kv_states store_full_length_kv v_norm
 hidden_size_per_layer_input layer_scalar per_layer_input_gate per_layer_projection
 post_per_layer_input_norm
-enable_moe_block experts router
+enable_moe_block experts is_moe_layer router
 post_feedforward_layernorm_1 post_feedforward_layernorm_2 pre_feedforward_layernorm_2
 """
 KNOWN = frozenset(WORDS.split())
@@ -68,7 +68,7 @@ apply_residual_connection_post_layernorm dense_bias is_causal layer_id n_heads
 new_decoder_architecture num_kv_heads num_ln_in_parallel_attn parallel_attn pretraining_tp
 rotary_dim slow_but_exact
 _attn _get_embed_positions _merge_heads _reshape attn_dropout_p bias_dropout_add dropout_add
-bfloat16 broadcast_to device expand_as finfo flatten float16 full gather
+bfloat16 broadcast_to expand_as finfo flatten float16 full gather
 get_seq_length int len math max min permute range repeat sqrt tensor zeros zeros_like
 """
 OWN = KNOWN | frozenset(OWN_WORDS.split())
@@ -76,13 +76,19 @@ OWN = KNOWN | frozenset(OWN_WORDS.split())
 LATENT_WORDS = """
 kv_a_layernorm kv_a_proj_with_mqa kv_b_proj q_a_layernorm q_a_proj q_b_proj
 kv_lora_rank q_lora_rank qk_head_dim qk_nope_head_dim qk_rope_head_dim
-apply_rotary_emb apply_rotary_pos_emb_interleave rope_interleave
-copy_ device expand_kv new_empty
+apply_rotary_pos_emb_interleave rope_interleave
+copy_ expand_kv new_empty
 """
 LATENT = KNOWN | frozenset(LATENT_WORDS.split())
 # And those that take a share of what some heads gather from what others do.
 SHARES = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 DIFFERENTIAL = frozenset({*SHARES, "lambda_init", "groupnorm", "exp", "sum"})
+# And those whose queries grow with positions where a setting says so.
+GROWING = "attn_temperature_tuning"
+GROWTH_WORDS = """
+arange attn_scale attn_temperature_tuning floor floor_scale get_seq_length log1p
+"""
+GROWN = frozenset(GROWTH_WORDS.split())
 # Functions that are asked what they compute, so they may mention whatever they like: of turns of
 # heads (of pairs side by side that come out half apart, by tables of complex numbers), and of what
 # queries grow by. And those in whose place a function of ours runs.
@@ -105,7 +111,7 @@ def check_model(adapter: Adapter) -> None:
     latent = has_latents(adapter)
     if not latent and adapter.keeps_latents:
         raise NotUnderstoodError("its layers keep rows that keys and values are made of")
-    if adapter.rotary_tables not in ((0, 1, 2) if latent else (0, 2)):
+    if adapter.rotary_tables > len(("cosines", "sines")):
         raise NotUnderstoodError("its layers take no pair of rotary tables")
 
 
@@ -126,14 +132,20 @@ def is_differential(block: nn.Module) -> bool:
     return all(hasattr(block, name) for name in SHARES)
 
 
+def _more(block: nn.Module) -> frozenset[str]:
+    """Names that the code of a block may mention beside those that all may."""
+    if is_differential(block):
+        return DIFFERENTIAL
+    return GROWN if hasattr(block, GROWING) else frozenset()
+
+
 def check_layer(layer: nn.Module, known: frozenset[str]) -> None:
     """Refuse a layer whose code mentions what is not known."""
     for part in layer.modules():
         if isinstance(part, nn.ModuleList) or not any(True for _ in part.children()):
             continue
         kind: Any = type(part)
-        more = DIFFERENTIAL if is_differential(part) else frozenset[str]()
-        if unknown := sorted(_names(kind) - known - more):
+        if unknown := sorted(_names(kind) - known - _more(part)):
             raise NotUnderstoodError(f"{kind.__name__} uses {', '.join(unknown)}")
 
 

@@ -34,6 +34,7 @@ EXPERTS = {
     "glm4_moe_lite": ([0], [1, 2, 3]),
     "gpt_oss": ([], [0, 1, 2, 3]),
     "laguna": ([0], [1, 2, 3]),
+    "llama4_text": ([0, 2], [1, 3]),
     "mimo_v2_flash": ([0], [1, 2, 3]),
     "mixtral": ([], [0, 1, 2, 3]),
     "olmoe": ([], [0, 1, 2, 3]),
@@ -54,6 +55,14 @@ BOTH = {**EXPERTS, **MEMORIES}
 SETTINGS: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"attention_value_scale": 0.6},
     "olmoe": {"clip_qkv": 0.5},
+    # The last layers turn no heads, and queries grow within the text of a test.
+    "llama4_text": {
+        "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 48,
+        "no_rope_layers": [1, 1, 0, 0],
+        "floor_scale": 7,
+        "attn_scale": 0.5,
+    },
     "laguna": {
         "num_attention_heads_per_layer": [4, 2, 4, 2],
         "layer_types": ["full_attention", "sliding_attention"] * 2,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.flat.rotation import Rotation, pair_of, rotation_of
+from ppdbench.engine.flat.rotation import Rotation, pair_of, rotation_of, turns_first
 from ppdbench.engine.flat.understood import NotUnderstoodError
 from tests.engine.flat.test_ops import DIM, HEADS, Program, cache, causal, close, run
 from tests.engine.flat.test_weights import drawn
@@ -94,6 +94,19 @@ def test_tables_may_be_one_of_complex_numbers() -> None:
     table = torch.polar(torch.ones_like(angles), angles)
     found = way.turned(heads, *pair_of((table,)))
     assert torch.allclose(found, code.apply_rotary_emb(heads, heads, table)[0], atol=1e-6)
+
+
+def test_complex_tables_may_turn_heads_that_stand_behind_rows() -> None:
+    heads, angles = drawn(1, 2, 5, DIM), drawn(1, 5, DIM // 2, seed=1)
+    code = import_module("transformers.models.llama4.modeling_llama4")
+    block = code.Llama4TextAttention.__new__(code.Llama4TextAttention)
+    way = rotation_of(block, DIM, DIM // 2)
+    assert way == Rotation(neighbours=True, spread=True, once=True, round_first=False)
+    table, behind = torch.polar(torch.ones_like(angles), angles), heads.transpose(1, 2)
+    found = way.turned(heads, *pair_of((table,)))
+    wanted = code.apply_rotary_emb(behind, behind, table)[0].transpose(1, 2)
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert turns_first(block, "qk_norm")
 
 
 @pytest.mark.parametrize(("family", "name"), [("gptj", "GPTJ"), ("codegen", "CodeGen")])
