@@ -568,8 +568,12 @@ for _family in (
             carried=_words_again,
             mask_argument="causal_mask",
             rows=_doubled_width,
+            blocks=BlockNames(attention=f"{shared}.self_attn", attention_norms=(), mlp_norms=()),
         )
-        for name, called in (("zamba", "Zamba"), ("zamba2", "Zamba 2"))
+        for name, called, shared in (
+            ("zamba", "Zamba", "shared_transf"),
+            ("zamba2", "Zamba 2", "shared_transformer"),
+        )
     ),
     Family(
         name="zaya",

@@ -387,11 +387,13 @@ def _twin(
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     """A copy of a layer with its products exchanged, and those by the old ones' ids.
 
-    Of those `within` a part of it, if that is given. All other weights are shared.
+    Of those `within` a part of it, if that is given. All other weights are shared, and products
+    that another layer, which has the same, has laid out already.
     """
     made = {id(m): make(m) for m in exchangeable(layer if within is None else within)}
     shared = {id(weight): weight for weight in layer.parameters()}
-    return copy.deepcopy(layer, dict[int, Any](made) | shared), made
+    laid_out = {id(m): m for m in layer.modules() if isinstance(m, FlatProduct)}
+    return copy.deepcopy(layer, dict[int, Any](made) | shared | laid_out), made
 
 
 def _flat_twin(

@@ -71,6 +71,13 @@ def block_of(layer: nn.Module, name: str) -> nn.Module:
     return inner["attention"] if [*inner] == ["attention"] else block
 
 
+def handed_to(adapter: Adapter, layer: int) -> int:
+    """The numbers of a row that the attention of a layer is handed."""
+    block: Any = adapter.layers[layer].get_submodule(adapter.blocks.attention)
+    found = (getattr(block, name, None) for name in QUERIES)
+    return next((int(p.in_features) for p in found if p is not None), adapter.hidden_size)
+
+
 def scaling_of(block: nn.Module, family: Family) -> float:
     """The factor of scores."""
     if family.scaling is not None:

@@ -67,6 +67,7 @@ HEAD_NORMS = (
     ("qk_norm", "qk_norm"),
 )
 VALUE_NORM = "v_norm"
+ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list", "linear_v_adapter_list")
 KEY_FACTOR, VALUE_FACTOR = "key_multiplier", "v_scale"
 SEEN_NORM, INNER_NORM = "attn_sub_norm", "ffn_sub_norm"
 GATE = "gate_proj"  # of attention
@@ -134,7 +135,7 @@ class LayerWriter:
         block = self.adapter.layers[index].get_submodule(self.adapter.blocks.attention)
         check_layer(block, words_of(self.adapter))
         alone = self._buffer("alone", self.stream.width)
-        self._attention(index, self.stream, alone, None)
+        self._attention(index, self.program.hidden, alone, None)
         self.program.copy(alone, self.stream)
 
     def _normed(self, layer: nn.Module, norm: str | None) -> Buffer:
@@ -239,9 +240,10 @@ class LayerWriter:
         beside = {*weights_beside(block)}
         if is_differential(block):
             beside |= {*SHARES}
-        _check_parts(block, {*QUERIES, *OUTPUTS, *norms, *beside, *gate})
+        _check_parts(block, {*QUERIES, *ADAPTERS, *OUTPUTS, *norms, *beside, *gate})
         own = self.shape.source_of(index) == index
         parts = self._queries(block, source, heads) if own else [self._asked(block, source, heads)]
+        self._adapt(index, block, source, parts)
         turn_last = not head_norms or not turns_first(block, head_norms[0])
         if not turn_last:
             self._turn(index, block, parts[:2])
@@ -328,6 +330,18 @@ class LayerWriter:
             self.program.linear(source, (mixed, product))
             self.program.pick(mixed, room, order.to(torch.int32))
         return parts
+
+    def _adapt(
+        self, index: int, block: nn.Module, source: Buffer, parts: Sequence[Buffer]
+    ) -> None:
+        """Add what two narrow products of a layer alone give, in a block that layers share."""
+        for name, states in zip(ADAPTERS, parts, strict=False):
+            if hasattr(block, name):
+                own: Any = block
+                first, last = (flat_of(each, name) for each in getattr(own, name)[own.layer_dic[index]])
+                narrow = self._buffer("adapted", first.out_features)
+                self.program.linear(source, (narrow, first))
+                self.program.linear(narrow, (states, last), add=states)
 
     def _from_products(
         self, block: nn.Module, source: Buffer, heads: HeadSizes, parts: Sequence[Buffer]

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ppdbench.engine.flat.heads import handed_to
 from ppdbench.engine.flat.layers import LayerWriter
 from ppdbench.engine.flat.ops import NOT_STORED, CacheBlocks, Pass, Program
 from ppdbench.engine.flat.rotation import pair_of
@@ -39,7 +40,7 @@ class FlatLayers:
     """Some layers of a model as one program; their products must be laid out flat.
 
     `unattended` layers lack their attention, `unfed` ones their MLP. Of those `within` which it
-    stands the attention alone is written, over what is handed to it: then rows are states alone.
+    stands the attention alone is written, over what is handed to it: then that are the rows.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class FlatLayers:
         within: Collection[int] = (),
     ) -> None:
         self.adapter = adapter
-        width = adapter.hidden_size if within else adapter.width
+        width = max((handed_to(adapter, i) for i in within), default=adapter.width)
         self._program = Program(adapter.dtype, width)
         self._marks, self._own = [0], frozenset(layers)
         self._blocks: WeakKeyDictionary[KVCache | JoinedCache, CacheBlocks] = WeakKeyDictionary()
@@ -71,6 +72,7 @@ class FlatLayers:
         self._kinds, self._rotation = writer.kinds, writer.rotation
         self._sources = writer.shape.sources
         self._growth = writer.growth
+        self._out = writer.stream if within else self._program.hidden
         # By kind: the tables of the model, and what was made of them.
         self._tables: dict[str | None, tuple[object, tuple[Tensor, Tensor]]] = {}
 
@@ -102,12 +104,11 @@ class FlatLayers:
     def _run(self, hidden: Tensor, start: int, stop: int, given: Sequence[Pass]) -> Tensor:
         """Run some layers in passes of some of the rows each, one behind another."""
         source = hidden.contiguous()
-        target = torch.empty_like(source)
+        target = source.new_empty(*source.shape[:-1], self._out.width)
         first, last, at = self._marks[start], self._marks[stop], 0
         for each in given:
             rows = slice(at, at := at + each.rows)
-            out = self._program.hidden
-            self._program.run(first, last, source[0, rows], target[0, rows], out, each)
+            self._program.run(first, last, source[0, rows], target[0, rows], self._out, each)
         return target
 
     def _holds(self, cache: KVCache | JoinedCache, layers: range) -> bool:

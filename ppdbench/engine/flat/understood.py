@@ -52,6 +52,8 @@ split tanh to torch transpose type unsqueeze view
 ValueError get getattr hasattr isinstance norms zip
 F float force_rope g_proj gate_per_head key_multiplier v_head_dim v_scale
 is_kv_shared_layer layer_type shared_kv_states store_full_length_kv v_norm
+layer_dic linear_k_adapter_list linear_q_adapter_list linear_v_adapter_list
+use_mem_rope use_shared_attention_adapter
 hidden_size_per_layer_input layer_scalar per_layer_input_gate per_layer_projection
 post_per_layer_input_norm
 enable_moe_block experts is_moe_layer router

@@ -55,6 +55,12 @@ BOTH = {**EXPERTS, **MEMORIES}
 SETTINGS: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"attention_value_scale": 0.6},
     "olmoe": {"clip_qkv": 0.5},
+    "zamba2": {
+        "num_key_value_heads": 4,
+        "use_mem_rope": True,
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 4,
+    },
     # The last layers turn no heads, and queries grow within the text of a test.
     "llama4_text": {
         "interleave_moe_layer_step": 2,
@@ -90,6 +96,8 @@ WITHIN = {
     "gemma3n_text": [0, 1, 2, 3],
     "gemma4_text": [0, 1, 2, 3],
     "nemotron_h": [2],
+    "zamba": [1, 3],
+    "zamba2": [1, 3],
 }
 
 
