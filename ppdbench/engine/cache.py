@@ -245,9 +245,14 @@ class KVCache:
         for (_, block), given in zip(self._blocks, taken, strict=True):
             block[..., row, :] = given
 
-    def get_seq_length(self, layer: int = 0) -> int:
-        """Count the rows with those of this pass, for layers that ask."""
-        return 0 if self._step is None else self._step.key_length
+    def get_seq_length(self, layer: int | None = None) -> int | Tensor:
+        """Count the rows with those of this pass, for layers that ask.
+
+        One that names itself adds to it the numbers of its rows in the pass, for their positions.
+        """
+        if self._step is None:
+            return 0
+        return self._step.key_length if layer is None else self._step.ahead
 
     def _first_row(self, step: Step, layer: int) -> int:
         """Single queries without a mask honour a sliding window by not reading older rows."""

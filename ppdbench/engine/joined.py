@@ -104,9 +104,11 @@ class JoinedCache:
         assert self._step is not None, "begin() was not called"
         return self._step.rows_of_parts
 
-    def get_seq_length(self, layer: int = 0) -> int:
-        """Count the rows of the longest sequence, for layers that ask."""
-        return max(part.get_seq_length(layer) for part in self.parts)
+    def get_seq_length(self, layer: int | None = None) -> int | Tensor:
+        """Count the rows of the longest sequence, or what `KVCache` counts for a layer by name."""
+        if layer is not None and self._step is not None:
+            return self._step.ahead
+        return max(int(part.get_seq_length()) for part in self.parts)
 
 
 class JoinedMask(Tensor):

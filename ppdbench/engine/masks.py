@@ -123,6 +123,12 @@ class Step:
         """The first cache row after those this pass writes."""
         return self.start + self.n_query - self.idle
 
+    @property
+    def ahead(self) -> Tensor:
+        """The places that rows stand ahead of their numbers in the pass, [query]."""
+        numbers = torch.arange(self.n_query, device=self.positions.device)
+        return self.positions[0] - numbers
+
     def key_places(self) -> Tensor:
         """The positions of the keys that are looked at, [1, key]."""
         if self.places is not None:

@@ -63,6 +63,11 @@ def test_layers_turn_heads_at_their_own_speed_or_not_at_all(
     assert differs(tiny(family, layer_rope_theta=bases), TOKENS) is None
 
 
+def test_queries_of_llama_4_grow_by_where_they_stand() -> None:
+    model = tiny("llama4_text", no_rope_layers=[1, 0, 1, 0], floor_scale=4, attn_scale=0.5)
+    assert differs(model, TOKENS) is None
+
+
 @pytest.mark.parametrize("family", ["bloom", "mpt", "gptj", "falcon", "cohere", "deepseek_v3"])
 def test_single_blocks_can_be_left_out_of_layers_that_add_them_in_their_own_way(
     family: str,
