@@ -345,6 +345,27 @@ class Program:
     def scale(self, source: Buffer, target: Buffer, factor: float) -> None:
         self._add(target, lambda rooms, _: _view(rooms, source) * factor)
 
+    def weigh(self, source: Buffer, target: Buffer, weight: Tensor) -> None:
+        self._add(target, lambda rooms, _: _view(rooms, source) * weight.float())
+
+    def mix(self, source: Buffer, factors: Buffer, target: Buffer, parts: int) -> None:
+        def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
+            before = _view(rooms, target)
+            own = _view(rooms, source).reshape(len(before), -1, target.width // parts)
+            by = _view(rooms, factors).reshape(len(before), parts, -1, 1)
+            return before + self._rounded((by * own[:, None]).sum(2)).flatten(1)
+
+        self._add(target, make)
+
+    def cut(self, source: Buffer, target: Buffer, deviations: float) -> None:
+        def make(rooms: dict[int, Tensor], _: Any) -> Tensor:
+            x, held = _view(rooms, source), self._rounded
+            mean, far = x.mean(-1, keepdim=True), x.std(-1, keepdim=True, unbiased=False)
+            far = held(held(far) * held(torch.tensor(deviations)))
+            return held(x - held(held(mean) + far)).clamp(min=0)
+
+        self._add(target, make)
+
     def clip(self, source: Buffer, target: Buffer, most: float) -> None:
         self._add(target, lambda rooms, _: _view(rooms, source).clamp(-most, most))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.nn import functional as fn
 
 from ppdbench.engine.flat.understood import NotUnderstoodError
 
+SPARSITY = "activation_sparsity"  # the share of gates that an MLP drops
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": fn.silu,
     "gelu_tanh": lambda x: fn.gelu(x, approximate="tanh"),
@@ -38,6 +40,13 @@ def xielu_of(module: Callable[[Tensor], Tensor]) -> tuple[float, float, float] |
     bent = torch.where(x > 0, above * x * x, below * (torch.expm1(x.clamp(max=0)) - x))
     known = torch.allclose(module(x), bent + slope * x, rtol=1e-5, atol=1e-5)
     return (above, below, slope) if known else None
+
+
+def sparsity_of(block: nn.Module) -> float | None:
+    """The deviations above the mean of a row below which an MLP drops its gates, if it does."""
+    share = getattr(block, SPARSITY, 0.0)
+    usual: Any = torch.distributions.Normal(0, 1)
+    return float(usual.icdf(torch.tensor(share))) if share else None
 
 
 def activation_of(module: Callable[[Tensor], Tensor]) -> str:

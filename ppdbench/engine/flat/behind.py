@@ -5,7 +5,7 @@ The input is made of the word alone and stands behind the state in what a token 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -36,7 +36,7 @@ def input_of(adapter: Adapter, program: Program, index: int) -> Buffer | None:
     carried = adapter.carried
     if carried is None:
         return None
-    if type(carried) is not LayerInputs:
+    if not isinstance(carried, LayerInputs):
         raise NotUnderstoodError("its layers take more of a token than a state and an input")
     return program.hidden.part(*carried.place(index))
 
@@ -47,8 +47,12 @@ def write_behind(
     stream: Buffer,
     given: Buffer | None,
     room: Callable[[str, int], Buffer],
+    onto: Sequence[Buffer] = (),
 ) -> None:
-    """Write what a layer does to the stream behind its blocks, if that is anything."""
+    """Write what a layer does to the stream behind its blocks, if that is anything.
+
+    Or `onto` others, of which none is the stream.
+    """
     if hasattr(layer, INPUT_GATE):
         if given is None:
             raise NotUnderstoodError("it looks at an input that no token carries")
@@ -57,6 +61,7 @@ def write_behind(
         program.act(gates, gates, activation_of(layer.get_submodule("act_fn")), times=given)
         program.linear(gates, (alone, product_of(layer, INPUT_PROJECTION)))
         write_norm(program, layer.get_submodule(INPUT_NORM), alone, alone)
-        program.add(stream, alone, stream)
+        for states in onto or (stream,):
+            program.add(states, alone, states)
     if hasattr(layer, SCALAR) and (factor := float(layer.get_buffer(SCALAR))) != 1.0:
         program.scale(stream, stream, factor)

@@ -32,7 +32,8 @@ STARTS = (0, 9, 131)
 # Slopes are no powers of two, so that what they are multiplied by is rounded.
 SLOPES = torch.tensor([0.7109375, 0.35546875, 0.2109375, 0.1015625, 0.05078125, 0.01953125])
 SINKS = torch.linspace(-2.0, 3.0, HEADS)
-MOST = 0.75  # of numbers that are clipped
+# Of numbers that are clipped or cut, and of rows whose parts are mixed.
+MOST, DEVIATIONS, PARTS = 0.75, 0.3, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,9 @@ def _check_rows(dtype: torch.dtype, made: torch.Generator) -> None:
             wide / (1 + np.exp(-wide)),
         ),
         ("a soft step", lambda p, out: p.act(p.hidden, out, "softplus"), np.logaddexp(0.0, wide)),
+        ("weights", lambda p, out: p.weigh(p.hidden, out, weight), wide * w),
+        ("a cut", lambda p, out: p.cut(p.hidden, out, float(DEVIATIONS)), _cut(x)),
+        ("mixed parts", _mix, _mixed(x)),
         ("a clip", lambda p, out: p.clip(p.hidden, out, MOST), np.clip(wide, -MOST, MOST)),
     )
     for what, operation, wanted in cases:
@@ -172,6 +176,37 @@ def _check_rows(dtype: torch.dtype, made: torch.Generator) -> None:
         out = program.buffer(OUTPUTS)
         operation(program, out)
         _close(what, _run(program, x, out, None), wanted, np.abs(wanted) + 1)
+
+
+def _held(x: np.ndarray | float, dtype: torch.dtype) -> np.ndarray:
+    """Numbers as a type holds them."""
+    return _wide(torch.as_tensor(x).to(dtype))
+
+
+def _cut(x: Tensor) -> np.ndarray:
+    """Numbers less what lies so many deviations above the mean of a row, or nought if below."""
+    wide, own = _wide(x), x.dtype
+    far = _held(_held(wide.std(-1, keepdims=True), own) * _held(DEVIATIONS, own), own)
+    least = _held(_held(wide.mean(-1, keepdims=True), own) + far, own)
+    found: np.ndarray = np.maximum(wide - least, 0.0)
+    return found
+
+
+def _mix(program: Program, out: Buffer) -> None:
+    """Onto all parts of rows the first of them, by numbers of the last."""
+    each = OUTPUTS // PARTS
+    factors = program.hidden.part(2 * each, 2 * PARTS)
+    program.copy(program.hidden, out)
+    program.mix(program.hidden.part(0, 2 * each), factors, out, PARTS)
+
+
+def _mixed(x: Tensor) -> np.ndarray:
+    """The same in float64, but for what is rounded on the way."""
+    parts = _wide(x).reshape(len(x), PARTS, -1)
+    factors = parts[:, 2, : 2 * PARTS].reshape(len(x), PARTS, 2)
+    more = np.einsum("rij,rjw->riw", factors, parts[:, :2])
+    found: np.ndarray = parts + _held(more, x.dtype)
+    return found.reshape(len(x), -1)
 
 
 def _run(program: Program, x: Tensor, out: Buffer, given: Pass | None) -> Tensor:

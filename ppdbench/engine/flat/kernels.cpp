@@ -361,8 +361,17 @@ class Runner : public Work {
             }
             case SCALE:
                 return by_vectors(width, [&](int64_t i, int64_t n) {
-                    store_some(out + i, rounded_if(narrow_, load_some(x + i, n) * op_->value), n);
+                    Vec v = load_some(x + i, n) * op_->value;
+                    if (op_->weight) v = v * load_some(op_->weight + i, n);
+                    store_some(out + i, rounded_if(narrow_, v), n);
                 });
+            case MIX: {
+                const float* by = buffers_->row(op_->other, row);
+                for (int64_t part = 0; part < op_->heads; part++, by += op_->count, out += width)
+                    mix(x, op_->count, by, out, width, narrow_);
+                return;
+            }
+            case CUT: return cut(x, out, width, op_->value, narrow_);
             case CLIP:
                 return by_vectors(width, [&](int64_t i, int64_t n) {
                     Vec v = clipped(load_some(x + i, n), op_->value);

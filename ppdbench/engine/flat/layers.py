@@ -13,11 +13,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ppdbench.engine.families import LogitScale
-from ppdbench.engine.flat import behind, differential
-from ppdbench.engine.flat.activations import activation_of, xielu_of
+from ppdbench.engine.flat import behind, differential, streams
+from ppdbench.engine.flat.activations import activation_of, sparsity_of, xielu_of
 from ppdbench.engine.flat.heads import (
     APART,
     BIAS,
@@ -44,7 +44,15 @@ from ppdbench.engine.flat.latent import (
 )
 from ppdbench.engine.flat.norms import Norms, norms_of, write_norm
 from ppdbench.engine.flat.products import flat_of, part_of, product_of
-from ppdbench.engine.flat.rotation import Growth, HeadTurn, Rotation, growth_of, rotation_of, turns_first
+from ppdbench.engine.flat.rotation import (
+    Growth,
+    HeadTurn,
+    Rotation,
+    growth_of,
+    rotation_of,
+    turns_first,
+)
+from ppdbench.engine.flat.streams import Streams
 from ppdbench.engine.flat.understood import (
     SHARES,
     NotUnderstoodError,
@@ -109,7 +117,14 @@ class LayerWriter:
             raise NotUnderstoodError("its blocks are added to what its norms give")
         norms = norms_of(layer)
         if mlp:
-            _check_parts(layer, {*norms.names, blocks.attention, *blocks.mlp, *behind.PARTS})
+            parts = {*norms.names, blocks.attention, *blocks.mlp, *behind.PARTS, *streams.PARTS}
+            _check_parts(layer, parts)
+        given = behind.input_of(self.adapter, self.program, index)
+        if hasattr(layer, streams.STREAMS):
+            if not (attention and mlp):
+                raise NotUnderstoodError("its blocks run over one of several states")
+            self._one_of_several(index, layer, norms, given)
+            return
         if self.adapter.family.normed_stream(self.adapter.config):
             if not (attention and mlp):
                 raise NotUnderstoodError("its norms stand in the residual stream")
@@ -127,7 +142,6 @@ class LayerWriter:
             if mlp:
                 source = self._normed(layer, norms.before_mlp)
                 self._joined(layer, norms.after_mlp, partial(self._mlp, layer, source))
-        given = behind.input_of(self.adapter, self.program, index)
         behind.write_behind(self.program, layer, self.stream, given, self._buffer)
 
     def block(self, index: int) -> None:
@@ -179,6 +193,31 @@ class LayerWriter:
             normed = self._normed(layer, norms.before_mlp)
         self._mlp(layer, normed, both, both)
         self.program.add(both, hidden, hidden)
+
+    def _one_of_several(
+        self, index: int, layer: nn.Module, norms: Norms, given: Buffer | None
+    ) -> None:
+        """Run both blocks over one of several states, which are predicted before and corrected."""
+        program, width = self.program, self.stream.width
+        several = Streams(program, self._buffer, layer, width)
+        several.predict()
+        before, after = _name(norms.before_attention), _name(norms.after_attention)
+        normed, alone, made = (self._buffer(name, width) for name in ("read", "alone", "made"))
+        write_norm(program, layer.get_submodule(before), several.state, normed)
+        beside = several.beside(normed)
+        self._attention(index, normed, alone, None)
+        write_norm(program, layer.get_submodule(after), alone, alone)
+        program.add(several.state, alone, made)
+        program.add(made, beside, made)
+        program.scale(made, made, 2**-0.5)
+        write_norm(program, layer.get_submodule(_name(norms.before_mlp)), made, normed)
+        self._mlp(layer, normed, alone, None)
+        write_norm(program, layer.get_submodule(_name(norms.after_mlp)), alone, alone)
+        program.add(made, alone, made)
+        several.correct(made)
+        looked_at, others = several.looked_at(), several.others
+        behind.write_behind(program, layer, looked_at, given, self._buffer, others)
+        several.leave()
 
     # Blocks: what they give goes to `target`, with `add` added if there is one
 
@@ -331,14 +370,14 @@ class LayerWriter:
             self.program.pick(mixed, room, order.to(torch.int32))
         return parts
 
-    def _adapt(
-        self, index: int, block: nn.Module, source: Buffer, parts: Sequence[Buffer]
-    ) -> None:
+    def _adapt(self, index: int, block: nn.Module, source: Buffer, parts: Sequence[Buffer]) -> None:
         """Add what two narrow products of a layer alone give, in a block that layers share."""
         for name, states in zip(ADAPTERS, parts, strict=False):
             if hasattr(block, name):
                 own: Any = block
-                first, last = (flat_of(each, name) for each in getattr(own, name)[own.layer_dic[index]])
+                first, last = (
+                    flat_of(each, name) for each in getattr(own, name)[own.layer_dic[index]]
+                )
                 narrow = self._buffer("adapted", first.out_features)
                 self.program.linear(source, (narrow, first))
                 self.program.linear(narrow, (states, last), add=states)
@@ -394,7 +433,13 @@ class LayerWriter:
         inner = self._buffer("inner", last.in_features)
         if hasattr(block, "gate_proj"):
             gate, up = product_of(block, "gate_proj"), product_of(block, "up_proj")
-            self.program.gated(source, inner, gate, up, activation_of(module))
+            if (deviations := sparsity_of(block)) is None:
+                self.program.gated(source, inner, gate, up, activation_of(module))
+            else:
+                gates, ups = (self._buffer(name, inner.width) for name in ("cut", "ups"))
+                self.program.linear(source, (gates, gate), (ups, up))
+                self.program.cut(gates, gates, deviations)
+                self.program.act(gates, inner, activation_of(module), times=ups)
         elif any(hasattr(block, name) for name in BOTH):
             both = self._buffer("gated", 2 * inner.width)
             self.program.linear(source, (both, product_of(block, *BOTH)))

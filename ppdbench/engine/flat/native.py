@@ -87,7 +87,7 @@ class Span(ctypes.Structure):
 # As operations.h numbers them.
 KINDS = (
     *("enter", "leave", "linear", "gated", "rms_norm", "layer_norm", "rotate", "store"),
-    *("attend", "act", "add", "copy", "pick", "cap", "scale", "xielu", "clip"),
+    *("attend", "act", "add", "copy", "pick", "cap", "scale", "xielu", "mix", "cut", "clip"),
 )
 # As linear.h numbers the ways to multiply bfloat16 numbers.
 VECTORS, DOT_PRODUCTS, TILES, EMULATED_TILES = range(4)

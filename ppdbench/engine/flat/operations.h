@@ -23,6 +23,8 @@ enum Kind {
     CAP,
     SCALE,
     XIELU,       // an activation with three factors of its own
+    MIX,         // onto parts of a buffer the sum of parts of another, each times a number of a third
+    CUT,         // what lies above the mean of a row by so many deviations, less those
     CLIP,        // no number further from nought than a value
     KINDS,
 };
@@ -57,7 +59,8 @@ struct Operation {
     int32_t kind, flags;
     Columns source, other, target;
     int64_t width;  // numbers of a row
-    int64_t count;  // products; or numbers that are normed together, or picked for each head
+    int64_t count;  // products; or numbers that are normed together, or picked for each head; or
+                    // parts that are mixed, into one part for each head
     const Product* products;
     const float *weight, *bias;
     const int32_t* order;

@@ -406,6 +406,30 @@ class Program:
         _same_width(source, target)
         self._op("scale", source, target, value=factor)
 
+    def weigh(self, source: Buffer, target: Buffer, weight: Tensor) -> None:
+        """Every number times a weight of its own."""
+        _same_width(source, target)
+        if weight.shape != (source.width,):
+            raise ValueError(f"{tuple(weight.shape)} weights for {source.width} numbers")
+        self._op("scale", source, target, value=1.0, weight=self._floats(weight))
+
+    def mix(self, source: Buffer, factors: Buffer, target: Buffer, parts: int) -> None:
+        """Onto each part of the target the parts of the source, each times a factor of the pair."""
+        width = target.width // parts
+        count = source.width // width
+        sizes = parts * width, count * width, parts * count
+        if sizes != (target.width, source.width, factors.width):
+            raise ValueError(f"{parts} x {count} parts in {target}, {source} and {factors}")
+        if source.number == target.number:
+            raise ValueError("parts cannot be mixed where they are read from")
+        more: dict[str, Any] = {"width": width, "count": count, "heads": parts}
+        self._op("mix", source, target, other=factors, **more)
+
+    def cut(self, source: Buffer, target: Buffer, deviations: float) -> None:
+        """Numbers less what lies so many deviations above the mean of a row, or nought if below."""
+        _same_width(source, target)
+        self._op("cut", source, target, value=deviations)
+
     def clip(self, source: Buffer, target: Buffer, most: float) -> None:
         """Numbers as near to nought as `most` where they lie further from it."""
         _same_width(source, target)

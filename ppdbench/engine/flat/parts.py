@@ -38,8 +38,8 @@ def why_in_parts(adapter: Adapter) -> str | None:
         return "its layers have a memory of their own"
     if adapter.anatomy.experts:
         return "its layers choose between experts"
-    if adapter.carried is not None and type(adapter.carried) is not LayerInputs:
-        return "its layers take more of a token than a state and an input"
+    if adapter.carried is not None and not isinstance(adapter.carried, LayerInputs):
+        return "its layers take more of a token than states and an input"
     return None
 
 

@@ -28,8 +28,11 @@ inline void rms_norm(const float* x, float* out, int64_t width, const float* wei
     });
 }
 
-inline void layer_norm(const float* x, float* out, int64_t width, const float* weight,
-                       const float* bias, float eps, bool narrow) {
+// The mean of a row, and that of the squares of what deviates from it.
+struct Moments {
+    float mean, square;
+};
+inline Moments moments(const float* x, int64_t width) {
     Vec total{}, squares{};
     by_vectors(width, [&](int64_t i, int64_t n) { total = total + load_some(x + i, n); });
     const float mean = sum(total) / float(width);
@@ -43,9 +46,15 @@ inline void layer_norm(const float* x, float* out, int64_t width, const float* w
         }
         squares = fma(v, v, squares);
     });
-    const float factor = 1.0f / sqrtf(sum(squares) / float(width) + eps);
+    return {mean, sum(squares) / float(width)};
+}
+
+inline void layer_norm(const float* x, float* out, int64_t width, const float* weight,
+                       const float* bias, float eps, bool narrow) {
+    const Moments found = moments(x, width);
+    const float factor = 1.0f / sqrtf(found.square + eps);
     by_vectors(width, [&](int64_t i, int64_t n) {
-        Vec v = (load_some(x + i, n) - mean) * factor;
+        Vec v = (load_some(x + i, n) - found.mean) * factor;
         if (weight) v = v * load_some(weight + i, n);
         if (bias) v = v + load_some(bias + i, n);
         store_some(out + i, rounded_if(narrow, v), n);
@@ -118,6 +127,30 @@ inline void cap(const float* x, float* out, int64_t width, float value, bool nar
         Vec v = rounded_if(narrow, load_some(x + i, n) / value);
         v = rounded_if(narrow, tanh(v));
         store_some(out + i, rounded_if(narrow, v * value), n);
+    });
+}
+
+// What lies above the mean by so many deviations, less those; nought in the place of the rest.
+inline void cut(const float* x, float* out, int64_t width, float deviations, bool narrow) {
+    auto held = [&](float value) { return rounded_if(narrow, all(value))[0]; };
+    const Moments found = moments(x, width);
+    const float far = held(held(sqrtf(found.square)) * held(deviations));
+    const float least = held(held(found.mean) + far);
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        Vec v = rounded_if(narrow, load_some(x + i, n) - least);
+        store_some(out + i, v < 0.0f ? Vec{} : v, n);
+    });
+}
+
+// Onto a part the sum of some others, which lie one behind another, each times a number.
+inline void mix(const float* x, int64_t count, const float* by, float* out, int64_t width,
+                bool narrow) {
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        Vec total{};
+        for (int64_t j = 0; j < count; j++)
+            total = fma(load_some(x + j * width + i, n), all(by[j]), total);
+        total = load_some(out + i, n) + rounded_if(narrow, total);
+        store_some(out + i, rounded_if(narrow, total), n);
     });
 }
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # operations do: blocks, products and norms, shapes, settings of attention, and dropout.
 WORDS = """
 attention attn feed_forward ffn mlp self_attn self_attention layers
-Wi Wo Wqkv c_attn c_fc c_proj dense dense_4h_to_h dense_h_to_4h down_proj fc1 fc2 fc_in fc_out gate_proj
-gate_up_proj
+Wi Wo Wqkv c_attn c_fc c_proj dense dense_4h_to_h dense_h_to_4h down_proj fc1 fc2 fc_in fc_out
+gate_proj gate_up_proj
 k_proj o_proj out_proj q_attn q_proj qkv_proj query_key_value up_proj v_proj
 attention_layernorm attn_norm attn_sub_norm feedforward_layernorm ffn_sub_norm final_layer_norm
 input_layernorm k_layernorm k_norm key_layernorm ln_1 ln_2 ln_attn ln_cross_attn ln_mlp mlp_norm
@@ -38,20 +38,24 @@ post_attention_dropout post_mlp_dropout resid_attn_dropout resid_dropout resid_m
 residual_dropout p training
 do_layer_norm_before qk_layernorm residual_multiplier residual_scale use_parallel_residual
 use_qk_norm
-apply_rotary_emb apply_rotary_pos_emb get_llama_4_attn_scale is_local_attention is_sliding rope_parameters
-rotary_ndims rotate_half use_rope
+apply_rotary_emb apply_rotary_pos_emb get_llama_4_attn_scale is_local_attention is_sliding
+rope_parameters rotary_ndims rotate_half use_rope
 clamp clamp_ clip_qkv embed_dim is_cross_attention kv_dim multi_query
-head_dim head_size hidden_size num_attention_heads num_heads num_key_value_groups num_key_value_heads
+head_dim head_size hidden_size
+num_attention_heads num_heads num_key_value_groups num_key_value_heads
 attn_logit_softcapping scaling sinks sliding_window split_size
 ALL_ATTENTION_FUNCTIONS _attn_implementation _split_heads _upcast_and_reordered_attn config
 eager_attention_forward get_interface repeat_kv reorder_and_upcast_attn
 EncoderDecoderCache cross_attention_cache crossattention is_updated keys layer_idx
 self_attention_cache update values
-cat chunk contiguous device dtype expand float32 functional matmul nn reshape shape sigmoid size softmax softplus
-split tanh to torch transpose type unsqueeze view
+cat chunk contiguous device dtype expand float32 functional matmul nn reshape shape sigmoid size
+softmax softplus split tanh to torch transpose type unsqueeze view
 ValueError get getattr hasattr isinstance norms zip
 F float force_rope g_proj gate_per_head key_multiplier v_head_dim v_scale
 is_kv_shared_layer layer_type shared_kv_states store_full_length_kv v_norm
+_gaussian_topk activation_sparsity altup altup_active_idx altup_correct_scale clone correct
+correct_output_scale laurel linear_left linear_right math multiply post_laurel_norm predict
+scale_corrected_output sqrt type_as
 layer_dic linear_k_adapter_list linear_q_adapter_list linear_v_adapter_list
 use_mem_rope use_shared_attention_adapter
 hidden_size_per_layer_input layer_scalar per_layer_input_gate per_layer_projection
@@ -71,7 +75,7 @@ new_decoder_architecture num_kv_heads num_ln_in_parallel_attn parallel_attn pret
 rotary_dim slow_but_exact
 _attn _get_embed_positions _merge_heads _reshape attn_dropout_p bias_dropout_add dropout_add
 bfloat16 broadcast_to expand_as finfo flatten float16 full gather
-get_seq_length int len math max min permute range repeat sqrt tensor zeros zeros_like
+get_seq_length int len max min permute range repeat tensor zeros zeros_like
 """
 OWN = KNOWN | frozenset(OWN_WORDS.split())
 # And those that keep what keys and values of all heads are made of.
@@ -97,7 +101,13 @@ GROWN = frozenset(GROWTH_WORDS.split())
 ROTATION, GROWTH = "apply_rotary_pos_emb", "get_llama_4_attn_scale"
 PARTING_ROTATION, COMPLEX_ROTATION = "apply_rotary_pos_emb_interleave", "apply_rotary_emb"
 ROTATIONS = (ROTATION, PARTING_ROTATION, COMPLEX_ROTATION)
-UNREAD = (*ROTATIONS, GROWTH, "eager_attention_forward", "_upcast_and_reordered_attn")
+UNREAD = (
+    *ROTATIONS,
+    GROWTH,
+    "_gaussian_topk",
+    "eager_attention_forward",
+    "_upcast_and_reordered_attn",
+)
 
 
 class NotUnderstoodError(Exception):

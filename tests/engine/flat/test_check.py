@@ -119,6 +119,30 @@ BUGS = {
         "return x < 0.0f ? Vec{} : positive + log1p(exp(-x));",
         (torch.float32, torch.bfloat16),
     ),
+    "numbers of another part": (
+        "rows.h",
+        "total = fma(load_some(x + j * width + i, n), all(by[j]), total);",
+        "total = fma(load_some(x + j * width + i, n), all(by[0]), total);",
+        (torch.float32, torch.bfloat16),
+    ),
+    "parts that are all mixed into the first": (
+        "kernels.cpp",
+        "part++, by += op_->count, out += width)",
+        "part++, by += op_->count)",
+        (torch.float32, torch.bfloat16),
+    ),
+    "a cut at the mean": (
+        "rows.h",
+        "const float least = held(held(found.mean) + far);",
+        "const float least = held(found.mean);",
+        (torch.float32, torch.bfloat16),
+    ),
+    "no weights where there are some": (
+        "kernels.cpp",
+        "if (op_->weight) v = v * load_some(op_->weight + i, n);",
+        "",
+        (torch.float32, torch.bfloat16),
+    ),
     "a clip at one end": (
         "simd.h",
         "return low < -most ? all(-most) : low;",

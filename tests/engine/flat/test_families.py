@@ -34,6 +34,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "diffllama": [{}, {"num_key_value_heads": 4, "attention_bias": True}],
     "ernie4_5": [{}],
     "exaone4": [{"sliding_window_pattern": 2}],
+    "gemma3n_text": [
+        {},
+        {"num_kv_shared_layers": 0, "altup_correct_scale": False},
+        {"altup_active_idx": 1, "altup_num_inputs": 3, "activation_sparsity_pattern": [0.0] * 4},
+    ],
     "gemma4_text": [
         {},
         {"attention_k_eq_v": True, "use_double_wide_mlp": False},
@@ -134,11 +139,20 @@ ONE_BASE: dict[str, Any] = {"layer_rope_theta": None}
 FAR = [
     *(("bloom", {}), ("codegen", {}), ("diffllama", {})),
     *(("falcon", ALIBI), ("granite_swa", ONE_BASE)),
+    ("gemma3n_text", {}),
     *(("gemma4_text", {}), ("gemma4_text", LARGE_GEMMA), ("gemma4_unified_text", {})),
     *(("minicpm3", {}), ("modernbert-decoder", {}), ("mpt", {}), ("youtu", {})),
 ]
 HALF = [
-    *("bloom", "cohere", "diffllama", "falcon", "gemma4_text", "gemma4_unified_text"),
+    *(
+        "bloom",
+        "cohere",
+        "diffllama",
+        "falcon",
+        "gemma3n_text",
+        "gemma4_text",
+        "gemma4_unified_text",
+    ),
     *("glm4", "granite", "minicpm3", "ministral3", "modernbert-decoder", "youtu"),
 ]
 
