@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import query_heads, reads
-from ppdbench.engine.flat.understood import NotUnderstoodError
+from ppdbench.engine.flat.understood import NotUnderstoodError, has_experts
 
 if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
@@ -72,8 +72,10 @@ def block_of(layer: nn.Module, name: str) -> nn.Module:
 
 
 def handed_to(adapter: Adapter, layer: int) -> int:
-    """The numbers of a row that the attention of a layer is handed."""
+    """The numbers of a row that the attention of a layer is handed, queries of experts included."""
     block: Any = adapter.layers[layer].get_submodule(adapter.blocks.attention)
+    if has_experts(block):
+        return adapter.hidden_size + sizes_of(adapter)[layer].asked
     found = (getattr(block, name, None) for name in QUERIES)
     return next((int(p.in_features) for p in found if p is not None), adapter.hidden_size)
 

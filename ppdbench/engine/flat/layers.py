@@ -54,10 +54,13 @@ from ppdbench.engine.flat.rotation import (
 )
 from ppdbench.engine.flat.streams import Streams
 from ppdbench.engine.flat.understood import (
+    EXPERTS,
+    KEYS_AND_VALUES,
     SHARES,
     NotUnderstoodError,
     check_layer,
     check_model,
+    has_experts,
     is_differential,
     words_of,
 )
@@ -100,6 +103,7 @@ class LayerWriter:
         self.adapter, self.program = adapter, program
         self.shape, self.sizes = adapter.cache_shape(), sizes_of(adapter)
         self.stream = program.hidden.part(0, adapter.hidden_size)
+        self.out = program.hidden
         self.kinds = kinds_of(adapter)
         self.rotation = Rotation()
         self.growth: Growth | None = None
@@ -148,9 +152,40 @@ class LayerWriter:
         """Write the attention of a layer alone, over what is handed to it."""
         block = self.adapter.layers[index].get_submodule(self.adapter.blocks.attention)
         check_layer(block, words_of(self.adapter))
+        if has_experts(block):
+            self.out = self._between_experts(index, block)
+            return
         alone = self._buffer("alone", self.stream.width)
         self._attention(index, self.program.hidden, alone, None)
         self.program.copy(alone, self.stream)
+        self.out = self.stream
+
+    def _between_experts(self, index: int, block: nn.Module) -> Buffer:
+        """Attention over a state and queries that experts made of it: what these have gathered.
+
+        Those of one expert after another, each of all heads.
+        """
+        program, heads, hidden = self.program, self.sizes[index], self.program.hidden
+        experts: Any = block.get_submodule(EXPERTS)
+        if experts.top_k * experts.hidden_size != heads.asked:
+            raise NotUnderstoodError(
+                f"its experts do not make the queries of {heads.queries} heads"
+            )
+        queries = hidden.part(self.stream.width, heads.asked)
+        kept = self._buffer("kept", heads.keys * (heads.width + heads.value))
+        first = heads.keys * heads.width
+        keys, values = kept.part(0, first), kept.part(first, kept.width - first)
+        program.linear(self.stream, (kept, product_of(block, KEYS_AND_VALUES)))
+        self._turn(index, block, [queries, keys])
+        program.store(keys, values, index, heads.keys, heads.width, heads.value)
+        by_heads, seen = self._buffer("by heads", heads.asked), self._buffer("attended", heads.seen)
+        order = (
+            torch.arange(heads.asked).view(-1, heads.keys, heads.width).transpose(0, 1).flatten()
+        )
+        program.pick(queries, by_heads, order)
+        self._attend(index, block, by_heads, seen)
+        program.pick(seen, queries, order.argsort())
+        return queries
 
     def _normed(self, layer: nn.Module, norm: str | None) -> Buffer:
         """The stream, normed if there is a norm."""

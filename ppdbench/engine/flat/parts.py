@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import adds_itself
@@ -21,7 +22,14 @@ from ppdbench.engine.flat.behind import has_more
 from ppdbench.engine.flat.heads import block_of
 from ppdbench.engine.flat.norms import norms_of
 from ppdbench.engine.flat.passes import FlatLayers, FlatReadout
-from ppdbench.engine.flat.understood import NotUnderstoodError, check_layer, words_of
+from ppdbench.engine.flat.understood import (
+    EXPERTS,
+    NotUnderstoodError,
+    check_layer,
+    has_expert_heads,
+    has_experts,
+    words_of,
+)
 from ppdbench.engine.left_out import Through, exchanged, values_of, without
 
 if TYPE_CHECKING:
@@ -80,7 +88,7 @@ def can_be_half(adapter: Adapter, index: int) -> bool:
     layer = adapter.layers[index]
     if adapter.carried is not None or has_more(layer) or adapter.anatomy.memories[index]:
         return False
-    if getattr(layer, "use_parallel_residual", False):
+    if getattr(layer, "use_parallel_residual", False) or has_expert_heads(adapter):
         return False
     try:
         return not norms_of(layer).beside
@@ -110,6 +118,20 @@ class FlatAttention(nn.Module):
         return found if self._values is None else (found, *[None] * (self._values - 1))
 
 
+class BetweenExperts(FlatAttention):
+    """The same of attention whose queries experts make, who run as they are."""
+
+    def __init__(self, layers: FlatLayers, index: int, block: nn.Module) -> None:
+        super().__init__(layers, index, block)
+        self.experts: Any = block.get_submodule(EXPERTS)
+
+    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Any:
+        """The states that the block gives, and what chose its experts."""
+        queries, logits, way = self.experts.map(hidden_states)
+        seen = super().forward(torch.cat([hidden_states, queries.flatten(-2)], dim=-1))[0]
+        return self.experts.reduce(seen.view_as(queries), way), None, logits
+
+
 class FlatParts:
     """Some layers of a model as a program: `wholes`, and others of which only the attention is.
 
@@ -133,7 +155,7 @@ class FlatParts:
             {i: without(blocks, layers[i], attention=True, mlp=False) for i in self.halves}
         )
         self.attentions = {
-            i: FlatAttention(self.layers, i, layers[i].get_submodule(blocks.attention))
+            i: _in_place_of(layers[i].get_submodule(blocks.attention), self.layers, i)
             for i in self.within
         }
         self.around = adapter.with_layers(
@@ -171,6 +193,11 @@ class FlatParts:
     def read(self, hidden: Tensor) -> Reading | None:
         """Read out after any layer, if the readout can run flat."""
         return None if self.readout is None else self.readout.read(hidden)
+
+
+def _in_place_of(block: nn.Module, layers: FlatLayers, index: int) -> FlatAttention:
+    kind = BetweenExperts if has_experts(block) else FlatAttention
+    return kind(layers, index, block)
 
 
 def _readout(adapter: Adapter) -> FlatReadout | None:

@@ -72,7 +72,7 @@ class FlatLayers:
         self._kinds, self._rotation = writer.kinds, writer.rotation
         self._sources = writer.shape.sources
         self._growth = writer.growth
-        self._out = writer.stream if within else self._program.hidden
+        self._out = writer.out
         # By kind: the tables of the model, and what was made of them.
         self._tables: dict[str | None, tuple[object, tuple[Tensor, Tensor]]] = {}
 

@@ -89,6 +89,9 @@ LATENT = KNOWN | frozenset(LATENT_WORDS.split())
 # And those that take a share of what some heads gather from what others do.
 SHARES = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 DIFFERENTIAL = frozenset({*SHARES, "lambda_init", "groupnorm", "exp", "sum"})
+# And those whose queries experts make.
+EXPERTS, KEYS_AND_VALUES = "experts", "kv_proj"
+OF_EXPERTS = frozenset({KEYS_AND_VALUES, "map", "reduce", "repeat", "top_k"})
 # And those whose queries grow with positions where a setting says so.
 GROWING = "attn_temperature_tuning"
 GROWTH_WORDS = """
@@ -120,11 +123,16 @@ class RefusedError(Exception):
 
 def check_model(adapter: Adapter) -> None:
     """Refuse what a model does around its layers, and rows that kernels do not keep so."""
-    latent = has_latents(adapter)
-    if not latent and adapter.keeps_latents:
+    if adapter.keeps_latents and not (has_latents(adapter) or has_expert_heads(adapter)):
         raise NotUnderstoodError("its layers keep rows that keys and values are made of")
     if adapter.rotary_tables > len(("cosines", "sines")):
         raise NotUnderstoodError("its layers take no pair of rotary tables")
+
+
+def has_expert_heads(adapter: Adapter) -> bool:
+    """True if layers repeat the keys that they keep for queries of several experts."""
+    path, (first, *_) = adapter.blocks.attention, adapter.layers
+    return path in dict(first.named_modules()) and has_experts(first.get_submodule(path))
 
 
 def has_latents(adapter: Adapter) -> bool:
@@ -148,12 +156,19 @@ def _more(block: nn.Module) -> frozenset[str]:
     """Names that the code of a block may mention beside those that all may."""
     if is_differential(block):
         return DIFFERENTIAL
+    if has_experts(block):
+        return OF_EXPERTS
     return GROWN if hasattr(block, GROWING) else frozenset()
 
 
+def has_experts(block: nn.Module) -> bool:
+    """True for attention whose queries experts make, who take what these gather."""
+    return all(hasattr(block, name) for name in (EXPERTS, KEYS_AND_VALUES))
+
+
 def check_layer(layer: nn.Module, known: frozenset[str]) -> None:
-    """Refuse a layer whose code mentions what is not known."""
-    for part in layer.modules():
+    """Refuse a layer whose code mentions what is not known; experts of queries run as they are."""
+    for part in [layer] if has_experts(layer) else layer.modules():
         if isinstance(part, nn.ModuleList) or not any(True for _ in part.children()):
             continue
         kind: Any = type(part)

@@ -97,6 +97,7 @@ WITHIN = {
     "dbrx": [0, 1, 2, 3],
     "falcon_h1": [0, 1, 2, 3],
     "gemma4_text": [0, 1, 2, 3],
+    "jetmoe": [0, 1, 2, 3],
     "nemotron_h": [2],
     "zamba": [1, 3],
     "zamba2": [1, 3],
@@ -219,6 +220,12 @@ def test_attention_alone_is_flat_beside_an_mlp_of_any_name() -> None:
     assert_near(rows(model)[0], wanted)
 
 
+def test_heads_that_experts_do_not_make_are_refused() -> None:
+    model = StagedModel(tiny("jetmoe", num_attention_heads=8), passes=FLAT)
+    assert model.parts is None
+    assert "its experts do not make the queries of 8 heads" in model.path.why
+
+
 @torch.inference_mode()
 def branches(model: StagedModel, parents: Sequence[int], ids: list[int]) -> Tensor:
     """Logits of a tree behind a text."""
@@ -228,7 +235,9 @@ def branches(model: StagedModel, parents: Sequence[int], ids: list[int]) -> Tens
     return session.logits(session.forward(session.ids(ids), session.tree(parents)))
 
 
-@pytest.mark.parametrize("family", ["cohere2_moe", "dbrx", "gemma4_text", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize(
+    "family", [*("cohere2_moe", "dbrx", "gemma4_text", "gpt_oss", "jetmoe", "llama4_text")]
+)
 def test_a_tree_sees_what_a_branch_does_alone(family: str) -> None:
     model = made(family)
     found = branches(model, (-1, 0, 0, 1), [7, 8, 9, 10]), branches(model, (-1, 0, 1), [7, 8, 10])
