@@ -165,7 +165,7 @@ def _unread(config: Any, why: str) -> UnsupportedModel:
 
 def _memories(model: Any, config: Any, layers: Sequence[nn.Module]) -> tuple[str | None, ...]:
     """Find the mixer in each layer that remembers; refuse a memory that our cache cannot hold."""
-    found = [_mixers(layer) for layer in layers]
+    found = [mixers(layer) for layer in layers]
     kinds = set(getattr(config, "layer_types", None) or ()) - ATTENDING
     which = f" ({', '.join(sorted(map(str, kinds)))})" if kinds else ""
     if getattr(model, "_is_stateful", False) and not any(found):
@@ -181,7 +181,7 @@ def _memories(model: Any, config: Any, layers: Sequence[nn.Module]) -> tuple[str
     return tuple(each[0] if each else None for each in found)
 
 
-def _mixers(layer: nn.Module) -> list[str]:
+def mixers(layer: nn.Module) -> list[str]:
     """The paths of what remembers in a layer."""
     return [path for path, part in layer.named_modules() if STATES & set(_names_in_class(part))]
 

@@ -338,6 +338,21 @@ def _read(mixer: Any, hidden_states: Tensor, *given: Any, **named: Any) -> Given
     return cache.read(layer, hidden_states, run, forgets=forgets(type(mixer).forward))
 
 
+class Forgetful(nn.Module):
+    """A mixer that reads each pass as if nothing was before it, and remembers nothing of it."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Given:
+        """Run the mixer without a cache."""
+        forward = type(self.mixer).forward
+        return forward(
+            self.mixer, hidden_states, **{n: None for n in CACHES if n in _taken(forward)}
+        )
+
+
 @cache
 def _taken(forward: Callable[..., Any]) -> tuple[str, ...]:
     """The names of all that a mixer takes beside rows."""

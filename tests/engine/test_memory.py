@@ -63,6 +63,18 @@ def layers_of(model: Any, family: str) -> nn.ModuleList:
     return layers
 
 
+def test_a_mixer_that_forgets_reads_each_pass_as_the_first_of_a_text(family: str) -> None:
+    model = staged(family)
+    layer = next(i for i, path in enumerate(model.adapter.anatomy.memories) if path)
+    mixer = model.adapter.layers[layer].get_submodule(str(model.adapter.anatomy.memories[layer]))
+    rows, cache = torch.randn(1, 4, model.hidden_size), model.new_cache(8)[0]
+    forgetful = memory.Forgetful(mixer)
+    found = [forgetful(rows, cache_params=cache, past_key_values=cache) for _ in range(2)]
+    assert torch.equal(*found)
+    assert_near(found[0], type(mixer).forward(mixer, rows))
+    assert cache.states(layer).nbytes == 0
+
+
 def test_tokens_are_those_of_generate_and_states_those_of_the_stock_model(
     family: str, session: Session
 ) -> None:

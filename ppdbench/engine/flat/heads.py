@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.anatomy import query_heads, reads
+from ppdbench.engine.anatomy import mixers, query_heads, reads
 from ppdbench.engine.flat.understood import NotUnderstoodError, has_experts
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class HeadSizes:
         """The numbers that they gather, all values of a row."""
         return self.queries * self.value
 
+    @property
+    def made(self) -> tuple[int, int, int]:
+        """The numbers of all queries, keys and values of a row."""
+        return self.asked, self.keys * self.width, self.keys * self.value
+
 
 def sizes_of(adapter: Adapter) -> list[HeadSizes]:
     """The heads of each layer, with the keys and values that it looks at."""
@@ -72,10 +77,15 @@ def block_of(layer: nn.Module, name: str) -> nn.Module:
 
 
 def handed_to(adapter: Adapter, layer: int) -> int:
-    """The numbers of a row that the attention of a layer is handed, queries of experts included."""
+    """The numbers of a row that a program of the attention of a layer is handed.
+
+    Queries are among them where experts make them, keys and values as well where a memory does.
+    """
     block: Any = adapter.layers[layer].get_submodule(adapter.blocks.attention)
     if has_experts(block):
         return adapter.hidden_size + sizes_of(adapter)[layer].asked
+    if mixers(block):
+        return sum(sizes_of(adapter)[layer].made)
     found = (getattr(block, name, None) for name in QUERIES)
     return next((int(p.in_features) for p in found if p is not None), adapter.hidden_size)
 

@@ -62,6 +62,7 @@ from ppdbench.engine.flat.understood import (
     check_model,
     has_experts,
     is_differential,
+    is_given_heads,
     words_of,
 )
 
@@ -151,9 +152,10 @@ class LayerWriter:
     def block(self, index: int) -> None:
         """Write the attention of a layer alone, over what is handed to it."""
         block = self.adapter.layers[index].get_submodule(self.adapter.blocks.attention)
-        check_layer(block, words_of(self.adapter))
-        if has_experts(block):
-            self.out = self._between_experts(index, block)
+        check_layer(block, words_of(self.adapter), alone=is_given_heads(block))
+        if is_given_heads(block):
+            given = self._between_experts if has_experts(block) else self._behind_memory
+            self.out = given(index, block)
             return
         alone = self._buffer("alone", self.stream.width)
         self._attention(index, self.program.hidden, alone, None)
@@ -172,9 +174,8 @@ class LayerWriter:
                 f"its experts do not make the queries of {heads.queries} heads"
             )
         queries = hidden.part(self.stream.width, heads.asked)
-        kept = self._buffer("kept", heads.keys * (heads.width + heads.value))
-        first = heads.keys * heads.width
-        keys, values = kept.part(0, first), kept.part(first, kept.width - first)
+        kept = self._buffer("kept", sum(heads.made[1:]))
+        keys, values = _columns(kept, heads.made[1:])
         program.linear(self.stream, (kept, product_of(block, KEYS_AND_VALUES)))
         self._turn(index, block, [queries, keys])
         program.store(keys, values, index, heads.keys, heads.width, heads.value)
@@ -186,6 +187,17 @@ class LayerWriter:
         self._attend(index, block, by_heads, seen)
         program.pick(seen, queries, order.argsort())
         return queries
+
+    def _behind_memory(self, index: int, block: nn.Module) -> Buffer:
+        """Attention over queries, keys and values that something made which remembers."""
+        heads = self.sizes[index]
+        queries, keys, values = _columns(self.program.hidden, heads.made)
+        self._turn(index, block, [queries, keys])
+        self.program.store(keys, values, index, heads.keys, heads.width, heads.value)
+        seen, alone = self._buffer("attended", heads.seen), self._buffer("alone", self.stream.width)
+        self._attend(index, block, queries, seen)
+        self.program.linear(seen, (alone, product_of(block, *OUTPUTS)))
+        return alone
 
     def _normed(self, layer: nn.Module, norm: str | None) -> Buffer:
         """The stream, normed if there is a norm."""
@@ -389,9 +401,8 @@ class LayerWriter:
 
     def _queries(self, block: nn.Module, source: Buffer, heads: HeadSizes) -> Sequence[Buffer]:
         """Queries, keys and values, however many products they come from."""
-        widths = heads.asked, heads.keys * heads.width, heads.keys * heads.value
-        room, ends = self._buffer("queries", sum(widths)), accumulate(widths)
-        parts = [room.part(end - own, own) for own, end in zip(widths, ends, strict=True)]
+        room = self._buffer("queries", sum(heads.made))
+        parts = _columns(room, heads.made)
         if hasattr(block, APART[0]):
             self._from_products(block, source, heads, parts)
             return parts
@@ -535,6 +546,12 @@ class LayerWriter:
         if (name, width) not in self._room:
             self._room[name, width] = self.program.buffer(width)
         return self._room[name, width]
+
+
+def _columns(room: Buffer, widths: Sequence[int]) -> list[Buffer]:
+    """Columns of a buffer, so many for each."""
+    ends = accumulate(widths)
+    return [room.part(end - own, own) for own, end in zip(widths, ends, strict=True)]
 
 
 def _factor(layer: nn.Module) -> float:

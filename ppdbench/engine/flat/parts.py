@@ -3,9 +3,9 @@
 A layer that chooses between experts attends as others do. Its attention is a program; what is left
 of it, the same modules without attention, runs behind that as it is. Where a layer does more around
 its attention than that, the program stands in the place of the attention block, and all else runs
-as it is. Other layers of such a model run flat as a whole, or not at all. A row may then depend on
-the rows beside it, as it does in what runs eagerly: nothing is claimed of such passes that is
-claimed of flat ones.
+as it is; so do parts of that block that make heads of a state and choose or remember. Other layers
+of such a model run flat as a whole, or not at all. A row may then depend on the rows beside it, as
+it does in what runs eagerly: nothing is claimed of such passes that is claimed of flat ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.anatomy import adds_itself
+from ppdbench.engine.anatomy import adds_itself, mixers
 from ppdbench.engine.carried import LayerInputs
 from ppdbench.engine.flat.behind import has_more
 from ppdbench.engine.flat.heads import block_of
@@ -31,6 +31,7 @@ from ppdbench.engine.flat.understood import (
     words_of,
 )
 from ppdbench.engine.left_out import Through, exchanged, values_of, without
+from ppdbench.engine.memory import Forgetful
 
 if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
@@ -65,7 +66,7 @@ def is_whole(adapter: Adapter, index: int) -> bool:
 def attention_of(adapter: Adapter, index: int) -> nn.Module:
     """The block of a layer that attends, if a program can stand in its place."""
     layer, name = adapter.layers[index], adapter.blocks.attention
-    if f"{adapter.anatomy.memories[index]}.".startswith(f"{name}."):
+    if adapter.anatomy.memories[index] == name:
         raise NotUnderstoodError("its attention remembers")
     if name not in dict(layer.named_modules()):
         raise NotUnderstoodError(f"{type(layer).__name__} has no part {name}")
@@ -76,11 +77,16 @@ def attention_of(adapter: Adapter, index: int) -> nn.Module:
 
 
 def without_memory(adapter: Adapter, index: int) -> Adapter:
-    """The same model, but for a layer that hands on what it would remember."""
-    path = adapter.anatomy.memories[index]
+    """The same model, but for a layer that reads each pass as if nothing was before it.
+
+    Beside attention it hands on what it would remember: that takes no time.
+    """
+    path, layer = adapter.anatomy.memories[index], adapter.layers[index]
     if path is None:
         return adapter
-    return adapter.with_layers({index: exchanged(adapter.layers[index], path, Through())})
+    within = path.startswith(f"{adapter.blocks.attention}.")
+    mixer = Forgetful(layer.get_submodule(path)) if within else Through()
+    return adapter.with_layers({index: exchanged(layer, path, mixer)})
 
 
 def can_be_half(adapter: Adapter, index: int) -> bool:
@@ -130,6 +136,22 @@ class BetweenExperts(FlatAttention):
         queries, logits, way = self.experts.map(hidden_states)
         seen = super().forward(torch.cat([hidden_states, queries.flatten(-2)], dim=-1))[0]
         return self.experts.reduce(seen.view_as(queries), way), None, logits
+
+
+class BehindMemory(FlatAttention):
+    """The same of attention whose queries, keys and values something makes that remembers."""
+
+    def __init__(self, layers: FlatLayers, index: int, block: nn.Module) -> None:
+        super().__init__(layers, index, block)
+        self.made, self.norm = block.get_submodule("qkv_proj"), block.get_submodule("qk_norm")
+
+    def forward(
+        self, hidden_states: Tensor, *_: object, past_key_values: Any = None, **__: object
+    ) -> Any:
+        """The states that the block gives."""
+        queries, keys, values = self.made(hidden_states, past_key_values)
+        heads = *self.norm(queries, keys), values
+        return super().forward(torch.cat([each.flatten(-2) for each in heads], dim=-1))
 
 
 class FlatParts:
@@ -196,8 +218,10 @@ class FlatParts:
 
 
 def _in_place_of(block: nn.Module, layers: FlatLayers, index: int) -> FlatAttention:
-    kind = BetweenExperts if has_experts(block) else FlatAttention
-    return kind(layers, index, block)
+    """The program of a layer in the place of its attention."""
+    if has_experts(block):
+        return BetweenExperts(layers, index, block)
+    return (BehindMemory if mixers(block) else FlatAttention)(layers, index, block)
 
 
 def _readout(adapter: Adapter) -> FlatReadout | None:

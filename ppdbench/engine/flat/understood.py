@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ppdbench.engine.anatomy import names_in
+from ppdbench.engine.anatomy import mixers, names_in
 
 if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
@@ -166,9 +166,14 @@ def has_experts(block: nn.Module) -> bool:
     return all(hasattr(block, name) for name in (EXPERTS, KEYS_AND_VALUES))
 
 
-def check_layer(layer: nn.Module, known: frozenset[str]) -> None:
-    """Refuse a layer whose code mentions what is not known; experts of queries run as they are."""
-    for part in [layer] if has_experts(layer) else layer.modules():
+def is_given_heads(block: nn.Module) -> bool:
+    """True for attention some of whose heads a part of it makes that runs as it is."""
+    return has_experts(block) or bool(mixers(block))
+
+
+def check_layer(layer: nn.Module, known: frozenset[str], *, alone: bool = False) -> None:
+    """Refuse a layer whose code mentions what is not known, or that of its parts if not `alone`."""
+    for part in [layer] if alone else layer.modules():
         if isinstance(part, nn.ModuleList) or not any(True for _ in part.children()):
             continue
         kind: Any = type(part)

@@ -101,6 +101,7 @@ WITHIN = {
     "nemotron_h": [2],
     "zamba": [1, 3],
     "zamba2": [1, 3],
+    "zaya": [0, 1, 2, 3],
 }
 
 
