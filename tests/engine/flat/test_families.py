@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.families import tiny
-from ppdbench.engine.flat.choice import FLAT
+from ppdbench.engine.flat.choice import FLAT, IN_PARTS
+from ppdbench.engine.known import known
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from tests.helpers import CAPACITY, assert_near, tokens
@@ -133,6 +134,18 @@ def test_logits_are_those_of_stock_and_no_row_depends_on_the_rows_beside_it(
         branch = stock(torch.tensor([[*TEXT, MORE[0], MORE[1], MORE[3]]])).logits
     assert_near(chain, wanted[:, -len(MORE) :])
     assert_near(tree[:, 3:], branch[:, -1:])
+
+
+ATTENDING = {"dense": FLAT, "experts": IN_PARTS, "hybrid": IN_PARTS}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [(row.family, row.kind) for row in known().values() if row.runs and row.kind in ATTENDING],
+)
+def test_every_family_that_attends_does_so_flat(family: str, kind: str) -> None:
+    model = StagedModel(tiny(family), passes=FLAT)
+    assert model.path.kernels.startswith(f"{ATTENDING[kind]}, "), model.path.why
 
 
 ONE_BASE: dict[str, Any] = {"layer_rope_theta": None}
