@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.families import is_linear
+from ppdbench.engine.left_out import exchanged
 from ppdbench.engine.packing import PackedLinear
 
 WIDER = {
@@ -113,6 +114,9 @@ def wide_adapter(adapter: Adapter, dtype: torch.dtype) -> Adapter:
     twin.body._modules = dict(adapter.body._modules)
     own = adapter.body.named_parameters(recurse=False)
     twin.body._parameters = {name: nn.Parameter(p.to(dtype), False) for name, p in own}
+    if (path := adapter.family.embedding_norm) is not None:
+        norm = WideModule(adapter.body.get_submodule(path), dtype)
+        twin.body = exchanged(twin.body, path, norm)
     for name in adapter.around:
         setattr(twin.body, name, _wide(getattr(twin.body, name), dtype))
     if adapter.carried is not None:

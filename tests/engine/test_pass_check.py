@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.families import tiny
 from benchmarks.flat_bugs import BLOCK, FLAT_BUGS, rounded
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.graphs import CapturedRows, Graphs
@@ -135,9 +137,17 @@ def test_a_pass_that_finds_another_likeliest_token_is_refused() -> None:
         model.capture([1])
 
 
-@pytest.mark.parametrize("name", ["llama-mha-tied", "qwen3", "gemma2", "gpt2", "opt", "phi3"])
-def test_the_wider_model_is_the_stock_model_in_that_type(name: str) -> None:
-    model, truth = StagedModel(stock_model(name)), StagedModel(stock_model(name).double())
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        *((stock_model, n) for n in ("llama-mha-tied", "qwen3", "gemma2", "gpt2", "opt", "phi3")),
+        *((tiny, n) for n in ("bloom", "modernbert-decoder")),  # words are normed
+    ],
+)
+def test_the_wider_model_is_the_stock_model_in_that_type(
+    make: Callable[[str], Any], name: str
+) -> None:
+    model, truth = StagedModel(make(name)), StagedModel(make(name).double())
     ids = tokens(20)
     with torch.inference_mode():
         ours = wider(model).logits(plain(wider(model), ids))
