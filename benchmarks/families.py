@@ -409,6 +409,8 @@ def tiny(model_type: str, *, most: int = MOST, std: float = 0.25, **settings: An
                 parameter.normal_(0.0, std)
             elif any(part in name for part in ("bias", "sink", "output_scale")):
                 parameter.normal_(0.0, 0.1)
+            elif name.endswith(".temp"):  # nought, at first, and so would be all keys
+                parameter.normal_(1.0, 0.1)
     model.generation_config.eos_token_id = None
     return model
 
