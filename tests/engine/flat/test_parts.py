@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.families import tiny
 from ppdbench.engine import packing
-from ppdbench.engine.flat import choice, parts, passes, products
+from ppdbench.engine.flat import choice, latent, layers, parts, passes, products
 from ppdbench.engine.flat.choice import EAGER, FASTER, FLAT, IN_PARTS, PairedTime, kind_of_passes
 from ppdbench.engine.flat.weights import FlatLinear, pack
 from ppdbench.engine.meeting import MeetingPlace
@@ -192,6 +192,26 @@ def test_wrong_keys_are_found_out_in_attention_within_a_layer(
         real(self, *given, **{**named, "window": 3})
 
     monkeypatch.setattr(passes.Program, "attend", nearsighted)
+    model = StagedModel(described(family), passes=FLAT)
+    assert model.parts is None
+    assert " is off by" in model.path.why
+
+
+@pytest.mark.parametrize(
+    ("family", "where", "name", "wrong"),
+    [
+        ("llama4_text", layers, "growth_of", lambda _: None),
+        ("laguna", latent, "gating_of", lambda _: "sigmoid"),
+        ("dbrx", layers, "clip_of", lambda _: 0.1),
+        ("zamba2", layers.LayerWriter, "_adapt", lambda *_: None),
+        ("jetmoe", layers.LayerWriter, "_turn", lambda *_: None),
+        ("zaya", layers.LayerWriter, "_turn", lambda *_: None),
+    ],
+)
+def test_what_a_program_leaves_out_or_takes_for_something_else_is_found_out(
+    family: str, where: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, wrong)
     model = StagedModel(described(family), passes=FLAT)
     assert model.parts is None
     assert " is off by" in model.path.why
