@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.families import differs, tiny
 from ppdbench.engine.meeting import MeetingPlace
@@ -15,33 +14,27 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, at_meeting, wider
 from ppdbench.errors import UnsupportedModel
-from tests.engine.tiny_models import staged, stock, whole_pass
+from tests.engine.tiny_models import (
+    CAPACITY,
+    PROMPT,
+    forward,
+    prefilled,
+    staged,
+    stock,
+    whole_pass,
+)
 from tests.helpers import assert_near, tokens
 
 pytestmark = pytest.mark.usefixtures("inferring")
 
 FAMILIES = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 REMEMBERING = ("zamba", "zamba2")
-PROMPT = tokens(19)  # longer than the window
-CAPACITY = 64
 
 
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
-
-
-def prefilled(model: StagedModel, text: list[int] = PROMPT) -> Session:
-    session = Session(model, CAPACITY, spare=8)
-    session.reset(text)
-    session.prefill()
-    return session
-
-
-def forward(session: Session, rows: list[int]) -> Tensor:
-    """Logits of a pass over these tokens [1, row, vocab]."""
-    return session.logits(session.forward(session.ids(rows)))
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])

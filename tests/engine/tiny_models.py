@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.families import tiny
+from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
+from tests.helpers import tokens
+
+PROMPT = tokens(19)  # longer than the window
+CAPACITY = 64
 
 
 @cache
@@ -29,3 +34,27 @@ def whole_pass(model: Any, text: list[int], n: int) -> Tensor:
     """The stock model's logits of the last `n` tokens of a text."""
     logits: Tensor = model(torch.tensor([text]), use_cache=False).logits
     return logits[:, -n:]
+
+
+def prefilled(model: StagedModel, text: list[int] = PROMPT) -> Session:
+    """A session that has run a text, with room for trees."""
+    session = Session(model, CAPACITY, spare=8)
+    session.reset(text)
+    session.prefill()
+    return session
+
+
+def forward(session: Session, rows: list[int]) -> Tensor:
+    """Logits of a pass over these tokens [1, row, vocab]."""
+    return session.logits(session.forward(session.ids(rows)))
+
+
+def assert_as_near_in_half(stock: Any, model: StagedModel, text: list[int]) -> None:
+    """Our logits are as near as those of a stock model in half precision to what is true."""
+    session = Session(model, len(text))
+    session.reset(text)
+    with torch.inference_mode():
+        ours = session.logits(session.forward(session.ids(text))).float()
+        theirs = stock(torch.tensor([text])).logits.float()
+        true = copy.deepcopy(stock).float()(torch.tensor([text])).logits
+    assert (ours - true).norm() < 1.25 * (theirs - true).norm()

@@ -14,6 +14,7 @@ from ppdbench.engine.flat.choice import FLAT, IN_PARTS
 from ppdbench.engine.known import known
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
+from tests.engine.tiny_models import assert_as_near_in_half
 from tests.helpers import CAPACITY, assert_near, tokens
 
 TEXT, MORE = tokens(11), [7, 8, 9, 10, 11]
@@ -195,13 +196,7 @@ def test_in_half_precision_passes_are_as_near_to_what_is_true_as_stock(
     stock, text = stirred(tiny(family, **settings)).bfloat16(), tokens(100)
     model = StagedModel(copy.deepcopy(stock), passes=FLAT)
     assert model.flat is not None, model.path.why
-    session = Session(model, len(text))
-    session.reset(text)
-    with torch.inference_mode():
-        ours = session.logits(session.forward(session.ids(text))).float()
-        theirs = stock(torch.tensor([text])).logits.float()
-        true = copy.deepcopy(stock).float()(torch.tensor([text])).logits
-    assert (ours - true).norm() < 1.25 * (theirs - true).norm()
+    assert_as_near_in_half(stock, model, text)
 
 
 @pytest.mark.parametrize("family", HALF)

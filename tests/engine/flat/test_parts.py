@@ -20,6 +20,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, at_meeting
 from ppdbench.errors import UnsupportedModel
+from tests.engine.tiny_models import assert_as_near_in_half
 from tests.helpers import CAPACITY, assert_near, tokens
 
 TEXT, MORE = tokens(11), [7, 8, 9, 10, 11]
@@ -164,13 +165,7 @@ def test_in_half_precision_flat_attention_leaves_a_layer_as_near_to_what_is_true
 ) -> None:
     stock, text = described(family).bfloat16(), tokens(40)
     model = made(family, copy.deepcopy(stock))
-    session = Session(model, len(text))
-    session.reset(text)
-    with torch.inference_mode():
-        ours = session.logits(session.forward(session.ids(text))).float()
-        theirs = stock(torch.tensor([text])).logits.float()
-        true = copy.deepcopy(stock).float()(torch.tensor([text])).logits
-    assert (ours - true).norm() < 1.25 * (theirs - true).norm()
+    assert_as_near_in_half(stock, model, text)
 
 
 def test_attention_that_looks_at_rows_of_another_process_is_left_to_be_refused() -> None:

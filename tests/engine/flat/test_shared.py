@@ -17,12 +17,11 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, at_meeting
 from ppdbench.errors import UnsupportedModel
-from tests.engine.tiny_models import whole_pass
+from tests.engine.tiny_models import CAPACITY, PROMPT, forward, prefilled, whole_pass
 from tests.helpers import assert_near, tokens
 
 pytestmark = pytest.mark.usefixtures("inferring")
 
-PROMPT, CAPACITY = tokens(19), 64  # longer than the window
 FAMILIES = ("gemma4_text", "gemma4_unified_text")
 
 
@@ -40,18 +39,6 @@ def model(stock: Any) -> StagedModel:
     made = StagedModel(copy.deepcopy(stock), passes=FLAT)
     assert made.flat is not None, made.path.why
     return made
-
-
-def prefilled(model: StagedModel) -> Session:
-    session = Session(model, CAPACITY, spare=8)
-    session.reset(PROMPT)
-    session.prefill()
-    return session
-
-
-def forward(session: Session, rows: list[int]) -> Tensor:
-    """Logits of a pass over these tokens [1, row, vocab]."""
-    return session.logits(session.forward(session.ids(rows)))
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
