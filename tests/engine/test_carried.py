@@ -17,6 +17,7 @@ from ppdbench.errors import UnsupportedModel
 from tests.engine.tiny_models import (
     CAPACITY,
     PROMPT,
+    assert_as_near,
     forward,
     prefilled,
     staged,
@@ -138,8 +139,10 @@ def test_states_stay_in_float32_between_layers_that_compute_in_half_of_it() -> N
     found = session.prefill(tap=lambda _, given: rows.append(given))
     assert {given.dtype for given in rows} == {torch.float32}
     assert any((given != given.bfloat16()).any() for given in rows)
-    assert_near(found.float(), whole_pass(half, PROMPT, 1).float(), 2**-6)
-    assert_near(prefilled(wider(model)).prefill(), whole_pass(half.float(), PROMPT, 1))
+    # Of one token alone: others may go to other experts by how they were rounded.
+    theirs, true = whole_pass(half, PROMPT, 1), whole_pass(half.float(), PROMPT, 1)
+    assert_as_near(found.float(), theirs.float(), true)
+    assert_near(prefilled(wider(model)).prefill(), true)
 
 
 def test_experts_beside_an_mlp_and_keys_that_are_values() -> None:

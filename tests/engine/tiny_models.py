@@ -57,4 +57,9 @@ def assert_as_near_in_half(stock: Any, model: StagedModel, text: list[int]) -> N
         ours = session.logits(session.forward(session.ids(text))).float()
         theirs = stock(torch.tensor([text])).logits.float()
         true = copy.deepcopy(stock).float()(torch.tensor([text])).logits
+    assert_as_near(ours, theirs, true)
+
+
+def assert_as_near(ours: Tensor, theirs: Tensor, true: Tensor) -> None:
+    """What rounding has made of ours lies no further from what is true than that of others."""
     assert (ours - true).norm() < 1.25 * (theirs - true).norm()
