@@ -177,7 +177,7 @@ def test_nothing_is_added_to_weights_that_stay_in_fewer_bits(kind: str, tmp_path
     folder = quantised_folder(kind, tmp_path)
     path = adapter(tmp_path / "adapter", for_module(ADAPTED, *factors(64, 64)))
     spec = ModelSpec(name=str(folder), adapter=str(path), dtype="float32", device="cpu")
-    said = "q_proj.weight is stored in fewer bits, which nothing is added to; merge it with peft"
+    said = "quantised by .*, and nothing is added to weights that stay in fewer bits; give --model"
     with pytest.raises(ConfigError, match=said) as caught:
         load(spec)
     assert "\n" not in str(caught.value)
