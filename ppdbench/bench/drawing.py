@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from ppdbench.decoding.verify import Outcome, accept_sampled
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.clock import Clock
-from ppdbench.methods import LENDER, method
+from ppdbench.methods import LENDERS, method
 from ppdbench.methods.base import Strategy
 from ppdbench.runs.running import Destination, Ready
 from ppdbench.runs.workload import Item, Workload, limits_of
@@ -172,7 +172,7 @@ class TestedMethod:
     found: Faithfulness
     before: Faithfulness | None
     controls: dict[str, Faithfulness]
-    lent: frozenset[str]  # controls whose drafts are those of LENDER
+    drafts: dict[str, str]  # of each control the method whose drafts they are
     token: str | None  # that deviates most, spelled
 
     def to_json(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class TestedMethod:
         if content["largest_deviation"] is not None:
             content["largest_deviation"]["text"] = self.token
         for control in content["controls"]:
-            control["drafts"] = LENDER if control["name"] in self.lent else self.label
+            control["drafts"] = self.drafts[control["name"]]
         return content
 
 
@@ -233,20 +233,24 @@ class Drawer:
         self.config, self.draws, self.oracle = config, draws, oracle
         setup, session = ready.setup, partial(SharedPrompt, known=known)
         self.batch = Batch(setup, session=session)
-        self.lenders = self.batch.prepare(method(LENDER).build({}).prepare, SLOTS)
+        self.lenders = {
+            name: self.batch.prepare(method(name).build({}).prepare, SLOTS) for name in LENDERS
+        }
         if entry.decoder.alone is None:
             self.decoders = self.batch.prepare(strategy.prepare, SLOTS)
         else:
             begin(entry, alone=True)
             self.decoders = [entry.decoder]
-        staged, spare = ready.loaded.staged, max(d[0].rows for d in (self.decoders, self.lenders))
+        drafting = self.decoders, *self.lenders.values()
+        staged, spare = ready.loaded.staged, max(some[0].rows for some in drafting)
         self.batch.reserve(SLOTS, spare)
         self.session = session(staged, setup.capacity, spare=spare)
         self.clock = Clock(staged.device)
 
     def close(self) -> None:
         """End what was begun for the slots."""
-        for decoder in (*self.lenders, *(self.decoders if len(self.decoders) > 1 else ())):
+        own = self.decoders if len(self.decoders) > 1 else ()
+        for decoder in chain(own, *self.lenders.values()):
             decoder.close()
 
     def tested(self, *, exact: bool) -> TestedMethod:
@@ -256,17 +260,24 @@ class Drawer:
         for it to be seen, others show that the test would see it.
         """
         found, before = self._decided(self.config.draws)
-        controls, lent = {}, set()
+        controls, drafts = {}, {}
         for name, rule in CONTROLS.items():
-            if isinstance(self.decoders[0], Proposer):
-                controls[name] = self._control(f"{self.label} that {name}", self.decoders, rule)
-            if name not in controls or controls[name].p_value >= ALARM:
-                controls[name] = self._control(f"drafts that {name}", self.lenders, rule)
-                lent.add(name)
+            for whose, label, decoders in self._drafting():
+                controls[name] = self._control(f"{label} that {name}", decoders, rule)
+                drafts[name] = whose
+                if controls[name].p_value < ALARM:
+                    break
         token = None
         if found.largest is not None:
             token = self.ready.loaded.tokenizer.decode([found.largest.token])
-        return TestedMethod(self.label, exact, found, before, controls, frozenset(lent), token)
+        return TestedMethod(self.label, exact, found, before, controls, drafts, token)
+
+    def _drafting(self) -> Iterator[tuple[str, str, Sequence[Decoder]]]:
+        """Yield who drafts, the method first if it does, and what its draws are stored as."""
+        if isinstance(self.decoders[0], Proposer):
+            yield self.label, self.label, self.decoders
+        for name, decoders in self.lenders.items():
+            yield name, f"drafts of {name}", decoders
 
     def _decided(self, draws: int) -> tuple[Faithfulness, Faithfulness | None]:
         """Judge the method; where chance may have refused it, by new outputs alone."""

@@ -38,8 +38,8 @@ OURS = {
 }
 # What a comparison is of unless it is told: methods that need neither training nor other files.
 USUAL = ("greedy", "layerskip", "draft-verify", "prompt-lookup", "lookahead", "jacobi")
-# The one whose drafts are borrowed where those of a method are too few for a test to see anything.
-LENDER = USUAL[1]
+# Those whose drafts are borrowed, one after another, where a method's show a test nothing.
+LENDERS = USUAL[1:3]
 
 for _name, (_strategy, *_plan) in OURS.items():
     METHODS.later(_name, f"{__name__}.{_strategy}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ppdbench.methods import LENDER
+from ppdbench.methods import LENDERS
 from ppdbench.report.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ NOTE = (
     "may be chance new outputs decide, and p of the first ones stands in brackets. Total variation "
     "with its 95% interval. Power: to find a total variation of 0.02. Controls: p of the same "
     "method with a rule that accepts with probability 1, and one that forgets the residual; "
-    f"* with the drafts of {LENDER}."
+    f"* with the drafts of {' or '.join(LENDERS)}."
 )
 
 
@@ -43,7 +43,7 @@ def sheet(tests: Sequence[TestedMethod]) -> Sheet:
                 f"{found.total_variation:.3f} ({found.low:.3f} to {found.high:.3f})",
                 f"{found.power:.0%}",
                 ", ".join(
-                    f"{control.p_value:.1g}{'*' if name in test.lent else ''}"
+                    f"{control.p_value:.1g}{'' if test.drafts[name] == test.label else '*'}"
                     for name, control in test.controls.items()
                 ),
                 told,

@@ -6,9 +6,11 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ppdbench.bench.drawing import Drawer
 from ppdbench.bench.faithful import DrawnOutputs, Faithfulness
 from ppdbench.cli.main import run
 from ppdbench.decoding import loop
@@ -16,9 +18,9 @@ from ppdbench.decoding.verify import Outcome
 from tests.bench.made import LAYERSKIP, WORDS
 
 
-def found(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+def found(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     code = run([*WORDS, *words])
-    content: dict[str, object] = json.loads(capsys.readouterr().out)
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
     return {**content, "code": code}
 
 
@@ -33,11 +35,11 @@ def test_an_exact_method_is_not_refused_and_its_controls_are_told(
     content = found(capsys, *LAYERSKIP, "--draws", "300", "--out", "run")
     assert content["faithful"] in ("faithful", "undecided")
     assert content["code"] == 0
-    assert content["p_value"] >= 0.01  # type: ignore[operator]
-    assert content["total_variation"] <= content["total_variation_high"]  # type: ignore[operator]
-    assert 0 <= content["power_at_0_02"] <= 1  # type: ignore[operator]
+    assert content["p_value"] >= 0.01
+    assert content["total_variation"] <= content["total_variation_high"]
+    assert 0 <= content["power_at_0_02"] <= 1
     controls = content["controls"]
-    assert [control["name"] for control in controls] == [  # type: ignore[attr-defined]
+    assert [control["name"] for control in controls] == [
         "accepts with probability 1",
         "forgets the residual",
     ]
@@ -93,6 +95,31 @@ def test_what_no_chance_explains_is_not_drawn_again(
     content = found(capsys, *LAYERSKIP, "--draws", "20", "--out", "run")
     assert (content["faithful"], content["before"]) == ("unfaithful", None)
     assert "again" not in Path("run/draws.jsonl").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("shown", "whose"),
+    [
+        ("layerskip that", "layerskip"),
+        ("drafts of layerskip that", "layerskip"),
+        ("drafts of draft-verify that", "draft-verify"),
+        ("nobody", "draft-verify"),
+    ],
+)
+def test_others_lend_their_drafts_until_a_wrong_rule_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shown: str, whose: str
+) -> None:
+    right, asked = Drawer._judged, list[str]()
+
+    def told(self: Drawer, label: str, *rest: Any) -> Faithfulness:
+        asked.append(label)
+        return replace(right(self, label, *rest), p_value=0.0 if shown in label else 0.5, power=1.0)
+
+    monkeypatch.setattr(Drawer, "_judged", told)
+    content = found(capsys, *LAYERSKIP, "--draws", "20")
+    assert [control["drafts"] for control in content["controls"]] == [whose] * 2
+    assert content["faithful"] == ("undecided" if shown == "nobody" else "faithful")
+    assert any("draft-verify" in label for label in asked) == (whose == "draft-verify")
 
 
 def test_draws_do_not_depend_on_where_a_run_was_interrupted(
