@@ -233,16 +233,13 @@ class Drawer:
         self.config, self.draws, self.oracle = config, draws, oracle
         setup, session = ready.setup, partial(SharedPrompt, known=known)
         self.batch = Batch(setup, session=session)
-        self.lenders = {
-            name: self.batch.prepare(method(name).build({}).prepare, SLOTS) for name in LENDERS
-        }
+        self.lenders = dict[str, Sequence[Decoder]]()  # as far as somebody needed them
         if entry.decoder.alone is None:
             self.decoders = self.batch.prepare(strategy.prepare, SLOTS)
         else:
             begin(entry, alone=True)
             self.decoders = [entry.decoder]
-        drafting = self.decoders, *self.lenders.values()
-        staged, spare = ready.loaded.staged, max(some[0].rows for some in drafting)
+        staged, spare = ready.loaded.staged, self.decoders[0].rows
         self.batch.reserve(SLOTS, spare)
         self.session = session(staged, setup.capacity, spare=spare)
         self.clock = Clock(staged.device)
@@ -276,8 +273,10 @@ class Drawer:
         """Yield who drafts, the method first if it does, and what its draws are stored as."""
         if isinstance(self.decoders[0], Proposer):
             yield self.label, self.label, self.decoders
-        for name, decoders in self.lenders.items():
-            yield name, f"drafts of {name}", decoders
+        for name in LENDERS:
+            if name not in self.lenders:
+                self.lenders[name] = self.batch.prepare(method(name).build({}).prepare, SLOTS)
+            yield name, f"drafts of {name}", self.lenders[name]
 
     def _decided(self, draws: int) -> tuple[Faithfulness, Faithfulness | None]:
         """Judge the method; where chance may have refused it, by new outputs alone."""
