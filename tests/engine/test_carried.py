@@ -20,6 +20,7 @@ from tests.engine.tiny_models import (
     assert_as_near,
     forward,
     prefilled,
+    refuse_rows_of_another_process,
     staged,
     stock,
     whole_pass,
@@ -95,13 +96,7 @@ def test_a_cache_holds_rows_of_the_size_of_each_layer_and_none_of_those_that_sha
 
 
 def test_layers_whose_rows_another_process_would_hold_are_refused() -> None:
-    model = staged("gemma4_text")
-    session = Session(model, CAPACITY)
-    session.cache, _ = model.new_cache(CAPACITY, layers=range(2, 4))
-    step = session.steps.prefill(3)
-    rows = session.embed(session.ids([5, 6, 7]), step)
-    with pytest.raises(UnsupportedModel, match="layer 2 looks at the keys and values of layer 0"):
-        session.run(rows, 2, 4, step)
+    refuse_rows_of_another_process(staged("gemma4_text"))
 
 
 def test_sequences_that_meet_look_each_at_its_own(family: str) -> None:

@@ -6,12 +6,14 @@ import copy
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.families import tiny
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
+from ppdbench.errors import UnsupportedModel
 from tests.helpers import tokens
 
 PROMPT = tokens(19)  # longer than the window
@@ -63,3 +65,13 @@ def assert_as_near_in_half(stock: Any, model: StagedModel, text: list[int]) -> N
 def assert_as_near(ours: Tensor, theirs: Tensor, true: Tensor) -> None:
     """What rounding has made of ours lies no further from what is true than that of others."""
     assert (ours - true).norm() < 1.25 * (theirs - true).norm()
+
+
+def refuse_rows_of_another_process(model: StagedModel) -> None:
+    """The upper layers of four are refused where those that hold their rows run elsewhere."""
+    session = Session(model, CAPACITY)
+    session.cache, _ = model.new_cache(CAPACITY, layers=range(2, 4))
+    step = session.steps.prefill(3)
+    rows = session.embed(session.ids([5, 6, 7]), step)
+    with pytest.raises(UnsupportedModel, match="layer 2 looks at the keys and values of layer 0"):
+        session.run(rows, 2, 4, step)

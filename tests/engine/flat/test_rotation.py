@@ -85,28 +85,28 @@ def test_a_setting_says_of_what_pairs_heads_consist(apart: bool) -> None:
     assert torch.allclose(way.turned(heads, cos, sin), rotate(heads, heads, cos, sin)[0])
 
 
-def test_tables_may_be_one_of_complex_numbers() -> None:
+@pytest.mark.parametrize(
+    ("family", "attention", "behind"),
+    [("deepseek_v2", "DeepseekV2Attention", False), ("llama4", "Llama4TextAttention", True)],
+)
+def test_tables_may_be_one_of_complex_numbers_for_heads_before_rows_or_behind(
+    family: str, attention: str, behind: bool
+) -> None:
     heads, angles = drawn(1, 2, 5, DIM), drawn(1, 5, DIM // 2, seed=1)
-    code = import_module("transformers.models.deepseek_v2.modeling_deepseek_v2")
-    block = code.DeepseekV2Attention.__new__(code.DeepseekV2Attention)
-    way = rotation_of(block, DIM, DIM // 2)
+    code = import_module(f"transformers.models.{family}.modeling_{family}")
+    kind = getattr(code, attention)
+    way = rotation_of(kind.__new__(kind), DIM, DIM // 2)
     assert way == Rotation(neighbours=True, spread=True, once=True, round_first=False)
     table = torch.polar(torch.ones_like(angles), angles)
-    found = way.turned(heads, *pair_of((table,)))
-    assert torch.allclose(found, code.apply_rotary_emb(heads, heads, table)[0], atol=1e-6)
+    given = heads.transpose(1, 2) if behind else heads
+    turned = code.apply_rotary_emb(given, given, table)[0]
+    wanted = turned.transpose(1, 2) if behind else turned
+    assert torch.allclose(way.turned(heads, *pair_of((table,))), wanted, atol=1e-6)
 
 
-def test_complex_tables_may_turn_heads_that_stand_behind_rows() -> None:
-    heads, angles = drawn(1, 2, 5, DIM), drawn(1, 5, DIM // 2, seed=1)
-    code = import_module("transformers.models.llama4.modeling_llama4")
-    block = code.Llama4TextAttention.__new__(code.Llama4TextAttention)
-    way = rotation_of(block, DIM, DIM // 2)
-    assert way == Rotation(neighbours=True, spread=True, once=True, round_first=False)
-    table, behind = torch.polar(torch.ones_like(angles), angles), heads.transpose(1, 2)
-    found = way.turned(heads, *pair_of((table,)))
-    wanted = code.apply_rotary_emb(behind, behind, table)[0].transpose(1, 2)
-    assert torch.allclose(found, wanted, atol=1e-6)
-    assert turns_first(block, "qk_norm")
+def test_code_says_that_heads_are_turned_before_they_are_normed() -> None:
+    kind = import_module("transformers.models.llama4.modeling_llama4").Llama4TextAttention
+    assert turns_first(kind.__new__(kind), "qk_norm")
 
 
 @pytest.mark.parametrize(("family", "name"), [("gptj", "GPTJ"), ("codegen", "CodeGen")])

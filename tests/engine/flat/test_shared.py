@@ -16,8 +16,14 @@ from ppdbench.engine.meeting import MeetingPlace
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel, at_meeting
-from ppdbench.errors import UnsupportedModel
-from tests.engine.tiny_models import CAPACITY, PROMPT, forward, prefilled, whole_pass
+from tests.engine.tiny_models import (
+    CAPACITY,
+    PROMPT,
+    forward,
+    prefilled,
+    refuse_rows_of_another_process,
+    whole_pass,
+)
 from tests.helpers import assert_near, tokens
 
 pytestmark = pytest.mark.usefixtures("inferring")
@@ -77,12 +83,7 @@ def test_keys_and_values_that_others_look_at_are_made_where_attention_is_left_ou
 
 
 def test_layers_whose_rows_another_process_would_hold_are_refused(model: StagedModel) -> None:
-    session = Session(model, CAPACITY)
-    session.cache, _ = model.new_cache(CAPACITY, layers=range(2, 4))
-    step = session.steps.prefill(3)
-    rows = session.embed(session.ids([5, 6, 7]), step)
-    with pytest.raises(UnsupportedModel, match="layer 2 looks at the keys and values of layer 0"):
-        session.run(rows, 2, 4, step)
+    refuse_rows_of_another_process(model)
 
 
 def test_rows_that_stay_behind_a_tree_are_gone_on_from(stock: Any, model: StagedModel) -> None:
