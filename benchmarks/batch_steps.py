@@ -149,6 +149,7 @@ class PartClock:
                 (MeetingPlace, "read", JOINING),
                 (MeetingPlace, "run_and_read", JOINING),
                 (StagedModel, "pass_over", ROWS if flat else PASSES),
+                (StagedModel, "pass_and_read", ROWS if flat else PASSES),
                 (StagedModel, "read_out", ROWS if flat else PASSES),
                 *([(native.loaded(), "run", PASSES)] if flat else []),
                 *((each, "decode", LOOPS) for each in decoders),

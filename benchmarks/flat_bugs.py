@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.cache import KVCache
+from ppdbench.engine.flat.ops import Call, run_all
 from ppdbench.engine.flat.passes import FlatLayers, FlatPasses
 from ppdbench.engine.flat.products import FlatProduct
 from ppdbench.engine.joined import JoinedCache
@@ -38,6 +39,7 @@ class _BuggyLayers(FlatLayers):
         step: Step,
         cache: KVCache | JoinedCache,
         tap: Tap | None = None,
+        behind: Callable[[Tensor], Call] | None = None,
     ) -> Tensor | None:
         seen = self.seen(step)
         for i in layers:
@@ -47,6 +49,8 @@ class _BuggyLayers(FlatLayers):
             hidden = self.left(hidden, out)
             if tap is not None:
                 tap(i + 1, hidden)
+        if behind is not None:
+            run_all([behind(hidden)])
         return hidden
 
     def seen(self, step: Step) -> Step:

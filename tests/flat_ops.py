@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,9 @@ class Program:
 
     def mark(self) -> int:
         return len(self._operations)
+
+    def call(self, *given: Any, **named: Any) -> Callable[[], None]:
+        return partial(self.run, *given, **named)
 
     def run(
         self,
@@ -393,11 +397,17 @@ class Library:
         return "torch"
 
 
+def run_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put these operations in the place of the kernels."""
     for where, name, here in (
         (passes, "Program", Program),
         *((passes, "Pass", Pass), (passes, "CacheBlocks", CacheBlocks)),
+        (passes, "run_all", run_all),
         *((products, "pack", pack), (latent, "pack", pack), (choice, "library", Library)),
     ):
         monkeypatch.setattr(where, name, here, raising=False)

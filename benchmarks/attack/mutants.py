@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.attack.base import AttackKind, Attempt
 from benchmarks.attack.forks import Forked
 
@@ -333,12 +335,12 @@ def the_last_layer_is_left_out() -> None:
     from ppdbench.engine.staged import StagedModel
 
     def made(real: Any) -> Any:
-        def run(self: Any, hidden: Any, start: int, stop: int, *more: Any, **named: Any) -> Any:
-            return real(self, hidden, start, min(stop, self.n_layers - 1), *more, **named)
+        def pass_over(self: Any, hidden: Any, start: int, stop: int, *more: Any) -> Any:
+            return real(self, hidden, start, min(stop, self.n_layers - 1), *more)
 
-        return run
+        return pass_over
 
-    _wrap(StagedModel, "run", made)
+    _wrap(StagedModel, "pass_over", made)
 
 
 @outputs
@@ -539,7 +541,7 @@ def the_newest_row_of_wide_flat_passes_is_not_stored() -> None:
     from ppdbench.engine.flat import ops, passes
 
     def pass_of(start: int, slots: Any, *more: Any, **named: Any) -> Any:
-        kept = slots.copy()
+        kept = np.array(slots)
         if len(kept) > 1:
             kept[-1] = ops.NOT_STORED
         return ops.Pass(start, kept, *more, **named)
@@ -549,16 +551,19 @@ def the_newest_row_of_wide_flat_passes_is_not_stored() -> None:
 
 @flat
 def flat_passes_name_the_second_likeliest_token() -> None:
-    from ppdbench.engine.flat.passes import FlatReadout
+    from ppdbench.engine.flat.passes import FlatPasses, FlatReadout
+
+    def second(found: Any) -> Any:
+        return replace(found, likeliest=found.logits.topk(2, dim=-1).indices[..., 1])
 
     def made(real: Any) -> Any:
-        def read(self: Any, hidden: Any) -> Any:
-            found = real(self, hidden)
-            return replace(found, likeliest=found.logits.topk(2, dim=-1).indices[..., 1])
+        return lambda self, hidden: second(real(self, hidden))
 
-        return read
+    def both(real: Any) -> Any:
+        return lambda *given: [(states, second(found)) for states, found in real(*given)]
 
     _wrap(FlatReadout, "read", made)
+    _wrap(FlatPasses, "run_and_read", both)
 
 
 # What guesses are made of

@@ -128,6 +128,8 @@ class KVCache:
         self.shape = shape
         self.capacity = capacity
         self.layers = range(shape.n_layers) if layers is None else layers
+        # The same for caches of as many rows of the same layers.
+        self.room = capacity, self.layers.start, self.layers.stop
         self._lengths = [0] * len(self.layers)
         self._step: Step | None = None
         # One block for neighbours on one device, so that rows of all move at once.
@@ -150,14 +152,15 @@ class KVCache:
         """Announce the rows that the layers [start_layer, stop_layer) are about to write."""
         if step.end > self.capacity or step.key_length > self.capacity:
             raise ValueError(f"pass ends at row {step.end}, the cache holds {self.capacity}")
-        held = self._lengths[self._among(start_layer, stop_layer)]
+        among = self._among(start_layer, stop_layer)
+        held = self._lengths[among]
         if held and step.start > min(held):
             layer, length = next((i, n) for i, n in enumerate(held) if n < step.start)
             raise ValueError(
                 f"layer {start_layer + layer} holds {length} rows; "
                 f"a pass from row {step.start} would leave a gap"
             )
-        self.hold(step.end, start_layer, stop_layer)
+        self._lengths[among] = [step.end] * len(held)
         self._step = step
 
     def hold(self, length: int, start_layer: int, stop_layer: int) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
 from ppdbench.engine.cache import KVCache
-from ppdbench.engine.masks import Step
+from ppdbench.engine.masks import Step, numbers
 
 
 @dataclass(slots=True)
@@ -28,7 +28,11 @@ class JoinedStep(Step):
     @classmethod
     def of(cls, parts: Sequence[Step], cache: JoinedCache) -> JoinedStep:
         """Put the rows of some passes side by side."""
-        positions = torch.cat([part.positions for part in parts], dim=1)
+        if all(part.contiguous for part in parts):
+            rows = [range(part.start, part.start + part.n_query) for part in parts]
+            positions = numbers([*chain(*rows)], parts[0].positions.device)
+        else:
+            positions = torch.cat([part.positions for part in parts], dim=1)
         n = positions.shape[1]
         return cls(0, n, 0, positions, contiguous=False, parts=tuple(parts), cache=cache)
 

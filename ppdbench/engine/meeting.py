@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -202,13 +201,11 @@ class MeetingPlace:
     def advance(self) -> None:
         """Let newcomers begin; run passes of one kind and let who asked for them go on."""
         for member in [m for m in self._members if m not in self._waiting]:
-            self._let(member, member.switch)
+            self._let(member)
         chosen = self._chosen()
         for member, answer in zip(chosen, self._answers(chosen), strict=True):
-            if isinstance(answer, Exception):
-                self._let(member, partial(member.throw, answer))
-            elif answer is not None:
-                self._let(member, partial(member.switch, answer))
+            if answer is not None:
+                self._let(member, answer)
 
     def end_round(self) -> None:
         """Give prompts in pieces another turn each; those that had none are overdue."""
@@ -225,12 +222,15 @@ class MeetingPlace:
         self._members.clear()
         self._waiting.clear()
 
-    def _let(self, member: greenlet, go_on: Callable[[], Any]) -> None:
-        """Let a member run until it asks for something else, or ends."""
+    def _let(self, member: greenlet, *answers: Answer) -> None:
+        """Let a member run, with what it asked for, until it asks for something else or ends."""
         self._waiting.pop(member, None)
         member.parent = getcurrent()
         try:
-            asked = go_on()
+            if answers and isinstance(answers[0], Exception):
+                asked = member.throw(answers[0])
+            else:
+                asked = member.switch(*answers)
         except BaseException:
             del self._members[member]
             raise
@@ -339,23 +339,24 @@ class MeetingPlace:
         step = JoinedStep.of([each.step for each in asked], cache)
         seen = dict[int, Tensor]()
         tap = joined([each.tap for each in asked], seen)
-        hidden = _entering(asked, step)
-        out = model.pass_over(hidden, layers.start, layers.stop, step, cache, tap)
+        hidden, counts = _entering(asked, step), [part.n_query for part in step.parts]
+        answers: list[Answer]
+        if all(isinstance(each, WholePass) for each in asked):
+            answers = [*model.pass_and_read(hidden, step, cache, tap, counts)]
+        else:
+            out = model.pass_over(hidden, layers.start, layers.stop, step, cache, tap)
+            answers = _with_readings(asked, torch.split(out, counts, dim=1))
         cache.check_attended()
-        rows = step.rows_of_parts
-        states = [out[:, own] for own in rows]
-        answers = _with_readings(asked, states, out)
         # Only now: a pass that fails is made again, and nobody is to see its layers twice.
-        for each, own in zip(asked, rows, strict=True):
-            if each.tap is not None:
-                for layer, given in seen.items():
-                    each.tap(layer, given[:, own])
+        for layer, given in seen.items():
+            for each, own in zip(asked, torch.split(given, counts, dim=1), strict=True):
+                if each.tap is not None:
+                    each.tap(layer, own)
         return answers
 
 
 def _kind(asked: LayersPass | WholePass) -> Kind:
-    cache = asked.cache
-    return (id(asked.model), asked.layers, cache.capacity, cache.layers)
+    return (id(asked.model), asked.layers.start, asked.layers.stop, asked.cache.room)
 
 
 def _wait(asked: Asked) -> Any:
@@ -404,13 +405,13 @@ def _entering(asked: Sequence[LayersPass | WholePass], step: JoinedStep) -> Tens
 
 
 def _with_readings(
-    asked: Sequence[LayersPass | WholePass], states: Sequence[Tensor], out: Tensor
+    asked: Sequence[LayersPass | WholePass], states: Sequence[Tensor]
 ) -> list[Answer]:
     """The rows of each, and with those of whole passes what is read out of them."""
     whole = [i for i, each in enumerate(asked) if isinstance(each, WholePass)]
     answers: list[Answer] = [*states]
     if whole:
-        rows = out if len(whole) == len(asked) else torch.cat([states[i] for i in whole], dim=1)
+        rows = torch.cat([states[i] for i in whole], dim=1)
         found = asked[0].model.read_out(rows).parts([states[i].shape[1] for i in whole])
         for i, reading in zip(whole, found, strict=True):
             answers[i] = states[i], reading

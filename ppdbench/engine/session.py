@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from time import perf_counter
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ppdbench.engine.logit_watch import LogitWatch
-from ppdbench.engine.masks import Joined, Step
+from ppdbench.engine.masks import Joined, Step, numbers
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.taps import Tap
@@ -60,9 +58,7 @@ class Session:
 
     def ids(self, tokens: Sequence[int]) -> Tensor:
         """Tokens on the device: [1, n]."""
-        # Behind a pass torch takes twice as long to look through a list.
-        ids = torch.frombuffer(array("q", tokens), dtype=torch.long)[None]
-        return ids if self.model.device.type == "cpu" else ids.to(self.model.device)
+        return numbers(tokens, self.model.device)
 
     # Passes over the rows that follow
 

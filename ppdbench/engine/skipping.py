@@ -89,6 +89,11 @@ class SkippedModel(StagedModel):
                 hidden = self._run_without_attention(hidden, layers, step, cache, tap)
         return hidden
 
+    def _begin(self, step: Step, cache: KVCache | JoinedCache) -> None:
+        for layers, attends in self._stretches(0, self.n_layers):
+            if attends:
+                cache.begin(step, layers[0], layers[-1] + 1)
+
     def _stretches(self, start: int, stop: int) -> Iterator[tuple[list[int], bool]]:
         """Layers in a row that all have their attention, or all lack it."""
         for attends, layers in groupby(range(start, stop), lambda i: i not in self._not_attending):

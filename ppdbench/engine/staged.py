@@ -258,8 +258,33 @@ class StagedModel:
         """Run all layers over `tokens` [1, query] behind a prompt, and read out each row."""
         if self.meeting is not None and self.meeting.takes_part():
             return self.meeting.run_and_read(self, tokens, step, cache, tap)
-        hidden = self.forward(tokens, step, cache, tap=tap)
-        return hidden, self.read(hidden)
+        [found] = self.pass_and_read(self.embed(tokens, step), step, cache, tap, tokens.shape[1:])
+        return found
+
+    def pass_and_read(
+        self,
+        hidden: Tensor,
+        step: Step,
+        cache: KVCache | JoinedCache,
+        tap: Tap | None,
+        counts: Sequence[int],
+    ) -> list[tuple[Tensor, Reading]]:
+        """All layers at once, and what is read out of each row: cut into so many rows each.
+
+        Of one sequence or several that are joined; behind a prompt, and none of its rows idle.
+        """
+        if self.flat is not None:
+            self._begin(step, cache)
+            found = self.flat.run_and_read(hidden, step, cache, tap, counts)
+            if found is not None:
+                return found
+        states = self.pass_over(hidden, 0, self.n_layers, step, cache, tap)
+        cut = torch.split(states, [*counts], dim=1)
+        return [*zip(cut, self.read_out(states).parts(counts), strict=True)]
+
+    def _begin(self, step: Step, cache: KVCache | JoinedCache) -> None:
+        """Announce to a cache the rows that all layers are about to write."""
+        cache.begin(step, 0, self.n_layers)
 
     def read_out(self, hidden: Tensor) -> Reading:
         """The same at once, for one sequence or several that are joined."""

@@ -21,6 +21,7 @@ from ppdbench.decoding.loop import Verified
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine import joined, meeting
 from ppdbench.engine.loading import Loaded, ModelSpec, load
+from ppdbench.engine.masks import Step
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -186,13 +187,18 @@ def test_a_seed_fixes_what_is_drawn_whatever_the_batch(method: str) -> None:
 
 def test_passes_of_all_sequences_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    real = StagedModel.pass_over
+    real = StagedModel._begin, StagedModel.pass_over
 
-    def counted(self: StagedModel, hidden: Tensor, *given: Any) -> Tensor:
+    def begin(self: StagedModel, step: Step, *given: Any) -> None:
+        rows.append(step.n_query)
+        real[0](self, step, *given)
+
+    def pass_over(self: StagedModel, hidden: Tensor, *given: Any) -> Tensor:
         rows.append(hidden.shape[1])
-        return real(self, hidden, *given)
+        return real[1](self, hidden, *given)
 
-    monkeypatch.setattr(StagedModel, "pass_over", counted)
+    monkeypatch.setattr(StagedModel, "_begin", begin)
+    monkeypatch.setattr(StagedModel, "pass_over", pass_over)
     batch = Batch(setup(SMALL))
     same = [(i, Request(tokens(6 + i, i, 300), Limits(9), CLOCK)) for i in range(4)]
     decoded(batch.decode(batch.prepare(METHODS.get("greedy").build({}).prepare, 4), same))
@@ -371,13 +377,13 @@ def test_a_batch_that_is_left_in_the_middle_decodes_again() -> None:
 
 def rows_of_the_neighbour(patch: pytest.MonkeyPatch) -> None:
     """Each sequence is handed the rows of the one beside it."""
-    real = joined.JoinedStep.rows_of_parts.fget  # type: ignore[attr-defined]
+    real = StagedModel.pass_and_read
 
-    def rows(self: joined.JoinedStep) -> list[slice]:
-        found: list[slice] = real(self)
+    def turned(*given: Any) -> list[Any]:
+        found: list[Any] = real(*given)
         return found[1:] + found[:1]
 
-    patch.setattr(joined.JoinedStep, "rows_of_parts", property(rows))
+    patch.setattr(StagedModel, "pass_and_read", turned)
 
 
 def cache_of_the_neighbour(patch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,13 +94,16 @@ def flat(layers: int = 3) -> StagedModel:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of each pass that is run."""
     ran: list[int] = []
-    real = StagedModel.pass_over
 
-    def pass_over(self: StagedModel, hidden: Tensor, *given: Any) -> Tensor:
-        ran.append(hidden.shape[1])
-        return real(self, hidden, *given)
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: StagedModel, hidden: Tensor, *given: Any) -> Any:
+            ran.append(hidden.shape[1])
+            return real(self, hidden, *given)
 
-    monkeypatch.setattr(StagedModel, "pass_over", pass_over)
+        return run
+
+    for name in ("pass_over", "pass_and_read"):
+        monkeypatch.setattr(StagedModel, name, counted(getattr(StagedModel, name)))
     return ran
 
 

@@ -46,10 +46,6 @@ struct Buffers {
     int64_t stride(Columns columns) const { return widths[columns.buffer]; }
 };
 
-struct Span {
-    int32_t first, end;
-};
-
 inline int64_t whole_tiles(int64_t n) { return (n + TILE_DEEP - 1) / TILE_DEEP * TILE_DEEP; }
 inline int64_t blocks(int64_t out) { return (out + BLOCK - 1) / BLOCK; }
 
@@ -59,12 +55,11 @@ class Runner : public Work {
     int path = VECTORS_ONLY;
 
     // False where there is not enough memory.
-    bool begin(const Operation* ops, const Span* spans, int n_spans, bool narrow, Buffers* buffers,
-               const Pass* pass, int threads) {
-        ops_ = ops, spans_ = spans, n_spans_ = n_spans, narrow_ = narrow;
-        buffers_ = buffers, pass_ = pass;
-        span_ = 0, next_ = n_spans ? spans[0].first : 0, second_ = false;
-        parts_ = pass->slots ? parts() : 0;  // passes that attend say where they store
+    bool begin(const Run& run, int threads) {
+        ops_ = run.ops, spans_ = run.spans, n_spans_ = run.n_spans, narrow_ = run.narrow;
+        buffers_ = (Buffers*)run.buffers, pass_ = run.pass;
+        span_ = 0, next_ = n_spans_ ? spans_[0].first : 0, second_ = false;
+        parts_ = pass_->slots ? parts() : 0;  // passes that attend say where they store
         return reserve(threads);
     }
 
@@ -629,7 +624,7 @@ void flat_start(int64_t* sizes) {
         pthread_atfork(nullptr, nullptr, begin_anew);
     }
     sizes[0] = sizeof(flat::Operation), sizes[1] = sizeof(flat::Product);
-    sizes[2] = sizeof(flat::Pass), sizes[3] = flat::KINDS;
+    sizes[2] = sizeof(flat::Pass), sizes[3] = sizeof(flat::Run), sizes[4] = flat::KINDS;
 }
 
 // The ways to multiply bfloat16 numbers that this processor has, as bits.
@@ -662,15 +657,14 @@ void* flat_buffers(const int64_t* widths, int count) {
 }
 void flat_free(void* buffers) { delete (flat::Buffers*)buffers; }
 
-// False where there is not enough memory.
-int flat_run(void* buffers, const flat::Operation* ops, const flat::Span* spans, int n_spans,
-             int narrow, const flat::Pass* pass, int threads) {
+// Some runs, one after another. False where there is not enough memory.
+int flat_run(const flat::Run* runs, int count, int threads) {
     std::lock_guard<std::mutex> guard(shared->one_at_a_time);
     auto& pool = shared->threads(threads);
-    auto& runner = shared->runner;
-    if (!runner.begin(ops, spans, n_spans, narrow, (flat::Buffers*)buffers, pass, pool.threads()))
-        return 0;
-    pool.run(runner);
+    for (int i = 0; i < count; i++) {
+        if (!shared->runner.begin(runs[i], pool.threads())) return 0;
+        pool.run(shared->runner);
+    }
     return 1;
 }
 
@@ -692,9 +686,8 @@ int flat_linear(const flat::Product* product, int narrow, const void* source, vo
         pass.rows = rows - first < ROWS_ALONE ? rows - first : ROWS_ALONE;
         pass.source = (const char*)source + first * product->in * size;
         pass.target = (char*)target + first * product->out * size;
-        if (!shared->runner.begin(ops, &span, 1, narrow, &shared->buffers(product->in, product->out),
-                                  &pass, pool.threads()))
-            return 0;
+        const Run run = {&shared->buffers(product->in, product->out), ops, &span, 1, narrow, &pass};
+        if (!shared->runner.begin(run, pool.threads())) return 0;
         pool.run(shared->runner);
     }
     return 1;

@@ -84,6 +84,15 @@ class Span(ctypes.Structure):
     _fields_: ClassVar = [("first", c_int32), ("end", c_int32)]
 
 
+class ProgramRun(ctypes.Structure):
+    """A pass through some spans of a program."""
+
+    _fields_: ClassVar = [
+        *(("buffers", c_void_p), ("ops", c_void_p), ("spans", c_void_p), ("n_spans", c_int64)),
+        *(("narrow", c_int64), ("data", c_void_p)),
+    ]
+
+
 # As operations.h numbers them.
 KINDS = (
     *("enter", "leave", "linear", "gated", "rms_norm", "layer_norm", "rotate", "store"),
@@ -100,16 +109,16 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self._dll = ctypes.CDLL(str(path))
-        sizes = (c_int64 * 4)()
+        sizes = (c_int64 * 5)()
         self._dll.flat_start(sizes)
-        ours = [ctypes.sizeof(kind) for kind in (Operation, Product, PassData)]
+        ours = [ctypes.sizeof(kind) for kind in (Operation, Product, PassData, ProgramRun)]
         if list(sizes) != [*ours, len(KINDS)]:
             raise Unavailable(f"the compiler lays structures out otherwise: {list(sizes)}")
         self._blob_numbers = self._function("flat_blob_numbers", c_int64, "llw")
         self._pack = self._function("flat_pack", ctypes.c_int, "ppllllwww")
         self.buffers = self._function("flat_buffers", c_void_p, "pw")
         self.free = self._function("flat_free", None, "p")
-        self.run = self._function("flat_run", ctypes.c_int, "pppwwpw")
+        self.run = self._function("flat_run", ctypes.c_int, "pww")
         self.linear = self._function("flat_linear", ctypes.c_int, "pwpplw")
         self.lanes: int = self._dll.flat_lanes()
 

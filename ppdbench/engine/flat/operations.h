@@ -98,4 +98,19 @@ struct Pass {
     }
 };
 
+// The operations [first, end).
+struct Span {
+    int32_t first, end;
+};
+
+// A pass through some spans of a program.
+struct Run {
+    void* buffers;  // of the program
+    const Operation* ops;
+    const Span* spans;
+    int64_t n_spans;
+    int64_t narrow;
+    const Pass* pass;
+};
+
 }  // namespace flat

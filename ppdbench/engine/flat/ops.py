@@ -10,9 +10,11 @@ import copy
 import ctypes
 import math
 import weakref
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import gt
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from ppdbench.engine.flat.native import (
     Operation,
     PassData,
     Product,
+    ProgramRun,
     Span,
     loaded,
 )
@@ -40,6 +43,7 @@ ACTIVATIONS = {
 PLUS_ONE, ROUND_FIRST, ONTO, TIMES, NEIGHBOURS, COARSE = 1, 2, 4, 8, 16, 32
 APART, LATENTS = 64, 128
 NOT_STORED = -1
+Numbers: TypeAlias = "np.ndarray | array[int]"  # int32
 # Heads that a unit of work looks for, where one row serves all: as many as are scored at once.
 TOGETHER = 8
 
@@ -84,18 +88,13 @@ class CacheBlocks:
         if any(len(each) > 1 or (*each,)[0][0] != self.capacity for each in sizes):
             raise ValueError(f"rows of {sizes}: of one capacity all, of one width those of a layer")
         self._widths = np.array([keys.shape[3] for keys, _ in layers], dtype=np.int64)
-        self._places = np.array([[rows.data_ptr() for rows in pair] for pair in layers]).T.copy()
+        self._keep(np.array([[rows.data_ptr() for rows in pair] for pair in layers]).T.copy())
 
-    @property
-    def widths(self) -> int:
-        """The place of the widths of rows, by layer."""
-        return self._widths.ctypes.data
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        """The places of the addresses of keys and of values, by layer."""
-        keys, values = self._places
-        return keys.ctypes.data, values.ctypes.data
+    def _keep(self, places: np.ndarray) -> None:
+        keys, values = self._places = places
+        # The place of the widths of rows, and those of the addresses of keys and values, by layer.
+        self.widths: int = self._widths.ctypes.data
+        self.addresses: tuple[int, int] = keys.ctypes.data, values.ctypes.data
 
     @classmethod
     def joined(cls, several: Sequence[CacheBlocks]) -> CacheBlocks:
@@ -105,7 +104,7 @@ class CacheBlocks:
             raise ValueError(f"caches of {sorted({b.capacity for b in several})} rows in one pass")
         made = copy.copy(first)
         made.caches, made._kept = len(several), tuple(several)
-        made._places = np.concatenate([b._places for b in several], axis=1)
+        made._keep(np.concatenate([b._places for b in several], axis=1))
         return made
 
 
@@ -145,7 +144,7 @@ class Pass:
         cos = _addresses([cos for cos, _ in turns])
         sin = _addresses([sin for _, sin in turns])
         self._kept = lists, tuple(turns), blocks, cos, sin
-        places = [None if some is None else some.ctypes.data for some in lists]
+        places = [None if some is None else _address(some) for some in lists]
         self.data = PassData(
             self.rows,
             start,
@@ -448,33 +447,35 @@ class Program:
         likeliest: Tensor | None = None,
         peaks: Tensor | None = None,
     ) -> None:
+        """Run these operations at once: see `call`."""
+        run_all([self.call(first, last, source, target, out, given, likeliest, peaks)])
+
+    def call(
+        self,
+        first: int,
+        last: int,
+        source: Tensor,
+        target: Tensor,
+        out: Buffer,
+        given: Pass | None = None,
+        likeliest: Tensor | None = None,
+        peaks: Tensor | None = None,
+    ) -> Call:
         """Operations [first, last) over rows `source` [row, width]; `out` goes into `target`.
 
         `likeliest` [row] takes the first of the largest numbers of each row of `out`, `peaks`
         how large it is, NaN where any of the row is.
         """
-        rows = len(source)
         self._check_run(source, target, out, given, likeliest, peaks)
         if not 0 <= first <= last <= len(self._ops):
             raise ValueError(f"operations {first}..{last} of {len(self._ops)}")
         made = self._made or self._make()
-        data = PassData() if given is None else given.data
-        data.rows, data.source, data.target = rows, source.data_ptr(), target.data_ptr()
+        data = PassData() if given is None else PassData.from_buffer_copy(given.data)
+        data.rows, data.source, data.target = len(source), source.data_ptr(), target.data_ptr()
         data.likeliest = None if likeliest is None else likeliest.data_ptr()
         data.peaks = None if peaks is None else peaks.data_ptr()
-        leave = made.leave(out)
-        made.spans[1], made.spans[2] = Span(first, last), Span(leave, leave + 1)
-        done = loaded().run(
-            made.buffers,
-            ctypes.addressof(made.ops),
-            ctypes.addressof(made.spans),
-            len(made.spans),
-            self._narrow,
-            ctypes.addressof(data),
-            torch.get_num_threads(),
-        )
-        if not done:
-            raise MemoryError(f"no memory for {rows} rows of {sum(self._widths)} numbers")
+        kept = (source, target, given, likeliest, peaks)
+        return Call(made, made.way(first, last, out), self._narrow, data, kept)
 
     def _check_run(
         self,
@@ -564,20 +565,36 @@ class _Made:
         self._n, self._leaves = len(ops), dict[Buffer, int]()
         enter = Operation(kind=KINDS.index("enter"), target=hidden.columns, width=hidden.width)
         self.ops = (Operation * (self._n + 1))(*ops, enter)
-        self.spans = (Span * 3)(Span(self._n, self._n + 1))
         counts = (ctypes.c_int64 * len(widths))(*widths)
         self.buffers = loaded().buffers(ctypes.addressof(counts), len(widths))
         if not self.buffers:
             raise MemoryError(f"no memory for {len(widths)} buffers")
         weakref.finalize(self, loaded().free, self.buffers)
 
-    def leave(self, out: Buffer) -> int:
-        """The number of the operation that hands `out` over."""
+    def way(self, first: int, last: int, out: Buffer) -> Any:
+        """The way in, the operations [first, last), and the way out for `out`."""
         if out not in self._leaves:
             op = Operation(kind=KINDS.index("leave"), source=out.columns, width=out.width)
             self._leaves[out] = len(self.ops)
             self.ops = (Operation * (len(self.ops) + 1))(*self.ops, op)
-        return self._leaves[out]
+        leave = self._leaves[out]
+        return (Span * 3)(Span(self._n, self._n + 1), Span(first, last), Span(leave, leave + 1))
+
+
+class Call:
+    """A run of a program over some rows, ready to begin; it keeps what the kernels read."""
+
+    def __init__(self, made: _Made, spans: Any, narrow: bool, data: PassData, kept: Any) -> None:
+        self._kept = made, made.ops, spans, data, kept
+        places = ctypes.addressof(made.ops), ctypes.addressof(spans)
+        self.data = ProgramRun(made.buffers, *places, len(spans), narrow, ctypes.addressof(data))
+
+
+def run_all(calls: Sequence[Call]) -> None:
+    """Run programs one after another, in one go: Python behind a pass finds its caches empty."""
+    runs = (ProgramRun * len(calls))(*(each.data for each in calls))
+    if not loaded().run(ctypes.addressof(runs), len(calls), torch.get_num_threads()):
+        raise MemoryError("no memory for the rows of a pass")
 
 
 def _activation(name: str) -> int:
@@ -591,12 +608,25 @@ def _same_width(*buffers: Buffer | None) -> None:
         raise ValueError(f"buffers of {[b.width for b in buffers if b is not None]} numbers")
 
 
-def _numbers(given: Any) -> np.ndarray:
+def _numbers(given: Any) -> Numbers:
+    if isinstance(given, list):
+        return array("i", given)
     held = given.numpy() if isinstance(given, Tensor) else given
     return np.ascontiguousarray(held, dtype=np.int32)
 
 
-def _in_line(positions: Any, offsets: Any) -> np.ndarray:
+def _address(numbers: Numbers) -> int:
+    return numbers.buffer_info()[0] if isinstance(numbers, array) else numbers.ctypes.data
+
+
+def _bounds(numbers: Numbers) -> tuple[int, int]:
+    """The least and the largest of some numbers."""
+    if isinstance(numbers, array):
+        return min(numbers), max(numbers)
+    return int(numbers.min()), int(numbers.max())
+
+
+def _in_line(positions: Any, offsets: Any) -> Numbers:
     """Positions of lists that end with those of their rows, one after another."""
     behind = np.repeat(offsets[1:], np.diff(offsets)) - np.arange(offsets[-1])
     return _numbers(np.repeat(positions, np.diff(offsets)) + 1 - behind)
@@ -606,10 +636,17 @@ def _addresses(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
 
 
+def _falls(numbers: Numbers) -> bool:
+    """True if a number is less than the one before it."""
+    if isinstance(numbers, array):
+        return any(map(gt, numbers, numbers[1:]))
+    return bool((np.diff(numbers) < 0).any())
+
+
 def _check_lists(
     rows: int,
     start: int,
-    lists: Sequence[np.ndarray | None],
+    lists: Sequence[Numbers | None],
     turns: Sequence[tuple[Tensor, Tensor]],
     blocks: CacheBlocks,
     causal: bool,
@@ -619,26 +656,25 @@ def _check_lists(
     if slots is None or positions is None or len(positions) != rows:
         raise ValueError("a pass needs the slot and the position of each row")
     for some, least in ((slots, NOT_STORED), (seen, 0), (reach, 1)):
-        if (
-            some is not None
-            and len(some)
-            and not least <= int(some.min()) <= int(some.max()) < blocks.capacity + (some is reach)
-        ):
-            raise ValueError(f"slots {some.min()}..{some.max()} of {blocks.capacity}")
+        if some is None or not len(some):
+            continue
+        lowest, highest = _bounds(some)
+        if lowest < least or highest >= blocks.capacity + (some is reach):
+            raise ValueError(f"slots {lowest}..{highest} of {blocks.capacity}")
     if start > blocks.capacity or (causal and start + rows > blocks.capacity):
         raise ValueError(f"{rows} rows from slot {start} of {blocks.capacity}")
     if reach is not None and len(reach) != rows:
         raise ValueError(f"{len(reach)} reaches for {rows} rows")
     if (owners is not None) != (blocks.caches > 1) or (causal and owners is not None):
         raise ValueError(f"rows of {blocks.caches} caches, and it is not said whose they are")
-    if owners is not None and (
-        len(owners) != rows or not 0 <= int(owners.min()) <= int(owners.max()) < blocks.caches
-    ):
-        raise ValueError(f"owners {owners.min()}..{owners.max()} of {blocks.caches} caches")
+    if owners is not None:
+        lowest, highest = _bounds(owners)
+        if len(owners) != rows or lowest < 0 or highest >= blocks.caches:
+            raise ValueError(f"owners {lowest}..{highest} of {blocks.caches} caches")
     if not causal:
         if seen is None or offsets is None or len(offsets) != rows + 1:
             raise ValueError("a pass that is not causal needs what each row sees")
-        if offsets[0] != 0 or offsets[-1] != len(seen) or (np.diff(offsets) < 0).any():
+        if offsets[0] != 0 or offsets[-1] != len(seen) or _falls(offsets):
             raise ValueError("lists of slots overlap or leave a gap")
         if places is not None and len(places) != len(seen):
             raise ValueError(f"{len(places)} positions of {len(seen)} slots")

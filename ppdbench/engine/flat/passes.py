@@ -9,8 +9,9 @@ are left to eager passes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.flat.heads import handed_to
 from ppdbench.engine.flat.layers import LayerWriter
-from ppdbench.engine.flat.ops import NOT_STORED, CacheBlocks, Pass, Program
+from ppdbench.engine.flat.ops import NOT_STORED, CacheBlocks, Call, Pass, Program, run_all
 from ppdbench.engine.flat.rotation import pair_of
 from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.joined import JoinedCache, JoinedStep
@@ -83,8 +84,12 @@ class FlatLayers:
         step: Step,
         cache: KVCache | JoinedCache,
         tap: Tap | None = None,
+        behind: Callable[[Tensor], Call] | None = None,
     ) -> Tensor | None:
-        """Run these layers over [1, row, hidden], if the pass is one that can run flat."""
+        """Run these layers over [1, row, hidden], if the pass is one that can run flat.
+
+        `behind` makes of the rows to come what runs in one go with the last of the layers.
+        """
         if len(hidden) != 1 or not self._holds(cache, layers):
             return None
         given = self._given(step, cache)
@@ -92,7 +97,12 @@ class FlatLayers:
             return None
         done = layers.start
         for end in stretches(layers, tap):
-            hidden, done = self._run(hidden, done, end, given), end
+            source, hidden = hidden.contiguous(), self._room(hidden)
+            calls = self._calls(source, hidden, range(done, end), given)
+            if behind is not None and end == layers.stop:
+                calls.append(behind(hidden))
+            run_all(calls)
+            done = end
             if tap is not None:
                 tap(end, hidden)
         return hidden
@@ -101,15 +111,19 @@ class FlatLayers:
         """True for a pass of one sequence, or several that are joined, that can run flat."""
         return self._holds(cache, layers) and self._given(step, cache) is not None
 
-    def _run(self, hidden: Tensor, start: int, stop: int, given: Sequence[Pass]) -> Tensor:
-        """Run some layers in passes of some of the rows each, one behind another."""
-        source = hidden.contiguous()
-        target = source.new_empty(*source.shape[:-1], self._out.width)
-        first, last, at = self._marks[start], self._marks[stop], 0
+    def _room(self, hidden: Tensor) -> Tensor:
+        return hidden.new_empty(*hidden.shape[:-1], self._out.width)
+
+    def _calls(
+        self, source: Tensor, target: Tensor, layers: range, given: Sequence[Pass]
+    ) -> list[Call]:
+        """Some layers in passes of some of the rows each, one behind another."""
+        first, last, at, calls = self._marks[layers.start], self._marks[layers.stop], 0, []
         for each in given:
             rows = slice(at, at := at + each.rows)
-            self._program.run(first, last, source[0, rows], target[0, rows], self._out, each)
-        return target
+            places = source[0, rows], target[0, rows]
+            calls.append(self._program.call(first, last, *places, self._out, each))
+        return calls
 
     def _holds(self, cache: KVCache | JoinedCache, layers: range) -> bool:
         """True if a cache has the rows of others that some of these layers look at."""
@@ -244,6 +258,13 @@ class _JoinedRows:
     counts: list[int] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
 
+    @classmethod
+    def of_single(cls, slots: list[int]) -> _JoinedRows:
+        """One row of each sequence, which sees all before it and itself."""
+        n = len(slots)
+        reach = [slot + 1 for slot in slots]
+        return cls(slots, slots, reach, counts=[0] * n, owners=[*range(n)])
+
     def add_chain(self, owner: int, rows: range) -> None:
         """Rows that see all before them and themselves."""
         self.slots += rows
@@ -268,13 +289,15 @@ class _JoinedRows:
 
     def as_pass(self, turns: Sequence[tuple[Tensor, Tensor]], blocks: CacheBlocks) -> Pass:
         """One pass over them all."""
-        lists = self.slots, self.positions, self.seen, np.cumsum([0, *self.counts])
+        lists = self.slots, self.positions, self.seen, [*accumulate(self.counts, initial=0)]
         more = self.reach, self.owners, self.places
         return Pass(0, *lists, turns, blocks, reach=more[0], owners=more[1], places=more[2])
 
 
 def _portions(parts: Sequence[Step]) -> list[_JoinedRows]:
     """The rows of some passes, as many at once as there is room for; a tree's stay together."""
+    if all(part.n_query == 1 and part.sights is None for part in parts) and len(parts) <= AT_ONCE:
+        return [_JoinedRows.of_single([part.start for part in parts])]
     portions = [_JoinedRows()]
 
     def room(rows: int) -> _JoinedRows:
@@ -308,16 +331,22 @@ class FlatReadout:
         """Read out after any layer, over [1, row, hidden]; None for more than one sequence."""
         if len(hidden) != 1:
             return None
-        states, rows = self.adapter.state(hidden), hidden.shape[1]
+        call, reading = self.prepared(self.adapter.state(hidden).contiguous())
+        run_all([call])
+        return reading
+
+    def prepared(self, states: Tensor) -> tuple[Call, Reading]:
+        """Prepare a readout of states [1, row, hidden]: the call, and the reading that it fills."""
+        rows = states.shape[1]
         logits = torch.empty((1, rows, self._logits.width), dtype=self.dtype)
         likeliest = torch.empty((1, rows), dtype=torch.long)
         peaks = torch.empty((1, rows), dtype=torch.float32)
-        self._program.run(
-            *(0, self._program.mark(), states.contiguous()[0], logits[0], self._logits, None),
+        call = self._program.call(
+            *(0, self._program.mark(), states[0], logits[0], self._logits, None),
             likeliest=likeliest[0],
             peaks=peaks[0],
         )
-        return Reading(logits, likeliest, peaks.to(self.dtype))
+        return call, Reading(logits, likeliest, peaks)
 
 
 class FlatPasses:
@@ -328,6 +357,33 @@ class FlatPasses:
         self.own = frozenset(i for i, layer in enumerate(adapter.layers) if is_there(layer))
         self.layers = FlatLayers(adapter, self.own)
         self.readout = FlatReadout(adapter)
+
+    def run_and_read(
+        self,
+        hidden: Tensor,
+        step: Step,
+        cache: KVCache | JoinedCache,
+        tap: Tap | None,
+        counts: Sequence[int],
+    ) -> list[tuple[Tensor, Reading]] | None:
+        """Run all layers over [1, row, hidden] and read out each row, all in one go.
+
+        What comes out is cut into so many rows each, and that before the pass, behind which
+        everything takes longer. None where it cannot run so.
+        """
+        if self.adapter.carried is not None:
+            return None
+        found: list[tuple[Tensor, Reading]] = []
+
+        def readout(states: Tensor) -> Call:
+            call, reading = self.readout.prepared(states)
+            cut = torch.split(states, [*counts], dim=1)
+            found.extend(zip(cut, reading.parts(counts), strict=True))
+            return call
+
+        layers = range(len(self.adapter.layers))
+        done = self.layers.run(hidden, layers, step, cache, tap, readout)
+        return None if done is None else found
 
     def without(self, attention: Collection[int], mlp: Collection[int]) -> FlatPasses | None:
         """The same for a model that lacks some blocks, where what is left can run flat."""

@@ -14,7 +14,9 @@ from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.joined import JoinedCache, JoinedStep
 from ppdbench.engine.masks import Step, TrainedRows
 from ppdbench.engine.session import Session
+from ppdbench.engine.skipping import SkippedModel
 from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.taps import StateTap
 from tests.families import FAMILIES, stock_model
 from tests.helpers import CAPACITY, tokens
 
@@ -141,3 +143,39 @@ def test_owners_that_are_not_there_are_refused() -> None:
         passes.Pass(0, *lists, [], blocks, reach=[1], owners=[2])
     with pytest.raises(ValueError, match="whose they are"):
         passes.Pass(0, *lists, [], blocks, reach=[1])
+
+
+@pytest.mark.parametrize("left_out", [None, ({1}, {2}), ({0, 3}, {0, 3})])
+@pytest.mark.parametrize("single", [True, False], ids=["single rows", "chains and trees"])
+@torch.inference_mode()
+def test_passes_that_are_read_out_in_one_go_are_those_of_two_calls(
+    left_out: tuple[set[int], set[int]] | None, single: bool, dtype: torch.dtype
+) -> None:
+    whole = made("llama", dtype)
+    model = whole if left_out is None else SkippedModel(whole, *left_out)
+    found: list[list[tuple[Tensor, ...]]] = []
+    tapped: list[dict[int, Tensor]] = [{}, {}]
+    lengths = []
+    for in_one_go in (True, False):
+        sessions = started(whole)
+        parts = asked(sessions)
+        if single:
+            steps = [s.chain(1) for s in sessions]
+            parts = [(hidden[:, :1], step) for (hidden, _), step in zip(parts, steps, strict=True)]
+        cache = JoinedCache([s.cache for s in sessions])
+        step = JoinedStep.of([step for _, step in parts], cache)
+        hidden = torch.cat([hidden for hidden, _ in parts], dim=1)
+        tap, counts = StateTap([2], tapped[not in_one_go]), [part.n_query for part in step.parts]
+        if in_one_go:
+            both = model.pass_and_read(hidden, step, cache, tap, counts)
+        else:
+            states = model.pass_over(hidden, 0, model.n_layers, step, cache, tap)
+            cut = torch.split(states, counts, dim=1)
+            both = [*zip(cut, model.read_out(states).parts(counts), strict=True)]
+        found.append([(rows, r.logits, r.likeliest, r.peaks) for rows, r in both])
+        lengths.append([s.cache.lengths for s in sessions])
+    assert len(found[0]) == len(PROMPTS)
+    for ours, theirs in zip(*found, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+    assert torch.equal(tapped[0][2], tapped[1][2])
+    assert lengths[0] == lengths[1]
