@@ -1,11 +1,12 @@
 """Profiles: the parts of a step by time, and the memory that its passes read.
 
 Forward passes are timed and their bytes counted where every strategy makes them: at the
-model's `embed`, `run`, `logits` and `read`, which finds the likeliest tokens too. A step has
-four parts: passes that draft, the rest of drafting, the pass that verifies, and bookkeeping,
-which is all that is left. Rows that join the pass that verifies are there to draft what follows,
-so that making them is drafting. Bytes are the weights of the layers that ran and the cache rows
-that they looked at, read once per pass; of experts those that a row of the pass chose.
+model's `embed`, `run`, `logits`, `read`, which finds the likeliest tokens too, and
+`pass_and_read`, which is all layers and that. A step has four parts: passes that draft, the rest
+of drafting, the pass that verifies, and bookkeeping, which is all that is left. Rows that join
+the pass that verifies are there to draft what follows, so that making them is drafting. Bytes are
+the weights of the layers that ran and the cache rows that they looked at, read once per pass; of
+experts those that a row of the pass chose.
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ class Meter:
         with (
             watched(model) as routed,
             replaced(model, "run", lambda run: self._timed(run, costs.run, routed)),
+            replaced(
+                model, "pass_and_read", lambda run: self._timed(run, costs.pass_and_read, routed)
+            ),
             replaced(model, "logits", lambda logits: self._timed(logits, costs.logits)),
             replaced(model, "read", lambda read: self._timed(read, costs.logits)),
             replaced(model, "embed", lambda embed: self._timed(embed, costs.embed)),
@@ -159,6 +163,10 @@ class Costs:
         """The weights of these layers, less experts, and the cache rows in sight."""
         seen = self._shape.seen_bytes(range(start, stop), step.key_length)
         return self._below[stop] - self._below[start] + seen
+
+    def pass_and_read(self, hidden: Tensor, step: Step, cache: KVCache, *_: object) -> int:
+        """The same of all layers, and what their readout reads."""
+        return self.run(hidden, 0, len(self._below) - 1, step, cache) + self._head
 
     def logits(self, hidden: Tensor) -> int:
         """The weights of the norm and of the head."""
