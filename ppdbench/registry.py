@@ -96,9 +96,10 @@ def option(
     """A field with the line that explains it.
 
     `names` says what a text names if it is one of these: a "model", a "file", which may be a
-    folder, or a "tree". That it is there is then seen before anything is loaded. The others are
-    for options of a command of their own: the word that stands for the value, whether the default
-    is `shown`, and whether the option is among those that help begins with.
+    folder, a "tree", or a "tree of any size". That it is there is then seen before anything is
+    loaded. The others are for options of a command of their own: the word that stands for the
+    value, whether the default is `shown`, and whether the option is among those that help begins
+    with.
     """
     told = {"help": help, "names": names, "metavar": metavar, "shown": shown, "first": first}
     made: T = dataclasses.field(default=default, metadata=told)

@@ -183,6 +183,8 @@ class Method:
 
 
 NO_FILES = (*SHIPPED, "dynamic", "chain")  # words that stand where a file is named
+SIZED = "tree of any size"  # what an option names that takes a tree file or a number
+TREE = "tree file, or the rows of the best tree"  # what its help says
 
 
 def _check_named(option: str, kind: str, value: str, target: ModelSpec) -> None:
@@ -196,9 +198,11 @@ def _check_named(option: str, kind: str, value: str, target: ModelSpec) -> None:
             method, _, name = option.partition(": ")
             told = str(error).replace("--model", name)
             raise ConfigError(f"{method}: {name.replace('_', ' ')}: {told}") from error
+    elif kind == SIZED and value.isdecimal():
+        return
     elif not Path(value).expanduser().exists():
         raise ConfigError(f"{option}={value}: no such file or folder")
-    elif kind == "tree":
+    elif kind in ("tree", SIZED):
         from ppdbench.trees.dynamic import load_tree  # with numpy, which lists do not need
 
         load_tree(value)

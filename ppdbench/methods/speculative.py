@@ -20,7 +20,7 @@ from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError, NumericalError, PpdbenchError
 from ppdbench.files.publications import arxiv
 from ppdbench.files.resources import drafting_for
-from ppdbench.methods.base import DRAWN, check_least, left_open, option, strategy
+from ppdbench.methods.base import DRAWN, SIZED, TREE, check_least, left_open, option, strategy
 from ppdbench.methods.exits import DRAFTED, ChosenLength, chosen_length
 from ppdbench.methods.prompt_tokens.strategy import PromptTokens
 
@@ -66,7 +66,7 @@ class Speculative:
         "prompt tokens trained for draft_model; drafts are then its likeliest tokens",
         names="file",
     )
-    draft_tree: str = option("", "tree file for them, as in prompt-tokens", names="tree")
+    draft_tree: str = option("", f"{TREE} for them, as in prompt-tokens", names=SIZED)
     drawn: bool = option(True, DRAWN)
 
     def __post_init__(self) -> None:

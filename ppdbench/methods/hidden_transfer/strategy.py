@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.files.publications import HIDDEN_TRANSFER
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import SIZED, TREE, option, strategy
 from ppdbench.trees.guessing import Guessing
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class HiddenTransfer:
     addon: str = option(
         "", "what `train hidden-transfer` wrote (what came with the model)", names="file"
     )
-    tree: str = option("", "tree file (the add-on's tree.json, or a general one)", names="tree")
+    tree: str = option("", f"{TREE} (the add-on's tree.json, or a general one)", names=SIZED)
     masked: bool = option(False, "hide the pseudo states of earlier steps from later ones")
 
     def prepare(self, setup: Setup) -> HiddenTransferProposer:
@@ -56,7 +56,7 @@ class HiddenTransfer:
         transfer, folder, hash_ = setup.part(
             ("hidden-transfer", self.addon), lambda: load_transfer(self.addon, setup.target)
         )
-        tree = choose(self.tree, folder, len(transfer), setup.capacity)
+        tree = choose("hidden-transfer", self.tree, folder, len(transfer), setup.capacity)
         check_top("hidden-transfer", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": hash_, "tree": fingerprint(tree)}
         transferring = HiddenTransferProposer(transfer, tree, loaded, masked=self.masked)

@@ -15,7 +15,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.errors import ConfigError
 from ppdbench.files.publications import arxiv
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import SIZED, TREE, option, strategy
 from ppdbench.trees.guessing import Guessing
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Medusa:
         "what `train medusa` wrote, or a published medusa_lm_head (what came with the model)",
         names="file",
     )
-    tree: str = option("", "tree file (the add-on's tree.json, or a general one)", names="tree")
+    tree: str = option("", f"{TREE} (the add-on's tree.json, or a general one)", names=SIZED)
     typical: float = option(
         0.0, "keep what is likely enough: epsilon of typical acceptance, not exact (0: off)"
     )
@@ -69,7 +69,7 @@ class Medusa:
             return replace(addon, heads=lay_out_heads(addon.heads))
 
         medusa = setup.part(("medusa", self.addon), found)
-        tree = choose(self.tree, medusa.folder, medusa.heads.count, setup.capacity)
+        tree = choose("medusa", self.tree, medusa.folder, medusa.heads.count, setup.capacity)
         check_top("medusa", tree.top, medusa.heads.n_words)
         loaded = {"addon": medusa.fingerprint, "tree": fingerprint(tree)}
         facts = {**medusa.facts, "nodes": [1 + len(tree)], "rows": [1 + len(tree)]}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.files.publications import PROMPT_TOKENS
-from ppdbench.methods.base import option, strategy
+from ppdbench.methods.base import SIZED, TREE, option, strategy
 from ppdbench.trees.guessing import Guessing
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PromptTokens:
         names="file",
     )
     tree: str = option(
-        "", "tree file, dynamic or static (the add-on's tree.json, or a general one)", names="tree"
+        "", f"{TREE}, dynamic or static (the add-on's tree.json, or a general one)", names=SIZED
     )
 
     def prepare(self, setup: Setup) -> PromptTokensProposer:
@@ -59,7 +59,10 @@ class PromptTokens:
         prompts = setup.part(
             ("prompt-tokens", self.addon), lambda: load_prompts(self.addon, setup.target)
         )
-        tree = choose_dynamic(self.tree, prompts.folder, prompts.chain.prompts, setup.capacity)
+        chain = prompts.chain
+        tree = choose_dynamic(
+            "prompt-tokens", self.tree, prompts.folder, chain.prompts, setup.capacity, chain.epts
+        )
         check_top("prompt-tokens", tree.top, setup.target.staged.vocab_size)
         loaded = {"addon": prompts.fingerprint, "tree": fingerprint(tree)}
         prompted = PromptTokensProposer(prompts, tree, setup.target.staged, loaded)
