@@ -144,6 +144,9 @@ class Program:
         likeliest: Tensor | None = None,
         peaks: Tensor | None = None,
     ) -> None:
+        if source.dim() == 3:  # a 1 before their rows
+            source, target = source[0], target[0]
+            likeliest, peaks = (None if each is None else each[0] for each in (likeliest, peaks))
         rooms = {i: torch.zeros(len(source), width) for i, width in enumerate(self._widths)}
         rooms[0][:] = source.float()
         for operation in self._operations[first:last]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, Literal
 
 Finish = Literal["eos", "stop", "length"]
@@ -53,15 +54,11 @@ class Letters:
         self.reach = 4 * max(map(len, stop)) + TAIL_MARGIN
         self._bits = {c: 1 << i for i, c in enumerate(sorted(set("".join(stop)) - {" "}))}
         self._wanted = [self._among(s) for s in stop]
-        self._of: dict[int, int] = {}
+        self._of = _ByToken(self._of_token)
 
     def may_spell(self, tokens: Sequence[int]) -> bool:
         """True if tokens have all characters of some stop string."""
-        found = 0
-        for token in tokens:
-            if token not in self._of:
-                self._of[token] = self._of_token(token)
-            found |= self._of[token]
+        found = reduce(or_, map(self._of.__getitem__, tokens), 0)
         return any(found & wanted == wanted for wanted in self._wanted)
 
     def _of_token(self, token: int) -> int:
@@ -71,6 +68,18 @@ class Letters:
 
     def _among(self, text: str) -> int:
         return sum(bit for character, bit in self._bits.items() if character in text)
+
+
+class _ByToken(dict[int, int]):
+    """Numbers of tokens, each found when it is first asked for."""
+
+    def __init__(self, find: Callable[[int], int]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, token: int) -> int:
+        found = self[token] = self._find(token)
+        return found
 
 
 # For all examples of a task; the tokenizer is known by what it is, not by what it holds.

@@ -150,8 +150,9 @@ class KVCache:
 
     def begin(self, step: Step, start_layer: int, stop_layer: int) -> None:
         """Announce the rows that the layers [start_layer, stop_layer) are about to write."""
-        if step.end > self.capacity or step.key_length > self.capacity:
-            raise ValueError(f"pass ends at row {step.end}, the cache holds {self.capacity}")
+        end = step.end
+        if end > self.capacity or step.key_length > self.capacity:
+            raise ValueError(f"pass ends at row {end}, the cache holds {self.capacity}")
         among = self._among(start_layer, stop_layer)
         held = self._lengths[among]
         if held and step.start > min(held):
@@ -160,7 +161,7 @@ class KVCache:
                 f"layer {start_layer + layer} holds {length} rows; "
                 f"a pass from row {step.start} would leave a gap"
             )
-        self._lengths[among] = [step.end] * len(held)
+        self._lengths[among] = [end] * len(held)
         self._step = step
 
     def hold(self, length: int, start_layer: int, stop_layer: int) -> None:

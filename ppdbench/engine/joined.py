@@ -24,17 +24,25 @@ class JoinedStep(Step):
 
     parts: tuple[Step, ...] = ()
     cache: JoinedCache = field(kw_only=True)
+    is_single: bool = False
+    """Each part is one row that follows those of its sequence."""
 
     @classmethod
     def of(cls, parts: Sequence[Step], cache: JoinedCache) -> JoinedStep:
         """Put the rows of some passes side by side."""
-        if all(part.contiguous for part in parts):
+        single = all(part.n_query == 1 and part.contiguous for part in parts)
+        if single:
+            positions = numbers([part.start for part in parts], parts[0].positions.device)
+        elif all(part.contiguous for part in parts):
             rows = [range(part.start, part.start + part.n_query) for part in parts]
             positions = numbers([*chain(*rows)], parts[0].positions.device)
         else:
             positions = torch.cat([part.positions for part in parts], dim=1)
         n = positions.shape[1]
-        return cls(0, n, 0, positions, contiguous=False, parts=tuple(parts), cache=cache)
+        joined = tuple(parts)
+        return cls(
+            0, n, 0, positions, contiguous=False, parts=joined, cache=cache, is_single=single
+        )
 
     @property
     def rows_of_parts(self) -> list[slice]:

@@ -69,7 +69,7 @@ class LayersPass:
     @property
     def kind(self) -> Kind:
         """The same for those that may share a pass."""
-        return _kind(self)
+        return _kind(self.model, self.layers.start, self.layers.stop, self.cache)
 
     @property
     def is_prompt(self) -> bool:
@@ -129,7 +129,7 @@ class WholePass:
     @property
     def kind(self) -> Kind:
         """The same for those that may share a pass, which others run without the readout."""
-        return _kind(self)
+        return _kind(self.model, 0, self.model.n_layers, self.cache)
 
 
 Asked = Readout | LayersPass | WholePass
@@ -202,6 +202,8 @@ class MeetingPlace:
         """Let newcomers begin; run passes of one kind and let who asked for them go on."""
         for member in [m for m in self._members if m not in self._waiting]:
             self._let(member)
+        if not self._waiting:
+            return
         chosen = self._chosen()
         for member, answer in zip(chosen, self._answers(chosen), strict=True):
             if answer is not None:
@@ -243,12 +245,16 @@ class MeetingPlace:
 
     def _chosen(self) -> list[greenlet]:
         """Choose whose turn it is: all who ask for passes of one kind."""
-        prompts = {m: asked for m, asked in self._waiting.items() if asked.is_prompt}
-        others = {m: asked for m, asked in self._waiting.items() if not asked.is_prompt}
+        prompts: dict[greenlet, Asked] = {}
+        others: dict[greenlet, Asked] = {}
+        for member, asked in self._waiting.items():
+            (prompts if asked.is_prompt else others)[member] = asked
+        if not prompts:
+            return self._cheapest(others)
         if self.prompt_rows is None:
             # What a prompt ends with comes before the next prompt: somebody waits for it.
             ready = {m: asked for m, asked in others.items() if isinstance(asked, Readout)}
-            return self._cheapest(ready) or list(prompts)[:1] or self._cheapest(others)
+            return self._cheapest(ready) or list(prompts)[:1]
         overdue = {m: asked for m, asked in prompts.items() if asked.overdue}
         if overdue or not others:
             return self._cheapest(overdue or prompts)
@@ -259,11 +265,11 @@ class MeetingPlace:
 
     def _cheapest(self, waiting: Mapping[greenlet, Asked]) -> list[greenlet]:
         """Choose who asks for the kind of pass that comes first."""
-        if not waiting:
-            return []
         kinds: dict[Kind, list[greenlet]] = {}
         for member, asked in waiting.items():
             kinds.setdefault(asked.kind, []).append(member)
+        if len(kinds) < 2:
+            return [*waiting]
         return min(kinds.values(), key=lambda some: self._place(waiting[some[0]]))
 
     def _place(self, asked: Asked) -> tuple[int, int]:
@@ -355,8 +361,8 @@ class MeetingPlace:
         return answers
 
 
-def _kind(asked: LayersPass | WholePass) -> Kind:
-    return (id(asked.model), asked.layers.start, asked.layers.stop, asked.cache.room)
+def _kind(model: StagedModel, start: int, stop: int, cache: KVCache) -> Kind:
+    return (id(model), start, stop, cache.room)
 
 
 def _wait(asked: Asked) -> Any:
@@ -400,8 +406,21 @@ def _entering(asked: Sequence[LayersPass | WholePass], step: JoinedStep) -> Tens
     tokens = [each.tokens for each in asked if isinstance(each, WholePass)]
     model = asked[0].model
     if len(tokens) == len(asked) and model.adapter.embeds_by_row:
-        return model.embed(torch.cat(tokens, dim=1), step)
+        return model.embed(_side_by_side(tokens), step)
     return torch.cat([each.hidden for each in asked], dim=1)
+
+
+def _side_by_side(tokens: Sequence[Tensor]) -> Tensor:
+    """Tokens [1, row] of each, one behind another.
+
+    Single ones that the last pass gave most often still lie so in memory: no copy is made then.
+    """
+    first, size = tokens[0].data_ptr(), tokens[0].element_size()
+    for place, each in enumerate(tokens):
+        if each.numel() != 1 or each.data_ptr() != first + place * size:
+            return torch.cat([*tokens], dim=1)
+    # Numbers of different tensors lie further apart, so that these are of one.
+    return tokens[0].as_strided((1, len(tokens)), (len(tokens), 1))
 
 
 def _with_readings(

@@ -50,8 +50,9 @@ class Reading:
 
     def parts(self, counts: Sequence[int]) -> list[Reading]:
         """Return the readings of so many rows each, one behind another."""
+        sizes = [*counts]
         cut = (
-            torch.split(each, list(counts), dim=1)
+            each.split_with_sizes(sizes, dim=1)
             for each in (self.logits, self.likeliest, self.peaks)
         )
         return list(map(Reading, *cut))

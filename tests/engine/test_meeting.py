@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppdbench.engine import meeting
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.joined import JoinedCache
@@ -195,6 +196,29 @@ def test_tokens_of_all_are_embedded_together_where_none_rounds_another(
 
     watched.hold([work, work])
     assert embedded == [5, 5, *calls]
+
+
+def test_tokens_that_lie_side_by_side_are_joined_without_a_copy() -> None:
+    row = torch.tensor([[7, 8, 9, 10]])
+    parts = torch.split(row, [1, 1, 1, 1], dim=1)
+    joined = meeting._side_by_side(parts[:3])
+    assert joined.tolist() == [[7, 8, 9]]
+    assert joined.data_ptr() == row.data_ptr()
+    elsewhere = [torch.tensor([[n]]) for n in (1, 2, 3)]
+    pairs = torch.split(row, [2, 2], dim=1)
+    for some in ([parts[1], parts[0]], [parts[0], parts[2]], [*parts[:2], *pairs], elsewhere):
+        copied = meeting._side_by_side(some)
+        assert copied.tolist() == [[token for each in some for token in each[0].tolist()]]
+        assert copied.data_ptr() != row.data_ptr()
+
+
+def test_a_member_that_asks_for_nothing_is_gone() -> None:
+    place = MeetingPlace()
+    came = list[int]()
+    place.invite(lambda: came.append(1))
+    place.advance()
+    assert place.is_over
+    assert came == [1]
 
 
 def test_caches_stay_joined_while_the_same_sequences_meet(monkeypatch: pytest.MonkeyPatch) -> None:

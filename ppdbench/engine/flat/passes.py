@@ -119,6 +119,8 @@ class FlatLayers:
     ) -> list[Call]:
         """Some layers in passes of some of the rows each, one behind another."""
         first, last, at, calls = self._marks[layers.start], self._marks[layers.stop], 0, []
+        if len(given) == 1:
+            return [self._program.call(first, last, source, target, self._out, given[0])]
         for each in given:
             rows = slice(at, at := at + each.rows)
             places = source[0, rows], target[0, rows]
@@ -158,6 +160,8 @@ class FlatLayers:
             self._blocks[cache] = CacheBlocks.joined(list(map(self._blocks_of, cache.parts)))
         blocks = self._blocks[cache]
         turns = self._turns(step)
+        if step.is_single and len(step.parts) <= AT_ONCE:
+            return [Pass.of_single([part.start for part in step.parts], turns, blocks)]
         passes, at = [], 0
         for rows in _portions(step.parts):
             some = slice(at, at := at + len(rows.slots))
@@ -258,13 +262,6 @@ class _JoinedRows:
     counts: list[int] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
 
-    @classmethod
-    def of_single(cls, slots: list[int]) -> _JoinedRows:
-        """One row of each sequence, which sees all before it and itself."""
-        n = len(slots)
-        reach = [slot + 1 for slot in slots]
-        return cls(slots, slots, reach, counts=[0] * n, owners=[*range(n)])
-
     def add_chain(self, owner: int, rows: range) -> None:
         """Rows that see all before them and themselves."""
         self.slots += rows
@@ -296,8 +293,6 @@ class _JoinedRows:
 
 def _portions(parts: Sequence[Step]) -> list[_JoinedRows]:
     """The rows of some passes, as many at once as there is room for; a tree's stay together."""
-    if all(part.n_query == 1 and part.sights is None for part in parts) and len(parts) <= AT_ONCE:
-        return [_JoinedRows.of_single([part.start for part in parts])]
     portions = [_JoinedRows()]
 
     def room(rows: int) -> _JoinedRows:
@@ -342,9 +337,9 @@ class FlatReadout:
         likeliest = torch.empty((1, rows), dtype=torch.long)
         peaks = torch.empty((1, rows), dtype=torch.float32)
         call = self._program.call(
-            *(0, self._program.mark(), states[0], logits[0], self._logits, None),
-            likeliest=likeliest[0],
-            peaks=peaks[0],
+            *(0, self._program.mark(), states, logits, self._logits, None),
+            likeliest=likeliest,
+            peaks=peaks,
         )
         return call, Reading(logits, likeliest, peaks)
 
@@ -377,7 +372,7 @@ class FlatPasses:
 
         def readout(states: Tensor) -> Call:
             call, reading = self.readout.prepared(states)
-            cut = torch.split(states, [*counts], dim=1)
+            cut = states.split_with_sizes([*counts], dim=1)
             found.extend(zip(cut, reading.parts(counts), strict=True))
             return call
 

@@ -145,6 +145,28 @@ def test_owners_that_are_not_there_are_refused() -> None:
         passes.Pass(0, *lists, [], blocks, reach=[1])
 
 
+def test_single_rows_are_described_as_lists_describe_them() -> None:
+    model = made("llama", torch.float32)
+    caches = [session.cache for session in started(model)[:2]]
+    blocks = passes.CacheBlocks.joined(list(map(model.flat.layers._blocks_of, caches)))
+    turns = [(torch.rand(2, 8), torch.rand(2, 8))]
+    single = passes.Pass.of_single([3, 5], turns, blocks)
+    lists = [3, 5], [3, 5], [], [0, 0, 0]
+    whole = passes.Pass(0, *lists, turns, blocks, reach=[4, 6], owners=[0, 1], places=[])
+    assert [[*some] for some in single._kept[0]] == [[*some] for some in whole._kept[0]]
+    assert single._kept[1:3] == whole._kept[1:3]
+    fields = [name for name, _ in passes.Pass.of_single([0, 1], turns, blocks).data._fields_]
+    plain = [name for name in fields if isinstance(getattr(whole.data, name), int)]
+    apart = {"slots", "positions", "reach", "offsets", "owners", "seen", "places", "cos", "sin"}
+    for name in {*plain} - apart:
+        assert getattr(single.data, name) == getattr(whole.data, name), name
+    for slots in ([3], [3, blocks.capacity], [-1, 3], [1, 2, 3]):
+        with pytest.raises(ValueError, match="of 2 caches of"):
+            passes.Pass.of_single(slots, turns, blocks)
+    with pytest.raises(ValueError, match="for 2 rows"):
+        passes.Pass.of_single([3, 5], [(torch.rand(3, 8), torch.rand(3, 8))], blocks)
+
+
 @pytest.mark.parametrize("left_out", [None, ({1}, {2}), ({0, 3}, {0, 3})])
 @pytest.mark.parametrize("single", [True, False], ids=["single rows", "chains and trees"])
 @torch.inference_mode()
