@@ -17,62 +17,65 @@ enum Path { VECTORS_ONLY, DOT_PRODUCTS, TILES, EMULATED_TILES };
 constexpr int64_t AHEAD = 4096;
 // Of a block, what several groups of rows read in turn: it stays in the nearest cache.
 constexpr int64_t PASS_BYTES = 8192;
+// The same where it is columns that are read in turn: the second half waits for memory no more.
+constexpr int64_t FEW_BYTES = 2048;
 
+// Sums of so many rows with a whole block fit into the registers, and of how many with half of one.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS = 12;  // sums of so many rows fit into the registers
+constexpr int MOST_ROWS = 12, MOST_OF_HALVES = 0;
 #elif defined(__aarch64__)
-constexpr int MOST_ROWS = 3;
+constexpr int MOST_ROWS = 3, MOST_OF_HALVES = 0;
 #elif defined(__AVX__)
-constexpr int MOST_ROWS = 3;
+constexpr int MOST_ROWS = 3, MOST_OF_HALVES = 6;
 #else
-constexpr int MOST_ROWS = 1;
+constexpr int MOST_ROWS = 1, MOST_OF_HALVES = 0;
 #endif
 
-// Rows of float32 against weights of float32.
-struct OfFloats {
+// Rows of float32 against weights of float32: a block of them, or its first `count` vectors.
+template <int count>
+struct Floats {
     using Weight = float;
     using Row = float;
     static constexpr int64_t STEP = BLOCK;  // weights of one step of the sum
-    static constexpr int64_t NUMBERS = 1;   // of a row in one step
+    static constexpr int NUMBERS = 1;       // of a row in one step, one after another
+    static constexpr int WIDTH = count;     // vectors of sums
     struct Weights {
-        Vec held[VECTORS];
+        Vec held[WIDTH];
     };
+    template <int which>
     static Weights weights(const float* from) {
         Weights w;
-        for (int j = 0; j < VECTORS; j++) w.held[j] = load(from + j * LANES);
+        for (int j = 0; j < WIDTH; j++) w.held[j] = load(from + j * LANES);
         return w;
     }
-    static void add(Vec* sums, const float* row, const Weights& w) {
-        Vec x = all(*row);
-        for (int j = 0; j < VECTORS; j++) sums[j] = fma(x, w.held[j], sums[j]);
+    static void add(Vec* sums, float number, const Weights& w) {
+        Vec x = all(number);
+        for (int j = 0; j < WIDTH; j++) sums[j] = fma(x, w.held[j], sums[j]);
     }
 };
+struct OfFloats : Floats<VECTORS> {
+    using Half = Floats<VECTORS / 2>;
+};
 
-// Pairs of bfloat16, widened.
-struct OfPairs {
+// Pairs of bfloat16, widened: all first numbers, then all second ones.
+template <int count>
+struct Pairs : Floats<count> {
     using Weight = uint32_t;
-    using Row = float;
-    static constexpr int64_t STEP = BLOCK;
-    static constexpr int64_t NUMBERS = 2;
-    struct Weights {
-        Vec even[VECTORS], odd[VECTORS];
-    };
+    static constexpr int NUMBERS = 2;
+    using typename Floats<count>::Weights;
+
+    template <int which>
     static Weights weights(const uint32_t* from) {
         Weights w;
-        for (int j = 0; j < VECTORS; j++) {
+        for (int j = 0; j < count; j++) {
             Ints pairs = *(const IntsAnywhere*)(from + j * LANES);
-            w.even[j] = as_floats(pairs << 16);
-            w.odd[j] = as_floats(pairs & (int32_t)0xffff0000);
+            w.held[j] = as_floats(which ? pairs & (int32_t)0xffff0000 : pairs << 16);
         }
         return w;
     }
-    static void add(Vec* sums, const float* row, const Weights& w) {
-        Vec even = all(row[0]), odd = all(row[1]);
-        for (int j = 0; j < VECTORS; j++) {
-            sums[j] = fma(even, w.even[j], sums[j]);
-            sums[j] = fma(odd, w.odd[j], sums[j]);
-        }
-    }
+};
+struct OfPairs : Pairs<VECTORS> {
+    using Half = Pairs<VECTORS / 2>;
 };
 
 #if defined(__AVX512BF16__)
@@ -83,19 +86,21 @@ struct OfPairsAtOnce {
     using Weight = uint32_t;
     using Row = uint32_t;
     static constexpr int64_t STEP = BLOCK;
-    static constexpr int64_t NUMBERS = 1;
+    static constexpr int NUMBERS = 1;
+    static constexpr int WIDTH = VECTORS;
     struct Weights {
-        __m512bh held[VECTORS];
+        __m512bh held[WIDTH];
     };
+    template <int which>
     static Weights weights(const uint32_t* from) {
         Weights w;
-        for (int j = 0; j < VECTORS; j++)
+        for (int j = 0; j < WIDTH; j++)
             w.held[j] = (__m512bh)_mm512_loadu_si512(from + j * LANES);
         return w;
     }
-    static void add(Vec* sums, const uint32_t* row, const Weights& w) {
-        __m512bh x = (__m512bh)_mm512_set1_epi32(int32_t(*row));
-        for (int j = 0; j < VECTORS; j++)
+    static void add(Vec* sums, uint32_t number, const Weights& w) {
+        __m512bh x = (__m512bh)_mm512_set1_epi32(int32_t(number));
+        for (int j = 0; j < WIDTH; j++)
             sums[j] = (Vec)_mm512_dpbf16_ps((__m512)sums[j], w.held[j], x);
     }
 };
@@ -108,30 +113,43 @@ struct Ahead {
     const char* at;
     int64_t each;
 
+    // Of a step of half a block half as much.
+    template <bool whole>
     void ask() {
         __builtin_prefetch(at);
-        __builtin_prefetch(at + LINE / 2);
+        if (whole) __builtin_prefetch(at + LINE / 2);
         at += each;
     }
     static constexpr int64_t LINE = 128;  // the weights of a step
 };
 
-// `n` rows against some steps of a block, on top of the sums [n, 32] so far.
+// One step of `n` rows: a number of each after another, so that few weights are held at a time.
+template <class Of, int n, int which = 0>
+void step_over(Vec (&held)[n][Of::WIDTH], const typename Of::Weight* weights,
+               const typename Of::Row* rows, int64_t stride) {
+    const auto block = Of::template weights<which>(weights);
+#pragma GCC unroll 16
+    for (int i = 0; i < n; i++) Of::add(held[i], rows[i * stride + which], block);
+    if constexpr (which + 1 < Of::NUMBERS)
+        step_over<Of, n, which + 1>(held, weights, rows, stride);
+}
+
+// `n` rows against some steps of a block, on top of the sums [n, 32] so far. Not inlined: compilers
+// run out of registers where it is.
 template <class Of, int n>
-Ahead rows_over(const typename Of::Weight* weights, int64_t steps, Ahead ahead, bool afresh,
-                const typename Of::Row* rows, int64_t stride, float* sums) {
-    Vec held[n][VECTORS];
+__attribute__((noinline)) Ahead rows_over(const typename Of::Weight* weights, int64_t steps,
+                                          Ahead ahead, bool afresh, const typename Of::Row* rows,
+                                          int64_t stride, float* sums) {
+    Vec held[n][Of::WIDTH];
     for (int i = 0; i < n; i++)
-        for (int j = 0; j < VECTORS; j++)
+        for (int j = 0; j < Of::WIDTH; j++)
             held[i][j] = afresh ? Vec{} : load(sums + i * BLOCK + j * LANES);
     for (int64_t k = 0; k < steps; k++) {
-        ahead.ask();
-        const auto block = Of::weights(weights + k * Of::STEP);
-#pragma GCC unroll 16
-        for (int i = 0; i < n; i++) Of::add(held[i], rows + i * stride + k * Of::NUMBERS, block);
+        ahead.ask<Of::WIDTH == VECTORS>();
+        step_over<Of, n>(held, weights + k * Of::STEP, rows + k * Of::NUMBERS, stride);
     }
     for (int i = 0; i < n; i++)
-        for (int j = 0; j < VECTORS; j++) store(sums + i * BLOCK + j * LANES, held[i][j]);
+        for (int j = 0; j < Of::WIDTH; j++) store(sums + i * BLOCK + j * LANES, held[i][j]);
     return ahead;
 }
 
@@ -144,25 +162,42 @@ Ahead some_over(int count, const typename Of::Weight* weights, int64_t steps, Ah
     return rows_over<Of, n>(weights, steps, ahead, afresh, rows, stride, sums);
 }
 
-// Any number of rows: in groups of nearly one size, part after part of the block. Each group asks
-// for its share of the next part, so that memory sends all the time.
-template <class Of>
-void block_over(const typename Of::Weight* weights, int64_t steps, const typename Of::Row* rows,
+// Any number of rows: in groups of nearly one size, part after part of the block, all its columns
+// at once or a `Share` of them. Each asks for its share of the next part, so that memory sends all
+// the time.
+template <class Of, class Share, int most>
+void parts_over(const typename Of::Weight* weights, int64_t steps, const typename Of::Row* rows,
                 int64_t stride, int64_t n, float* sums) {
     static_assert(Of::STEP * sizeof(*weights) == Ahead::LINE);
-    const int64_t groups = (n + MOST_ROWS - 1) / MOST_ROWS;
-    const int64_t part = groups == 1 ? steps : PASS_BYTES / Ahead::LINE;
+    constexpr int64_t COLUMNS = BLOCK * Share::WIDTH / Of::WIDTH;
+    const int64_t groups = (n + most - 1) / most, turns = groups * (BLOCK / COLUMNS);
+    const int64_t part =
+        turns == 1 ? steps : (groups == 1 ? FEW_BYTES : PASS_BYTES) / Ahead::LINE;
     for (int64_t first = 0; first < steps; first += part) {
         const int64_t some = first + part < steps ? part : steps - first;
         const auto* here = weights + first * Of::STEP;
         Ahead ahead{(const char*)here + AHEAD, Ahead::LINE};
-        if (groups > 1) ahead = {(const char*)(here + some * Of::STEP), Ahead::LINE / groups};
+        if (turns > 1) ahead = {(const char*)(here + some * Of::STEP), Ahead::LINE / turns};
         for (int64_t g = 0; g < groups; g++) {
             const int64_t i = n * g / groups, count = n * (g + 1) / groups - i;
-            ahead = some_over<Of>(int(count), here, some, ahead, first == 0,
-                                  rows + i * stride + first * Of::NUMBERS, stride, sums + i * BLOCK);
+            const auto* some_rows = rows + i * stride + first * Of::NUMBERS;
+            for (int64_t at = 0; at < BLOCK; at += COLUMNS)
+                ahead = some_over<Share, most>(int(count), here + at, some, ahead, first == 0,
+                                               some_rows, stride, sums + i * BLOCK + at);
         }
     }
+}
+
+// Where few rows' sums of whole blocks fit into the registers more rows take half of the columns at
+// a time: each weight and each number of a row is read less often then.
+template <class Of>
+void block_over(const typename Of::Weight* weights, int64_t steps, const typename Of::Row* rows,
+                int64_t stride, int64_t n, float* sums) {
+    if constexpr (MOST_OF_HALVES > 0)
+        if (n > MOST_ROWS)
+            return parts_over<Of, typename Of::Half, MOST_OF_HALVES>(weights, steps, rows, stride,
+                                                                     n, sums);
+    parts_over<Of, Of, MOST_ROWS>(weights, steps, rows, stride, n, sums);
 }
 
 template <class Tiles>
