@@ -1,0 +1,64 @@
+// The instructions of AVX-512 that the kernels name, in terms of AVX2: what is built with this runs
+// on processors without them. Everything else is for the compiler, which takes vectors of any width.
+#pragma once
+
+#include <immintrin.h>
+
+// Only now: the header above would take its own for instructions of this processor.
+#define __AVX512F__ 1
+#define __AVX512BF16__ 1
+
+namespace emulated {
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int Ints __attribute__((vector_size(64)));
+typedef unsigned Words __attribute__((vector_size(64)));
+
+struct Halves {
+    __m256 low, high;
+};
+
+inline Floats fused(Floats a, Floats b, Floats c) {
+    Halves x, y, z;
+    __builtin_memcpy(&x, &a, 64), __builtin_memcpy(&y, &b, 64), __builtin_memcpy(&z, &c, 64);
+    z.low = _mm256_fmadd_ps(x.low, y.low, z.low);
+    z.high = _mm256_fmadd_ps(x.high, y.high, z.high);
+    __builtin_memcpy(&c, &z, 64);
+    return c;
+}
+
+inline Floats picked(Floats a, Ints which, Floats b) {
+    Floats out;
+    for (int i = 0; i < 16; i++) out[i] = (which[i] & 16 ? b : a)[which[i] & 15];
+    return out;
+}
+
+// Halves onto halves.
+inline float sum(Floats x) {
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+}
+inline float largest(Floats x) {
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
+}
+
+// The second number of each pair, then the first, each fused onto the sum.
+inline Floats pairs_onto(Floats sums, Words a, Words b) {
+    const Words second = Words{} + 0xffff0000u;
+    sums = fused((Floats)(a & second), (Floats)(b & second), sums);
+    return fused((Floats)(a << 16), (Floats)(b << 16), sums);
+}
+
+}  // namespace emulated
+
+#define _mm512_fmadd_ps(a, b, c) emulated::fused(a, b, c)
+#define _mm512_permutex2var_ps(a, which, b) emulated::picked(a, (emulated::Ints)(which), b)
+#define _mm512_reduce_add_ps(x) emulated::sum(x)
+#define _mm512_reduce_max_ps(x) emulated::largest(x)
+#define _mm512_loadu_si512(from) (*(const __m512i_u*)(from))
+#define _mm512_set1_epi32(x) ((__m512i)(emulated::Ints{} + (x)))
+#define _mm512_dpbf16_ps(sums, a, b) \
+    emulated::pairs_onto((emulated::Floats)(sums), (emulated::Words)(a), (emulated::Words)(b))
