@@ -6,9 +6,10 @@ the clock is read there and, once more, between drafting and verifying.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol
 
 import torch
 from torch import Tensor
@@ -23,9 +24,26 @@ from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.taps import StateTap, Tap
 from ppdbench.errors import NumericalError
+from ppdbench.machine.threads import threads
 
 if TYPE_CHECKING:
     from ppdbench.decoding.decoder import Proposer, Request
+
+Given = ParamSpec("Given")
+Loop = Callable[Concatenate[Session, Given], Decoded]
+
+
+def undisturbed(loop: Loop[Given]) -> Loop[Given]:
+    """The same loop, with threads of torch out of the way of passes that are not torch's."""
+
+    @wraps(loop)
+    def run(session: Session, /, *given: Given.args, **named: Given.kwargs) -> Decoded:
+        if session.model.flat is None:
+            return loop(session, *given, **named)
+        with threads.lent():
+            return loop(session, *given, **named)
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +139,7 @@ def autoregressive(session: Session, request: Request) -> Decoded:
     return replace(decoded, exits=())
 
 
+@undisturbed
 @torch.inference_mode()
 def token_by_token(session: Session, model: TokenByToken, request: Request) -> Decoded:
     """One token per pass of `model`, until a limit; no token is drafted."""
@@ -153,6 +172,7 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
     return Decoded(tuple(output), prefill_ms, steps, finish, exits=tuple(depths))
 
 
+@undisturbed
 @torch.inference_mode()
 def speculative(session: Session, proposer: Proposer, request: Request) -> Decoded:
     """Propose, verify, commit: any strategy's drafts, the model's own output."""

@@ -30,6 +30,7 @@ from ppdbench.engine.reading import Reading
 from ppdbench.engine.taps import Tap
 from ppdbench.engine.weights import count, kind_of, parts
 from ppdbench.engine.wider import WIDER, wide_adapter
+from ppdbench.machine.threads import threads
 
 
 class Meeting(Protocol):
@@ -213,16 +214,17 @@ class StagedModel:
             found = self.flat.layers.run(hidden, range(start, stop), step, cache, tap)
             if found is not None:
                 return found
-        rotary = {kind: self.adapter.rotary(step, kind) for kind in set(self._kinds[start:stop])}
-        if isinstance(cache, KVCache):
-            done = self.graphs.run(hidden, range(start, stop), step, cache, rotary, tap)
-            if done is not None:
-                return done
-        for i in range(start, stop):
-            found = None if self.parts is None else self.parts.run(i, hidden, step, cache)
-            hidden = self._eagerly(i, hidden, step, cache, rotary) if found is None else found
-            if tap is not None:
-                tap(i + 1, hidden)
+        with threads.returned():
+            rotary = {k: self.adapter.rotary(step, k) for k in set(self._kinds[start:stop])}
+            if isinstance(cache, KVCache):
+                done = self.graphs.run(hidden, range(start, stop), step, cache, rotary, tap)
+                if done is not None:
+                    return done
+            for i in range(start, stop):
+                found = None if self.parts is None else self.parts.run(i, hidden, step, cache)
+                hidden = self._eagerly(i, hidden, step, cache, rotary) if found is None else found
+                if tap is not None:
+                    tap(i + 1, hidden)
         return hidden
 
     def _eagerly(
@@ -244,7 +246,7 @@ class StagedModel:
         if self.meeting is not None and self.meeting.takes_part():
             return self.meeting.read(self, hidden).logits
         found = self._narrow(hidden)
-        return self.adapter.logits(hidden) if found is None else found.logits
+        return self._eager_logits(hidden) if found is None else found.logits
 
     def read(self, hidden: Tensor) -> Reading:
         """Logits after whichever layer, and the likeliest token of each row."""
@@ -289,7 +291,11 @@ class StagedModel:
     def read_out(self, hidden: Tensor) -> Reading:
         """The same at once, for one sequence or several that are joined."""
         found = self._narrow(hidden)
-        return Reading.of(self.adapter.logits(hidden)) if found is None else found
+        return Reading.of(self._eager_logits(hidden)) if found is None else found
+
+    def _eager_logits(self, hidden: Tensor) -> Tensor:
+        with threads.returned():
+            return self.adapter.logits(hidden)
 
     def _narrow(self, hidden: Tensor) -> Reading | None:
         """The same from flat passes, or from what was captured for few rows."""

@@ -19,6 +19,7 @@ from filelock import FileLock
 from ppdbench.files.caches import cache_folder
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.environment import cpu_model, instruction_sets
+from ppdbench.machine.threads import threads
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
@@ -154,8 +155,8 @@ class Library:
     def _meet(self, blob: torch.Tensor, weight: torch.Tensor, how: int) -> bool:
         narrow = weight.dtype == torch.bfloat16
         places = blob.data_ptr(), weight.data_ptr()
-        threads = torch.get_num_threads()
-        return bool(self._pack(*places, *weight.shape, *weight.stride(), narrow, how, threads))
+        shape = *weight.shape, *weight.stride()
+        return bool(self._pack(*places, *shape, narrow, how, threads.count))
 
 
 @cache

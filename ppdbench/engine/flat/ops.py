@@ -32,6 +32,7 @@ from ppdbench.engine.flat.native import (
     loaded,
 )
 from ppdbench.engine.flat.weights import DTYPES, FlatLinear
+from ppdbench.machine.threads import threads
 
 # As simd.h numbers them.
 ACTIVATIONS = {
@@ -627,7 +628,7 @@ class Call:
 def run_all(calls: Sequence[Call]) -> None:
     """Run programs one after another, in one go: Python behind a pass finds its caches empty."""
     runs = (ProgramRun * len(calls))(*(each.data for each in calls))
-    if not loaded().run(ctypes.addressof(runs), len(calls), torch.get_num_threads()):
+    if not loaded().run(ctypes.addressof(runs), len(calls), threads.count):
         raise MemoryError("no memory for the rows of a pass")
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ppdbench.engine.flat.native import Columns, Product, loaded
 from ppdbench.machine.pages import large_pages
+from ppdbench.machine.threads import threads
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK = 32  # outputs that lie together
@@ -88,9 +89,7 @@ class FlatLinear:
         out = torch.empty(len(rows), self.out_features, dtype=self.dtype)
         narrow = self.dtype == torch.bfloat16
         places = rows.data_ptr(), out.data_ptr()
-        if not loaded().linear(
-            byref(self.product()), narrow, *places, len(rows), torch.get_num_threads()
-        ):
+        if not loaded().linear(byref(self.product()), narrow, *places, len(rows), threads.count):
             raise MemoryError(f"no memory for {len(rows)} rows of {self.out_features} numbers")
         return out.reshape(*x.shape[:-1], self.out_features)
 

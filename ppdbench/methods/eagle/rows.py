@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step
+from ppdbench.machine.threads import threads
 from ppdbench.methods.eagle.flat import FlatDraft, FlatRows
 from ppdbench.methods.eagle.network import DraftNetwork
 
@@ -40,7 +41,8 @@ class DraftRows:
         self.cache.begin(step, 0, 1)
         if self.flat is not None:
             return self.flat.chain(tokens, features, step.start)
-        states: Tensor = self.network(tokens, features, step, self.cache)
+        with threads.returned():
+            states: Tensor = self.network(tokens, features, step, self.cache)
         return states
 
     def branches(self, state: Tensor) -> NewestLevel:
@@ -106,11 +108,13 @@ class MaskedLevel(NewestLevel):
             visible=self._seen[None],
         )
         self._cache.begin(step, 0, 1)
-        self.states = self.network(tokens[None], self.states[:, origin], step, self._cache)
+        with threads.returned():
+            self.states = self.network(tokens[None], self.states[:, origin], step, self._cache)
         return self.states
 
     def logits(self) -> Tensor:
-        return self.network.logits(self.states)[0]
+        with threads.returned():
+            return self.network.logits(self.states)[0]
 
 
 class FlatLevel(NewestLevel):
