@@ -21,6 +21,7 @@ from greenlet import getcurrent, greenlet
 from torch import Tensor
 
 from ppdbench.engine.cache import KVCache
+from ppdbench.engine.flat.passes import is_joinable
 from ppdbench.engine.joined import JoinedCache, JoinedStep
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.reading import Reading
@@ -69,7 +70,7 @@ class LayersPass:
     @property
     def kind(self) -> Kind:
         """The same for those that may share a pass."""
-        return _kind(self.model, self.layers.start, self.layers.stop, self.cache)
+        return _kind(self.model, self.layers.start, self.layers.stop, self.cache, self.step)
 
     @property
     def is_prompt(self) -> bool:
@@ -129,7 +130,7 @@ class WholePass:
     @property
     def kind(self) -> Kind:
         """The same for those that may share a pass, which others run without the readout."""
-        return _kind(self.model, 0, self.model.n_layers, self.cache)
+        return _kind(self.model, 0, self.model.n_layers, self.cache, self.step)
 
 
 Asked = Readout | LayersPass | WholePass
@@ -361,8 +362,10 @@ class MeetingPlace:
         return answers
 
 
-def _kind(model: StagedModel, start: int, stop: int, cache: KVCache) -> Kind:
-    return (id(model), start, stop, cache.room)
+def _kind(model: StagedModel, start: int, stop: int, cache: KVCache, step: Step) -> Kind:
+    # Rows that cannot run flat would draw others away from it: they would round differently.
+    flat = model.flat is not None and is_joinable(step)
+    return (id(model), start, stop, cache.room, flat)
 
 
 def _wait(asked: Asked) -> Any:

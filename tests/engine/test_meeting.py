@@ -12,12 +12,14 @@ from torch import Tensor
 from ppdbench.engine import meeting
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.cache import KVCache
+from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.joined import JoinedCache
 from ppdbench.engine.masks import Step
 from ppdbench.engine.meeting import MeetingPlace
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel, at_meeting
+from tests.families import stock_model
 from tests.helpers import CAPACITY, assert_near, staged, tokens
 
 Work = Callable[[Session], object]
@@ -54,6 +56,37 @@ class Watched:
 def prompted(session: Session, n: int) -> Tensor:
     session.reset(tokens(n, n))
     return session.prefill()
+
+
+def test_rows_that_cannot_run_flat_do_not_draw_others_away_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, eager = MeetingPlace(None), list[int]()
+    model = at_meeting(StagedModel(stock_model("llama"), passes=FLAT), place)
+    real = StagedModel._eagerly
+
+    def eagerly(self: StagedModel, layer: int, hidden: Tensor, *given: Any) -> Tensor:
+        eager.append(hidden.shape[1])
+        return real(self, layer, hidden, *given)
+
+    monkeypatch.setattr(StagedModel, "_eagerly", eagerly)
+
+    def masked(session: Session) -> None:
+        prompted(session, 6)
+        seen = torch.ones(1, 1, 7, dtype=torch.bool)
+        step = Step(6, 1, 7, torch.tensor([[6]]), contiguous=False, visible=seen)
+        session.run(session.embed(session.ids([5]), step), 0, model.n_layers, step)
+
+    def plain(session: Session) -> None:
+        prompted(session, 6)
+        session.advance(session.ids([5]))
+
+    for work in (masked, plain, plain):
+        session = Session(model, CAPACITY)
+        place.invite(lambda work=work, session=session: work(session))  # type: ignore[misc]
+    while not place.is_over:
+        place.advance()
+    assert eager == [1] * model.n_layers
 
 
 def test_the_cheaper_passes_run_first_so_that_who_is_behind_catches_up(

@@ -141,7 +141,7 @@ class FlatLayers:
             made: Sequence[Pass]
             if isinstance(cache, JoinedCache):
                 assert isinstance(step, JoinedStep)
-                if not all(map(_is_joinable, step.parts)):
+                if not all(map(is_joinable, step.parts)):
                     return None
                 made = self._made_joined(step, cache)
             elif _is_plain(step):
@@ -235,7 +235,7 @@ def _is_plain(step: Step) -> bool:
     return step.contiguous or step.sights is not None
 
 
-def _is_joinable(step: Step) -> bool:
+def is_joinable(step: Step) -> bool:
     """True for one that can run beside others: of a tree alone some rows may be trained."""
     return _is_plain(step) and (step.sights is not None or not step.given)
 
