@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ppdbench.engine.attention import BFLOAT16_PRODUCTS
 from ppdbench.engine.families import is_linear, transposed
 from ppdbench.engine.weights import is_plain, parts
 from ppdbench.machine.pages import Files, Span, span
@@ -70,6 +71,7 @@ def can_pack(weight: Tensor) -> bool:
         and weight.numel() >= PAYS_FROM.get(weight.dtype, sys.maxsize)
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and (BFLOAT16_PRODUCTS or weight.dtype != torch.bfloat16)
     )
 
 

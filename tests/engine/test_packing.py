@@ -19,7 +19,10 @@ from ppdbench.engine.staged import StagedModel
 from tests.families import stock_model
 from tests.helpers import assert_near, staged
 
-DTYPES = [torch.float32, torch.bfloat16]
+BFLOAT16_THERE = pytest.mark.skipif(
+    not packing.BFLOAT16_PRODUCTS, reason="torch has no products of bfloat16 for this processor"
+)
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=BFLOAT16_THERE)]
 # Rounding of the type itself, over sums of a few dozen products.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
 
@@ -68,6 +71,15 @@ def test_conv1d_is_packed_the_right_way_round(dtype: torch.dtype) -> None:
     assert isinstance(packed, PackedLinear)
     assert (packed.in_features, packed.out_features) == (32, 48)
     assert_near(packed(x).float(), truth, TOLERANCE[dtype])
+
+
+def test_bfloat16_stays_as_it_is_where_the_library_has_no_products_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "BFLOAT16_PRODUCTS", False)
+    narrow, wide = linear(32, 48, torch.bfloat16), linear(32, 48, torch.float32)
+    assert pack(narrow) is narrow
+    assert isinstance(pack(wide), PackedLinear)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -226,7 +238,7 @@ def test_products_whose_weights_are_looked_at_from_outside_are_left_alone() -> N
     assert list(exchangeable(plain)) == [plain[1]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_small_matrices_stay_as_they_are(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
