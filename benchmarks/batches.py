@@ -1,15 +1,17 @@
 """Methods by batch sizes on one model, in float32 and bfloat16: tokens per second and speedups.
 
     python -m benchmarks.batches [--model smollm2] [--batch 1,2,4,8,16] [--limit 64]
-        [--methods greedy prompt-lookup eagle:addon=FOLDER ...] [--save FILE.json]
+        [--methods greedy prompt-lookup eagle:addon=FOLDER ...] [--against [TYPES]]
+        [--save FILE.json]
     python -m benchmarks.batches --exact [--model smollm2] [--limit 16] [--save FILE.json]
         [--also speculative:draft_model=NAME ...] [--kept]
 
 Each number type is one `bench --batch`, whose run folder is kept below `--out` and gone on with
-where it is not whole; `generate()` over as many prompts, padded on the left, takes part. Printed
-are its tables, and greedy decoding in batches beside one prompt after the other and beside
-`generate()`. `--save` keeps what `docs/batches.md` shows. Run it on a machine that does nothing
-else.
+where it is not whole; with `--against`, `generate()` over as many prompts, padded on the left,
+takes part in these number types: of bfloat16 that takes hours where the processor has no products
+of it. Printed are its tables, and greedy decoding in batches beside one prompt after the other and
+beside `generate()`. `--save` keeps what `docs/batches.md` shows. Run it on a machine that does
+nothing else.
 
 `--exact` decodes with every method that runs, in batches of six sizes over four tasks, and counts
 verdicts: on passes that compute a row alike whatever stands beside it a single tie is a failure,
@@ -128,7 +130,7 @@ def decoded(
     )
     folder = _folder(asked, dtype, task)
     to = Destination(out=folder, resume=_is_begun(folder), report=_report, warn=_warn)
-    return run_decode(config, to, kind="bench", optional=optional)
+    return run_decode(config, to, kind="bench", optional=optional, predict=not asked.exact)
 
 
 def _folder(asked: argparse.Namespace, dtype: str, task: str) -> Path:
@@ -157,8 +159,8 @@ def measure(asked: argparse.Namespace) -> int:
     """Measure each number type, print and keep it; an exit code."""
     machine, found = this_machine(), dict[str, list[dict[str, Any]]]()
     methods = [Choice.parse(text) for text in asked.methods]
-    beside = [Choice(name=PEERS[0])] if asked.against else []
-    for dtype in asked.dtype.split(","):
+    for dtype in asked.dtype:
+        beside = [Choice(name=PEERS[0])] if dtype in asked.against else []
         run = decoded(asked, dtype, [*methods, *beside], asked.task)
         found[dtype] = of_decoding(run.header, add_up(run.samples)).content
     kept = MeasuredBatches(machine=machine, summaries=found)
@@ -204,7 +206,7 @@ def _counted_runs(
 ) -> Iterator[verdicts.CountedRun]:
     """Yield the run of each task and type, decoded or as far as it is there."""
     for task in asked.tasks:
-        for dtype in asked.dtype.split(","):
+        for dtype in asked.dtype:
             if not asked.kept:
                 run = decoded(asked, dtype, methods, task, optional)
                 for label, why in verdicts.not_there(run).items():
@@ -214,14 +216,30 @@ def _counted_runs(
                 yield read_whole(folder)
 
 
+def _types(text: str) -> tuple[str, ...]:
+    """The number types of a list, if this measures them."""
+    found = tuple(text.split(","))
+    if wrong := [each for each in found if each not in DTYPES]:
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: use {' or '.join(DTYPES)}")
+    return found
+
+
 def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("--model", default="reference")
     made.add_argument("--device", default="cpu")
-    made.add_argument("--dtype", default=",".join(DTYPES))
+    made.add_argument("--dtype", type=_types, default=DTYPES, metavar="TYPES")
     made.add_argument("--methods", nargs="+", help="as --method of bench; all with --exact")
-    made.add_argument("--against", action="store_true", help="generate() in batches, too")
+    made.add_argument(
+        "--against",
+        nargs="?",
+        type=_types,
+        const=DTYPES,
+        default=(),
+        metavar="TYPES",
+        help="generate() in batches, too, in these number types (all)",
+    )
     made.add_argument("--batch", help=f"default 1,2,4,8,16; with --exact {EXACT_SIZES}")
     made.add_argument("--task", default="gsm8k")
     made.add_argument("--tasks", nargs="+", default=EXACT_TASKS, help="of --exact")

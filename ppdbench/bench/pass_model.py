@@ -1,8 +1,8 @@
 """Passes and steps timed before a run, from which speedups in batches are predicted.
 
 Passes of one sequence by their rows, up to those of the largest batch, and the parts of a step of
-each method and of greedy decoding over the run's first example. It takes a few seconds and is done
-only where there are batches of several sizes to predict.
+each method and of greedy decoding over the run's first example. It takes some seconds, more where
+passes have hundreds of rows, and is done only where there are batches of several sizes to predict.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ def labels(choices: Sequence[Choice]) -> list[str]:
 
 MOST_WARMUP = 1000  # untimed runs before the first
 WARM_TOKENS = 16  # of the outputs with which batches are warmed up
+MEETING = 2  # examples of a batch that is held against the stock model and not warmed up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +156,13 @@ def run_decode(
     kind: str = "decode",
     optional: Sequence[Choice] = (),
     loaded: Loaded | None = None,
+    predict: bool = True,
 ) -> FinishedRun:
     """Decode every example of this process's shard that the run folder does not hold yet.
 
     Of the methods those are `optional` that nobody named: they are left out where they cannot run.
-    `loaded` is the model, where it is there already.
+    `loaded` is the model, where it is there already. Without `predict` no pass is timed before a
+    run in batches, and no crossover predicted.
     """
     names = labels(config.methods)
     built = built_for(config.model, config.methods)
@@ -218,7 +221,7 @@ def run_decode(
             strict=config.strict,
             profile=config.profile,
         )
-        passes = _pass_model(config, interleaved, methods, items, to)
+        passes = _pass_model(config, interleaved, methods, items, to) if predict else None
         header = ready.header(
             *(kind, config),
             **about(
@@ -357,7 +360,8 @@ def decode_streams(
     done = len(items) - sum(map(len, missing))
     report(f"warming up batches of {batched.size}", done, len(items))
     for part in missing[:1]:
-        first = [shortened(batched.alone.ready(item)) for item in part[: batched.size]]
+        some = part[: batched.size if warmup else MEETING]
+        first = [shortened(batched.alone.ready(item)) for item in some]
         for _ in range(warmup - 1):
             batched.run(first, turn=0)
         batched.hold(first)

@@ -10,7 +10,6 @@ import pytest
 from msgspec import structs
 
 from benchmarks import batches, readme, verdicts
-from ppdbench.bench import claims
 from ppdbench.errors import ConfigError
 from ppdbench.runs.workload import FinishedRun
 
@@ -19,9 +18,8 @@ SMALL = ["--model", MODEL, "--limit", "5", "--max-new-tokens", "6", "--dtype", "
 
 
 @pytest.fixture(autouse=True)
-def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undoubted: None) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(claims, "closes", lambda samples: True)
 
 
 def test_what_is_kept_is_shown_with_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +48,15 @@ def test_all_methods_of_the_embedded_model_are_exact_in_batches(
     # identical, tie, mismatch, inexact, failed
     assert {(row[-4], row[-3], row[-1]) for row in rows} == {("0", "0", "0")}
     assert "ppd (batch 3)" in told.err
+
+
+@pytest.mark.parametrize("option", ["--dtype", "--against"])
+def test_a_number_type_that_is_none_is_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        batches.main([*SMALL, option, "float32,bfloat61"])
+    assert "bfloat61: use float32 or bfloat16" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -49,6 +49,15 @@ class CountingClock(ScriptedClock):
 # Taking the time
 
 
+def test_passes_that_take_much_of_the_time_there_is_are_timed_once() -> None:
+    clock = CountingClock([0.01, 5.0, *(0.02, 0.03, 0.04)])  # the warm-up's long pass is kept
+    most_s = 4.0 / latency.LONG
+    found = measure_latency(
+        loaded(), [3], context=8, rounds=3, warmup=1, most_s=most_s, clock=clock
+    )
+    assert found.passes == (PassTime(1, 0.03, 0.025, 0.035), PassTime(3, 5, 5, 5))
+
+
 def test_sizes_take_turns_in_alternating_order_and_medians_are_kept() -> None:
     warmup = [99.0] * 2 * WARMUP
     # Size 3 comes first in one round, last in the next.
