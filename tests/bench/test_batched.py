@@ -91,6 +91,7 @@ def odd() -> Iterator[None]:
     del METHODS._items["odd"]
 
 
+@pytest.mark.usefixtures("undoubted")
 def test_rows_say_what_all_sequences_give_and_what_one_user_sees(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

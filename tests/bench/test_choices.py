@@ -82,6 +82,7 @@ def test_names_with_a_colon_are_names(text: str, name: str, options: dict[str, s
     assert str(choice) == text
 
 
+@pytest.mark.usefixtures("undoubted")
 def test_peers_are_methods_of_the_run_with_verdicts_and_times_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_several_tasks_give_one_object_each(capsys: pytest.CaptureFixture[str]) 
     assert all(set(entry) >= KEYS for entry in result)
 
 
+@pytest.mark.usefixtures("undoubted")
 def test_every_figure_is_the_one_made_by_hand_from_the_sample_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -57,6 +57,7 @@ def test_inline_predicts_and_two_runs_agree_in_all_but_time(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undoubted")
 def test_split_measures_against_one_unit_and_all(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--set", "form=split", "--timeline", "t.svg", "--out", "run", "--limit", "5"]
     found = decoded(capsys, *words)
