@@ -23,6 +23,7 @@ from ppdbench.decoding.identity import (
     one_row_logits,
 )
 from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -268,7 +269,7 @@ def test_both_ways_repeat_the_passes_that_chose_the_token(
     ours = decode_case(oracle, CASE, model)
     by_several = dict(seen)
     seen.clear()
-    reference(CASE, model)
+    autoregressive(Session(model, CAPACITY), Request(list(PROMPT), CASE.limits, CLOCK))
     by_one = dict(seen)
     monkeypatch.setattr(Session, "read", read)
     monkeypatch.setattr(Session, "run_and_read", run_and_read)
