@@ -192,7 +192,7 @@ curve: $(READY) smollm2
 	$(MAKE) readme
 
 # Speculation in batches, as docs/batches.md shows it.
-BATCHED ?= greedy prompt-lookup medusa medusa:tree=3 lookahead
+BATCHED ?= greedy prompt-lookup medusa:tree=2 medusa:tree=4 lookahead
 batches: $(READY) smollm2
 	$(BIN)/python -m benchmarks.batches --model smollm2 --methods $(BATCHED) --against \
 	    --save results/batches/smollm2.json > /dev/null
