@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import shlex
@@ -137,8 +138,9 @@ def _exists(program: str, words: list[str]) -> bool:
 def test_scripts_and_workflows_have_only_options_that_exist(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, subcommand, *words = shlex.split(command)
-    assert run([subcommand, "--help"]) == 0
+    _, *words = shlex.split(command)
+    named = itertools.takewhile(lambda word: not word.startswith("--"), words)
+    assert run([*named, "--help"]) == 0
     known = capsys.readouterr().out
     assert all(word in known for word in words if word.startswith("--"))
 
