@@ -14,7 +14,7 @@ namespace flat {
 enum Path { VECTORS_ONLY, DOT_PRODUCTS, TILES, EMULATED_TILES };
 
 // Bytes that are asked for before they are needed: as many as memory sends in the meantime.
-constexpr int64_t AHEAD = 4096;
+constexpr int64_t AHEAD = 8192;
 // Of a block, what several groups of rows read in turn: it stays in the nearest cache.
 constexpr int64_t PASS_BYTES = 8192;
 // The same where it is columns that are read in turn: the second half waits for memory no more.
