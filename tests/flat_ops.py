@@ -90,6 +90,12 @@ class Pass:
     blocks: CacheBlocks
     causal: bool = False
     places: np.ndarray | None = None
+    whole: bool = False
+
+    def turned(self, kind: int) -> list[Tensor]:
+        """cos and sin of each row, [row, 1, width]."""
+        places = torch.from_numpy(self.positions.astype(np.int64))
+        return [(each[places] if self.whole else each)[:, None] for each in self.turns[kind]]
 
     @property
     def rows(self) -> int:
@@ -143,7 +149,10 @@ class Program:
         given: Pass | None,
         likeliest: Tensor | None = None,
         peaks: Tensor | None = None,
+        words: Tensor | None = None,
     ) -> None:
+        if words is not None:
+            source = words[source]
         if source.dim() == 3:  # a 1 before their rows
             source, target = source[0], target[0]
             likeliest, peaks = (None if each is None else each[0] for each in (likeliest, peaks))
@@ -251,7 +260,7 @@ class Program:
     ) -> None:
         def make(rooms: dict[int, Tensor], given: Any) -> Tensor:
             x = _view(rooms, target).reshape(-1, heads, head_dim)
-            cos, sin = (turn[:, None] for turn in given.turns[kind])
+            cos, sin = given.turned(kind)
             turned, rest = x[..., :width], x[..., width:]
             half = torch.cat([-turned[..., width // 2 :], turned[..., : width // 2]], -1)
             if neighbours:

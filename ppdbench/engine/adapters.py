@@ -143,6 +143,21 @@ class Adapter:
             projection is None or getattr(self.body, projection) is None
         )
 
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """The words [token, width] of which each is what layers take of its token, if they are."""
+        family, words = self.family, self.embedding
+        changed = (family.project_in, family.embedding_norm, family.positions, self.carried)
+        if type(words) is not nn.Embedding or words.max_norm is not None:
+            return None
+        if any(each is not None for each in changed) or self._word_scale != 1.0:
+            return None
+        if words._forward_hooks or words._forward_pre_hooks:
+            return None
+        weight: Tensor = words.weight
+        fits = weight.dtype == self.dtype and weight.device.type == "cpu" and weight.is_contiguous()
+        return weight if fits else None
+
     def words(self, tokens: Tensor) -> Tensor:
         """Embed tokens [batch, query] without their positions."""
         words = self._projected(self.family.project_in, self.embedding(tokens))

@@ -346,11 +346,12 @@ class MeetingPlace:
         step = JoinedStep.of([each.step for each in asked], cache)
         seen = dict[int, Tensor]()
         tap = joined([each.tap for each in asked], seen)
-        hidden, counts = _entering(asked, step), [part.n_query for part in step.parts]
+        counts = [part.n_query for part in step.parts]
         answers: list[Answer]
         if all(isinstance(each, WholePass) for each in asked):
-            answers = [*model.pass_and_read(hidden, step, cache, tap, counts)]
+            answers = [*model.pass_and_read(_entering(asked, step), step, cache, tap, counts)]
         else:
+            hidden = torch.cat([each.hidden for each in asked], dim=1)
             out = model.pass_over(hidden, layers.start, layers.stop, step, cache, tap)
             answers = _with_readings(asked, torch.split(out, counts, dim=1))
         cache.check_attended()
@@ -405,11 +406,11 @@ def _run_alone(asked: LayersPass | WholePass) -> Answer:
 
 
 def _entering(asked: Sequence[LayersPass | WholePass], step: JoinedStep) -> Tensor:
-    """The rows of all as their first layer takes them; tokens are embedded together."""
-    tokens = [each.tokens for each in asked if isinstance(each, WholePass)]
+    """Of whole passes, what goes in: tokens together, but where rows of others may round them."""
     model = asked[0].model
-    if len(tokens) == len(asked) and model.adapter.embeds_by_row:
-        return model.embed(_side_by_side(tokens), step)
+    if model.adapter.embeds_by_row:
+        tokens = [each.tokens for each in asked if isinstance(each, WholePass)]
+        return model.entering(_side_by_side(tokens), step)
     return torch.cat([each.hidden for each in asked], dim=1)
 
 

@@ -260,12 +260,18 @@ class StagedModel:
         """Run all layers over `tokens` [1, query] behind a prompt, and read out each row."""
         if self.meeting is not None and self.meeting.takes_part():
             return self.meeting.run_and_read(self, tokens, step, cache, tap)
-        [found] = self.pass_and_read(self.embed(tokens, step), step, cache, tap, tokens.shape[1:])
+        entering = self.entering(tokens, step)
+        [found] = self.pass_and_read(entering, step, cache, tap, tokens.shape[1:])
         return found
+
+    def entering(self, tokens: Tensor, step: Step) -> Tensor:
+        """Tokens [1, query] as whole passes take them: themselves where kernels look words up."""
+        looked_up = self.flat is not None and self.flat.looks_up
+        return tokens if looked_up else self.embed(tokens, step)
 
     def pass_and_read(
         self,
-        hidden: Tensor,
+        entering: Tensor,
         step: Step,
         cache: KVCache | JoinedCache,
         tap: Tap | None,
@@ -277,9 +283,11 @@ class StagedModel:
         """
         if self.flat is not None:
             self._begin(step, cache)
-            found = self.flat.run_and_read(hidden, step, cache, tap, counts)
+            found = self.flat.run_and_read(entering, step, cache, tap, counts)
             if found is not None:
                 return found
+        are_tokens = not entering.is_floating_point()
+        hidden = self.embed(entering, step) if are_tokens else entering
         states = self.pass_over(hidden, 0, self.n_layers, step, cache, tap)
         cut = torch.split(states, [*counts], dim=1)
         return [*zip(cut, self.read_out(states).parts(counts), strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import Verified
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine import joined, meeting
+from ppdbench.engine.flat import ops
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.masks import Step
 from ppdbench.engine.reading import Reading
@@ -405,7 +407,18 @@ def positions_of_the_first(patch: pytest.MonkeyPatch) -> None:
         step.positions = step.positions[:, :1].expand_as(step.positions)
         return step
 
+    described = ops.Pass._describe
+
+    def describe(
+        self: ops.Pass, rows: int, start: int, causal: bool, lists: Any, *rest: Any
+    ) -> None:
+        slots, positions, *others, owners = lists
+        if owners is not None:  # of several sequences
+            positions = array("i", [positions[0]] * rows)
+        described(self, rows, start, causal, [slots, positions, *others, owners], *rest)
+
     patch.setattr(joined.JoinedStep, "of", classmethod(of))
+    patch.setattr(ops.Pass, "_describe", describe)
 
 
 @pytest.mark.parametrize(

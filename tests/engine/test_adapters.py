@@ -38,7 +38,10 @@ def test_before_and_behind_the_layers_stands_what_stands_there_in_transformers(n
 
     layers[-1].register_forward_hook(keep)
     found = stock(ids, output_hidden_states=True)
-    assert_near(model.adapter.embed(ids, steps.chain(0, 9)), found.hidden_states[0])
+    embedded = model.adapter.embed(ids, steps.chain(0, 9))
+    assert_near(embedded, found.hidden_states[0])
+    if (words := model.adapter.vocabulary) is not None:
+        assert torch.equal(words[ids], embedded)
     assert_near(model.adapter.logits(seen["last"]), found.logits)
 
 

@@ -179,10 +179,11 @@ class Runner : public Work {
 
     void enter(int64_t row, int) {
         float* to = buffers_->row(op_->target, row);
+        const int64_t from = (pass_->tokens ? pass_->tokens[row] : row) * op_->width;
         if (narrow_)
-            copy((const Bfloat16*)pass_->source + row * op_->width, to, op_->width);
+            copy((const Bfloat16*)pass_->source + from, to, op_->width);
         else
-            copy((const float*)pass_->source + row * op_->width, to, op_->width);
+            copy((const float*)pass_->source + from, to, op_->width);
     }
     int64_t stretches(const Operation& op) const { return (op.width + STRETCH - 1) / STRETCH; }
     void leave(int64_t unit, int) {
@@ -301,11 +302,11 @@ class Runner : public Work {
                    op_->weight, op_->bias, op_->value, narrow_);
     }
     void turn(int64_t row, int) {
-        const int64_t width = op_->rotary_dim;
+        const int64_t width = op_->rotary_dim, at = pass_->turned(row) * width;
         auto way = op_->flags & NEIGHBOURS ? rotate_neighbours : rotate;
         for (int64_t i = 0; i < op_->heads; i++)
             way(buffers_->row(op_->target, row) + i * op_->head_dim, width,
-                pass_->cos[op_->turn] + row * width, pass_->sin[op_->turn] + row * width, narrow_,
+                pass_->cos[op_->turn] + at, pass_->sin[op_->turn] + at, narrow_,
                 op_->flags & ROUND_FIRST);
     }
     void keep(int64_t row, int) {
@@ -657,11 +658,12 @@ void* flat_buffers(const int64_t* widths, int count) {
 }
 void flat_free(void* buffers) { delete (flat::Buffers*)buffers; }
 
-// Some runs, one after another. False where there is not enough memory.
+// Some runs, one after another. 0 where there is not enough memory, -1 where a token has no row.
 int flat_run(const flat::Run* runs, int count, int threads) {
     std::lock_guard<std::mutex> guard(shared->one_at_a_time);
     auto& pool = shared->threads(threads);
     for (int i = 0; i < count; i++) {
+        if (!runs[i].pass->has_tokens()) return -1;
         if (!shared->runner.begin(runs[i], pool.threads())) return 0;
         pool.run(shared->runner);
     }

@@ -73,8 +73,10 @@ class PassData(ctypes.Structure):
         *(("layers", c_int64), ("widths", c_void_p), ("causal", c_int64)),
         *(("slots", c_void_p), ("positions", c_void_p), ("reach", c_void_p)),
         *(("seen", c_void_p), ("places", c_void_p), ("offsets", c_void_p), ("owners", c_void_p)),
+        *(("tokens", c_void_p), ("words", c_int64)),
         *(("keys", c_void_p), ("values", c_void_p)),
-        *(("cos", c_void_p), ("sin", c_void_p), ("source", c_void_p), ("target", c_void_p)),
+        *(("whole", c_int64), ("cos", c_void_p), ("sin", c_void_p)),
+        *(("source", c_void_p), ("target", c_void_p)),
         *(("likeliest", c_void_p), ("peaks", c_void_p)),
     ]
 

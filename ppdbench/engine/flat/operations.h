@@ -83,9 +83,12 @@ struct Pass {
     const int32_t* places;     // positions of those
     const int32_t* offsets;    // of row i: [offsets[i], offsets[i + 1])
     const int32_t* owners;     // the cache of each row, where they are several sequences'; or null
+    const int64_t* tokens;     // whose rows of `source` come in; or null: those of the pass do
+    int64_t words;             // rows that `source` has then
     void* const* keys;         // by cache and layer: [heads, capacity, width]
     void* const* values;
-    const float* const* cos;   // by kind of turn: [rows, rotary_dim]
+    int64_t whole;             // tables of turns have a row for each position
+    const float* const* cos;   // by kind of turn: [rows or positions, rotary_dim]
     const float* const* sin;
     const void* source;        // [rows, width of ENTER]
     void* target;              // [rows, width of LEAVE]
@@ -95,6 +98,14 @@ struct Pass {
     // Where the keys and values that a row may see are, among those of all caches and layers.
     int64_t held(int64_t row, int32_t layer) const {
         return (owners ? owners[row] * layers : 0) + layer;
+    }
+    // Where in the tables of turns a row's angles are.
+    int64_t turned(int64_t row) const { return whole ? positions[row] : row; }
+    // True if each token has a row that can come in.
+    bool has_tokens() const {
+        for (int64_t row = 0; tokens && row < rows; row++)
+            if (tokens[row] < 0 || tokens[row] >= words) return false;
+        return true;
     }
 };
 

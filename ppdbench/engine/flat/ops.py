@@ -118,8 +118,9 @@ class Pass:
     those positions are `places`, or one after another up to its own. Rows whose slot is
     `NOT_STORED` have their keys and values in the cache already. In a `causal` pass it sees all
     slots up to `start + i`, without lists. `turns` are cosines and sines [row, rotary_dim],
-    float32, by kind. Where `blocks` are of several caches, `owners` says of each row which one it
-    is of: all other numbers of slots are of that one.
+    float32, by kind, those of every position where they are `whole`. Where `blocks` are of
+    several caches, `owners` says of each row which one it is of: all other numbers of slots are of
+    that one.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Pass:
         reach: Any = None,
         owners: Any = None,
         places: Any = None,
+        whole: bool = False,
     ) -> None:
         given = (slots, positions, reach, seen, places, offsets, owners)
         lists = [None if some is None else _numbers(some) for some in given]
@@ -143,11 +145,16 @@ class Pass:
         _check_lists(rows, start, lists, blocks, causal)
         if seen is not None and places is None:
             lists[4] = _in_line(lists[1], lists[5])
-        self._describe(rows, start, causal, lists, turns, blocks)
+        self._describe(rows, start, causal, lists, turns, blocks, whole)
 
     @classmethod
     def of_single(
-        cls, slots: Sequence[int], turns: Sequence[tuple[Tensor, Tensor]], blocks: CacheBlocks
+        cls,
+        slots: Sequence[int],
+        turns: Sequence[tuple[Tensor, Tensor]],
+        blocks: CacheBlocks,
+        *,
+        whole: bool = False,
     ) -> Pass:
         """One row of each of several caches, which sees all before it and itself.
 
@@ -160,7 +167,7 @@ class Pass:
         places, reach = array("i", slots), array("i", [slot + 1 for slot in slots])
         nothing, offsets, owners = _one_each(rows)
         lists = [places, places, reach, nothing, nothing, offsets, owners]
-        made._describe(rows, 0, False, lists, turns, blocks)
+        made._describe(rows, 0, False, lists, turns, blocks, whole)
         return made
 
     def _describe(
@@ -171,9 +178,10 @@ class Pass:
         lists: Sequence[Numbers | None],
         turns: Sequence[tuple[Tensor, Tensor]],
         blocks: CacheBlocks,
+        whole: bool,
     ) -> None:
         """Lay down what kernels read; lists have been checked."""
-        _check_turns(rows, turns)
+        _check_turns(rows, turns, lists[1] if whole else None)
         cos = _addresses([cos for cos, _ in turns])
         sin = _addresses([sin for _, sin in turns])
         self.rows = rows
@@ -186,7 +194,9 @@ class Pass:
             blocks.widths,
             causal,
             *(None if some is None else _address(some) for some in lists),
+            *(None, 0),
             *blocks.addresses,
+            whole,
             ctypes.addressof(cos),
             ctypes.addressof(sin),
         )
@@ -479,9 +489,10 @@ class Program:
         given: Pass | None = None,
         likeliest: Tensor | None = None,
         peaks: Tensor | None = None,
+        words: Tensor | None = None,
     ) -> None:
         """Run these operations at once: see `call`."""
-        run_all([self.call(first, last, source, target, out, given, likeliest, peaks)])
+        run_all([self.call(first, last, source, target, out, given, likeliest, peaks, words)])
 
     def call(
         self,
@@ -493,22 +504,27 @@ class Program:
         given: Pass | None = None,
         likeliest: Tensor | None = None,
         peaks: Tensor | None = None,
+        words: Tensor | None = None,
     ) -> Call:
         """Operations [first, last) over rows `source` [row, width]; `out` goes into `target`.
 
+        With `words` [word, width] `source` are tokens [row], whose rows of these come in.
         `likeliest` [row] takes the first of the largest numbers of each row of `out`, `peaks`
         how large it is, NaN where any of the row is. All of these may have a 1 before their rows.
         """
-        self._check_run(source, target, out, given, likeliest, peaks)
+        self._check_run(source, target, out, given, likeliest, peaks, words)
         if not 0 <= first <= last <= len(self._ops):
             raise ValueError(f"operations {first}..{last} of {len(self._ops)}")
         made = self._made or self._make()
         data = PassData() if given is None else PassData.from_buffer_copy(given.data)
-        data.rows = source.shape[-2]
-        data.source, data.target = source.data_ptr(), target.data_ptr()
+        data.rows = target.shape[-2]
+        if words is not None:
+            data.tokens, data.words = source.data_ptr(), len(words)
+        data.source = (source if words is None else words).data_ptr()
+        data.target = target.data_ptr()
         data.likeliest = None if likeliest is None else likeliest.data_ptr()
         data.peaks = None if peaks is None else peaks.data_ptr()
-        kept = (source, target, given, likeliest, peaks)
+        kept = (source, target, given, likeliest, peaks, words)
         return Call(made, made.way(first, last, out), self._narrow, data, kept)
 
     def _check_run(
@@ -519,14 +535,19 @@ class Program:
         given: Pass | None,
         likeliest: Tensor | None,
         peaks: Tensor | None,
+        words: Tensor | None,
     ) -> None:
-        rows = source.shape[-2]
+        rows, width = target.shape[-2], self.hidden.width
         wanted = [
-            (source, (rows, self.hidden.width), self.dtype),
             (target, (rows, out.width), self.dtype),
             (likeliest, (rows,), torch.int64),
             (peaks, (rows,), torch.float32),
         ]
+        if words is None:
+            wanted.append((source, (rows, width), self.dtype))
+        else:
+            wanted.append((source, (rows,), torch.int64))
+            wanted.append((words, (len(words), width), self.dtype))
         for tensor, shape, dtype in wanted:
             if tensor is None:
                 continue
@@ -628,7 +649,10 @@ class Call:
 def run_all(calls: Sequence[Call]) -> None:
     """Run programs one after another, in one go: Python behind a pass finds its caches empty."""
     runs = (ProgramRun * len(calls))(*(each.data for each in calls))
-    if not loaded().run(ctypes.addressof(runs), len(calls), threads.count):
+    done = loaded().run(ctypes.addressof(runs), len(calls), threads.count)
+    if done < 0:
+        raise IndexError("a pass over a token that the model has no word for")
+    if not done:
         raise MemoryError("no memory for the rows of a pass")
 
 
@@ -720,9 +744,15 @@ def _check_lists(
             raise ValueError(f"{len(places)} positions of {len(seen)} slots")
 
 
-def _check_turns(rows: int, turns: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Refuse tables that are not of each row of a pass."""
+def _check_turns(
+    rows: int, turns: Sequence[tuple[Tensor, Tensor]], positions: Numbers | None
+) -> None:
+    """Refuse tables that are not of each row of a pass, or of positions that rows may stand at."""
+    first, last = (0, 0) if positions is None else _bounds(positions)
+    if first < 0:
+        raise ValueError("a row stands before the first position")
     for turn in turns:
         for part in turn:
-            if part.dtype != torch.float32 or len(part) != rows or not part.is_contiguous():
+            fits = len(part) == rows if positions is None else len(part) > last
+            if part.dtype != torch.float32 or not fits or not part.is_contiguous():
                 raise ValueError(f"turns {tuple(part.shape)} of {part.dtype} for {rows} rows")

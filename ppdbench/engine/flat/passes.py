@@ -37,6 +37,20 @@ from ppdbench.engine.taps import Tap, stretches
 AT_ONCE = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Cosines and sines by kind, [position, width] where they are `whole`, else [row, width]."""
+
+    tables: Sequence[tuple[Tensor, Tensor]]
+    whole: bool
+
+    def of(self, rows: slice) -> Turns:
+        """The same for some rows of a pass."""
+        if self.whole:
+            return self
+        return Turns([(cos[rows], sin[rows]) for cos, sin in self.tables], whole=False)
+
+
 class FlatLayers:
     """Some layers of a model as one program; their products must be laid out flat.
 
@@ -88,6 +102,7 @@ class FlatLayers:
     ) -> Tensor | None:
         """Run these layers over [1, row, hidden], if the pass is one that can run flat.
 
+        From the first layer on tokens [1, row] do as well where their words are what enters it.
         `behind` makes of the rows to come what runs in one go with the last of the layers.
         """
         if len(hidden) != 1 or not self._holds(cache, layers):
@@ -97,7 +112,7 @@ class FlatLayers:
             return None
         done = layers.start
         for end in stretches(layers, tap):
-            source, hidden = hidden.contiguous(), self._room(hidden)
+            source, hidden = hidden.contiguous(), self._room(hidden.shape[1])
             calls = self._calls(source, hidden, range(done, end), given)
             if behind is not None and end == layers.stop:
                 calls.append(behind(hidden))
@@ -111,20 +126,22 @@ class FlatLayers:
         """True for a pass of one sequence, or several that are joined, that can run flat."""
         return self._holds(cache, layers) and self._given(step, cache) is not None
 
-    def _room(self, hidden: Tensor) -> Tensor:
-        return hidden.new_empty(*hidden.shape[:-1], self._out.width)
+    def _room(self, rows: int) -> Tensor:
+        return torch.empty((1, rows, self._out.width), dtype=self.adapter.dtype)
 
     def _calls(
         self, source: Tensor, target: Tensor, layers: range, given: Sequence[Pass]
     ) -> list[Call]:
         """Some layers in passes of some of the rows each, one behind another."""
         first, last, at, calls = self._marks[layers.start], self._marks[layers.stop], 0, []
+        words = None if source.is_floating_point() else self.adapter.vocabulary
         if len(given) == 1:
-            return [self._program.call(first, last, source, target, self._out, given[0])]
+            one = source, target, self._out, given[0]
+            return [self._program.call(first, last, *one, words=words)]
         for each in given:
             rows = slice(at, at := at + each.rows)
-            places = source[0, rows], target[0, rows]
-            calls.append(self._program.call(first, last, *places, self._out, each))
+            some = source[0, rows], target[0, rows], self._out, each
+            calls.append(self._program.call(first, last, *some, words=words))
         return calls
 
     def _holds(self, cache: KVCache | JoinedCache, layers: range) -> bool:
@@ -161,17 +178,18 @@ class FlatLayers:
         blocks = self._blocks[cache]
         turns = self._turns(step)
         if step.is_single and len(step.parts) <= AT_ONCE:
-            return [Pass.of_single([part.start for part in step.parts], turns, blocks)]
+            slots = [part.start for part in step.parts]
+            return [Pass.of_single(slots, turns.tables, blocks, whole=turns.whole)]
         passes, at = [], 0
         for rows in _portions(step.parts):
             some = slice(at, at := at + len(rows.slots))
-            part_turns = [(cos[some], sin[some]) for cos, sin in turns]
-            passes.append(rows.as_pass(part_turns, blocks))
+            passes.append(rows.as_pass(turns.of(some), blocks))
         return passes
 
     def _made(self, step: Step, cache: KVCache) -> Sequence[Pass]:
         start, n, blocks = step.start, step.n_query, self._blocks_of(cache)
-        slots = np.arange(start, start + n, dtype=np.int32)
+        in_line = np.arange(start, start + n, dtype=np.int32)
+        slots = in_line.copy() if step.given else in_line
         turns = self._turns(step)
         if step.given:
             _put_trained(step, cache)
@@ -179,39 +197,33 @@ class FlatLayers:
         if step.sights is not None:
             positions = step.positions[0].numpy().astype(np.int32)
             seen, offsets = step.sights.rows + np.int32(start), step.sights.offsets
-            places = positions[step.sights.rows]
-            return [Pass(start, slots, positions, seen, offsets, turns, blocks, places=places)]
+            rows, places = (slots, positions, seen, offsets), positions[step.sights.rows]
+            rest = turns.tables, blocks
+            return [Pass(start, *rows, *rest, places=places, whole=turns.whole)]
         passes = []
         for at in range(0, n, AT_ONCE):
-            rows = slice(at, at + AT_ONCE)
-            places = slots[rows]
-            part = [(cos[rows], sin[rows]) for cos, sin in turns]
-            passes.append(Pass(start + at, places, places, None, None, part, blocks, causal=True))
+            some = slice(at, at + AT_ONCE)
+            part = turns.of(some)
+            lists = slots[some], in_line[some], None, None
+            passes.append(
+                Pass(start + at, *lists, part.tables, blocks, causal=True, whole=part.whole)
+            )
         return passes
 
-    def _turns(self, step: Step) -> list[tuple[Tensor, Tensor]]:
-        """Tables of a pass's rows by kind; behind them what queries grow by, if they do."""
-        turns = [turn for kind in self._kinds if (turn := self._turn(step, kind)) is not None]
-        if self._growth is not None:
-            factors = self._growth(step.positions[:1]).to(self.adapter.dtype).float()
-            cos = factors[:, None].repeat(1, self.adapter.cache_shape().head_dim)
-            turns.append((cos, torch.zeros_like(cos)))
-        return turns
-
-    def _turn(self, step: Step, kind: str | None) -> tuple[Tensor, Tensor] | None:
-        """cos and sin of a pass's rows, [row, width] in float32."""
-        tables = self._tables_of(kind, step.positions.device)
-        if tables is None:
-            return None
-        cos, sin = tables
-        if step.contiguous:
-            return cos[step.start : step.end], sin[step.start : step.end]
+    def _turns(self, step: Step) -> Turns:
+        """Tables by kind, of all positions; or of the rows, with what their queries grow by."""
+        every = [t for kind in self._kinds if (t := self._tables_of(kind)) is not None]
+        if self._growth is None:
+            return Turns(every, whole=True)
         places = step.positions[0]
-        return cos.index_select(0, places), sin.index_select(0, places)
+        turns = [(cos.index_select(0, places), sin.index_select(0, places)) for cos, sin in every]
+        factors = self._growth(step.positions[:1]).to(self.adapter.dtype).float()
+        cos = factors[:, None].repeat(1, self.adapter.cache_shape().head_dim)
+        return Turns([*turns, (cos, torch.zeros_like(cos))], whole=False)
 
-    def _tables_of(self, kind: str | None, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    def _tables_of(self, kind: str | None) -> tuple[Tensor, Tensor] | None:
         """cos and sin of every position in float32, made once for each table of the model."""
-        whole = self.adapter.whole_rotary(kind, device)
+        whole = self.adapter.whole_rotary(kind, torch.device("cpu"))
         if whole is None:
             return None
         if kind not in self._tables or self._tables[kind][0] is not whole:
@@ -284,11 +296,12 @@ class _JoinedRows:
         self.counts += np.diff(sights.offsets).tolist()
         self.owners += [owner] * step.n_query
 
-    def as_pass(self, turns: Sequence[tuple[Tensor, Tensor]], blocks: CacheBlocks) -> Pass:
+    def as_pass(self, turns: Turns, blocks: CacheBlocks) -> Pass:
         """One pass over them all."""
         lists = self.slots, self.positions, self.seen, [*accumulate(self.counts, initial=0)]
-        more = self.reach, self.owners, self.places
-        return Pass(0, *lists, turns, blocks, reach=more[0], owners=more[1], places=more[2])
+        more = {"reach": self.reach, "owners": self.owners, "places": self.places}
+        whole = turns.whole
+        return Pass(0, *lists, turns.tables, blocks, causal=False, whole=whole, **more)
 
 
 def _portions(parts: Sequence[Step]) -> list[_JoinedRows]:
@@ -350,6 +363,7 @@ class FlatPasses:
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self.own = frozenset(i for i, layer in enumerate(adapter.layers) if is_there(layer))
+        self.looks_up = adapter.vocabulary is not None
         self.layers = FlatLayers(adapter, self.own)
         self.readout = FlatReadout(adapter)
 
@@ -363,6 +377,7 @@ class FlatPasses:
     ) -> list[tuple[Tensor, Reading]] | None:
         """Run all layers over [1, row, hidden] and read out each row, all in one go.
 
+        Tokens [1, row] do as well where the model `looks_up` what enters its first layer.
         What comes out is cut into so many rows each, and that before the pass, behind which
         everything takes longer. None where it cannot run so.
         """

@@ -95,6 +95,26 @@ def test_joined_rows_are_bit_for_bit_those_of_each_alone(name: str, dtype: torch
     assert same(made(name, dtype))
 
 
+@pytest.mark.parametrize(
+    ("name", "looked_up"), [("llama", True), ("gemma2", False), ("gpt2", False)]
+)
+@torch.inference_mode()
+def test_passes_over_tokens_are_those_over_their_states(
+    name: str, looked_up: bool, dtype: torch.dtype
+) -> None:
+    model = made(name, dtype)
+    assert model.flat is not None and model.flat.looks_up == looked_up
+    [session] = started(model)[:1]
+    start = session.cached
+    for step in (session.chain(1), session.chain(4), session.tree(TREE)):
+        ids, found = session.ids(tokens(step.n_query, 3)), []
+        for entering in (model.entering(ids, step), model.embed(ids, step)):
+            [done] = model.pass_and_read(entering, step, session.cache, None, [step.n_query])
+            found.append((done[0], done[1].logits, done[1].likeliest, done[1].peaks))
+            session.cache.truncate(start)
+        assert all(map(torch.equal, *found))
+
+
 def test_so_they_are_in_several_passes_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made("mistral-window", torch.float32)
     monkeypatch.setattr(passes, "AT_ONCE", 4)  # the chain of five is cut

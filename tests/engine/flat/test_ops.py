@@ -218,6 +218,41 @@ def test_rotation_is_that_of_stock_modules(rotary_dim: int, dtype: torch.dtype) 
     assert close(found, wanted.double(), 0.5)
 
 
+def test_tables_of_all_positions_turn_rows_by_where_they_stand(dtype: torch.dtype) -> None:
+    x, places = drawn(4, HEADS * DIM, dtype=dtype), [5, 0, 11, 5]
+    cos, sin = drawn(12, DIM, seed=1).cos(), drawn(12, DIM, seed=1).sin()
+    blocks = cache(9, dtype)[0]
+    program = Program(dtype, HEADS * DIM)
+    program.rotate(program.hidden, HEADS, DIM, DIM)
+
+    def turned(tables: tuple[Tensor, Tensor], whole: bool) -> Tensor:
+        rows = [0, 1, 2, 3], places, [0, 1, 2, 3], [0, 1, 2, 3, 4], [tables], blocks
+        return run(program, x, program.hidden, Pass(0, *rows, whole=whole))
+
+    assert torch.equal(turned((cos, sin), True), turned((cos[places], sin[places]), False))
+    with pytest.raises(ValueError, match="turns"):
+        turned((cos[:11].contiguous(), sin[:11].contiguous()), True)
+    places[1] = -1
+    with pytest.raises(ValueError, match="first position"):
+        turned((cos, sin), True)
+
+
+def test_tokens_bring_in_their_words_and_none_that_there_are_not(dtype: torch.dtype) -> None:
+    words, program = drawn(7, WIDTH, dtype=dtype), Program(dtype, WIDTH)
+
+    def looked_up(*tokens: int) -> Tensor:
+        found = torch.empty(1, len(tokens), WIDTH, dtype=dtype)
+        program.run(0, 0, torch.tensor([tokens]), found, program.hidden, words=words)
+        return found[0]
+
+    assert torch.equal(looked_up(6, 0, 3, 3), words[[6, 0, 3, 3]])
+    for beyond in (7, -1, 2**40):
+        with pytest.raises(IndexError, match="no word"):
+            looked_up(2, beyond)
+    with pytest.raises(ValueError):
+        program.run(0, 0, words, words.clone(), program.hidden, words=words)
+
+
 # Attention
 
 
