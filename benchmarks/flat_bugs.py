@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.flat.ops import Call, run_all
-from ppdbench.engine.flat.passes import FlatLayers, FlatPasses
+from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, Turns
 from ppdbench.engine.flat.products import FlatProduct
 from ppdbench.engine.joined import JoinedCache
 from ppdbench.engine.masks import Sights, Step
@@ -42,6 +42,8 @@ class _BuggyLayers(FlatLayers):
         behind: Callable[[Tensor], Call] | None = None,
     ) -> Tensor | None:
         seen = self.seen(step)
+        if not hidden.is_floating_point():
+            hidden = self.adapter.word_rows[hidden]
         for i in layers:
             out = super().run(hidden, range(i, i + 1), seen, cache)
             if out is None:
@@ -81,8 +83,9 @@ class NoLastBlock(_BuggyLayers):
 class TurnedBack(_BuggyLayers):
     """Queries and keys are turned the wrong way."""
 
-    def _turns(self, step: Step) -> list[tuple[Tensor, Tensor]]:
-        return [(cos, -sin) for cos, sin in super()._turns(step)]
+    def _turns(self, step: Step) -> Turns:
+        turns = super()._turns(step)
+        return replace(turns, tables=[(cos, -sin) for cos, sin in turns.tables])
 
 
 class OneShort(_BuggyLayers):

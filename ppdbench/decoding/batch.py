@@ -201,10 +201,12 @@ class _Run(Generic[K]):
             now = self._ms()
             if not rounds:
                 live = prompts = min(self.begun, len(self.decoders))
+            committed = self.ended_tokens
             for each in self.live.values():
-                if each.first is None and each.committed:
+                own = each.committed
+                committed += own
+                if own and each.first is None:
                     each.first = now
-            committed = self.ended_tokens + sum(each.committed for each in self.live.values())
             if committed > counted:
                 rounds.append(BatchRound(live, prompts, committed - counted))
                 place.end_round()

@@ -144,19 +144,23 @@ class Adapter:
         )
 
     @property
-    def vocabulary(self) -> Tensor | None:
-        """The words [token, width] of which each is what layers take of its token, if they are."""
+    def word_rows(self) -> Tensor:
+        """The words of all tokens, [token, width]."""
+        embedding: Any = self.embedding
+        words: Tensor = embedding.weight
+        return words
+
+    def enters_by_row(self) -> bool:
+        """True if what layers take of a token is its row of the words, as it is, on a CPU."""
         family, words = self.family, self.embedding
         changed = (family.project_in, family.embedding_norm, family.positions, self.carried)
         if type(words) is not nn.Embedding or words.max_norm is not None:
-            return None
+            return False
         if any(each is not None for each in changed) or self._word_scale != 1.0:
-            return None
+            return False
         if words._forward_hooks or words._forward_pre_hooks:
-            return None
-        weight: Tensor = words.weight
-        fits = weight.dtype == self.dtype and weight.device.type == "cpu" and weight.is_contiguous()
-        return weight if fits else None
+            return False
+        return self.device.type == "cpu" and self.word_rows.is_contiguous()
 
     def words(self, tokens: Tensor) -> Tensor:
         """Embed tokens [batch, query] without their positions."""

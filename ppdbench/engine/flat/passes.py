@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.masks import Sights, Step
 from ppdbench.engine.taps import Tap, stretches
 
+CPU = torch.device("cpu")
 # Rows of a prompt that run at once: room for them is kept.
 AT_ONCE = 256
 
@@ -134,7 +135,7 @@ class FlatLayers:
     ) -> list[Call]:
         """Some layers in passes of some of the rows each, one behind another."""
         first, last, at, calls = self._marks[layers.start], self._marks[layers.stop], 0, []
-        words = None if source.is_floating_point() else self.adapter.vocabulary
+        words = None if source.is_floating_point() else self.adapter.word_rows
         if len(given) == 1:
             one = source, target, self._out, given[0]
             return [self._program.call(first, last, *one, words=words)]
@@ -223,7 +224,7 @@ class FlatLayers:
 
     def _tables_of(self, kind: str | None) -> tuple[Tensor, Tensor] | None:
         """cos and sin of every position in float32, made once for each table of the model."""
-        whole = self.adapter.whole_rotary(kind, torch.device("cpu"))
+        whole = self.adapter.whole_rotary(kind, CPU)
         if whole is None:
             return None
         if kind not in self._tables or self._tables[kind][0] is not whole:
@@ -363,7 +364,7 @@ class FlatPasses:
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self.own = frozenset(i for i, layer in enumerate(adapter.layers) if is_there(layer))
-        self.looks_up = adapter.vocabulary is not None
+        self.looks_up = adapter.enters_by_row()
         self.layers = FlatLayers(adapter, self.own)
         self.readout = FlatReadout(adapter)
 
