@@ -287,7 +287,7 @@ class StagedModel:
             if found is not None:
                 return found
         are_tokens = not entering.is_floating_point()
-        hidden = self.embed(entering, step) if are_tokens else entering
+        hidden = self.adapter.embed(entering, step) if are_tokens else entering
         states = self.pass_over(hidden, 0, self.n_layers, step, cache, tap)
         cut = torch.split(states, [*counts], dim=1)
         return [*zip(cut, self.read_out(states).parts(counts), strict=True)]
