@@ -153,10 +153,11 @@ class Adapter:
     def enters_by_row(self) -> bool:
         """True if what layers take of a token is its row of the words, as it is, on a CPU."""
         family, words = self.family, self.embedding
-        changed = (family.project_in, family.embedding_norm, family.positions, self.carried)
-        if type(words) is not nn.Embedding or words.max_norm is not None:
+        if not self.embeds_by_row or self._word_scale != 1.0:
             return False
-        if any(each is not None for each in changed) or self._word_scale != 1.0:
+        if family.embedding_norm is not None or family.positions is not None:
+            return False
+        if type(words) is not nn.Embedding or words.max_norm is not None:
             return False
         if words._forward_hooks or words._forward_pre_hooks:
             return False

@@ -300,9 +300,13 @@ class _JoinedRows:
     def as_pass(self, turns: Turns, blocks: CacheBlocks) -> Pass:
         """One pass over them all."""
         lists = self.slots, self.positions, self.seen, [*accumulate(self.counts, initial=0)]
-        more = {"reach": self.reach, "owners": self.owners, "places": self.places}
-        whole = turns.whole
-        return Pass(0, *lists, turns.tables, blocks, causal=False, whole=whole, **more)
+        return Pass(
+            *(0, *lists, turns.tables, blocks),
+            reach=self.reach,
+            owners=self.owners,
+            places=self.places,
+            whole=turns.whole,
+        )
 
 
 def _portions(parts: Sequence[Step]) -> list[_JoinedRows]:
