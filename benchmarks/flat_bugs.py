@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.cache import KVCache
-from ppdbench.engine.flat.ops import Call, run_all
-from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, Turns
+from ppdbench.engine.flat.ops import Call, Turns, run_all
+from ppdbench.engine.flat.passes import FlatLayers, FlatPasses
 from ppdbench.engine.flat.products import FlatProduct
 from ppdbench.engine.joined import JoinedCache
 from ppdbench.engine.masks import Sights, Step
@@ -85,7 +85,7 @@ class TurnedBack(_BuggyLayers):
 
     def _turns(self, step: Step) -> Turns:
         turns = super()._turns(step)
-        return replace(turns, tables=[(cos, -sin) for cos, sin in turns.tables])
+        return Turns([(cos, -sin) for cos, sin in turns.tables], whole=turns.whole)
 
 
 class OneShort(_BuggyLayers):

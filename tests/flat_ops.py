@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from ppdbench.engine.flat import choice, latent, passes, products
+from ppdbench.engine.flat.ops import Turns
+from ppdbench.engine.reading import Peaks
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": fn.silu,
@@ -86,16 +88,16 @@ class Pass:
     positions: np.ndarray
     seen: np.ndarray | None
     offsets: np.ndarray | None
-    turns: list[tuple[Tensor, Tensor]]
+    turns: Turns
     blocks: CacheBlocks
     causal: bool = False
     places: np.ndarray | None = None
-    whole: bool = False
 
     def turned(self, kind: int) -> list[Tensor]:
         """cos and sin of each row, [row, 1, width]."""
         places = torch.from_numpy(self.positions.astype(np.int64))
-        return [(each[places] if self.whole else each)[:, None] for each in self.turns[kind]]
+        tables = self.turns.tables[kind]
+        return [(each[places] if self.turns.whole else each)[:, None] for each in tables]
 
     @property
     def rows(self) -> int:
@@ -146,26 +148,24 @@ class Program:
         source: Tensor,
         target: Tensor,
         out: Buffer,
-        given: Pass | None,
-        likeliest: Tensor | None = None,
-        peaks: Tensor | None = None,
+        given: Pass | None = None,
+        peaks: Peaks | None = None,
         words: Tensor | None = None,
     ) -> None:
         if words is not None:
             source = words[source]
         if source.dim() == 3:  # a 1 before their rows
             source, target = source[0], target[0]
-            likeliest, peaks = (None if each is None else each[0] for each in (likeliest, peaks))
         rooms = {i: torch.zeros(len(source), width) for i, width in enumerate(self._widths)}
         rooms[0][:] = source.float()
         for operation in self._operations[first:last]:
             operation(rooms, given)
         found = _view(rooms, out).to(self.dtype)
         target[:] = found
-        if likeliest is not None:
-            likeliest[:] = torch.from_numpy(found.float().numpy().argmax(-1))
         if peaks is not None:
-            peaks[:] = found.float().amax(-1)
+            (likeliest,), (heights,) = peaks.tensors()
+            likeliest[:] = torch.from_numpy(found.float().numpy().argmax(-1))
+            heights[:] = found.float().amax(-1)
 
     def _rounded(self, x: Tensor) -> Tensor:
         return x.to(self.dtype).float()

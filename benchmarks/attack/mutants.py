@@ -126,7 +126,7 @@ def chains_stand_one_place_too_far() -> None:
         def chain(self: Any, start: int, n_query: int) -> Any:
             step = real(self, start, n_query)
             if n_query > 1:
-                step.positions, step.contiguous = step.positions + 1, False
+                step.placed, step.contiguous = step.positions + 1, False
             return step
 
         return chain
@@ -142,7 +142,7 @@ def single_rows_stand_one_place_too_far() -> None:
     def made(real: Any) -> Any:
         def chain(self: Any, start: int, n_query: int) -> Any:
             step = real(self, start, n_query)
-            step.positions, step.contiguous = step.positions + 1, False
+            step.placed, step.contiguous = step.positions + 1, False
             return step
 
         return chain
@@ -158,7 +158,7 @@ def nodes_of_trees_stand_one_place_too_deep() -> None:
         def tree(self: Any, start: int, *more: Any) -> Any:
             step = real(self, start, *more)
             # A copy: steps share what they are made of. The newest token stays where it is.
-            step.positions = torch.where(step.positions > start, step.positions + 1, start)
+            step.placed = torch.where(step.positions > start, step.positions + 1, start)
             return step
 
         return tree
@@ -175,7 +175,7 @@ def prompts_begin_at_position_one() -> None:
     def made(real: Any) -> Any:
         def prefill(self: Any, n_query: int) -> Any:
             step = real(self, n_query)
-            step.positions, step.contiguous = step.positions + 1, False
+            step.placed, step.contiguous = step.positions + 1, False
             return step
 
         return prefill
@@ -552,9 +552,11 @@ def the_newest_row_of_wide_flat_passes_is_not_stored() -> None:
 @flat
 def flat_passes_name_the_second_likeliest_token() -> None:
     from ppdbench.engine.flat.passes import FlatPasses, FlatReadout
+    from ppdbench.engine.reading import Reading
 
     def second(found: Any) -> Any:
-        return replace(found, likeliest=found.logits.topk(2, dim=-1).indices[..., 1])
+        second = found.logits.topk(2, dim=-1).indices[..., 1]
+        return Reading(found.logits, second, found.peaks)
 
     def made(real: Any) -> Any:
         return lambda self, hidden: second(real(self, hidden))
@@ -585,7 +587,7 @@ def _behind(change: Callable[[Any], Any]) -> None:
 
 @drafts
 def rows_behind_a_text_stand_one_place_too_near() -> None:
-    _behind(lambda step: replace(step, positions=step.positions - 1))
+    _behind(lambda step: replace(step, placed=step.positions - 1))
 
 
 @similarity

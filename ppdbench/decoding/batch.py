@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+import torch
+
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.engine.meeting import MeetingPlace
@@ -186,6 +188,8 @@ class _Run(Generic[K]):
         self.live: dict[int, _Live[K]] = {}
         self.finished: list[Finished[K]] = []
         self.begun = self.ended_tokens = 0
+        # Of the newest round: tokens until then, slots taken since, and those without a token.
+        self.counted = self.taken = self.waiting = 0
         clock.synchronize()
         self.began = clock.now()
 
@@ -195,28 +199,33 @@ class _Run(Generic[K]):
         rounds.clear()
         for slot in range(len(self.decoders)):
             place.invite(lambda slot=slot: self._serve(slot))  # type: ignore[misc]
-        counted = live = prompts = 0
         while not place.is_over:
+            self._go_on()
+            self.clock.pause()
+            yield from self.finished
+            self.finished.clear()
+            self.clock.go_on()
+
+    @torch.inference_mode()
+    def _go_on(self) -> None:
+        """Go on until sequences have ended."""
+        place, rounds = self.batch.place, self.batch.rounds
+        while not self.finished and not place.is_over:
             place.advance()
             now = self._ms()
             if not rounds:
-                live = prompts = min(self.begun, len(self.decoders))
+                self.taken = self.waiting = min(self.begun, len(self.decoders))
             committed = self.ended_tokens
             for each in self.live.values():
                 own = each.committed
                 committed += own
                 if own and each.first is None:
                     each.first = now
-            if committed > counted:
-                rounds.append(BatchRound(live, prompts, committed - counted))
+            if committed > self.counted:
+                rounds.append(BatchRound(self.taken, self.waiting, committed - self.counted))
                 place.end_round()
-                counted, live = committed, len(self.live)
-                prompts = sum(each.first is None for each in self.live.values())
-            if self.finished:
-                self.clock.pause()
-                yield from self.finished
-                self.finished.clear()
-                self.clock.go_on()
+                self.counted, self.taken = committed, len(self.live)
+                self.waiting = sum(each.first is None for each in self.live.values())
 
     def _ms(self) -> float:
         return 1e3 * (self.clock.now() - self.began)

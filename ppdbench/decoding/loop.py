@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.passes import run_and_read
 from ppdbench.decoding.sampling import GREEDY, Chooser
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
-from ppdbench.engine.reading import Reading
+from ppdbench.engine.reading import Heights, Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.taps import StateTap, Tap
 from ppdbench.errors import NumericalError
@@ -112,8 +113,8 @@ class TokenByToken(Protocol):
         """Run the prompt; what its last token leads to."""
         ...
 
-    def token(self, token: Tensor) -> ReadOut:
-        """Run one more token [1, 1]."""
+    def token(self, token: int) -> ReadOut:
+        """Run one more token."""
         ...
 
 
@@ -127,9 +128,9 @@ class WholeModel:
         """Run the prompt; what its last token leads to."""
         return ReadOut(self._session.read(self._session.run_prompt()), self._depth)
 
-    def token(self, token: Tensor) -> ReadOut:
-        """Run one more token [1, 1]."""
-        _, reading = self._session.run_and_read(token)
+    def token(self, token: int) -> ReadOut:
+        """Run one more token."""
+        _, reading = self._session.run_and_read([token])
         return ReadOut(reading, self._depth)
 
 
@@ -148,25 +149,23 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
     clock.synchronize()
     before = clock.now()
     read = model.prompt()
-    token = chooser.choose_last(read.reading, session.tokens)
-    output = [int(token)]
+    output = [chooser.choose_last(read.reading, session.tokens)]
     prefill_ms = 1e3 * (clock.now() - before)
     tell_watcher(session, 0, read)
     session.tokens.append(output[-1])
     # Records are made at the end, so that no step waits for them.
     times: list[float] = []
     # Collected, not read: whether there was NaN is asked once, at the end.
-    depths, peaks = [read.depth], {1: read.reading.peaks}
+    depths, peaks = [read.depth], {1: read.reading.heights}
     while (finish := limits.finish(output)) is None:
         before = clock.now()
-        read = model.token(token)
-        token = chooser.choose_last(read.reading, session.tokens)
-        output.append(int(token))
+        read = model.token(output[-1])
+        output.append(chooser.choose_last(read.reading, session.tokens))
         times.append(1e3 * (clock.now() - before))
         tell_watcher(session, len(output) - 1, read)
         session.tokens.append(output[-1])
         depths.append(read.depth)
-        peaks[len(output)] = read.reading.peaks
+        peaks[len(output)] = read.reading.heights
     _refuse_nan(session, peaks, depths)
     steps = tuple(map(StepRecord, times))
     return Decoded(tuple(output), prefill_ms, steps, finish, exits=tuple(depths))
@@ -239,23 +238,23 @@ class Verifier:
     chooser: Chooser
     taps: tuple[int, ...] = ()
     acceptance: Acceptance | None = None
-    peaks: dict[int, Tensor] = field(default_factory=dict)  # [1, row] by output position
+    peaks: dict[int, Heights] = field(default_factory=dict)  # by output position
     prompt_taps: dict[int, Tensor] = field(default_factory=dict)
 
     def first(self) -> int:
         """Run the prompt; the first token of the output."""
         reading = self.session.read(self.session.run_prompt(tap=self._tap(self.prompt_taps)))
-        self.peaks[1] = reading.peaks
+        self.peaks[1] = reading.heights
         tell_watcher(self.session, 0, ReadOut(reading, self.session.model.n_layers))
-        return int(self.chooser.choose_last(reading, self.session.tokens))
+        return self.chooser.choose_last(reading, self.session.tokens)
 
     def verify(self, draft: Draft, position: int) -> Verified:
         """One pass over the newest token and the draft; decides from output `position` on."""
         session, start = self.session, self.session.cached
         tapped: dict[int, Tensor] = {}
         rows, reading = run_and_read(session, draft, self._tap(tapped), start)
-        self.peaks[position] = reading.peaks
-        predictions = tuple(reading.likeliest.tolist()[0])
+        self.peaks[position] = reading.heights
+        predictions = tuple(reading.tokens)
         if not self.chooser.target.greedy:
             target, generator = self.chooser.target, self.chooser.generator
             logits = reading.logits[0]
@@ -276,27 +275,31 @@ class Verifier:
 
 
 def _refuse_nan(
-    session: Session, peaks: dict[int, Tensor], depths: Sequence[int] | None = None
+    session: Session, peaks: dict[int, Heights], depths: Sequence[int] | None = None
 ) -> None:
     """Refuse an output any of whose tokens was chosen from NaN, and forget what was written."""
-    highest = torch.stack([rows.amax() for rows in peaks.values()])
     try:
-        check_finite(highest, depths or session.model.n_layers, list(peaks))
+        check_finite(list(peaks.values()), depths or session.model.n_layers, list(peaks))
     except NumericalError:
         session.cache.wipe()  # what was written must not enter later products
         raise
 
 
 def check_finite(
-    peaks: Tensor, depth: int | Sequence[int], positions: Sequence[int] | None = None
+    peaks: Sequence[Heights], depth: int | Sequence[int], positions: Sequence[int] | None = None
 ) -> None:
-    """Refuse outputs that came from NaN or infinite logits.
+    """Refuse outputs that came from NaN or infinite logits; `peaks` are those of each pass.
 
     `depth` is after how many layers each was read out, or all were; `positions` are those of
     outputs, which begin with 1.
     """
-    if not bool(torch.isfinite(peaks).all()):
-        first = int((~torch.isfinite(peaks)).nonzero()[0, 0])
+    if any(isinstance(rows, Tensor) for rows in peaks):  # a device is asked once for all
+        highest = torch.stack([torch.as_tensor(rows).amax() for rows in peaks])
+        finite = torch.isfinite(highest).tolist()
+    else:
+        finite = [all(map(isfinite, rows)) for rows in peaks]
+    if not all(finite):
+        first = finite.index(False)
         position = first + 1 if positions is None else positions[first]
         layer = depth if isinstance(depth, int) else depth[first]
         raise NumericalError(

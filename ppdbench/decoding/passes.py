@@ -26,9 +26,8 @@ def run_and_read(
 ) -> tuple[Tensor, Reading]:
     """Run a draft behind `start` cached rows: states of all rows, and the readout of tokens."""
     if draft.computed is None and not draft.insertions:
-        return session.run_and_read(
-            _tokens(session, draft), _step(session, draft, start, 0), tap=tap
-        )
+        tokens = [session.tokens[-1], *draft.tokens]
+        return session.run_and_read(tokens, _step(session, draft, start, 0), tap=tap)
     rows = run_pass(session, draft, tap, start)
     return rows, session.read(draft.of_tokens(rows))
 
@@ -46,7 +45,8 @@ def run_pass(
     at_first = sum(insertion.layer == 0 for insertion in draft.insertions)
     step = _step(session, draft, start, at_first)
     if draft.computed is None:
-        hidden = session.embed(_tokens(session, draft), step)
+        tokens = session.ids([session.tokens[-1], *draft.tokens])
+        hidden = session.embed(tokens, step)
         done = 0
     else:
         hidden, done = draft.computed.hidden, draft.computed.layers
@@ -66,11 +66,6 @@ def run_pass(
             new = session.model.adapter.place(new, step.positions, hidden.shape[1])
         hidden = torch.cat([hidden, new], dim=1)
     return session.run(hidden, done, session.model.n_layers, step, tap=tap)
-
-
-def _tokens(session: Session, draft: Draft) -> Tensor:
-    """The newest token and those of the draft: [1, 1 + n]."""
-    return session.ids([session.tokens[-1], *draft.tokens])
 
 
 def _step(session: Session, draft: Draft, start: int, inserted: int) -> Step:

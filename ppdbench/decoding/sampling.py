@@ -246,13 +246,11 @@ class Chooser:
             return most_likely(logits)[:, None]
         return self.target.choose(logits, [self.generator], None if text is None else [text])
 
-    def choose_last(self, reading: Reading, text: Sequence[int] | None = None) -> Tensor:
-        """One token [1, 1] after the last row that was read, and after the text up to there."""
+    def choose_last(self, reading: Reading, text: Sequence[int] | None = None) -> int:
+        """One token after the last row that was read, and after the text up to there."""
         if self.target.greedy:
-            return (
-                reading.likeliest[:, -1:] if reading.likeliest.shape[1] > 1 else reading.likeliest
-            )
-        return self.choose(reading.logits[:, -1], text)
+            return reading.tokens[-1]
+        return int(self.choose(reading.logits[:, -1], text))
 
     def draw(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """A drafted token [1, 1] and, if it was drawn, what from: [1, vocab]."""

@@ -101,15 +101,15 @@ class SharedPrompt(Session):
         self._given[layer] = hidden
 
     def run_and_read(
-        self, tokens: Tensor, step: Step | None = None, *, tap: Tap | None = None
+        self, tokens: Sequence[int], step: Step | None = None, *, tap: Tap | None = None
     ) -> tuple[Tensor, Reading]:
-        """Run all layers over `tokens` [1, n] and read out each row, or hand it out again."""
-        step = self.chain(tokens.shape[1]) if step is None else step
+        """Run all layers over `tokens` and read out each row, or hand it out again."""
+        step = self.chain(len(tokens)) if step is None else step
         if not self._is_known_by_text(step, tap):
             return super().run_and_read(tokens, step, tap=tap)
         assert tap is None or isinstance(tap, StateTap)
         begun = self.tokens[: step.start]
-        texts = [(*begun, *line) for line in _lines(tokens.tolist()[0], step)]
+        texts = [(*begun, *line) for line in _lines(tokens, step)]
         of, taps = self.model.adapter, frozenset[int]() if tap is None else tap.layers
         rows = self._known.find(of, texts, taps)
         if rows is not None:

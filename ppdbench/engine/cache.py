@@ -110,6 +110,69 @@ class SharedRows:
         """Nothing: the cache has what a layer puts here already."""
 
 
+class Lengths:
+    """How many rows each of some layers holds: most often as many as all the others.
+
+    Kept as runs of neighbours that hold equally many, so that what is said of all layers takes no
+    longer for many of them.
+    """
+
+    __slots__ = ("_runs", "layers")
+
+    def __init__(self, layers: range) -> None:
+        self.layers = layers
+        self._runs = [(layers.start, layers.stop, 0)]  # one behind another: first, stop, rows
+
+    def by_layer(self) -> dict[int, int]:
+        """The rows of each layer."""
+        return {i: rows for first, stop, rows in self._runs for i in range(first, stop)}
+
+    def of(self, layer: int) -> int:
+        """The rows of one layer."""
+        [(_, _, rows)] = self._within(layer, layer + 1)
+        return rows
+
+    @property
+    def least(self) -> int:
+        """The rows that every layer holds."""
+        return min([rows for _, _, rows in self._runs])
+
+    def shorter(self, rows: int, first: int, stop: int) -> tuple[int, int] | None:
+        """The first of the layers [first, stop) that holds fewer, and how many it holds."""
+        for begin, _, held in self._within(first, stop):
+            if held < rows:
+                return begin, held
+        return None
+
+    def put(self, rows: int, first: int, stop: int) -> None:
+        """Let the layers [first, stop) hold so many."""
+        self._change(first, stop, [(first, stop, rows)])
+
+    def cap(self, rows: int, first: int, stop: int) -> None:
+        """Let the layers [first, stop) hold so many at most."""
+        within = self._within(first, stop)
+        self._change(first, stop, [(i, j, min(rows, held)) for i, j, held in within])
+
+    def _within(self, first: int, stop: int) -> list[tuple[int, int, int]]:
+        """The runs of the layers [first, stop), cut at both ends."""
+        own = self.layers
+        if first == own.start and stop == own.stop:
+            return self._runs
+        if not own.start <= first <= stop <= own.stop:
+            raise KeyError(f"layers [{first}, {stop}) in a cache for {own}")
+        cut = [(max(i, first), min(j, stop), rows) for i, j, rows in self._runs]
+        return [run for run in cut if run[0] < run[1]]
+
+    def _change(self, first: int, stop: int, runs: list[tuple[int, int, int]]) -> None:
+        """Put runs of the layers [first, stop) in the place of theirs."""
+        own = self.layers
+        if first == own.start and stop == own.stop:
+            self._runs = runs
+        elif first < stop:
+            before, behind = self._within(own.start, first), self._within(stop, own.stop)
+            self._runs = [*before, *runs, *behind]
+
+
 class KVCache:
     """Keys and values of the layers in `layers`: [1, heads, capacity, head_dim] each.
 
@@ -130,7 +193,7 @@ class KVCache:
         self.layers = range(shape.n_layers) if layers is None else layers
         # The same for caches of as many rows of the same layers.
         self.room = capacity, self.layers.start, self.layers.stop
-        self._lengths = [0] * len(self.layers)
+        self._lengths = Lengths(self.layers)
         self._step: Step | None = None
         # One block for neighbours on one device, so that rows of all move at once.
         self._blocks: list[tuple[range, Tensor]] = []
@@ -153,41 +216,31 @@ class KVCache:
         end = step.end
         if end > self.capacity or step.key_length > self.capacity:
             raise ValueError(f"pass ends at row {end}, the cache holds {self.capacity}")
-        among = self._among(start_layer, stop_layer)
-        held = self._lengths[among]
-        if held and step.start > min(held):
-            layer, length = next((i, n) for i, n in enumerate(held) if n < step.start)
+        if (short := self._lengths.shorter(step.start, start_layer, stop_layer)) is not None:
+            layer, length = short
             raise ValueError(
-                f"layer {start_layer + layer} holds {length} rows; "
-                f"a pass from row {step.start} would leave a gap"
+                f"layer {layer} holds {length} rows; a pass from row {step.start} would leave a gap"
             )
-        self._lengths[among] = [end] * len(held)
+        self._lengths.put(end, start_layer, stop_layer)
         self._step = step
 
     def hold(self, length: int, start_layer: int, stop_layer: int) -> None:
         """Say that the layers [start_layer, stop_layer) hold `length` rows."""
-        self._lengths[self._among(start_layer, stop_layer)] = [length] * (stop_layer - start_layer)
-
-    def _among(self, start_layer: int, stop_layer: int) -> slice:
-        """The places of some layers among those that are held."""
-        own = self.layers
-        if not own.start <= start_layer <= stop_layer <= own.stop:
-            raise KeyError(f"layers [{start_layer}, {stop_layer}) in a cache for {own}")
-        return slice(start_layer - own.start, stop_layer - own.start)
+        self._lengths.put(length, start_layer, stop_layer)
 
     @property
     def lengths(self) -> dict[int, int]:
         """The number of rows that each layer holds."""
-        return dict(zip(self.layers, self._lengths, strict=True))
+        return self._lengths.by_layer()
 
     @property
     def shortest(self) -> int:
         """The number of rows that every layer holds."""
-        return min(self._lengths)
+        return self._lengths.least
 
     def length(self, layer: int) -> int:
         """The number of rows that a layer holds."""
-        return self._lengths[self.layers.index(layer)]
+        return self._lengths.of(layer)
 
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object
@@ -276,7 +329,7 @@ class KVCache:
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on, in every layer."""
-        self._lengths = [min(held, length) for held in self._lengths]
+        self._lengths.cap(length, self.layers.start, self.layers.stop)
 
     def keep(self, base: int, rows: Sequence[int], layers: range | None = None) -> None:
         """Keep, of the rows from `base` on, only base+rows[0], base+rows[1], ..., in that order.
@@ -286,16 +339,14 @@ class KVCache:
         layers = self.layers if layers is None else layers
         if any(later <= row for row, later in pairwise((-1, *rows))):
             raise ValueError(f"rows to keep must rise from 0 or more, not {list(rows)}")
-        own = self._among(layers.start, layers.stop)
-        held = self._lengths[own]
-        if rows and base + rows[-1] >= (least := min(held)):
-            layer = layers.start + held.index(least)
-            raise ValueError(f"layer {layer} holds {least} rows, not all of them")
+        first, last = layers.start, layers.stop
+        if rows and (short := self._lengths.shorter(base + rows[-1] + 1, first, last)) is not None:
+            layer, length = short
+            raise ValueError(f"layer {layer} holds {length} rows, not all of them")
         for place, row in enumerate(rows):
             if place < row:  # one by one: most often it is one, and none is overwritten unread
                 self._move(base + row, base + place, layers)
-        end = base + len(rows)
-        self._lengths[own] = [min(length, end) for length in held]
+        self._lengths.cap(base + len(rows), first, last)
 
     def _move(self, source: int, target: int, layers: range) -> None:
         for some, block in self._blocks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, chain
 
 import torch
@@ -31,17 +32,13 @@ class JoinedStep(Step):
     def of(cls, parts: Sequence[Step], cache: JoinedCache) -> JoinedStep:
         """Put the rows of some passes side by side."""
         single = all(part.n_query == 1 and part.contiguous for part in parts)
-        if single:
-            positions = numbers([part.start for part in parts], parts[0].positions.device)
-        elif all(part.contiguous for part in parts):
-            rows = [range(part.start, part.start + part.n_query) for part in parts]
-            positions = numbers([*chain(*rows)], parts[0].positions.device)
-        else:
-            positions = torch.cat([part.positions for part in parts], dim=1)
-        n = positions.shape[1]
-        joined = tuple(parts)
         return cls(
-            0, n, 0, positions, contiguous=False, parts=joined, cache=cache, is_single=single
+            *(0, sum(part.n_query for part in parts), 0),
+            partial(_placed, parts),
+            contiguous=False,
+            parts=tuple(parts),
+            cache=cache,
+            is_single=single,
         )
 
     @property
@@ -58,6 +55,14 @@ class JoinedStep(Step):
     def added(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
         """Make the masks of all parts, in the place of one."""
         return JoinedMask.of(self, [part.added(window, groups, dtype) for part in self.parts])
+
+
+def _placed(parts: Sequence[Step]) -> Tensor:
+    """The positions of the rows of some passes, side by side."""
+    if all(part.contiguous for part in parts):
+        rows = [range(part.start, part.start + part.n_query) for part in parts]
+        return numbers([*chain(*rows)], parts[0].positions.device)
+    return torch.cat([part.positions for part in parts], dim=1)
 
 
 class JoinedCache:

@@ -87,7 +87,8 @@ def _by_depth(seen: np.ndarray, depths: np.ndarray, itself: int) -> np.ndarray:
 class Step:
     """One pass over `n_query` new rows that start at cache row `start`.
 
-    `contiguous` says that positions are start, start+1, ..., so that
+    They stand at `positions`; `placed` are these, or what makes them once somebody asks: most
+    passes of kernels never do. `contiguous` says that positions are start, start+1, ..., so that
     position tables can be sliced instead of gathered. `visible` is None where causal
     order alone decides (one query, or a prefill from row 0); else a mask [1, query,
     key], which may be part of a table that other steps share: never written to. `rows`
@@ -99,7 +100,7 @@ class Step:
     start: int
     n_query: int
     key_length: int
-    positions: Tensor  # [1, query]
+    placed: Tensor | Callable[[], Tensor]  # [1, query]
     contiguous: bool
     visible: Tensor | None = None
     # For windows to measure; worked out only where there are some.
@@ -118,6 +119,13 @@ class Step:
     _elsewhere: dict[torch.device, Step] = field(default_factory=dict, init=False)
     # As flat passes take it, who put it there.
     flat: Any = field(default=None, init=False)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the rows stand in their text, [1, query]."""
+        if callable(self.placed):
+            self.placed = self.placed()
+        return self.placed
 
     @property
     def end(self) -> int:
@@ -143,7 +151,7 @@ class Step:
         if device not in self._elsewhere:
             self._elsewhere[device] = replace(
                 self,
-                positions=self.positions.to(device),
+                placed=self.positions.to(device),
                 visible=None if self.visible is None else self.visible.to(device),
                 places=lambda: self._places_on(device),
                 rows=None if self.rows is None else self.rows.to(device),
@@ -231,7 +239,9 @@ class StepMaker:
     def chain(self, start: int, n_query: int) -> Step:
         """Consecutive tokens of a sequence; keys are exactly the rows so far."""
         end = start + n_query
-        step = Step(start, n_query, end, self._rows(start, end), contiguous=True, in_line=True)
+        step = Step(
+            *(start, n_query, end, lambda: self._rows(start, end)), contiguous=True, in_line=True
+        )
         if self.shape is not None:
             return self._filled_up(self._causal(step), self.shape)
         if n_query > 1 and (start > 0 or (self.window is not None and end > self.window)):
@@ -280,7 +290,7 @@ class StepMaker:
             step,
             n_query=shape.rows,
             key_length=shape.keys,
-            positions=positions,
+            placed=positions,
             contiguous=False,
             visible=visible,
             places=lambda: (positions, self._keys_behind(step, shape)),
@@ -317,7 +327,7 @@ class StepMaker:
             start=start,
             n_query=n,
             key_length=start + n,
-            positions=positions,
+            placed=positions,
             contiguous=False,
             visible=visible,
             places=lambda: (positions, torch.cat([self.index[:, :start], positions], dim=1)),
@@ -329,7 +339,7 @@ class StepMaker:
 def numbers(given: Sequence[int], device: torch.device) -> Tensor:
     """Tokens or positions on a device: [1, n]."""
     # Behind a pass torch takes twice as long to look through a list.
-    held = torch.frombuffer(array("q", given), dtype=torch.long)[None]
+    held = torch.frombuffer(array("q", given), dtype=torch.long).unsqueeze(0)
     return held if device.type == "cpu" else held.to(device)
 
 
@@ -345,7 +355,7 @@ def behind(length: int, reach: Tensor, positions: Tensor, own: Tensor) -> Step:
         start=length,
         n_query=n,
         key_length=length + n,
-        positions=positions[None],
+        placed=positions[None],
         contiguous=False,
         visible=torch.cat([text <= reach[:, None], own], dim=1)[None],
         places=lambda: (positions[None], torch.cat([text, positions])[None]),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.flat.passes import is_joinable
 from ppdbench.engine.joined import JoinedCache, JoinedStep
-from ppdbench.engine.masks import Step, StepMaker
+from ppdbench.engine.masks import Step, StepMaker, numbers
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.taps import Tap, joined
@@ -106,10 +107,10 @@ class LayersPass:
 
 @dataclass(eq=False, slots=True)
 class WholePass:
-    """All layers over tokens [1, row] behind a prompt, and their readout, for one sequence."""
+    """All layers over tokens behind a prompt, and their readout, for one sequence."""
 
     model: StagedModel
-    tokens: Tensor
+    tokens: Sequence[int]
     step: Step
     cache: KVCache
     tap: Tap | None
@@ -125,7 +126,7 @@ class WholePass:
     @property
     def hidden(self) -> Tensor:
         """The rows as the first layer takes them."""
-        return self.model.embed(self.tokens, self.step)
+        return self.model.embed(numbers(self.tokens, self.model.device), self.step)
 
     @property
     def kind(self) -> Kind:
@@ -181,7 +182,12 @@ class MeetingPlace:
         return found
 
     def run_and_read(
-        self, model: StagedModel, tokens: Tensor, step: Step, cache: KVCache, tap: Tap | None
+        self,
+        model: StagedModel,
+        tokens: Sequence[int],
+        step: Step,
+        cache: KVCache,
+        tap: Tap | None,
     ) -> tuple[Tensor, Reading]:
         """Wait for all layers over tokens of one sequence, and for the readout of each row."""
         found: tuple[Tensor, Reading] = _wait(WholePass(model, tokens, step, cache, tap))
@@ -198,9 +204,15 @@ class MeetingPlace:
         """True if all members have ended."""
         return not self._members
 
-    @torch.inference_mode()
     def advance(self) -> None:
         """Let newcomers begin; run passes of one kind and let who asked for them go on."""
+        if torch.is_inference_mode_enabled():  # entered once for many of these
+            self._advance()
+        else:
+            with torch.inference_mode():
+                self._advance()
+
+    def _advance(self) -> None:
         for member in [m for m in self._members if m not in self._waiting]:
             self._let(member)
         if not self._waiting:
@@ -410,21 +422,8 @@ def _entering(asked: Sequence[LayersPass | WholePass], step: JoinedStep) -> Tens
     model = asked[0].model
     if model.adapter.embeds_by_row:
         tokens = [each.tokens for each in asked if isinstance(each, WholePass)]
-        return model.entering(_side_by_side(tokens), step)
+        return model.entering([*chain(*tokens)], step)
     return torch.cat([each.hidden for each in asked], dim=1)
-
-
-def _side_by_side(tokens: Sequence[Tensor]) -> Tensor:
-    """Tokens [1, row] of each, one behind another.
-
-    Single ones that the last pass gave most often still lie so in memory: no copy is made then.
-    """
-    first, size = tokens[0].data_ptr(), tokens[0].element_size()
-    for place, each in enumerate(tokens):
-        if each.numel() != 1 or each.data_ptr() != first + place * size:
-            return torch.cat([*tokens], dim=1)
-    # Numbers of different tensors lie further apart, so that these are of one.
-    return tokens[0].as_strided((1, len(tokens)), (len(tokens), 1))
 
 
 def _with_readings(

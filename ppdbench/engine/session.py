@@ -119,13 +119,13 @@ class Session:
         return self.run(self.embed(tokens, step), 0, self.model.n_layers, step, tap=tap)
 
     def run_and_read(
-        self, tokens: Tensor, step: Step | None = None, *, tap: Tap | None = None
+        self, tokens: Sequence[int], step: Step | None = None, *, tap: Tap | None = None
     ) -> tuple[Tensor, Reading]:
-        """Run all layers over `tokens` [1, n] behind the prompt, and read out each row."""
-        step = self.chain(tokens.shape[1]) if step is None else step
+        """Run all layers over `tokens` behind the prompt, and read out each row."""
+        step = self.chain(len(tokens)) if step is None else step
         if self.fixed_rows is None:
             return self.model.run_and_read(tokens, step, self.cache, tap=tap)
-        hidden = self.forward(tokens, step, tap=tap)
+        hidden = self.forward(self.ids(tokens), step, tap=tap)
         return hidden, self.read(hidden)
 
     def run_prompt(self, *, tap: Tap | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from ppdbench.engine.flat.parts import FlatParts
 from ppdbench.engine.flat.passes import FlatPasses
 from ppdbench.engine.graphs import Graphs
 from ppdbench.engine.joined import JoinedCache
-from ppdbench.engine.masks import FixedShape, Step, StepMaker
+from ppdbench.engine.masks import FixedShape, Step, StepMaker, numbers
 from ppdbench.engine.offload import NOTHING, StoredWeights
 from ppdbench.engine.packing import packed_bytes
 from ppdbench.engine.pass_check import PassPlan, PassRun, PassTruth
@@ -57,7 +57,12 @@ class Meeting(Protocol):
         ...
 
     def run_and_read(
-        self, model: StagedModel, tokens: Tensor, step: Step, cache: KVCache, tap: Tap | None
+        self,
+        model: StagedModel,
+        tokens: Sequence[int],
+        step: Step,
+        cache: KVCache,
+        tap: Tap | None,
     ) -> tuple[Tensor, Reading]:
         """Run all layers over tokens of one sequence and read out each row, beside others."""
         ...
@@ -255,19 +260,20 @@ class StagedModel:
         return self.read_out(hidden)
 
     def run_and_read(
-        self, tokens: Tensor, step: Step, cache: KVCache, *, tap: Tap | None = None
+        self, tokens: Sequence[int], step: Step, cache: KVCache, *, tap: Tap | None = None
     ) -> tuple[Tensor, Reading]:
-        """Run all layers over `tokens` [1, query] behind a prompt, and read out each row."""
+        """Run all layers over `tokens` behind a prompt, and read out each row."""
         if self.meeting is not None and self.meeting.takes_part():
             return self.meeting.run_and_read(self, tokens, step, cache, tap)
         entering = self.entering(tokens, step)
-        [found] = self.pass_and_read(entering, step, cache, tap, tokens.shape[1:])
+        [found] = self.pass_and_read(entering, step, cache, tap, [len(tokens)])
         return found
 
-    def entering(self, tokens: Tensor, step: Step) -> Tensor:
-        """Tokens [1, query] as whole passes take them: themselves where kernels look words up."""
+    def entering(self, tokens: Sequence[int], step: Step) -> Tensor:
+        """Tokens as whole passes take them: themselves [1, query] where kernels look words up."""
         looked_up = self.flat is not None and self.flat.looks_up
-        return tokens if looked_up else self.embed(tokens, step)
+        ids = numbers(tokens, self.device)
+        return ids if looked_up else self.embed(ids, step)
 
     def pass_and_read(
         self,

@@ -131,9 +131,9 @@ class Descent:
         hidden = self._enter(*self._prompt(), self.first)
         return self._leave_at(self.first, self._read(hidden[:, -1:]))
 
-    def token(self, token: Tensor) -> ReadOut:
-        """Run one more token [1, 1]."""
-        hidden = self._enter(token, self._next(), self.first)
+    def token(self, token: int) -> ReadOut:
+        """Run one more token."""
+        hidden = self._enter(self.session.ids([token]), self._next(), self.first)
         return self._leave_at(self.first, self._read(hidden))
 
     def _prompt(self) -> tuple[Tensor, Step]:
@@ -184,8 +184,8 @@ class ConfidentDescent(Descent):
         self.session.run(hidden, below, self.n_layers, step, tap=tap)
         return self._leave(iter(states))
 
-    def token(self, token: Tensor) -> ReadOut:
-        hidden = self._enter(token, self._next(), self.first - 1)
+    def token(self, token: int) -> ReadOut:
+        hidden = self._enter(self.session.ids([token]), self._next(), self.first - 1)
         return self._leave(self._layer_by_layer(hidden))
 
     def _leave(self, states: Iterator[Tensor]) -> ReadOut:

@@ -283,7 +283,7 @@ class PromptedDrafter(ModelDrafter):
             self.inner.learn(self.draft, verified)
             verifier.acceptance = None
             draft = self.inner.propose(self.draft, room) if room else Draft.empty()
-        self._refuse_nan(sum(float(rows.sum()) for rows in verifier.peaks.values()))
+        self._refuse_nan(sum(float(sum(rows)) for rows in verifier.peaks.values()))
         drafted = held[first:]
         del held[-1]  # nothing has run it yet
         return list(takewhile(lambda token: token < self.width, drafted)), []

@@ -161,17 +161,17 @@ class _Kept:
             self.hidden[layer].append(newest)
             self.ranking.held += newest.numel() * newest.element_size()
 
-    def choose(self, reading: Reading, session: Session, chooser: Chooser) -> Tensor:
-        """Pick the next token [1, 1] and note its rank in the last layer."""
+    def choose(self, reading: Reading, session: Session, chooser: Chooser) -> int:
+        """Pick the next token and note its rank in the last layer."""
         self.peaks.append(reading.peaks[0, -1])
         if not chooser.target.greedy:
             self.check_final()  # nothing can be drawn from NaN
         token = chooser.choose_last(reading, session.tokens)
         # The last layer's ranks come from the logits that chose the token.
         if self.ranking.ranks_last:
-            self.final_ranks.append(ranks_of(reading.logits[:, -1], token[0]))
-        self.output.append(int(token))
-        session.tokens.append(self.output[-1])
+            self.final_ranks.append(ranks_of(reading.logits[:, -1], session.ids([token])[0]))
+        self.output.append(token)
+        session.tokens.append(token)
         if self.ranking.held >= HIDDEN_BUDGET:
             self.ranking.rank()
         return token
@@ -208,7 +208,7 @@ class _Probe(Decoder):
         session.reset(request.prompt)
         token = kept.choose(session.read(session.run_prompt(tap=kept.tap)), session, chooser)
         while (finish := request.limits.finish(kept.output)) is None:
-            reading = session.read(session.forward(token, tap=kept.tap))
+            reading = session.read(session.forward(session.ids([token]), tap=kept.tap))
             token = kept.choose(reading, session, chooser)
         return Decoded(tuple(kept.output), 0.0, (), finish)
 

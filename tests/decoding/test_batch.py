@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -306,11 +306,12 @@ def test_an_error_ends_its_sequence_and_no_other() -> None:
 def test_what_is_not_a_number_stays_in_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Session.run_and_read
 
-    def run_and_read(self: Session, tokens: Tensor) -> tuple[Tensor, Reading]:
+    def run_and_read(self: Session, tokens: Sequence[int]) -> tuple[Tensor, Reading]:
         if len(self.tokens) != 44:
             return real(self, tokens)
         step = self.chain(1)
-        hidden = self.run(self.embed(tokens, step) * float("nan"), 0, self.model.n_layers, step)
+        hidden = self.embed(self.ids(tokens), step) * float("nan")
+        hidden = self.run(hidden, 0, self.model.n_layers, step)
         return hidden, self.read(hidden)
 
     expected = facts(alone(SMALL, METHODS.get("greedy").build({}).prepare(setup(SMALL))))
@@ -404,7 +405,7 @@ def positions_of_the_first(patch: pytest.MonkeyPatch) -> None:
 
     def of(cls: Any, parts: Any, cache: Any) -> joined.JoinedStep:
         step: joined.JoinedStep = real(cls, parts, cache)
-        step.positions = step.positions[:, :1].expand_as(step.positions)
+        step.placed = step.positions[:, :1].expand_as(step.positions)
         return step
 
     described = ops.Pass._describe

@@ -209,9 +209,10 @@ def test_nan_that_comes_up_late_is_placed_where_it_came_up(free: tuple[int, ...]
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_infinite_peaks_are_refused_like_nan(bad: float) -> None:
-    check_finite(torch.tensor([1.0, -3e38, 3e38]), 4)
-    with pytest.raises(NumericalError, match="after layer 7 at output position 2;"):
-        check_finite(torch.tensor([0.0, bad, bad]), 7)
+    for made in (list, torch.tensor):
+        check_finite([made([1.0, -3e38]), made([3e38])], 4)
+        with pytest.raises(NumericalError, match="after layer 7 at output position 2;"):
+            check_finite([made([0.0, 1.0]), made([bad]), made([bad])], 7)
 
 
 @torch.inference_mode()

@@ -28,7 +28,7 @@ def position_off_by_one(patch: pytest.MonkeyPatch) -> None:
     def chain(self: StepMaker, start: int, n_query: int) -> Step:
         step = real(self, start, n_query)
         if n_query > 1:
-            step.positions = step.positions + 1
+            step.placed = step.positions + 1
             step.contiguous = False
         return step
 
@@ -43,7 +43,7 @@ def tree_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
         self: StepMaker, start: int, parents: Sequence[int], last: int | None, joined: Any
     ) -> Step:
         step = real(self, start, parents, last, joined)
-        step.positions = start + torch.arange(len(parents))[None].clamp(max=CAPACITY - 1 - start)
+        step.placed = start + torch.arange(len(parents))[None].clamp(max=CAPACITY - 1 - start)
         return step
 
     patch.setattr(StepMaker, "tree", tree)

@@ -172,7 +172,7 @@ def test_states_that_nobody_kept_are_not_handed_out(passes: list[int]) -> None:
         session.tokens.append(4)
         for layer in (1, 2, 1):
             seen: dict[int, Tensor] = {}
-            session.run_and_read(session.ids([4]), tap=StateTap([layer], seen))
+            session.run_and_read([4], tap=StateTap([layer], seen))
             assert seen.keys() == {layer}
             session.cache.truncate(len(PROMPTS[0]))
     # The second time another layer is looked at, the third time the newest row has only that.

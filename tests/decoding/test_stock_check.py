@@ -243,12 +243,12 @@ def one_layer_too_low(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def too_far(monkeypatch: pytest.MonkeyPatch) -> str:
     for module in (hidden_transfer, prompt_tokens):
-        change_behind(monkeypatch, module, lambda step: {"positions": step.positions + 1})
+        change_behind(monkeypatch, module, lambda step: {"placed": step.positions + 1})
     return "what hidden-transfer False puts behind a text is not the model's"
 
 
 def too_far_with_prompts(monkeypatch: pytest.MonkeyPatch) -> str:
-    change_behind(monkeypatch, prompt_tokens, lambda step: {"positions": step.positions + 1})
+    change_behind(monkeypatch, prompt_tokens, lambda step: {"placed": step.positions + 1})
     return "what prompt-tokens 1 puts behind a text is not the model's"
 
 

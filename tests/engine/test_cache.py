@@ -156,7 +156,7 @@ def test_one_layer_and_the_shortest_are_asked_for_by_themselves() -> None:
     write(cache, STEPS.chain(0, 4), 1, 2)
     write(cache, STEPS.chain(2, 1), 1)
     assert (cache.length(1), cache.length(2), cache.shortest) == (3, 4, 3)
-    with pytest.raises(ValueError, match="0 is not in range"):
+    with pytest.raises(KeyError, match=r"layers \[0, 1\) in a cache for range\(1, 3\)"):
         cache.length(0)
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.engine import meeting
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.flat.choice import FLAT
@@ -187,13 +186,13 @@ def test_whole_passes_run_with_layers_that_others_ask_for(monkeypatch: pytest.Mo
     truth = Session(staged("llama"), CAPACITY)
     prompted(truth, 5)
     with torch.inference_mode():
-        states, reading = truth.run_and_read(truth.ids([5, 6]))
+        states, reading = truth.run_and_read([5, 6])
     watched = Watched(monkeypatch)
     found: list[tuple[Tensor, Tensor]] = []
 
     def whole(session: Session) -> None:
         prompted(session, 5)
-        hidden, read = session.run_and_read(session.ids([5, 6]))
+        hidden, read = session.run_and_read([5, 6])
         found.append((hidden, read.logits))
 
     def apart(session: Session) -> None:
@@ -225,24 +224,10 @@ def test_tokens_of_all_are_embedded_together_where_none_rounds_another(
 
     def work(session: Session) -> None:
         prompted(session, 5)
-        session.run_and_read(session.ids([5]))
+        session.run_and_read([5])
 
     watched.hold([work, work])
     assert embedded == [5, 5, *calls]
-
-
-def test_tokens_that_lie_side_by_side_are_joined_without_a_copy() -> None:
-    row = torch.tensor([[7, 8, 9, 10]])
-    parts = torch.split(row, [1, 1, 1, 1], dim=1)
-    joined = meeting._side_by_side(parts[:3])
-    assert joined.tolist() == [[7, 8, 9]]
-    assert joined.data_ptr() == row.data_ptr()
-    elsewhere = [torch.tensor([[n]]) for n in (1, 2, 3)]
-    pairs = torch.split(row, [2, 2], dim=1)
-    for some in ([parts[1], parts[0]], [parts[0], parts[2]], [*parts[:2], *pairs], elsewhere):
-        copied = meeting._side_by_side(some)
-        assert copied.tolist() == [[token for each in some for token in each[0].tolist()]]
-        assert copied.data_ptr() != row.data_ptr()
 
 
 def test_a_member_that_asks_for_nothing_is_gone() -> None:
@@ -268,7 +253,7 @@ def test_caches_stay_joined_while_the_same_sequences_meet(monkeypatch: pytest.Mo
         def work(session: Session) -> None:
             prompted(session, 5)
             for _ in range(times):
-                session.run_and_read(session.ids([5]))
+                session.run_and_read([5])
 
         return work
 
@@ -293,7 +278,7 @@ def test_a_readout_that_fails_is_made_again_for_each_with_its_taps_called_once(
     def work(mine: list[int]) -> Work:
         def begun(session: Session) -> None:
             prompted(session, 5)
-            session.run_and_read(session.ids([5]), tap=lambda layer, _: mine.append(layer))
+            session.run_and_read([5], tap=lambda layer, _: mine.append(layer))
 
         return begun
 

@@ -93,7 +93,7 @@ def decoding(model: StagedModel) -> Seen:
     whole = WholeModel(session)
     one_by_one = whole.token
 
-    def token(given: torch.Tensor) -> object:
+    def token(given: int) -> object:
         looking.seen.add(held())
         return one_by_one(given)
 

@@ -156,7 +156,7 @@ def test_pseudo_states_in_the_wrong_place_end_it(
 ) -> None:
     def behind(*given: Any) -> Step:
         step = real(*given)
-        return replace(step, positions=step.positions - 1)
+        return replace(step, placed=step.positions - 1)
 
     real = masks.behind
     monkeypatch.setattr(hidden_transfer, "behind", behind)

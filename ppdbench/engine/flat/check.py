@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppdbench.engine.flat.ops import Buffer, CacheBlocks, Pass, Program
+from ppdbench.engine.flat.ops import UNTURNED, Buffer, CacheBlocks, Pass, Program
 from ppdbench.engine.flat.weights import pack
 
 # More inputs than kernels take at once where rows are many, in both types.
@@ -297,12 +297,12 @@ def _tree(start: int, lines: list[list[int]], blocks: CacheBlocks) -> Pass:
     seen = [start + row for line in lines for row in line]
     slots = list(range(start, start + len(lines)))
     positions = [start + len(line) - 1 for line in lines]
-    return Pass(start, slots, positions, seen, ends, [], blocks)
+    return Pass(start, slots, positions, seen, ends, UNTURNED, blocks)
 
 
 def _chain(start: int, n: int, blocks: CacheBlocks) -> Pass:
     places = list(range(start, start + n))
-    return Pass(start, places, places, None, None, [], blocks, causal=True)
+    return Pass(start, places, places, None, None, UNTURNED, blocks, causal=True)
 
 
 def _attended(x: Tensor, keys: Tensor, values: Tensor, start: int, way: AttentionWay) -> np.ndarray:

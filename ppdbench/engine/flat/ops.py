@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import itertools
 import math
 import weakref
 from array import array
@@ -32,6 +33,7 @@ from ppdbench.engine.flat.native import (
     loaded,
 )
 from ppdbench.engine.flat.weights import DTYPES, FlatLinear
+from ppdbench.engine.reading import Peaks
 from ppdbench.machine.threads import threads
 
 # As simd.h numbers them.
@@ -110,6 +112,47 @@ class CacheBlocks:
         return made
 
 
+def _addresses(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
+
+
+class Turns:
+    """Cosines and sines by kind, float32: of every position, or [row, width] of one pass.
+
+    Those of every position [position, width] are `whole`: rows are turned by where they stand.
+    """
+
+    def __init__(self, tables: Sequence[tuple[Tensor, Tensor]], *, whole: bool) -> None:
+        for part in itertools.chain(*tables):
+            if part.dtype != torch.float32 or not part.is_contiguous():
+                raise ValueError(f"turns {tuple(part.shape)} of {part.dtype}")
+        self.tables, self.whole = tuple(tables), whole
+        self.counts = {len(part) for table in tables for part in table}
+        self.cos = _addresses([cos for cos, _ in tables])
+        self.sin = _addresses([sin for _, sin in tables])
+
+    def of(self, rows: slice) -> Turns:
+        """The same for some rows of a pass."""
+        if self.whole:
+            return self
+        return Turns([(cos[rows], sin[rows]) for cos, sin in self.tables], whole=False)
+
+    def check(self, rows: int, positions: Numbers) -> None:
+        """Refuse a pass over rows, or positions, that they are not made for."""
+        if not self.whole:
+            if self.counts - {rows}:
+                raise ValueError(f"turns of {sorted(self.counts)} rows for {rows}")
+            return
+        first, last = _bounds(positions)
+        if first < 0:
+            raise ValueError("a row stands before the first position")
+        if self.counts and last >= min(self.counts):
+            raise ValueError(f"turns of {min(self.counts)} positions for a row at {last}")
+
+
+UNTURNED = Turns((), whole=False)
+
+
 class Pass:
     """The rows of one pass: where they stand, where they are stored, what they see.
 
@@ -117,8 +160,7 @@ class Pass:
     numbers, then `seen[offsets[i]:offsets[i + 1]]` in the order of positions, itself the last:
     those positions are `places`, or one after another up to its own. Rows whose slot is
     `NOT_STORED` have their keys and values in the cache already. In a `causal` pass it sees all
-    slots up to `start + i`, without lists. `turns` are cosines and sines [row, rotary_dim],
-    float32, by kind, those of every position where they are `whole`. Where `blocks` are of
+    slots up to `start + i`, without lists. Where `blocks` are of
     several caches, `owners` says of each row which one it is of: all other numbers of slots are of
     that one.
     """
@@ -130,14 +172,13 @@ class Pass:
         positions: Any,
         seen: Any,
         offsets: Any,
-        turns: Sequence[tuple[Tensor, Tensor]],
+        turns: Turns,
         blocks: CacheBlocks,
         *,
         causal: bool = False,
         reach: Any = None,
         owners: Any = None,
         places: Any = None,
-        whole: bool = False,
     ) -> None:
         given = (slots, positions, reach, seen, places, offsets, owners)
         lists = [None if some is None else _numbers(some) for some in given]
@@ -145,17 +186,10 @@ class Pass:
         _check_lists(rows, start, lists, blocks, causal)
         if seen is not None and places is None:
             lists[4] = _in_line(lists[1], lists[5])
-        self._describe(rows, start, causal, lists, turns, blocks, whole)
+        self._describe(rows, start, causal, lists, turns, blocks)
 
     @classmethod
-    def of_single(
-        cls,
-        slots: Sequence[int],
-        turns: Sequence[tuple[Tensor, Tensor]],
-        blocks: CacheBlocks,
-        *,
-        whole: bool = False,
-    ) -> Pass:
+    def of_single(cls, slots: Sequence[int], turns: Turns, blocks: CacheBlocks) -> Pass:
         """One row of each of several caches, which sees all before it and itself.
 
         The same as from lists, in a fraction of the time: most passes of a batch are of this kind.
@@ -167,7 +201,7 @@ class Pass:
         places, reach = array("i", slots), array("i", [slot + 1 for slot in slots])
         nothing, offsets, owners = _one_each(rows)
         lists = [places, places, reach, nothing, nothing, offsets, owners]
-        made._describe(rows, 0, False, lists, turns, blocks, whole)
+        made._describe(rows, 0, False, lists, turns, blocks)
         return made
 
     def _describe(
@@ -176,16 +210,14 @@ class Pass:
         start: int,
         causal: bool,
         lists: Sequence[Numbers | None],
-        turns: Sequence[tuple[Tensor, Tensor]],
+        turns: Turns,
         blocks: CacheBlocks,
-        whole: bool,
     ) -> None:
         """Lay down what kernels read; lists have been checked."""
-        _check_turns(rows, turns, lists[1] if whole else None)
-        cos = _addresses([cos for cos, _ in turns])
-        sin = _addresses([sin for _, sin in turns])
+        assert lists[1] is not None
+        turns.check(rows, lists[1])
         self.rows = rows
-        self._kept = lists, tuple(turns), blocks, cos, sin
+        self._kept = lists, turns, blocks
         self.data = PassData(
             rows,
             start,
@@ -196,9 +228,9 @@ class Pass:
             *(None if some is None else _address(some) for some in lists),
             *(None, 0),
             *blocks.addresses,
-            whole,
-            ctypes.addressof(cos),
-            ctypes.addressof(sin),
+            turns.whole,
+            ctypes.addressof(turns.cos),
+            ctypes.addressof(turns.sin),
         )
 
 
@@ -487,12 +519,11 @@ class Program:
         target: Tensor,
         out: Buffer,
         given: Pass | None = None,
-        likeliest: Tensor | None = None,
-        peaks: Tensor | None = None,
+        peaks: Peaks | None = None,
         words: Tensor | None = None,
     ) -> None:
         """Run these operations at once: see `call`."""
-        run_all([self.call(first, last, source, target, out, given, likeliest, peaks, words)])
+        run_all([self.call(first, last, source, target, out, given, peaks, words)])
 
     def call(
         self,
@@ -502,17 +533,15 @@ class Program:
         target: Tensor,
         out: Buffer,
         given: Pass | None = None,
-        likeliest: Tensor | None = None,
-        peaks: Tensor | None = None,
+        peaks: Peaks | None = None,
         words: Tensor | None = None,
     ) -> Call:
         """Operations [first, last) over rows `source` [row, width]; `out` goes into `target`.
 
         With `words` [word, width] `source` are tokens [row], whose rows of these come in.
-        `likeliest` [row] takes the first of the largest numbers of each row of `out`, `peaks`
-        how large it is, NaN where any of the row is. All of these may have a 1 before their rows.
+        `peaks` notes the largest number of each row of `out`. Tensors may have a 1 before rows.
         """
-        self._check_run(source, target, out, given, likeliest, peaks, words)
+        self._check_run(source, target, out, given, peaks, words)
         if not 0 <= first <= last <= len(self._ops):
             raise ValueError(f"operations {first}..{last} of {len(self._ops)}")
         made = self._made or self._make()
@@ -522,9 +551,9 @@ class Program:
             data.tokens, data.words = source.data_ptr(), len(words)
         data.source = (source if words is None else words).data_ptr()
         data.target = target.data_ptr()
-        data.likeliest = None if likeliest is None else likeliest.data_ptr()
-        data.peaks = None if peaks is None else peaks.data_ptr()
-        kept = (source, target, given, likeliest, peaks, words)
+        if peaks is not None:
+            data.likeliest, data.peaks = _address(peaks.tokens), _address(peaks.heights)
+        kept = (source, target, given, peaks, words)
         return Call(made, made.way(first, last, out), self._narrow, data, kept)
 
     def _check_run(
@@ -533,34 +562,27 @@ class Program:
         target: Tensor,
         out: Buffer,
         given: Pass | None,
-        likeliest: Tensor | None,
-        peaks: Tensor | None,
+        peaks: Peaks | None,
         words: Tensor | None,
     ) -> None:
         rows, width = target.shape[-2], self.hidden.width
-        wanted = [
-            (target, (rows, out.width), self.dtype),
-            (likeliest, (rows,), torch.int64),
-            (peaks, (rows,), torch.float32),
-        ]
+        wanted: list[tuple[Tensor, tuple[int, ...], torch.dtype]]
+        wanted = [(target, (rows, out.width), self.dtype)]
         if words is None:
             wanted.append((source, (rows, width), self.dtype))
         else:
             wanted.append((source, (rows,), torch.int64))
             wanted.append((words, (len(words), width), self.dtype))
         for tensor, shape, dtype in wanted:
-            if tensor is None:
-                continue
             is_shaped = tensor.shape in (shape, (1, *shape))
             if not is_shaped or tensor.dtype != dtype or not tensor.is_contiguous():
                 raise ValueError(
                     f"rows {tuple(tensor.shape)} of {tensor.dtype}; use {shape} of {dtype}, "
                     "contiguous"
                 )
-        if (likeliest is None) != (peaks is None):
-            raise ValueError("likeliest and peaks go together")
-        if given is not None and given.rows != rows:
-            raise ValueError(f"{rows} rows in a pass of {given.rows}")
+        for each in (None if given is None else given.rows, None if peaks is None else len(peaks)):
+            if each is not None and each != rows:
+                raise ValueError(f"{rows} rows in a pass of {each}")
 
     def _make(self) -> _Made:
         self._made = _Made(self._ops, self._widths, self.hidden)
@@ -680,7 +702,7 @@ def _one_each(rows: int) -> tuple[array[int], array[int], array[int]]:
     return array("i", []), array("i", [0] * (rows + 1)), array("i", range(rows))
 
 
-def _address(numbers: Numbers) -> int:
+def _address(numbers: Numbers | array[float]) -> int:
     return numbers.buffer_info()[0] if isinstance(numbers, array) else numbers.ctypes.data
 
 
@@ -695,10 +717,6 @@ def _in_line(positions: Any, offsets: Any) -> Numbers:
     """Positions of lists that end with those of their rows, one after another."""
     behind = np.repeat(offsets[1:], np.diff(offsets)) - np.arange(offsets[-1])
     return _numbers(np.repeat(positions, np.diff(offsets)) + 1 - behind)
-
-
-def _addresses(tensors: Sequence[Tensor]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
 
 
 def _falls(numbers: Numbers) -> bool:
@@ -742,17 +760,3 @@ def _check_lists(
             raise ValueError("lists of slots overlap or leave a gap")
         if places is not None and len(places) != len(seen):
             raise ValueError(f"{len(places)} positions of {len(seen)} slots")
-
-
-def _check_turns(
-    rows: int, turns: Sequence[tuple[Tensor, Tensor]], positions: Numbers | None
-) -> None:
-    """Refuse tables that are not of each row of a pass, or of positions that rows may stand at."""
-    first, last = (0, 0) if positions is None else _bounds(positions)
-    if first < 0:
-        raise ValueError("a row stands before the first position")
-    for turn in turns:
-        for part in turn:
-            fits = len(part) == rows if positions is None else len(part) > last
-            if part.dtype != torch.float32 or not fits or not part.is_contiguous():
-                raise ValueError(f"turns {tuple(part.shape)} of {part.dtype} for {rows} rows")

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import is_not
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -21,11 +22,11 @@ from torch import Tensor, nn
 
 from ppdbench.engine.flat.heads import handed_to
 from ppdbench.engine.flat.layers import LayerWriter
-from ppdbench.engine.flat.ops import NOT_STORED, CacheBlocks, Call, Pass, Program, run_all
+from ppdbench.engine.flat.ops import NOT_STORED, CacheBlocks, Call, Pass, Program, Turns, run_all
 from ppdbench.engine.flat.rotation import pair_of
 from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.joined import JoinedCache, JoinedStep
-from ppdbench.engine.reading import Reading
+from ppdbench.engine.reading import Peaks, Reading
 
 if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
@@ -36,20 +37,6 @@ from ppdbench.engine.taps import Tap, stretches
 CPU = torch.device("cpu")
 # Rows of a prompt that run at once: room for them is kept.
 AT_ONCE = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Cosines and sines by kind, [position, width] where they are `whole`, else [row, width]."""
-
-    tables: Sequence[tuple[Tensor, Tensor]]
-    whole: bool
-
-    def of(self, rows: slice) -> Turns:
-        """The same for some rows of a pass."""
-        if self.whole:
-            return self
-        return Turns([(cos[rows], sin[rows]) for cos, sin in self.tables], whole=False)
 
 
 class FlatLayers:
@@ -89,8 +76,8 @@ class FlatLayers:
         self._sources = writer.shape.sources
         self._growth = writer.growth
         self._out = writer.out
-        # By kind: the tables of the model, and what was made of them.
-        self._tables: dict[str | None, tuple[object, tuple[Tensor, Tensor]]] = {}
+        # The tables of the model by kind, and what was made of them.
+        self._whole: tuple[Sequence[object], Turns] | None = None
 
     def run(
         self,
@@ -180,7 +167,7 @@ class FlatLayers:
         turns = self._turns(step)
         if step.is_single and len(step.parts) <= AT_ONCE:
             slots = [part.start for part in step.parts]
-            return [Pass.of_single(slots, turns.tables, blocks, whole=turns.whole)]
+            return [Pass.of_single(slots, turns, blocks)]
         passes, at = [], 0
         for rows in _portions(step.parts):
             some = slice(at, at := at + len(rows.slots))
@@ -199,38 +186,28 @@ class FlatLayers:
             positions = step.positions[0].numpy().astype(np.int32)
             seen, offsets = step.sights.rows + np.int32(start), step.sights.offsets
             rows, places = (slots, positions, seen, offsets), positions[step.sights.rows]
-            rest = turns.tables, blocks
-            return [Pass(start, *rows, *rest, places=places, whole=turns.whole)]
+            return [Pass(start, *rows, turns, blocks, places=places)]
         passes = []
         for at in range(0, n, AT_ONCE):
             some = slice(at, at + AT_ONCE)
-            part = turns.of(some)
             lists = slots[some], in_line[some], None, None
-            passes.append(
-                Pass(start + at, *lists, part.tables, blocks, causal=True, whole=part.whole)
-            )
+            passes.append(Pass(start + at, *lists, turns.of(some), blocks, causal=True))
         return passes
 
     def _turns(self, step: Step) -> Turns:
         """Tables by kind, of all positions; or of the rows, with what their queries grow by."""
-        every = [t for kind in self._kinds if (t := self._tables_of(kind)) is not None]
+        whole = [self.adapter.whole_rotary(kind, CPU) for kind in self._kinds]
+        if self._whole is None or any(map(is_not, whole, self._whole[0])):
+            tables = [self._rotation.tables(*pair_of(each)) for each in whole if each is not None]
+            made = [(cos.float().contiguous(), sin.float().contiguous()) for cos, sin in tables]
+            self._whole = whole, Turns(made, whole=True)
         if self._growth is None:
-            return Turns(every, whole=True)
-        places = step.positions[0]
+            return self._whole[1]
+        every, places = self._whole[1].tables, step.positions[0]
         turns = [(cos.index_select(0, places), sin.index_select(0, places)) for cos, sin in every]
         factors = self._growth(step.positions[:1]).to(self.adapter.dtype).float()
         cos = factors[:, None].repeat(1, self.adapter.cache_shape().head_dim)
         return Turns([*turns, (cos, torch.zeros_like(cos))], whole=False)
-
-    def _tables_of(self, kind: str | None) -> tuple[Tensor, Tensor] | None:
-        """cos and sin of every position in float32, made once for each table of the model."""
-        whole = self.adapter.whole_rotary(kind, CPU)
-        if whole is None:
-            return None
-        if kind not in self._tables or self._tables[kind][0] is not whole:
-            cos, sin = self._rotation.tables(*pair_of(whole))
-            self._tables[kind] = whole, (cos.float().contiguous(), sin.float().contiguous())
-        return self._tables[kind][1]
 
     def _blocks_of(self, cache: KVCache) -> CacheBlocks:
         if cache not in self._blocks:
@@ -301,11 +278,7 @@ class _JoinedRows:
         """One pass over them all."""
         lists = self.slots, self.positions, self.seen, [*accumulate(self.counts, initial=0)]
         return Pass(
-            *(0, *lists, turns.tables, blocks),
-            reach=self.reach,
-            owners=self.owners,
-            places=self.places,
-            whole=turns.whole,
+            *(0, *lists, turns, blocks), reach=self.reach, owners=self.owners, places=self.places
         )
 
 
@@ -352,14 +325,9 @@ class FlatReadout:
         """Prepare a readout of states [1, row, hidden]: the call, and the reading that it fills."""
         rows = states.shape[1]
         logits = torch.empty((1, rows, self._logits.width), dtype=self.dtype)
-        likeliest = torch.empty((1, rows), dtype=torch.long)
-        peaks = torch.empty((1, rows), dtype=torch.float32)
-        call = self._program.call(
-            *(0, self._program.mark(), states, logits, self._logits, None),
-            likeliest=likeliest,
-            peaks=peaks,
-        )
-        return call, Reading(logits, likeliest, peaks)
+        peaks, last = Peaks(rows), self._program.mark()
+        call = self._program.call(0, last, states, logits, self._logits, peaks=peaks)
+        return call, Reading.noted(logits, peaks)
 
 
 class FlatPasses:

@@ -88,7 +88,7 @@ class GreedyOutput:
             start=rows,
             n_query=n,
             key_length=rows + n,
-            positions=positions,
+            placed=positions,
             contiguous=False,
             visible=torch.cat([before, own], dim=2),
             places=lambda: (positions, torch.cat([index, positions], dim=1)),

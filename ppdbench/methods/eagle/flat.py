@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.flat.activations import activation_of
 from ppdbench.engine.flat.norms import write_norm
-from ppdbench.engine.flat.ops import Buffer, CacheBlocks, Pass, Program
+from ppdbench.engine.flat.ops import Buffer, CacheBlocks, Pass, Program, Turns
 from ppdbench.engine.flat.passes import AT_ONCE
 from ppdbench.engine.flat.products import flat_of
 from ppdbench.methods.eagle.network import DraftNetwork, Eagle3
@@ -114,7 +114,7 @@ class FlatRows:
         self.draft, self.cache = draft, cache
         self._blocks = CacheBlocks([cache.blocks(0)])
         cos, sin = draft.network.turns()
-        self._turns = cos.float(), sin.float()
+        self._turns = Turns([(cos.float().contiguous(), sin.float().contiguous())], whole=True)
 
     def chain(self, tokens: Tensor, features: Tensor, start: int) -> Tensor:
         """States of rows that follow one another from row `start` on."""
@@ -122,9 +122,7 @@ class FlatRows:
         for first in range(start, end := start + tokens.shape[1], AT_ONCE):
             last = min(end, first + AT_ONCE)
             rows, places = slice(first - start, last - start), list(range(first, last))
-            cos, sin = (table[first:last] for table in self._turns)
-            turns = [(cos, sin)]
-            given = Pass(first, places, places, None, None, turns, self._blocks, causal=True)
+            given = Pass(first, places, places, None, None, self._turns, self._blocks, causal=True)
             found.append(self.draft.run(tokens[:, rows], features[:, rows], given))
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
@@ -136,13 +134,12 @@ class FlatRows:
         The line of each is the rows of guesses that lead to it, its own the last.
         """
         positions = [held - 1 + len(line) for line in lines]
-        cos, sin = (table[positions] for table in self._turns)
         ends = [0]
         for line in lines:
             ends.append(ends[-1] + len(line))
         seen = [row for line in lines for row in line]
         own = [line[-1] for line in lines]
-        given = Pass(held, own, positions, seen, ends, [(cos, sin)], self._blocks)
+        given = Pass(held, own, positions, seen, ends, self._turns, self._blocks)
         return self.draft.run(tokens, features, given)
 
 

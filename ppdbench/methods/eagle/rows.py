@@ -103,7 +103,7 @@ class MaskedLevel(NewestLevel):
             start=start,
             n_query=n,
             key_length=start + n,
-            positions=self._places[None],
+            placed=self._places[None],
             contiguous=False,
             visible=self._seen[None],
         )

@@ -156,7 +156,7 @@ def _refuse_nan(session: Session, peaks: list[float]) -> None:
     """Refuse NaN as every other loop does; what was written must not enter later products."""
     if not all(map(math.isfinite, peaks)):
         session.cache.wipe()
-    check_finite(torch.tensor(peaks), session.model.n_layers)
+    check_finite([[peak] for peak in peaks], session.model.n_layers)
 
 
 def _record(matches: list[bool], accounts: Sequence[UnitReport], began: float) -> Pipelined:

@@ -203,7 +203,7 @@ class UpperLayers:
         reading = self.session.read(hidden[:, -1:])
         tell_watcher(self.session, self.chosen, ReadOut(reading, self.session.model.n_layers))
         self.chosen += 1
-        return int(self.chooser.choose_last(reading)), float(reading.peaks)
+        return self.chooser.choose_last(reading), float(reading.heights[0])
 
     def _run(self, hidden: Tensor, step: Step) -> Tensor:
         self.rows = step.end

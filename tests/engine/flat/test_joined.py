@@ -107,8 +107,8 @@ def test_passes_over_tokens_are_those_over_their_states(
     [session] = started(model)[:1]
     start = session.cached
     for step in (session.chain(1), session.chain(4), session.tree(TREE)):
-        ids, found = session.ids(tokens(step.n_query, 3)), []
-        for entering in (model.entering(ids, step), model.embed(ids, step)):
+        ids, found = tokens(step.n_query, 3), []
+        for entering in (model.entering(ids, step), model.embed(session.ids(ids), step)):
             [done] = model.pass_and_read(entering, step, session.cache, None, [step.n_query])
             found.append((done[0], done[1].logits, done[1].likeliest, done[1].peaks))
             session.cache.truncate(start)
@@ -160,16 +160,16 @@ def test_owners_that_are_not_there_are_refused() -> None:
     blocks = passes.CacheBlocks.joined([model.flat.layers._blocks_of(s.cache) for s in sessions])
     lists = [0], [0], [], [0, 0]
     with pytest.raises(ValueError, match=r"owners 2\.\.2 of 2 caches"):
-        passes.Pass(0, *lists, [], blocks, reach=[1], owners=[2])
+        passes.Pass(0, *lists, passes.Turns((), whole=False), blocks, reach=[1], owners=[2])
     with pytest.raises(ValueError, match="whose they are"):
-        passes.Pass(0, *lists, [], blocks, reach=[1])
+        passes.Pass(0, *lists, passes.Turns((), whole=False), blocks, reach=[1])
 
 
 def test_single_rows_are_described_as_lists_describe_them() -> None:
     model = made("llama", torch.float32)
     caches = [session.cache for session in started(model)[:2]]
     blocks = passes.CacheBlocks.joined(list(map(model.flat.layers._blocks_of, caches)))
-    turns = [(torch.rand(2, 8), torch.rand(2, 8))]
+    turns = passes.Turns([(torch.rand(2, 8), torch.rand(2, 8))], whole=False)
     single = passes.Pass.of_single([3, 5], turns, blocks)
     lists = [3, 5], [3, 5], [], [0, 0, 0]
     whole = passes.Pass(0, *lists, turns, blocks, reach=[4, 6], owners=[0, 1], places=[])
@@ -183,8 +183,9 @@ def test_single_rows_are_described_as_lists_describe_them() -> None:
     for slots in ([3], [3, blocks.capacity], [-1, 3], [1, 2, 3]):
         with pytest.raises(ValueError, match="of 2 caches of"):
             passes.Pass.of_single(slots, turns, blocks)
-    with pytest.raises(ValueError, match="for 2 rows"):
-        passes.Pass.of_single([3, 5], [(torch.rand(3, 8), torch.rand(3, 8))], blocks)
+    with pytest.raises(ValueError, match=r"turns of \[3\] rows for 2"):
+        three = passes.Turns([(torch.rand(3, 8), torch.rand(3, 8))], whole=False)
+        passes.Pass.of_single([3, 5], three, blocks)
 
 
 @pytest.mark.parametrize("left_out", [None, ({1}, {2}), ({0, 3}, {0, 3})])

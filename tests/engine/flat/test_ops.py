@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, silu
 
-from ppdbench.engine.flat.ops import ACTIVATIONS, Buffer, CacheBlocks, Pass, Program
+from ppdbench.engine.flat.ops import (
+    ACTIVATIONS,
+    UNTURNED,
+    Buffer,
+    CacheBlocks,
+    Pass,
+    Program,
+    Turns,
+)
+from ppdbench.engine.reading import Peaks
 from tests.engine.flat.test_weights import drawn, packed, rounding
 
 WIDTH = 45
@@ -177,8 +186,9 @@ def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype) -> None:
     x[1, 9000], x[2, 0], x[3, 4321] = 99, 99, torch.nan
     x[4] = -torch.inf
     program = Program(dtype, 9001)
-    likeliest, peaks = torch.empty(6, dtype=torch.int64), torch.empty(6)
-    program.run(0, 0, x, torch.empty_like(x), program.hidden, None, likeliest, peaks)
+    noted = Peaks(6)
+    program.run(0, 0, x, torch.empty_like(x), program.hidden, peaks=noted)
+    (likeliest,), (peaks,) = noted.tensors()
     assert likeliest.tolist() == np.argmax(x.float().numpy(), axis=-1).tolist()
     assert torch.equal(peaks.nan_to_num(7), x.float().amax(-1).nan_to_num(7))
     assert likeliest[:5].tolist() == [17, 9000, 0, 4321, 0]
@@ -226,8 +236,9 @@ def test_tables_of_all_positions_turn_rows_by_where_they_stand(dtype: torch.dtyp
     program.rotate(program.hidden, HEADS, DIM, DIM)
 
     def turned(tables: tuple[Tensor, Tensor], whole: bool) -> Tensor:
-        rows = [0, 1, 2, 3], places, [0, 1, 2, 3], [0, 1, 2, 3, 4], [tables], blocks
-        return run(program, x, program.hidden, Pass(0, *rows, whole=whole))
+        rows = [0, 1, 2, 3], places, [0, 1, 2, 3], [0, 1, 2, 3, 4]
+        given = Pass(0, *rows, Turns([tables], whole=whole), blocks)
+        return run(program, x, program.hidden, given)
 
     assert torch.equal(turned((cos, sin), True), turned((cos[places], sin[places]), False))
     with pytest.raises(ValueError, match="turns"):
@@ -265,7 +276,8 @@ def causal(
     start: int, n: int, blocks: CacheBlocks, turns: Sequence[tuple[Tensor, Tensor]] = ()
 ) -> Pass:
     places = list(range(start, start + n))
-    return Pass(start, places, places, None, None, turns, blocks, causal=True)
+    turned = Turns(turns, whole=False)
+    return Pass(start, places, places, None, None, turned, blocks, causal=True)
 
 
 def tree(start: int, lines: Sequence[Sequence[int]], blocks: CacheBlocks) -> Pass:
@@ -273,7 +285,7 @@ def tree(start: int, lines: Sequence[Sequence[int]], blocks: CacheBlocks) -> Pas
     ends = np.cumsum([0, *map(len, lines)])
     seen = [start + row for line in lines for row in line]
     positions = [start + len(line) - 1 for line in lines]
-    return Pass(start, range(start, start + len(lines)), positions, seen, ends, [], blocks)
+    return Pass(start, range(start, start + len(lines)), positions, seen, ends, UNTURNED, blocks)
 
 
 def attending(
@@ -431,7 +443,7 @@ def test_positions_may_be_other_than_one_after_another(dtype: torch.dtype) -> No
     x = drawn(2, program.hidden.width, dtype=dtype)
     blocks, keys, values = cache(14, dtype)
     rows = [12, 13], [12, 12], [12, 12, 13], [0, 1, 3]  # the second no further on than the first
-    found = run(program, x, out, Pass(12, *rows, [], blocks, places=[12, 12, 12]))
+    found = run(program, x, out, Pass(12, *rows, UNTURNED, blocks, places=[12, 12, 12]))
     places = torch.tensor([*range(13), 12])
     wanted = attended(
         x, keys, values, [range(13), range(14)], tilt=(slopes[:, None] * places).double()
@@ -498,7 +510,7 @@ def test_rows_may_see_less_than_the_text(dtype: torch.dtype) -> None:
     program, out = attending(dtype)
     x = drawn(2, program.hidden.width, dtype=dtype)
     own, ends, slots = [10, 11], [0, 1, 2], [10, 11]
-    given = Pass(10, slots, [4, 10], own, ends, [], blocks, reach=[4, 10])
+    given = Pass(10, slots, [4, 10], own, ends, UNTURNED, blocks, reach=[4, 10])
     found = run(program, x, out, given)
     assert close(found, attended(x, keys, values, [[0, 1, 2, 3, 10], [*range(10), 11]]))
 
@@ -617,6 +629,6 @@ def test_slots_beyond_the_cache_are_refused() -> None:
     with pytest.raises(ValueError, match="12"):
         causal(10, 3, blocks)
     with pytest.raises(ValueError, match="12"):
-        Pass(0, [12], [0], [0], [0, 1], [], blocks)
+        Pass(0, [12], [0], [0], [0, 1], UNTURNED, blocks)
     with pytest.raises(ValueError, match="gap"):
-        Pass(0, [0, 1], [0, 1], [0], [0, 1, 2], [], blocks)
+        Pass(0, [0, 1], [0, 1], [0], [0, 1, 2], UNTURNED, blocks)
