@@ -111,7 +111,7 @@ class SharedRows:
 
 
 class Lengths:
-    """How many rows each of some layers holds: most often as many as all the others.
+    """Numbers of rows that some layers hold: most often all of them equally many.
 
     Kept as runs of neighbours that hold equally many, so that what is said of all layers takes no
     longer for many of them.

@@ -122,7 +122,7 @@ class Step:
 
     @property
     def positions(self) -> Tensor:
-        """Where the rows stand in their text, [1, query]."""
+        """The places of the rows in their text, [1, query]."""
         if callable(self.placed):
             self.placed = self.placed()
         return self.placed

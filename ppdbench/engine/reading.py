@@ -77,7 +77,7 @@ class Reading:
 
     @property
     def peaks(self) -> Tensor:
-        """How large the logit of that is, [batch, row]: NaN where any of the row is."""
+        """The largest logit of each row, [batch, row]: NaN where any of the row is."""
         return self._cut(self._found.peaks)
 
     @property
