@@ -498,28 +498,36 @@ def a_method_is_compared_with_itself() -> None:
 # Flat passes
 
 
-def _turned(change: Callable[[Any], Any]) -> None:
+def _turned(change: Callable[[Any, Any], Any]) -> None:
     """Change the cosines and sines of flat passes."""
     from ppdbench.engine.flat.passes import FlatLayers
 
     def made(real: Any) -> Any:
-        def turn(*given: Any) -> Any:
-            found = real(*given)
-            return None if found is None else tuple(map(change, found))
+        return lambda self, step: change(real(self, step), step)
 
-        return turn
-
-    _wrap(FlatLayers, "_turn", made)
+    _wrap(FlatLayers, "_turns", made)
 
 
 @flat
 def rows_of_flat_passes_change_places() -> None:
-    _turned(lambda table: table.roll(1, 0))
+    from ppdbench.engine.flat.ops import Turns
+
+    def moved(turns: Any, step: Any) -> Any:
+        places = step.positions[0].roll(1)
+        return Turns([(cos[places], sin[places]) for cos, sin in turns.tables], whole=False)
+
+    _turned(moved)
 
 
 @flat
 def all_rows_of_flat_passes_are_turned_too_long() -> None:
-    _turned(lambda table: 1.02 * table)
+    from ppdbench.engine.flat.ops import Turns
+
+    def longer(turns: Any, _: Any) -> Any:
+        tables = [(1.02 * cos, 1.02 * sin) for cos, sin in turns.tables]
+        return Turns(tables, whole=turns.whole)
+
+    _turned(longer)
 
 
 @flat
