@@ -166,7 +166,7 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
         session.tokens.append(output[-1])
         depths.append(read.depth)
         peaks[len(output)] = read.reading.heights
-    _refuse_nan(session, peaks, depths)
+    refuse_nan(session, peaks, depths)
     steps = tuple(map(StepRecord, times))
     return Decoded(tuple(output), prefill_ms, steps, finish, exits=tuple(depths))
 
@@ -206,7 +206,7 @@ def speculative(session: Session, proposer: Proposer, request: Request) -> Decod
         accepted = min(kept, len(verified.outcome.path))
         joined = tuple((i.layer, len(i)) for i in draft.insertions)
         steps.append((spent_ms, draft.rows, draft.proposed, accepted, drafting_ms, joined))
-    _refuse_nan(session, verifier.peaks)
+    refuse_nan(session, verifier.peaks)
     # Records are made at the end, so that no step waits for them.
     records = tuple(StepRecord(*step) for step in steps)
     return Decoded(tuple(output), prefill_ms, records, finish, trees)
@@ -274,7 +274,7 @@ class Verifier:
         return StateTap(self.taps, into) if self.taps else None
 
 
-def _refuse_nan(
+def refuse_nan(
     session: Session, peaks: dict[int, Heights], depths: Sequence[int] | None = None
 ) -> None:
     """Refuse an output any of whose tokens was chosen from NaN, and forget what was written."""

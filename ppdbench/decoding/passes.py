@@ -26,8 +26,8 @@ def run_and_read(
 ) -> tuple[Tensor, Reading]:
     """Run a draft behind `start` cached rows: states of all rows, and the readout of tokens."""
     if draft.computed is None and not draft.insertions:
-        tokens = [session.tokens[-1], *draft.tokens]
-        return session.run_and_read(tokens, _step(session, draft, start, 0), tap=tap)
+        step = _step(session, draft, start, 0)
+        return session.run_and_read(_tokens(session, draft), step, tap=tap)
     rows = run_pass(session, draft, tap, start)
     return rows, session.read(draft.of_tokens(rows))
 
@@ -45,8 +45,7 @@ def run_pass(
     at_first = sum(insertion.layer == 0 for insertion in draft.insertions)
     step = _step(session, draft, start, at_first)
     if draft.computed is None:
-        tokens = session.ids([session.tokens[-1], *draft.tokens])
-        hidden = session.embed(tokens, step)
+        hidden = session.embed(session.ids(_tokens(session, draft)), step)
         done = 0
     else:
         hidden, done = draft.computed.hidden, draft.computed.layers
@@ -66,6 +65,11 @@ def run_pass(
             new = session.model.adapter.place(new, step.positions, hidden.shape[1])
         hidden = torch.cat([hidden, new], dim=1)
     return session.run(hidden, done, session.model.n_layers, step, tap=tap)
+
+
+def _tokens(session: Session, draft: Draft) -> list[int]:
+    """The newest token and those of the draft."""
+    return [session.tokens[-1], *draft.tokens]
 
 
 def _step(session: Session, draft: Draft, start: int, inserted: int) -> Step:

@@ -99,8 +99,10 @@ class Reading:
 
     def part(self, rows: slice) -> Reading:
         """Return the reading of some rows alone."""
-        own = range(self._found.logits.shape[1])[self._rows][rows]
-        return self._of(self._found, slice(own.start, own.stop))
+        own = range(self._found.logits.shape[1])[self._rows]
+        if own[rows] == own:
+            return self
+        return self._of(self._found, slice(own[rows].start, own[rows].stop))
 
     @classmethod
     def _of(cls, found: _Found | _Noted, rows: slice) -> Reading:

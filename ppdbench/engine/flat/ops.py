@@ -160,9 +160,8 @@ class Pass:
     numbers, then `seen[offsets[i]:offsets[i + 1]]` in the order of positions, itself the last:
     those positions are `places`, or one after another up to its own. Rows whose slot is
     `NOT_STORED` have their keys and values in the cache already. In a `causal` pass it sees all
-    slots up to `start + i`, without lists. Where `blocks` are of
-    several caches, `owners` says of each row which one it is of: all other numbers of slots are of
-    that one.
+    slots up to `start + i`, without lists. Where `blocks` are of several caches, `owners` says of
+    each row which one it is of: all other numbers of slots are of that one.
     """
 
     def __init__(

@@ -8,7 +8,6 @@ layers are done already.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,8 +17,7 @@ from torch import Tensor
 
 from ppdbench.decoding.decoded import Decoded, Pipelined, StepRecord
 from ppdbench.decoding.decoder import Request
-from ppdbench.decoding.loop import check_finite
-from ppdbench.engine.session import Session
+from ppdbench.decoding.loop import refuse_nan
 from ppdbench.methods.ppd.log import UnitLog, UnitReport
 from ppdbench.methods.ppd.units import Candidates, LowerLayers, UpperLayers, prompt_pieces
 
@@ -139,7 +137,7 @@ def decode_pipelined(lower: LowerLayers, upper: UpperHalf, request: Request) -> 
     closing = clock.now()
     accounts = lower.end(), upper.end()
     aside_ms = 1e3 * (clock.now() - closing)
-    _refuse_nan(session, peaks)
+    refuse_nan(session, {place: [peak] for place, peak in enumerate(peaks, start=1)})
     return Decoded(
         tuple(output),
         prefill_ms=times[0],
@@ -150,13 +148,6 @@ def decode_pipelined(lower: LowerLayers, upper: UpperHalf, request: Request) -> 
         pipelined=_record(matches, accounts, began),
         aside_ms=aside_ms,
     )
-
-
-def _refuse_nan(session: Session, peaks: list[float]) -> None:
-    """Refuse NaN as every other loop does; what was written must not enter later products."""
-    if not all(map(math.isfinite, peaks)):
-        session.cache.wipe()
-    check_finite([[peak] for peak in peaks], session.model.n_layers)
 
 
 def _record(matches: list[bool], accounts: Sequence[UnitReport], began: float) -> Pipelined:
