@@ -2,7 +2,8 @@
 
 Several prompts are decoded at once, greedily, each as it would be alone. A line is stored when its
 answer has ended: the whole text, as the model saw and wrote it, in the column `text` that training
-reads. A run that is interrupted goes on with the prompts that have no answer yet.
+reads, and how far the prompt goes, since it is answers that drafters learn from. A run that is
+interrupted goes on with the prompts that have no answer yet.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def write_answers(
             line = {
                 "number": number,
                 "text": text + loaded.tokenizer.decode(output, skip_special_tokens=False),
+                "prompt_chars": len(text),
                 "prompt_tokens": len(ids),
                 "answer_tokens": len(output),
                 "ended": output[-1] in loaded.eos_ids,

@@ -40,6 +40,12 @@ training_options = stack(
         show_default=True,
         help="Measure on its first N tokens; 0: on all of them.",
     ),
+    click.option(
+        "--learn-from",
+        default="answers",
+        show_default=True,
+        help="Of lines that say where their answer begins: answers, or all.",
+    ),
     click.option("--out", required=True, metavar="DIR", help="Folder for everything written."),
     click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out."),
     click.option("--steps", type=int, help="Optimizer steps; instead of --epochs."),
@@ -100,6 +106,7 @@ def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
         "split": take("split_by"),
         "column": take("column"),
         "max_documents": take("max_documents"),
+        "learn": take("learn_from"),
         "offline": options["offline"],
     }
     out = check_folder("--out", take("out"))

@@ -1,9 +1,10 @@
 """Trained heads for exit layers, as `train heads` writes and `--head` reads them.
 
 A folder with `heads.json` ({format, version, method, model, vocab_size, hidden_size,
-layers, rank}) and `heads.safetensors`. Per layer either `layer.N.weight` [vocab, hidden],
+layers, rank, of_state}) and `heads.safetensors`. Per layer either `layer.N.weight` [vocab, hidden],
 or, with a rank, `layer.N.down` [rank, hidden] and `layer.N.up` [vocab, rank], which are
-added to the model's own head. The model's frozen final norm comes before either.
+added to the model's own head; or, if they change the state before that head, `layer.N.up`
+[hidden, rank]. The model's frozen final norm comes before either.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -26,11 +28,15 @@ LAYOUT = AddonLayout(header="heads.json", tensors="heads.safetensors", flat=True
 
 @dataclass(frozen=True, slots=True)
 class ExitHead:
-    """One trained head: a full matrix, or a low-rank change of the model's own."""
+    """One trained head: a full matrix, or a low-rank change of the model's own.
+
+    `of_state`: the change is of the state that the model's own head reads.
+    """
 
     weight: Tensor | None = None
     down: Tensor | None = None
     up: Tensor | None = None
+    of_state: bool = False
 
     def logits(self, adapter: Adapter, normed: Tensor) -> Tensor:
         """Logits of hidden states that went through the final norm."""
@@ -38,8 +44,11 @@ class ExitHead:
             return adapter.cap(linear(normed, self.weight))
         assert self.down is not None
         assert self.up is not None
+        change = linear(linear(normed, self.down), self.up)
+        if self.of_state:
+            return adapter.readout(normed + change)
         own: Tensor = adapter.head(normed)
-        return adapter.cap(own + linear(linear(normed, self.down), self.up))
+        return adapter.cap(own + change)
 
 
 def check_heads(folder: str) -> None:
@@ -53,7 +62,15 @@ def load_heads(folder: str | Path, loaded: Loaded) -> tuple[dict[int, ExitHead],
     """The heads in `folder` by number of layers run, checked against the model; a fingerprint."""
     addon = open_addon(folder, METHOD, loaded, LAYOUT)
     layers, rank = _options(addon, loaded.staged.n_layers)
-    heads = {layer: take_head(addon, f"layer.{layer}", rank, loaded) for layer in layers}
+    of_state = addon.options.get("of_state", False)
+    if type(of_state) is not bool:
+        raise ConfigError(
+            f"{addon.folder / LAYOUT.header}: of_state {of_state!r}; use true or false"
+        )
+    heads = {
+        layer: take_head(addon, f"layer.{layer}", rank, loaded, of_state=of_state)
+        for layer in layers
+    }
     addon.close()
     return heads, addon.fingerprint
 
@@ -74,12 +91,27 @@ def _options(addon: Addon, n_layers: int) -> tuple[list[int], int | None]:
     return layers, rank
 
 
-def take_head(addon: Addon, name: str, rank: int | None, loaded: Loaded) -> ExitHead:
+def take_head(
+    addon: Addon, name: str, rank: int | None, loaded: Loaded, *, of_state: bool = False
+) -> ExitHead:
     """The head whose tensors are called `name.weight`, or with a rank `name.down` and `name.up`."""
     vocab, width = loaded.staged.vocab_size, loaded.staged.adapter.head_width
     if rank is None:
         return ExitHead(weight=addon.take(f"{name}.weight", (vocab, width)))
     return ExitHead(
         down=addon.take(f"{name}.down", (rank, width)),
-        up=addon.take(f"{name}.up", (vocab, rank)),
+        up=addon.take(f"{name}.up", (width if of_state else vocab, rank)),
+        of_state=of_state,
     )
+
+
+@torch.inference_mode()
+def head_rows(loaded: Loaded, ids: Tensor) -> Tensor:
+    """The rows of the model's head for these tokens, in whatever form it is held.
+
+    Of a state with a single one it makes a column of its weights, without any rounding.
+    """
+    adapter = loaded.staged.adapter
+    ones = torch.eye(adapter.head_width, dtype=loaded.staged.dtype, device=ids.device)
+    columns: Tensor = adapter.head(ones)
+    return columns[:, ids].mT.contiguous()

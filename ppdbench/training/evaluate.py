@@ -18,6 +18,7 @@ import torch
 from ppdbench.engine.vocabulary import ranks_of
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.layers import TrainedLayers, cross_entropy, divergence
+from ppdbench.training.marks import picked, places, unmarked
 
 HeadLogits = Callable[[torch.Tensor], torch.Tensor]
 
@@ -68,7 +69,7 @@ TOPS = (1, 3, 5, 10)
 MEASURING = "measuring on held-out text"
 
 # Guesses for blocks [batch, sequence + 1], by distance: logits [n, vocab] and, in the same
-# order, the model's own logits at the tokens that they guess.
+# order, the model's own logits at the tokens that they guess; n may be 0.
 Guesses = Callable[[torch.Tensor], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 
 
@@ -84,6 +85,7 @@ def by_layer(
 ) -> list[ExitQuality]:
     """Measure every exit through the model's own norm and head, over consecutive blocks of `ids`.
 
+    Tokens that are not learned from are not counted.
     `heads` are trained ones by number of layers run: from normed hidden states to logits.
     """
     length = sequence + 1
@@ -93,31 +95,34 @@ def by_layer(
     layers = TrainedLayers(model.eval(), sequence)
     sums: dict[tuple[str, int], float] = defaultdict(float)
     hits: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    seen = 0
     for part in consecutive(ids, length, batch, layers.adapter.device, watch):
-        step = layers.step(sequence)
-        states = {0: layers.embed(part[:, :-1], step)}
+        tokens, learned = unmarked(part)
+        chosen, step = places(learned, 0), layers.step(sequence)
+        follow = picked(tokens[:, 1:], chosen).flatten()
+        seen += len(follow)
+        states = {0: layers.embed(tokens[:, :-1], step)}
         for index in range(layers.n_layers):
             states[index + 1] = layers.layer(index, states[index], step)
-        final = layers.logits(states[layers.n_layers]).argmax(-1)
+        final = layers.logits(picked(states[layers.n_layers], chosen)).argmax(-1).flatten()
         for layer in range(1, 1 + layers.n_layers):
-            normed = layers.adapter.norm(states[layer])
+            normed = layers.adapter.norm(picked(states[layer], chosen))
             readers: dict[str, HeadLogits] = {"N": layers.adapter.readout}
             if heads and layer in heads:
                 readers["Y"] = heads[layer]
             for name, reader in readers.items():
-                logits, targets = reader(normed), part[:, 1:]
-                rank = ranks_of(logits.flatten(0, 1), final.flatten())
-                found = logits.argmax(-1) == targets
-                counts = {"right": found, "top1": rank < 1, "top3": rank < 3}
-                sums[name, layer] += float(cross_entropy(logits, targets)) * len(part)
+                logits = reader(normed).flatten(0, -2)
+                rank = ranks_of(logits, final)
+                counts = {"right": logits.argmax(-1) == follow, "top1": rank < 1, "top3": rank < 3}
+                sums[name, layer] += float(cross_entropy(logits, follow)) * len(follow)
                 hits[name, layer].update({what: int(n.sum()) for what, n in counts.items()})
     return [
         ExitQuality(
             layer,
             head,
-            loss / count,
-            math.exp(min(loss / count, 700.0)),
-            *(hits[head, layer][what] / (count * sequence) for what in ("right", "top1", "top3")),
+            loss / max(1, seen),
+            math.exp(min(loss / max(1, seen), 700.0)),
+            *(hits[head, layer][what] / max(1, seen) for what in ("right", "top1", "top3")),
         )
         for (head, layer), loss in sorted(sums.items())
     ]
@@ -146,6 +151,7 @@ def by_distance(
     return [
         DistanceQuality(d, loss[d] / n, *(hits[d][k] / n for k in TOPS))
         for d, n in sorted(seen.items())
+        if n
     ]
 
 

@@ -1,7 +1,7 @@
 """Options of `train heads`: a head for each of some exit layers.
 
 Predictive Pipelined Decoding, Table 4, trains whole matrices; a low-rank change of the model's
-own head takes far less memory.
+own head takes far less memory, and one of the state before it less still where words are many.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ class HeadsPlan(TrainingPlan):
     rank: int = option(
         64, "Numbers per token of a head, which is a low-rank change of the model's own."
     )
+    of_state: bool = option(
+        False, "Change the state before the head, not the head: far fewer numbers."
+    )
     whole: bool = option(False, "A whole matrix for each head, as in the paper.")
 
     def objective(self, model: Any, material: Material, *, compiled: bool) -> HeadsObjective:
@@ -61,10 +64,16 @@ class HeadsPlan(TrainingPlan):
             material.job.config.sequence,
             loss=self.loss,
             rank=None if self.whole else self.rank,
+            of_state=self.of_state,
             compiled=compiled,
         )
 
     def facts(self, objective: HeadsObjective) -> dict[str, Any]:
         """The layers that were chosen, and a rank only where there is one."""
         layers = [int(name) for name in objective.heads]
-        return {"layers": layers, "loss": objective.loss, "rank": objective.rank}
+        return {
+            "layers": layers,
+            "loss": objective.loss,
+            "rank": objective.rank,
+            "of_state": objective.of_state,
+        }

@@ -22,6 +22,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.layers import cross_entropy
+from ppdbench.training.marks import picked, places, unmarked
 from ppdbench.training.objective import BesideStates
 from ppdbench.training.plans import check_loss
 
@@ -29,11 +30,14 @@ MOST_RANK = 1 << 16  # wider than any model's head
 
 
 class TrainableHead(nn.Module):
-    """The model's own head, or, with a rank, that head and a low-rank change of it (0: none)."""
+    """The model's own head, or, with a rank, that head and a low-rank change of it (0: none).
 
-    def __init__(self, own: Tensor, rank: int | None) -> None:
+    `of_state`: it is the state before the head that changes, which takes far fewer numbers.
+    """
+
+    def __init__(self, own: Tensor, rank: int | None, *, of_state: bool = False) -> None:
         super().__init__()
-        self.rank = rank
+        self.rank, self.of_state = rank, of_state
         if rank is not None and rank > MOST_RANK:
             raise ConfigError(f"--rank {rank}: use {MOST_RANK} or less")
         if rank is None:
@@ -42,7 +46,8 @@ class TrainableHead(nn.Module):
             # The change starts at zero and its first half at random, as low-rank changes do.
             vocab, width = own.shape
             self.down = nn.Parameter(torch.randn(rank, width, device=own.device) * width**-0.5)
-            self.up = nn.Parameter(torch.zeros(vocab, rank, device=own.device))
+            changed = width if of_state else vocab
+            self.up = nn.Parameter(torch.zeros(changed, rank, device=own.device))
 
     def forward(self, normed: Tensor, own: Tensor) -> Tensor:
         """Logits of normed hidden states; `own` is the model's head."""
@@ -51,7 +56,7 @@ class TrainableHead(nn.Module):
         if not self.rank:
             return linear(normed, own)
         change = linear(linear(normed, self.down.to(normed.dtype)), self.up.to(normed.dtype))
-        return linear(normed, own) + change
+        return linear(normed + change, own) if self.of_state else linear(normed, own) + change
 
 
 class HeadsObjective(BesideStates):
@@ -65,13 +70,16 @@ class HeadsObjective(BesideStates):
         *,
         loss: str = "ce",
         rank: int | None = None,
+        of_state: bool = False,
         compiled: bool = False,
     ) -> None:
         super().__init__(model, sequence, compiled=compiled)
         check_loss(loss)
         if rank is not None and rank < 1:
             raise ConfigError(f"--rank {rank}: use 1 or more, or --whole for whole heads")
-        self.loss, self.rank = loss, rank
+        if of_state and rank is None:
+            raise ConfigError("--of-state is a low-rank change, --whole a matrix; give one of them")
+        self.loss, self.rank, self.of_state = loss, rank, of_state
         n_layers = self.layers.n_layers
         outside = [n for n in layers if not 1 <= n < n_layers]
         if outside or not layers:
@@ -80,14 +88,19 @@ class HeadsObjective(BesideStates):
                 f"{n_layers} layers; use 1..{n_layers - 1}"
             )
         own = self.layers.head_rows(None)
-        self.heads = nn.ModuleDict({str(n): TrainableHead(own, rank) for n in sorted(layers)})
+        self.heads = nn.ModuleDict(
+            {str(n): TrainableHead(own, rank, of_state=of_state) for n in sorted(layers)}
+        )
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise and each layer's own to watch."""
         del t, total
-        normed, final = self._frozen_states(blocks[:, :-1])
+        tokens, learned = unmarked(blocks)
+        chosen = places(learned, 0)
+        normed, final = self._frozen_states(tokens[:, :-1], chosen)
+        follow = picked(tokens[:, 1:], chosen)
         losses = {
-            f"layer {name}": self._one(self._read(head, normed[int(name)]), final, blocks[:, 1:])
+            f"layer {name}": self._one(self._read(head, normed[int(name)]), final, follow)
             for name, head in self.heads.items()
         }
         return {"loss": torch.stack(list(losses.values())).sum(), **losses}
@@ -98,12 +111,14 @@ class HeadsObjective(BesideStates):
         return self.layers.divergence(logits, final)
 
     @torch.no_grad()
-    def _frozen_states(self, inputs: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+    def _frozen_states(
+        self, inputs: Tensor, chosen: Tensor | None
+    ) -> tuple[dict[int, Tensor], Tensor]:
         """Return the heads' inputs, by number of layers run, and the model's own final logits."""
         exits, last = {int(name) for name in self.heads}, self.layers.n_layers
         states = self.layers.states(inputs, exits | {last} if self.loss == "kl" else exits)
-        normed = {n: self.layers.adapter.norm(states[n]) for n in exits}
-        final = self.layers.logits(states[last]) if self.loss == "kl" else inputs
+        normed = {n: self.layers.adapter.norm(picked(states[n], chosen)) for n in exits}
+        final = self.layers.logits(picked(states[last], chosen)) if self.loss == "kl" else inputs
         return normed, final
 
     def readers(self) -> dict[int, Callable[[Tensor], Tensor]]:
@@ -130,6 +145,7 @@ class HeadsObjective(BesideStates):
         options = {
             "layers": [int(name) for name in self.heads],
             "rank": self.rank,
+            **({"of_state": True} if self.of_state else {}),
             "loss": self.loss,
         }
         save_addon(folder, METHOD, self.layers.model, None, tensors, options, LAYOUT)

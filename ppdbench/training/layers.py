@@ -15,6 +15,7 @@ from ppdbench.engine.cache import Rows
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.taps import Tap
 from ppdbench.errors import ConfigError, UnsupportedModel
+from ppdbench.training.marks import IGNORED
 from ppdbench.training.states import StatesOnDisk
 
 
@@ -142,12 +143,16 @@ class TrainedLayers:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over tokens; logits [batch, sequence, vocab], targets [batch, sequence]."""
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    """Mean over tokens; logits [..., vocab], targets [...], less those that are `IGNORED`."""
+    flat = targets.flatten()
+    total = torch.nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(), flat, ignore_index=IGNORED, reduction="sum"
+    )
+    return total / (flat != IGNORED).sum().clamp(min=1)
 
 
 def divergence(logits: Tensor, own: Tensor) -> Tensor:
     """KL from the model's `own` distribution, mean over rows; both [..., vocab]."""
     ours = log_softmax(logits.float().flatten(0, -2), -1)
     theirs = log_softmax(own.float().flatten(0, -2), -1)
-    return kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    return kl_div(ours, theirs, reduction="sum", log_target=True) / max(1, len(ours))

@@ -48,6 +48,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     split: str
     column: str
     max_documents: int | None
+    learn: Literal["answers", "all"] = "all"
     files: list[tuple[str, int, int]]  # name, bytes, when it was changed
     vocab_size: int
     tokenizer: str

@@ -13,8 +13,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from filecmp import cmp
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,12 +26,16 @@ from torch import Tensor
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError, one_line
 from ppdbench.files.whole import replacing, write_whole
+from ppdbench.training.marks import marked, plain_ids
 from ppdbench.training.record import Stamp, read_stamp
 
 SPLITS = ("blank-line", "file")
+ANSWERS, EVERYTHING = LEARN = ("answers", "all")
+PROMPT = "prompt_chars"  # of a line of .jsonl: how far its prompt goes
 BATCH = 512  # documents tokenized at once
 CHUNK = 1 << 24  # bytes of tokens that are checked at once
 HUB = "hub:"
+MARKED = np.dtype(np.int32)  # of ids some of which are not learned from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,8 @@ class TextSpec:
     """The source of text: files, folders of .txt and .jsonl, or hub:ID[:CONFIG[:SPLIT]].
 
     `split` says what a document is: a paragraph between blank lines, or a whole file. Lines
-    of .jsonl are documents of their own, with the text in `column`.
+    of .jsonl are documents of their own, with the text in `column`. `learn`: from answers alone,
+    where lines say how far their prompt goes, or from all.
     """
 
     sources: tuple[str, ...]
@@ -46,14 +52,24 @@ class TextSpec:
     column: str = "text"
     max_documents: int | None = None
     offline: bool = False
+    learn: str = EVERYTHING
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise ConfigError("no text to train on; give --text a file, a folder or hub:ID")
         if self.split not in SPLITS:
             raise ConfigError(f"--split-by {self.split!r}: use {' or '.join(SPLITS)}")
+        if self.learn not in LEARN:
+            raise ConfigError(f"--learn-from {self.learn!r}: use {' or '.join(LEARN)}")
         if self.max_documents is not None and self.max_documents < 1:
             raise ConfigError(f"--max-documents {self.max_documents}: use 1 or more")
+
+
+class Document(NamedTuple):
+    """A text, the first characters of which may be a prompt."""
+
+    text: str
+    prompt: int = 0
 
 
 def check_sources(spec: TextSpec) -> None:
@@ -78,20 +94,24 @@ def _local(spec: TextSpec) -> list[Path]:
 
 
 def documents(spec: TextSpec) -> Iterator[str]:
-    """Yield every document of every source, in a fixed order."""
+    """Yield the text of every document of every source, in a fixed order."""
+    yield from (document.text for document in _documents(spec))
+
+
+def _documents(spec: TextSpec) -> Iterator[Document]:
     count = 0
     for source in spec.sources:
-        for text in _of_source(source, spec):
-            if text.strip():
+        for document in _of_source(source, spec):
+            if document.text.strip():
                 if count == spec.max_documents:
                     return
                 count += 1
-                yield text
+                yield document
 
 
-def _of_source(source: str, spec: TextSpec) -> Iterator[str]:
+def _of_source(source: str, spec: TextSpec) -> Iterator[Document]:
     if source.startswith(HUB):
-        yield from _of_hub(source, spec)
+        yield from map(Document, _of_hub(source, spec))
         return
     for file in _files(source):
         yield from _of_file(file, spec)
@@ -115,15 +135,15 @@ def _off_limits(source: str) -> DataError:
     return DataError(f"{source} needs the hub, which --offline forbids; give local files")
 
 
-def _of_file(path: Path, spec: TextSpec) -> Iterator[str]:
+def _of_file(path: Path, spec: TextSpec) -> Iterator[Document]:
     try:
         with path.open(encoding="utf-8") as lines:
             if path.suffix == ".jsonl":
                 yield from _of_jsonl(path, lines, spec.column)
             elif spec.split == "file":
-                yield lines.read()
+                yield Document(lines.read())
             else:
-                yield from _paragraphs(lines)
+                yield from map(Document, _paragraphs(lines))
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: byte {_bad_byte(path)} cannot be read") from error
     except OSError as error:
@@ -151,7 +171,7 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(held).rstrip("\n")
 
 
-def _of_jsonl(path: Path, lines: Iterable[str], column: str) -> Iterator[str]:
+def _of_jsonl(path: Path, lines: Iterable[str], column: str) -> Iterator[Document]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -160,7 +180,10 @@ def _of_jsonl(path: Path, lines: Iterable[str], column: str) -> Iterator[str]:
         if not isinstance(row, dict) or not isinstance(row.get(column), str):
             found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
             raise DataError(f"{path} line {number} has no text in {column!r}; found: {found}")
-        yield row[column]
+        text, prompt = row[column], row.get(PROMPT, 0)
+        if type(prompt) is not int or not 0 <= prompt <= len(text):
+            raise DataError(f"{path} line {number}: {PROMPT} is {prompt!r}; use 0..{len(text)}")
+        yield Document(text, prompt)
 
 
 def _of_hub(source: str, spec: TextSpec) -> Iterator[str]:
@@ -180,7 +203,7 @@ def _of_hub(source: str, spec: TextSpec) -> Iterator[str]:
 
 
 class TokenBlocks:
-    """Blocks of `length` tokens over a row of ids on disk."""
+    """Blocks of `length` tokens over a row of ids on disk, less those with nothing to learn."""
 
     def __init__(self, ids: npt.NDArray[Any], length: int, seed: int) -> None:
         if len(ids) < length:
@@ -191,7 +214,11 @@ class TokenBlocks:
         self.ids = ids
         self.length = length
         self.seed = seed
-        self.count = len(ids) // length
+        rows = ids[: len(ids) // length * length].reshape(-1, length)
+        self._useful = np.flatnonzero((rows >= 0).any(1)) if ids.dtype == MARKED else None
+        self.count = len(rows) if self._useful is None else len(self._useful)
+        if not self.count:
+            raise DataError("the text has prompts alone and no answers; use --learn-from all")
         self._held: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
 
     def batch(self, step: int, size: int) -> npt.NDArray[np.int64]:
@@ -201,7 +228,8 @@ class TokenBlocks:
 
     def _block(self, place: int) -> npt.NDArray[np.int64]:
         epoch, index = divmod(place, self.count)
-        start = int(self._order(epoch)[index]) * self.length
+        number = int(self._order(epoch)[index])
+        start = (number if self._useful is None else int(self._useful[number])) * self.length
         return self.ids[start : start + self.length].astype(np.int64)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -212,8 +240,13 @@ class TokenBlocks:
 
 
 def tokenized(spec: TextSpec, tokenizer: Any, vocab_size: int, path: Path) -> npt.NDArray[Any]:
-    """Return all tokens of the text, written to `path` once and mapped into memory from then on."""
-    kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+    """Return all tokens of the text, written to `path` once and mapped into memory from then on.
+
+    Those that are not learned from are marked as such (see `marks`).
+    """
+    kind = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+    if spec.learn == ANSWERS and any(document.prompt for document in _documents(spec)):
+        kind = MARKED
     stamp = path.with_suffix(".json")
     made_of, found = _identity(spec, tokenizer, vocab_size), read_stamp(stamp)
     if found is None or _without_content(found) != made_of or not path.is_file():
@@ -250,12 +283,12 @@ def _checksum(path: Path) -> str:
     return f"{found:08x}"
 
 
-def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: type) -> None:
+def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: np.dtype[Any]) -> None:
     made = not path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial, partial.open("wb") as out:
-            for ids in _token_rows(documents(spec), tokenizer):
+            for ids in _token_rows(_documents(spec), tokenizer, mark=kind == MARKED):
                 out.write(np.asarray(ids, dtype=kind).tobytes())
             if out.tell() == 0:
                 raise DataError(f"the text holds no words: {', '.join(spec.sources)}")
@@ -267,33 +300,47 @@ def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: type) -> Non
         raise
 
 
-def _token_rows(texts: Iterable[str], tokenizer: Any) -> Iterator[Sequence[int]]:
+def _token_rows(
+    texts: Iterable[Document], tokenizer: Any, *, mark: bool
+) -> Iterator[Sequence[int]]:
+    """Yield the ids of each document, the end behind them; prompts marked if so asked.
+
+    A prompt is tokenized by itself, as it is where its answer is decoded.
+    """
     eos = tokenizer.eos_token_id
     ending = [] if eos is None else [eos]
-    held: list[str] = []
 
-    def flush() -> Iterator[Sequence[int]]:
+    def ids(held: Sequence[str]) -> Iterable[list[int]]:
         # verbose=False: documents are cut into blocks, so their length is no concern.
-        for ids in tokenizer(held, add_special_tokens=False, verbose=False)["input_ids"]:
-            yield [*ids, *ending]
-        held.clear()
+        found: Iterable[list[int]] = tokenizer(held, add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
+        return found
 
-    for text in texts:
-        held.append(text)
-        if len(held) == BATCH:
-            yield from flush()
-    if held:
-        yield from flush()
+    texts = iter(texts)
+    while held := list(islice(texts, BATCH)):
+        if not mark:
+            yield from ([*row, *ending] for row in ids([document.text for document in held]))
+            continue
+        prompts = ids([document.text[: document.prompt] for document in held])
+        answers = ids([document.text[document.prompt :] for document in held])
+        for prompt, answer in zip(prompts, answers, strict=True):
+            yield marked(prompt, [*answer, *ending])
 
 
 def commonest(ids: npt.NDArray[Any], size: int, vocab: int) -> Tensor:
-    """The tokens that occur most often in a text, in rising order."""
+    """The tokens that occur most often in a text, in rising order.
+
+    Those that are learned from come first; where these are too few, the others fill up.
+    """
     if size > vocab:
         raise ConfigError(
             f"--draft-vocab {size}, but this model has {vocab} tokens; use 1..{vocab}, or 0"
         )
-    counts = torch.from_numpy(np.bincount(ids, minlength=vocab))
-    return counts.sort(descending=True, stable=True).indices[:size].sort().values
+    everywhere = np.bincount(plain_ids(ids), minlength=vocab)
+    learned = np.bincount(ids[ids >= 0], minlength=vocab)
+    order = np.lexsort((-everywhere, -learned))  # stable: by id where both counts are the same
+    return torch.from_numpy(order[:size].copy()).sort().values
 
 
 def _identity(spec: TextSpec, tokenizer: Any, vocab_size: int) -> dict[str, Any]:
@@ -310,6 +357,7 @@ def _identity(spec: TextSpec, tokenizer: Any, vocab_size: int) -> dict[str, Any]
         "split": spec.split,
         "column": spec.column,
         "max_documents": spec.max_documents,
+        "learn": spec.learn,
         "files": files,
         "vocab_size": vocab_size,
         "tokenizer": vocabulary_hash(tokenizer),

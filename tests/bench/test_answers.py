@@ -51,6 +51,7 @@ def test_answers_are_what_generate_writes_after_the_chat_template(home: Path) ->
         output = model.generate(ids, max_new_tokens=TOKENS, do_sample=False)[0]
         assert line["text"] == prompt + words.decode(output[ids.shape[1] :])
         assert line["prompt_tokens"] == ids.shape[1]
+        assert line["text"][: line["prompt_chars"]] == prompt
     told = json.loads((home / "out" / "answers.json").read_text("utf-8"))["written"]
     assert told["answers"] == 3
     assert told["too_long"] == 1

@@ -117,6 +117,40 @@ def test_a_low_rank_head_is_the_dense_product_added_to_the_models_own(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "gemma2", "opt-350m-like"])
+def test_a_change_of_the_state_is_added_before_the_models_own_head(
+    family: str, tmp_path: Path
+) -> None:
+    stock = stock_model(family)
+    weight = stock.get_output_embeddings().weight.detach().clone()
+    loaded = take_over(ModelSpec(name=family), stock, None)
+    width = weight.shape[1]
+    down, up = torch.randn(RANK, width), torch.randn(width, RANK)
+    tensors = {"layer.2.down": down, "layer.2.up": up}
+    about = header(loaded, layers=[2], rank=RANK, of_state=True)
+    head = heads_in(write(tmp_path / "h", about, tensors), loaded)[2]
+    x = normed(loaded)
+    x = x[..., :width]
+    changed = x + x @ down.T @ up.T
+    cap = getattr(stock.config, "final_logit_softcapping", None)
+    truth = linear(changed, weight)
+    truth = truth if cap is None else torch.tanh(truth / cap) * cap
+    torch.testing.assert_close(head.logits(loaded.staged.adapter, x), truth, atol=1e-4, rtol=1e-4)
+
+
+def test_a_change_of_something_else_is_refused(
+    model: tuple[Loaded, Tensor], tmp_path: Path
+) -> None:
+    loaded, _ = model
+    folder = write(tmp_path / "h", header(loaded, rank=RANK, of_state="yes"), low_rank(1, 2))
+    with pytest.raises(ConfigError, match="of_state 'yes'; use true or false"):
+        heads_in(folder, loaded)
+    folder = write(tmp_path / "of", header(loaded, rank=RANK, of_state=True), low_rank(1, 2))
+    with pytest.raises(ConfigError, match=r"layer\.1\.up"):
+        heads_in(folder, loaded)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("family", ["llama", "gemma2", "opt", "opt-350m-like"])
 def test_a_head_equal_to_the_models_own_reads_out_the_same(family: str, tmp_path: Path) -> None:
     """The soft cap of gemma2 and the narrow read-out of small OPTs included."""

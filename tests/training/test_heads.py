@@ -16,10 +16,10 @@ from tests.training.conftest import HELD_OUT
 from tests.training.made import SMALL, blocks, learn, quality, write_task
 
 
-@pytest.mark.parametrize("rank", [None, 3])
-def test_heads_start_as_the_models_own(rank: int | None) -> None:
+@pytest.mark.parametrize(("rank", "of_state"), [(None, False), (3, False), (3, True)])
+def test_heads_start_as_the_models_own(rank: int | None, of_state: bool) -> None:
     stock = stock_model("llama")
-    objective = HeadsObjective(stock, [1, 3], 16, rank=rank)
+    objective = HeadsObjective(stock, [1, 3], 16, rank=rank, of_state=of_state)
     own = stock.get_output_embeddings()
     normed = torch.randn(2, 5, 32)
     for reader in objective.readers().values():
@@ -43,11 +43,18 @@ def test_the_kl_loss_of_the_final_layers_own_distribution_is_zero() -> None:
     assert float(objective._one(logits, logits.clone(), torch.zeros(2, 5))) == pytest.approx(0)
 
 
+def test_a_change_of_the_state_is_no_matrix(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "./model", "--text", "text.txt", "--out", "heads", "--steps", "1", *SMALL]
+    assert run(["train", "heads", *words, "--of-state", "--whole"]) == 2
+    assert "--of-state is a low-rank change, --whole a matrix" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--of-state", "--rank", "16", "--learning-rate", "1e-2"]])
 def test_trained_heads_are_read_by_probe_and_raise_match_rates_on_their_text(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--model", "./model", "--text", "text.txt", "--out", "heads", "--steps", "60", *SMALL]
-    assert run(["train", "heads", *words, "--loss", "kl", *HELD_OUT]) == 0
+    assert run(["train", "heads", *words, "--loss", "kl", *more, *HELD_OUT]) == 0
     told = capsys.readouterr()
     assert "perplexity" in told.out
     assert "text.txt is trained on and measured on" in told.err

@@ -6,7 +6,8 @@ version it is shows in its tensors. EAGLE-3 calls its layer `midlayer.` or, like
 other way round. Some carry a copy of the target's embedding, and biases where it has them.
 
 An add-on has the same tensors under `layers.0.`; its options are `eagle` (the version),
-`network` (the layer's configuration) and, for version 3, `reads`, `draft_vocab` and `rank`.
+`network` (the layer's configuration) and, for version 3, `reads`, `draft_vocab` and `rank`: with
+both of these it holds, in place of a head, a low-rank change of the rows of the model's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.addons import ADDON, Weights, addon_folder, open_addon
+from ppdbench.engine.heads import head_rows
 from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_json
@@ -65,6 +67,8 @@ def load_network(folder: str, loaded: Loaded, reads: tuple[int, ...] = ()) -> Lo
         weights = Weights(_published_file(home), loaded)
         network = _recognized(weights, home, loaded, reads)
     fill(network, weights)
+    if isinstance(network, Eagle3) and network.change is not None and network.d2t is not None:
+        network.settle_head(head_rows(loaded, network.all_words()))
     network.eval().requires_grad_(False)
     flat = lay_out_draft(network, flat=loaded.staged.flat is not None)
     return LoadedDraft(network, flat, weights.fingerprint)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from ppdbench.engine import attention
 from ppdbench.engine.adapters import LENGTH_DEPENDENT_ROPE, Adapter
@@ -246,7 +247,9 @@ class Eagle3(DraftNetwork):
     """Guesses tokens from what three layers hold, free to put into its states what it likes.
 
     The head is a matrix of its own over the first `draft_vocab` entries of a map to the
-    target's ids; or, with 0, the target's own head, which a `rank` lets it change a little.
+    target's ids; or, with 0, the target's own head, which a `rank` lets it change a little. With
+    both it is such a change of the rows that the target's head has for these entries: `own_rows`,
+    which are no part of what is stored.
     """
 
     version = 3
@@ -271,13 +274,15 @@ class Eagle3(DraftNetwork):
         self.norm = LlamaRMSNorm(width, eps)
         self.lm_head: nn.Module | None = None
         self.change: nn.Sequential | None = None
+        self.own_rows: Tensor | None = None
         if draft_vocab:
-            self.lm_head = nn.Linear(width, draft_vocab, bias=False)
             self.d2t = torch.zeros(draft_vocab, dtype=torch.long)
-        elif rank:
+        if rank:
             down = nn.Linear(width, rank, bias=False)
-            up = nn.Linear(rank, self.target_vocab, bias=False)
+            up = nn.Linear(rank, self.n_words, bias=False)
             self.change = nn.Sequential(OrderedDict(down=down, up=up))
+        elif draft_vocab:
+            self.lm_head = nn.Linear(width, draft_vocab, bias=False)
 
     def features(self, taps: Mapping[int, Tensor]) -> Tensor:
         fused: Tensor = self.fc(torch.cat([taps[n].to(self._like) for n in self.reads], dim=-1))
@@ -294,10 +299,27 @@ class Eagle3(DraftNetwork):
         if self.lm_head is not None:
             own: Tensor = self.lm_head(normed)
             return own
-        shared: Tensor = self.target.head(normed.to(self.target.dtype))
+        shared = self._shared(normed)
         if self.change is not None:
             shared = shared + self.change(normed)
         return self.target.cap(shared)
+
+    def _shared(self, normed: Tensor) -> Tensor:
+        """Logits by the target's own head."""
+        if self.own_rows is not None:
+            return linear(normed, self.own_rows.to(normed))
+        read: Tensor = self.target.head(normed.to(self.target.dtype))
+        return read
+
+    @torch.no_grad()
+    def settle_head(self, own_rows: Tensor) -> None:
+        """Make one matrix of a change and of the rows that it changes."""
+        assert self.change is not None
+        down, up = (part.get_parameter("weight").float() for part in self.change)
+        whole = (own_rows.float() + up @ down).to(self._like)
+        self.lm_head = nn.Linear(down.shape[1], len(whole), bias=False, device="meta")
+        self.lm_head.weight = nn.Parameter(whole, requires_grad=False)
+        self.change = None
 
 
 def _check_widths(target: Adapter) -> None:

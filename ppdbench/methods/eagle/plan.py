@@ -43,7 +43,11 @@ class EaglePlan(TrainingPlan):
     draft_vocab: int = option(
         0, "Version 3: a head over so many of the commonest tokens; 0: the model's head."
     )
-    rank: int = option(0, "Version 3: low-rank change of the model's head; 0: that head as it is.")
+    rank: int = option(
+        0,
+        "Version 3: low-rank change of the model's head; 0: that head as it is, or a whole matrix "
+        "with --draft-vocab.",
+    )
     ffn: int = option(0, "Width of its MLP; 0: as wide.")
     loss: str = option("kl", "kl: the model's own distribution; ce: its likeliest token.")
     decay: float = option(0.8, "Of the weight, pass by pass.")
@@ -62,10 +66,6 @@ class EaglePlan(TrainingPlan):
                 raise ConfigError(f"{asked} {value}: use {lowest} or more, up to {MOST}")
         if self.version == 1 and (self.draft_vocab or self.rank):
             raise ConfigError("--draft-vocab and --rank: version 1 reads through the model's head")
-        if self.draft_vocab and self.rank:
-            raise ConfigError(
-                "--draft-vocab trains a whole head, --rank changes the model's; give one of them"
-            )
         check_loss(self.loss)
         check_decay(self.decay)
         if self.noise is not None and not self.noise >= 0:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad, smooth_l1_loss
 
 from ppdbench.engine.addons import save_addon
@@ -35,6 +35,7 @@ from ppdbench.methods.eagle.plan import DISTANCES, EaglePlan
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.layers import cross_entropy
+from ppdbench.training.marks import ReadAhead, picked, places, unmarked
 from ppdbench.training.objective import BesideStates
 
 TOKEN_WEIGHT = 0.1  # of the loss on tokens beside that on features
@@ -72,16 +73,17 @@ class EagleObjective(BesideStates):
         if plan.version == 1:
             return Eagle1(target, config).to(target.device)
         reads = feature_layers(len(target.layers))
-        if words is None:
-            return Eagle3(target, config, reads, rank=plan.rank).to(target.device)
-        network = Eagle3(target, config, reads, len(words)).to(target.device)
+        n_words = 0 if words is None else len(words)
+        network = Eagle3(target, config, reads, n_words, plan.rank).to(target.device)
         start_head(network, words)
         return network
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise and each pass's own to watch."""
         del total
-        found = [self._one(*read) for read in self._passes(blocks[:, :-1], self.plan.n_passes, t)]
+        tokens, learned = unmarked(blocks)
+        passes = self._passes(tokens[:, :-1], self.plan.n_passes, t, learned)
+        found = [self._one(*read) for read in passes]
         weighted = [self.plan.decay**p * loss for p, loss in enumerate(found)]
         named = {f"distance {p}": loss for p, loss in enumerate(found, start=1)}
         return {"loss": torch.stack(weighted).sum(), **named}
@@ -98,20 +100,31 @@ class EagleObjective(BesideStates):
         return smooth_l1_loss(states.float(), features.float()) + TOKEN_WEIGHT * tokens
 
     def _passes(
-        self, inputs: Tensor, passes: int, t: int | None = None, *, whole: bool = False
+        self,
+        inputs: Tensor,
+        passes: int,
+        t: int | None = None,
+        learned: Tensor | None = None,
+        *,
+        whole: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the arguments of `_one`, by pass, for inputs [batch, n]; with noise at step `t`.
 
-        The model's own logits are over the draft vocabulary, if they are not asked for `whole`.
+        Each is [batch, row, ...], or [row, ...] where only some tokens are `learned` from. The
+        model's own logits are over the draft vocabulary, if they are not asked for `whole`.
         """
         layers, network = self.layers, self.network
         found = layers.states(inputs, {*network.reads, layers.n_layers})
         words = None if whole or network.d2t is None else network.all_words()
-        own = layers.logits_of(found[layers.n_layers], words)
+        last = found[layers.n_layers]
+        own = ReadAhead(last, learned, lambda rows: layers.logits_of(rows, words))
         features = network.features(found)
         read = features[:, :-1] if t is None else self._noisy(features[:, :-1], t)
-        for p, states in enumerate(unrolled(network, inputs[:, 1:], read, passes)):
-            yield states, features[:, 1 + p :], own[:, 1 + p :]
+        unroll = unrolled(network, inputs[:, 1:], read, passes)
+        for distance, states in enumerate(unroll, start=1):
+            chosen = places(learned, distance)
+            guessed = picked(features[:, distance:], chosen)
+            yield picked(states, chosen), guessed, own.at(distance)
 
     def _noisy(self, features: Tensor, t: int) -> Tensor:
         """Drawn from the step alone, so that a resumed run has the same."""
@@ -131,9 +144,11 @@ class EagleObjective(BesideStates):
 
         def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             passes = min(DISTANCES, sequence - 1)
-            for states, _, own in self._passes(blocks[:, :-1], passes, whole=True):
-                logits = self.network.logits(states).float().flatten(0, 1)
-                yield self.network.spread(logits, float(logits.min())), own.flatten(0, 1)
+            tokens, learned = unmarked(blocks)
+            for states, _, own in self._passes(tokens[:, :-1], passes, None, learned, whole=True):
+                logits = self.network.logits(states).float().flatten(0, -2)
+                least = float(logits.min()) if len(logits) else 0.0
+                yield self.network.spread(logits, least), own.flatten(0, -2)
 
         return by_distance(guesses, ids, sequence, self.layers.adapter.device, watch=watch)
 
@@ -155,15 +170,21 @@ class EagleObjective(BesideStates):
         save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, options)
 
 
-def start_head(network: Eagle3, words: Tensor) -> None:
-    """Let a head of its own begin with the rows that the model's has for these words."""
+@torch.no_grad()
+def start_head(network: Eagle3, words: Tensor | None) -> None:
+    """Let a network begin with the model's head: all of it, or the rows for these words."""
+    if network.change is not None:
+        nn.init.zeros_(network.change[-1].get_parameter("weight"))
+    if words is None:
+        return
     assert network.d2t is not None
-    assert network.lm_head is not None
     words = words.to(network.d2t.device)
-    with torch.no_grad():
-        network.d2t.copy_(words - torch.arange(len(words), device=words.device))
-        own = network.target.head.get_parameter("weight")
-        network.lm_head.get_parameter("weight").copy_(own[words])
+    network.d2t.copy_(words - torch.arange(len(words), device=words.device))
+    own = network.target.head.get_parameter("weight").detach()[words]
+    if network.lm_head is None:
+        network.own_rows = own
+    else:
+        network.lm_head.get_parameter("weight").copy_(own)
 
 
 class History:

@@ -36,6 +36,7 @@ from ppdbench.methods.hidden_transfer.plan import CHAINED, MASKED, TRUE, Transfe
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.context import LaterContext, TextContext
 from ppdbench.training.evaluate import CandidateQuality, DistanceQuality, by_distance
+from ppdbench.training.marks import picked, places, unmarked
 from ppdbench.training.objective import BesideModel
 
 
@@ -57,7 +58,7 @@ class TransferObjective(BesideModel):
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise, which is that of one job, in equal shares of the steps."""
         job = t * len(self.jobs) // total
-        guessed, own = self._trained(blocks[:, :-1], job)
+        guessed, own = self._trained(blocks, job)
         if self.plan.loss == "reverse-kl":
             guessed, own = own, guessed
         loss = self.layers.divergence(guessed, own)
@@ -74,29 +75,47 @@ class TransferObjective(BesideModel):
         earlier = tuple(matrix.detach() for matrix in self.matrices[: len(steps) - 1])
         return TransferMatrices(steps, (*earlier, self.matrices[job]))
 
-    def _trained(self, tokens: Tensor, job: int) -> tuple[Tensor, Tensor]:
-        """Logits of the job's guesses, and the model's own: [batch, place, vocab]."""
+    def _trained(self, blocks: Tensor, job: int) -> tuple[Tensor, Tensor]:
+        """Logits of the job's guesses, and the model's own: [..., vocab]."""
+        tokens, learned = unmarked(blocks)
         transfer, ahead = self._transfer(job), len(self.jobs[job])
-        places = self._places(tokens, ahead)
+        where, counted = self._places(tokens.shape[1] - 1, learned, ahead)
         if self.plan.mask == CHAINED:
             steps, known = tuple(range(1, 1 + ahead)), 0
         else:
             transfer = TransferMatrices(transfer.layers[-1:], transfer.matrices[-1:])
             steps, known = (ahead,), ahead - 1 if self.plan.mask == TRUE else 0
-        n = tokens.shape[1]
-        states, own = self._guesses(
-            tokens, transfer, PseudoStatePass(places, steps, n, n - 1, known)
+        n = tokens.shape[1] - 1
+        states, last = self._guesses(
+            tokens[:, :-1], transfer, PseudoStatePass(where, steps, n, n - 1, known)
         )
-        return self.layers.logits(states[:, -1]), own[:, ahead:]
+        return self._compared(states[:, -1], last[:, where + ahead], counted)
 
-    def _places(self, tokens: Tensor, ahead: int) -> Tensor:
-        """Return all places that have a token so far ahead."""
-        return torch.arange(tokens.shape[1] - ahead, device=tokens.device)
+    def _compared(
+        self, states: Tensor, last: Tensor, counted: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of guesses and the model's own, of states [batch, place, hidden] of both."""
+        with torch.no_grad():
+            own = self.layers.logits(picked(last, counted))
+        return self.layers.logits(picked(states, counted)), own
+
+    def _places(self, n: int, learned: Tensor | None, ahead: int) -> tuple[Tensor, Tensor | None]:
+        """Places among `n` tokens that have one so far ahead, and which of them count for whom.
+
+        Where only some tokens are learned from, those that count for nobody are left out.
+        """
+        counted = places(learned, ahead)
+        if counted is None:
+            return torch.arange(n - ahead, device=self.layers.adapter.device), None
+        where = counted.any(0).nonzero()[:, 0]
+        if not len(where):  # a pass has rows all the same
+            where = where.new_zeros(1)
+        return where, counted[:, where]
 
     def _guesses(
         self, tokens: Tensor, transfer: TransferMatrices, where: PseudoStatePass
     ) -> tuple[Tensor, Tensor]:
-        """Pseudo states [batch, step, place, hidden] in the end, and the model's own logits."""
+        """Pseudo states [batch, step, place, hidden] in the end, and those of the text."""
         layers, context = self.layers, TextContext(self.layers.n_layers)
         states: dict[int, Tensor] = {}
 
@@ -110,8 +129,8 @@ class TransferObjective(BesideModel):
             return hidden
 
         with torch.no_grad():
-            own = layers.logits(layers.last(tokens, context, tap))
-        return transferred(transfer, states, where, layers.n_layers, run), own
+            last = layers.last(tokens, context, tap)
+        return transferred(transfer, states, where, layers.n_layers, run), last
 
     # What it is worth
 
@@ -122,7 +141,7 @@ class TransferObjective(BesideModel):
 
         def measured(job: int) -> list[DistanceQuality]:
             def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-                return self._decoded(blocks[:, :-1], job)
+                return self._decoded(blocks, job)
 
             return by_distance(guesses, ids, sequence, self.layers.adapter.device, watch=watch)
 
@@ -135,16 +154,17 @@ class TransferObjective(BesideModel):
             for quality in measured(job)[-1:]
         ]
 
-    def _decoded(self, tokens: Tensor, job: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _decoded(self, blocks: Tensor, job: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, by distance, the guesses up to that of a job, and the model's own logits there."""
-        ahead, n = len(self.jobs[job]), tokens.shape[1]
-        places = self._places(tokens, ahead)
+        tokens, learned = unmarked(blocks)
+        ahead, n = len(self.jobs[job]), tokens.shape[1] - 1
+        where, counted = self._places(n, learned, ahead)
         steps, masked = tuple(range(1, 1 + ahead)), self.plan.mask == MASKED
-        where = PseudoStatePass(places, steps, n, n - 1, masked=masked)
-        states, own = self._guesses(tokens, self._transfer(job), where)
+        rows = PseudoStatePass(where, steps, n, n - 1, masked=masked)
+        states, last = self._guesses(tokens[:, :-1], self._transfer(job), rows)
         for step in steps:
-            logits = self.layers.logits(states[:, step - 1])
-            yield logits.flatten(0, 1), own[:, step : step + len(places)].flatten(0, 1)
+            guessed, own = self._compared(states[:, step - 1], last[:, where + step], counted)
+            yield guessed.flatten(0, -2), own.flatten(0, -2)
 
     def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None = None) -> None:
         """Write what `hidden-transfer` decodes with; each candidate in a folder of its own."""

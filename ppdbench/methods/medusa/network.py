@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ppdbench.engine.addons import ADDON, Addon, Weights, addon_folder, open_addon
+from ppdbench.engine.heads import head_rows
 from ppdbench.engine.loading import Loaded
 from ppdbench.errors import ConfigError
 from ppdbench.methods.medusa.flat import FlatHeads, HeadStates
@@ -194,21 +195,9 @@ def _stacked(weights: Weights, shape: HeadsShape, loaded: Loaded) -> MedusaHeads
     words = None
     if shape.words:
         ids = weights.take(WORDS, (shape.words,))
-        words = (ids, _head_rows(loaded, ids))
+        words = (ids, head_rows(loaded, ids))
     whole = shape.rank is None
     return MedusaHeads(loaded, blocks, readout, shape.heads, after, whole, words)
-
-
-@torch.inference_mode()
-def _head_rows(loaded: Loaded, ids: Tensor) -> Tensor:
-    """The rows of the model's head for these tokens, in whatever form it is held.
-
-    Of a state with a single one it makes a column of its weights, without any rounding.
-    """
-    adapter = loaded.staged.adapter
-    ones = torch.eye(adapter.head_width, dtype=loaded.staged.dtype, device=ids.device)
-    columns: Tensor = adapter.head(ones)
-    return columns[:, ids].mT.contiguous()
 
 
 def reading_layer(after: int, n_layers: int) -> int:

@@ -25,9 +25,8 @@ from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import cross_entropy
+from ppdbench.training.marks import IGNORED, ReadAhead, picked, places, unmarked
 from ppdbench.training.objective import BesideStates
-
-IGNORED = -100  # a target that cross entropy leaves out
 
 
 class Block(nn.Module):
@@ -92,9 +91,12 @@ class MedusaObjective(BesideStates):
         """`loss` to minimise and each distance's own to watch."""
         del t, total
         losses = {}
-        for distance, (logits, own) in enumerate(self._guesses(blocks[:, :-1]), start=1):
+        tokens, learned = unmarked(blocks)
+        guesses = self._guesses(tokens[:, :-1], learned)
+        for distance, (logits, own) in enumerate(guesses, start=1):
             if self.plan.loss == "ce":
-                found = cross_entropy(logits, self._entries(blocks[:, 1 + distance :]))
+                follow = picked(tokens[:, 1 + distance :], places(learned, distance))
+                found = cross_entropy(logits, self._entries(follow))
             else:
                 found = self.layers.divergence(logits, own)
             losses[f"distance {distance}"] = found
@@ -105,22 +107,28 @@ class MedusaObjective(BesideStates):
         """Entries of the draft vocabulary for tokens; those that it lacks are not learned from."""
         if self.words is None:
             return targets
-        places = torch.searchsorted(self.words, targets).clamp(max=len(self.words) - 1)
-        return places.where(self.words[places] == targets, IGNORED)
+        entries = torch.searchsorted(self.words, targets).clamp(max=len(self.words) - 1)
+        return entries.where(self.words[entries] == targets, IGNORED)
 
-    def _guesses(self, inputs: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def _guesses(
+        self, inputs: Tensor, learned: Tensor | None = None, *, whole: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, by head, its logits and what the model itself says once it has come so far.
 
-        Of inputs [batch, n]: both [batch, n - distance, words], the second over the whole
-        vocabulary if so asked.
+        Of inputs [batch, n]: both [batch, n - distance, words], or [place, words] where only some
+        are `learned` from; the second over the whole vocabulary if so asked.
         """
         layers, own_head = self.layers, self._own()
         states = layers.states(inputs, {self.after, layers.n_layers})
+        words = None if whole else self.words
+        last = states[layers.n_layers]
+        own = ReadAhead(last, learned, lambda rows: layers.logits_of(rows, words))
         with torch.no_grad():
             normed = layers.adapter.norm(states[self.after])
-        own = layers.logits_of(states[layers.n_layers], None if whole else self.words)
         for distance, head in enumerate(self.heads, start=1):
-            yield layers.adapter.cap(head(normed[:, :-distance], own_head)), own[:, distance:]
+            chosen = places(learned, distance)
+            logits = head(picked(normed[:, :-distance], chosen), own_head)
+            yield layers.adapter.cap(logits), own.at(distance)
 
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
@@ -128,10 +136,11 @@ class MedusaObjective(BesideStates):
         """Count how often each head's guesses are what the model itself finds most likely there."""
 
         def guesses(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-            for logits, own in self._guesses(blocks[:, :-1], whole=True):
+            tokens, learned = unmarked(blocks)
+            for logits, own in self._guesses(tokens[:, :-1], learned, whole=True):
                 yield (
-                    spread_over_vocabulary(logits.flatten(0, 1), self.words, own.shape[-1]),
-                    own.flatten(0, 1),
+                    spread_over_vocabulary(logits.flatten(0, -2), self.words, own.shape[-1]),
+                    own.flatten(0, -2),
                 )
 
         return by_distance(guesses, ids, sequence, self._own().device, watch=watch)

@@ -33,6 +33,7 @@ from ppdbench.training.context import LaterContext, read_text
 from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import TrainedLayers, cross_entropy
+from ppdbench.training.marks import picked, places, unmarked
 from ppdbench.training.objective import BesideModel
 
 
@@ -109,23 +110,42 @@ class PromptsObjective(BesideModel):
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise and that of each distance to watch."""
         del total
-        places = self._drawn(blocks.shape[1] - 1, t)
-        guessed, own = self._guesses(blocks[:, :-1], places)
+        tokens, learned = unmarked(blocks)
+        where = self._drawn(tokens.shape[1] - 1, t, learned)
+        guessed, own = self._guesses(tokens[:, :-1], where)
         losses = {}
         for i in range(self.chain.prompts):
-            follow = blocks[:, 2 + i + places]
-            losses[f"distance {i + 1}"] = self._one(guessed[:, :, i], own[:, :, i], follow)
+            compared = guessed[:, :, i], own[:, :, i], tokens[:, 2 + i + where]
+            found = self._one(*(self._counted(each, where, learned, 1 + i) for each in compared))
+            losses[f"distance {i + 1}"] = found
         weighted = [self.plan.decay**i * loss for i, loss in enumerate(losses.values())]
         return {"loss": torch.stack(weighted).mean(), **losses}
 
-    def _drawn(self, length: int, t: int) -> Tensor:
+    def _drawn(self, length: int, t: int, learned: Tensor | None = None) -> Tensor:
         """Places of this step, each with tokens behind it for all prompt tokens.
 
-        Drawn from the step alone and the same for the whole batch, however it is split.
+        Drawn from the step alone and the same for the whole batch, however it is split; where
+        only some tokens are learned from, among places that count for one of the sequences.
         """
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + t)
         order = torch.randperm(length - self.chain.prompts, generator=draw)
-        return order[: self.plan.insertions].to(self.layers.adapter.device)
+        order = order.to(self.layers.adapter.device)
+        return self._counting(order, learned)[: self.plan.insertions]
+
+    def _counting(self, where: Tensor, learned: Tensor | None) -> Tensor:
+        """Those of some places that count for a sequence, and one at least."""
+        counted = places(learned, self.chain.prompts)
+        if counted is None:
+            return where
+        found = where[counted.any(0)[where]]
+        return found if len(found) else where[:1]
+
+    def _counted(
+        self, values: Tensor, where: Tensor, learned: Tensor | None, distance: int
+    ) -> Tensor:
+        """Values [batch, place, ...] at the places that count at a distance."""
+        counted = places(learned, distance)
+        return picked(values, None if counted is None else counted[:, where])
 
     def _one(self, guessed: Tensor, own: Tensor, follow: Tensor) -> Tensor:
         if self.plan.loss == "ce":
@@ -133,15 +153,15 @@ class PromptsObjective(BesideModel):
         pair = (guessed, own) if self.plan.loss == "kl" else (own, guessed)
         return self.layers.divergence(*pair)
 
-    def _guesses(self, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def _guesses(self, tokens: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [batch, place, prompt, vocab]: what is guessed and what the model itself says."""
-        layers, n = self.layers, len(places)
+        layers, n = self.layers, len(where)
         context, hidden = read_text(layers, tokens)
         with torch.no_grad():
-            ahead = torch.arange(1, 1 + self.chain.prompts, device=places.device)
-            own = layers.logits(hidden[:, places[:, None] + ahead])
+            ahead = torch.arange(1, 1 + self.chain.prompts, device=where.device)
+            own = layers.logits(hidden[:, where[:, None] + ahead])
         prompts = self.prompts(hidden.dtype)
-        step = chains_behind(prompts, places, tokens.shape[1], tokens.shape[1] - 1)
+        step = chains_behind(prompts, where, tokens.shape[1], tokens.shape[1] - 1)
         rows = layers.adapter.place(prompts.words(n), step.positions)
         later = LaterContext(context, step.given)
         outputs = [rows.expand(len(tokens), -1, -1)]
@@ -155,7 +175,7 @@ class PromptsObjective(BesideModel):
         plan, head, prefix = self.plan, None, None
         if plan.custom_head:
             parts = {name: part.to(dtype) for name, part in self.head.named_parameters()}
-            head = ExitHead(**parts)
+            head = ExitHead(parts.get("weight"), parts.get("down"), parts.get("up"))
         if plan.prefix:
             prefix = TrainedRows(self.prefix.keys.to(dtype), self.prefix.values.to(dtype))
         weights = self.weights.to(dtype) if plan.aggregation == LEARNED else None
@@ -169,14 +189,18 @@ class PromptsObjective(BesideModel):
         return by_distance(self._evenly, ids, sequence, self.layers.adapter.device, watch=watch)
 
     def _evenly(self, blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        tokens, learned = unmarked(blocks)
         last = blocks.shape[1] - 2 - self.chain.prompts
         if last < 0:
             return
-        n = min(self.plan.insertions, 1 + last)
-        places = torch.linspace(0, last, n, device=blocks.device).long()
-        guessed, own = self._guesses(blocks[:, :-1], places)
+        every = self._counting(torch.arange(1 + last, device=blocks.device), learned)
+        n = min(self.plan.insertions, len(every))
+        where = every[torch.linspace(0, len(every) - 1, n, device=blocks.device).long()]
+        guessed, own = self._guesses(tokens[:, :-1], where)
         for i in range(self.chain.prompts):
-            yield guessed[:, :, i].flatten(0, 1), own[:, :, i].flatten(0, 1)
+            compared = guessed[:, :, i], own[:, :, i]
+            ours, theirs = (self._counted(each, where, learned, 1 + i) for each in compared)
+            yield ours.flatten(0, -2), theirs.flatten(0, -2)
 
     def start_from(self, addon: Addon) -> None:
         """Go on with what was trained before; what it lacks starts as it always does."""

@@ -17,10 +17,10 @@ from ppdbench.engine.loading import Loaded, ModelSpec, take_over
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
 from ppdbench.methods.eagle.files import load_network
-from ppdbench.methods.eagle.network import (
-    feature_layers,
-)
+from ppdbench.methods.eagle.network import Eagle3, feature_layers
+from ppdbench.methods.eagle.plan import EaglePlan
 from ppdbench.methods.eagle.strategy import Eagle
+from ppdbench.methods.eagle.train import EagleObjective
 from tests.decoding.matrix import CAPACITY, Case, assert_exact
 from tests.families import stock_model
 from tests.helpers import VOCAB, staged
@@ -294,3 +294,32 @@ def test_an_addon_whose_options_do_not_fit_is_refused(
 def test_an_addon_says_itself_what_it_reads(trained: tuple[Loaded, Path]) -> None:
     with pytest.raises(ConfigError, match="says itself what it reads"):
         ready(trained, reads="1+2+3")
+
+
+def test_a_change_of_the_models_rows_becomes_one_matrix(tmp_path: Path) -> None:
+    """What was trained, and what is read of it: rows of the head and what is added to them."""
+    words, stock = torch.tensor([3, 5, 8, 13, 21, 34, 55, 89]), stock_model("llama")
+    plan = EaglePlan(passes=1, draft_vocab=len(words), rank=4)
+    objective = EagleObjective(stock, plan, 16, 0, words=words)
+    network = objective.network
+    assert isinstance(network, Eagle3)
+    assert network.change is not None
+    with torch.no_grad():
+        for part in network.change.parameters():
+            part += torch.randn_like(part)
+    states = torch.randn(1, 5, 32)
+    trained = network.logits(states)
+    down, up = (part.get_parameter("weight") for part in network.change)
+    rows = stock.get_output_embeddings().weight[words] + up @ down
+    torch.testing.assert_close(trained, network.norm(states) @ rows.T, atol=1e-4, rtol=1e-4)
+    tokens = tokenizer(300, 96)
+    objective.save(tmp_path, tokens, torch.float32)
+    assert (tmp_path / "addon.safetensors").stat().st_size < 4 * sum(
+        p.numel() for name, p in network.named_parameters() if "change" not in name
+    ) + 4 * 4 * (32 + len(words)) + 8 * len(words) + 4096
+    loaded = take_over(ModelSpec(name="tiny"), stock, tokens)
+    read = load_network(str(tmp_path), loaded)
+    assert read.network.all_words().tolist() == words.tolist()
+    torch.testing.assert_close(read.network.logits(states), trained, atol=1e-4, rtol=1e-4)
+    if read.flat is not None:
+        torch.testing.assert_close(read.flat.logits(states), trained, atol=1e-4, rtol=1e-4)

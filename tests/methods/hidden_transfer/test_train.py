@@ -99,7 +99,7 @@ def test_the_gradient_is_that_of_the_paper_written_out() -> None:
 def test_the_other_direction_of_the_divergence_is_the_papers_formula() -> None:
     rows = blocks(2)
     made = objective(loss="reverse-kl")
-    guessed, own = (log_softmax(x.float(), -1) for x in made._trained(rows[:, :-1], 1))
+    guessed, own = (log_softmax(x.float(), -1) for x in made._trained(rows, 1))
     truth = (guessed.exp() * (guessed - own)).sum(-1).mean()
     assert float(made(rows, 1, 3)["loss"].detach()) == pytest.approx(float(truth.detach()))
     assert float(objective()(rows, 1, 3)["loss"].detach()) != pytest.approx(float(truth.detach()))
@@ -119,15 +119,15 @@ def test_what_a_later_step_knows_is_what_the_mask_says() -> None:
     for mask, moves in (("teacher-forced", True), ("chained", False), ("masked", False)):
         made = objective(mask=mask)
         with torch.no_grad():
-            before, after = (made._trained(x[:, :-1], 2)[0][0, 5] for x in (rows, other))
+            before, after = (made._trained(x, 2)[0][0, 5] for x in (rows, other))
         assert torch.allclose(before, after, atol=1e-5) is not moves
     # And the pseudo states of earlier steps: only chained ones enter.
     for mask, moves in (("teacher-forced", False), ("chained", True), ("masked", False)):
         made = objective(mask=mask)
         with torch.no_grad():
-            before = made._trained(rows[:, :-1], 2)[0]
+            before = made._trained(rows, 2)[0]
             made.matrices[0] *= 2
-            after = made._trained(rows[:, :-1], 2)[0]
+            after = made._trained(rows, 2)[0]
         assert torch.allclose(before, after, atol=1e-5) is not moves
 
 
@@ -136,10 +136,11 @@ def test_what_a_later_step_knows_is_what_the_mask_says() -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mistral-window", "opt-350m-like"])
 def test_what_is_measured_is_what_decoding_guesses(family: str, masked: bool) -> None:
     made = objective(family, mask="masked" if masked else "chained")
-    text = blocks(1)[:, :-1]
+    rows = blocks(1)
+    text = rows[:, :-1]
     with torch.no_grad():
-        ours = [logits for logits, _ in made._decoded(text, 2)]
-        trained = [made._trained(text, job)[0][0] for job in range(3)]
+        ours = [logits for logits, _ in made._decoded(rows, 2)]
+        trained = [made._trained(rows, job)[0][0] for job in range(3)]
     matrices = tuple(m.detach() for m in made.matrices)
     decoder = HiddenTransferProposer(TransferMatrices(LAYERS, matrices), CHAIN, {}, masked=masked)
     session = Session(staged(family), 40, spare=decoder.rows)
