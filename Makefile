@@ -284,21 +284,29 @@ addons: $(READY)
 SMOLLM2_WORK ?= results/smollm2
 ROWS ?= $(or $(wildcard ../shared/data),hub)
 SMOLLM2 := --model smollm2 --offline
-LEARN := $(SMOLLM2) --dtype float32 --save-dtype bfloat16 --text $(SMOLLM2_WORK)/answers \
-    --held-out $(SMOLLM2_WORK)/held-out --held-out-tokens 16384 --states $(SMOLLM2_WORK)/states \
-    --sequence 256 --batch-size 4 --clip 1 --learning-rate 1e-3
+LEARN := $(SMOLLM2) --dtype float32 --precision bf16 --text $(SMOLLM2_WORK)/answers \
+    --held-out $(SMOLLM2_WORK)/held-out --held-out-tokens 8192 --sequence 256 --clip 1
+OF_STATES := --save-dtype bfloat16 --states $(SMOLLM2_WORK)/states --batch-size 4 --learning-rate 1e-3
+OF_ROWS := --save-dtype bfloat16 --batch-size 8 --micro-batch 1
 
 smollm2-parts: smollm2
 	mkdir -p $(SMOLLM2_WORK)
 	$(BIN)/python -m benchmarks.prompts $(ROWS) $(SMOLLM2_WORK)/prompts.jsonl \
-	    --held-out $(SMOLLM2_WORK)/unseen.jsonl
+	    --limit 5280 --held-out $(SMOLLM2_WORK)/unseen.jsonl
 	for part in prompts:answers unseen:held-out; do \
 	    $(BIN)/ppdbench answers $(SMOLLM2) --dtype bfloat16 --text $(SMOLLM2_WORK)/$${part%:*}.jsonl \
 	        --max-prompt-tokens 400 --max-new-tokens 192 --out $(SMOLLM2_WORK)/$${part#*:} || exit 1; \
 	done
-	$(TRAIN) eagle $(LEARN) --draft-vocab 8192 --passes 4 --epochs 3 --out $(SMOLLM2_WORK)/eagle
-	$(TRAIN) medusa $(LEARN) --draft-vocab 8192 --heads 4 --rank 32 --epochs 3 \
+	$(TRAIN) eagle $(LEARN) $(OF_STATES) --draft-vocab 8192 --rank 64 --passes 4 --epochs 2 \
+	    --out $(SMOLLM2_WORK)/eagle
+	$(TRAIN) medusa $(LEARN) $(OF_STATES) --draft-vocab 8192 --heads 4 --rank 32 --steps 800 \
 	    --out $(SMOLLM2_WORK)/medusa
+	$(TRAIN) prompt-tokens $(LEARN) $(OF_ROWS) --prompts 3 --insertions 32 --steps 110 \
+	    --learning-rate 1e-2 --out $(SMOLLM2_WORK)/prompt-tokens
+	$(TRAIN) hidden-transfer $(LEARN) $(OF_ROWS) --steps 100 --learning-rate 3e-3 \
+	    --out $(SMOLLM2_WORK)/hidden-transfer
+	$(TRAIN) heads $(LEARN) --batch-size 8 --micro-batch 1 --layers all --of-state --rank 64 \
+	    --loss kl --steps 44 --learning-rate 2e-3 --out $(SMOLLM2_WORK)/heads
 	$(BIN)/python -m benchmarks.reference addons $(SMOLLM2_WORK) smollm2
 
 # What was looked at on SmolLM2, for docs/smollm2.md. Tokens, ranks and scores are the same on a busy

@@ -32,7 +32,8 @@ TRAINING = "training.json"
 HEADS = ("heads.json", "heads.safetensors", TRAINING)
 STAGES = ("skip1", "skip2")  # of the model's training
 ADDONS = ("medusa", "hidden-transfer", "prompt-tokens", "eagle")
-ADDON = ("addon.json", "addon.safetensors", "quality.json", "calibration.json", "tree.json")
+QUALITY = "quality.json"
+ADDON = ("addon.json", "addon.safetensors", QUALITY, "calibration.json", "tree.json")
 STORE = "datastore"
 TRAINED_POSITIONS = 2048
 
@@ -70,7 +71,7 @@ def assemble(work: Path) -> None:
     stages = [trained(work / name) for name in STAGES]
     (HOME / TRAINING).write_text(json.dumps(stages, indent=1) + "\n", "utf-8")
     draw_losses(work)
-    copy_heads(work)
+    copy_heads(work, HOME / "heads")
     finish()
 
 
@@ -87,6 +88,8 @@ def addons(work: Path, model: str = "reference") -> None:
         if (work / method / TRAINING).is_file():
             facts = json.dumps(trained(work / method), indent=1)
             (home / TRAINING).write_text(facts + "\n", "utf-8")
+    if model != "reference" and (work / "heads").is_dir():
+        copy_heads(work, trained_part(model, "heads"))
     if (work / STORE).is_dir():
         shutil.copytree(work / STORE, trained_part(model, STORE), dirs_exist_ok=True)
     finish(trained_part(model, ""))
@@ -109,7 +112,7 @@ def finish(home: Path = HOME) -> None:
     """Everybody may read what ships; say how much it is."""
     for path in home.rglob("*.safetensors"):
         path.chmod(0o644)
-    for folder in (home, *(home / part for part in (*ADDONS, STORE))):
+    for folder in (home, *(home / part for part in (*ADDONS, "heads", STORE))):
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         print(f"{folder.relative_to(PACKAGE)}: {size / 1e6:.1f} MB")
 
@@ -122,18 +125,20 @@ def trained(run: Path) -> dict[str, Any]:
     return facts
 
 
-def copy_heads(work: Path) -> None:
-    """The heads in half the space, like the model they belong to."""
+def copy_heads(work: Path, home: Path) -> None:
+    """The heads in half the space, with what was measured of every exit if that lies beside them."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    (HOME / "heads").mkdir(exist_ok=True)
-    shutil.copyfile(work / "heads" / HEADS[0], HOME / "heads" / HEADS[0])
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(work / "heads" / HEADS[0], home / HEADS[0])
     tensors = load_file(work / "heads" / HEADS[1])
     halved = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
-    save_file(halved, HOME / "heads" / HEADS[1])
+    save_file(halved, home / HEADS[1])
     facts = trained(work / "heads")
-    (HOME / "heads" / TRAINING).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    (home / TRAINING).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    if home != HOME / "heads":  # the embedded model's are told with those of its other parts
+        shutil.copyfile(work / "heads" / QUALITY, home / QUALITY)
 
 
 def draw_losses(work: Path) -> None:
