@@ -54,7 +54,7 @@ def picked(values: Tensor, chosen: Tensor | None) -> Tensor:
 
 
 class ReadAhead:
-    """What a model reads out of its states [batch, place, width], each place once.
+    """Readouts of a model's states [batch, place, width], each place made once.
 
     `at` hands it out for guesses at a distance, in the order of `picked`.
     """
