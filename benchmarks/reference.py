@@ -126,7 +126,7 @@ def trained(run: Path) -> dict[str, Any]:
 
 
 def copy_heads(work: Path, home: Path) -> None:
-    """The heads in half the space, with what was measured of every exit if that lies beside them."""
+    """The heads in half the space; with another model's goes what was measured of them."""
     import torch
     from safetensors.torch import load_file, save_file
 
