@@ -1,7 +1,7 @@
 """Passes of a model by their rows, for each type and number of threads: tables, and a picture.
 
     python -m benchmarks.curve MODEL [--dtype float32,bfloat16] [--threads 1,2] [--rows 1,9,16]
-        [--save FILE.json] [--markdown FILE.md] [--plot FILE.png]
+        [--as-stored] [--save FILE.json] [--markdown FILE.md] [--plot FILE.png]
 
 What `ppdbench env --curve` measures, several times in one process. `--save` keeps what was
 measured; FILE.json in place of MODEL shows it again. Run it on a machine that does nothing else.
@@ -66,7 +66,13 @@ def _each(asked: argparse.Namespace) -> Iterator[PassCurve]:
             environment.set_threads(threads)
             print(f"{asked.model}, {dtype}, {threads} threads", file=sys.stderr, flush=True)
             yield measure_curve(
-                ModelSpec(name=asked.model, dtype=dtype, device="cpu", offline=True),
+                ModelSpec(
+                    name=asked.model,
+                    dtype=dtype,
+                    device="cpu",
+                    offline=True,
+                    as_stored=asked.as_stored,
+                ),
                 rows=parse_numbers("--rows", asked.rows),
                 context=asked.context,
                 rounds=asked.rounds,
@@ -94,6 +100,7 @@ def main() -> int:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--as-stored", action="store_true", help="as that of ppdbench")
     parser.add_argument("--save", type=Path, help="keep what was measured, as .json")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file, too")
     parser.add_argument("--plot", help="draw all curves as .png, .svg or .pdf")

@@ -61,6 +61,8 @@ def commands(home: Path) -> dict[str, EngineCommand]:
     return {
         OURS: EngineCommand((*own, "greedy", "bfloat16")),
         "ppdbench greedy, float32": EngineCommand((*own, "greedy", "float32")),
+        "ppdbench greedy, bfloat16, as stored": EngineCommand((*own, "stored", "bfloat16")),
+        "ppdbench greedy, float32, as stored": EngineCommand((*own, "stored", "float32")),
         "transformers generate(), bfloat16": EngineCommand((*own, "generate", "bfloat16")),
         "llama.cpp": EngineCommand(with_node, other),
         "OpenVINO GenAI": EngineCommand(with_openvino, peer),

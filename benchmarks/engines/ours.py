@@ -1,6 +1,6 @@
 """Our greedy decoding, or transformers' `generate()`, as a process that decodes when asked to.
 
-python -m benchmarks.engines.ours greedy|generate DTYPE JOB
+python -m benchmarks.engines.ours greedy|stored|generate DTYPE JOB
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ def main(kind: str, dtype: str, job: dict[str, Any]) -> None:
     """Load the model, then answer each line with what one output took."""
     quiet()
     set_threads(job["threads"])
-    spec = ModelSpec(name=job["model"], dtype=dtype, device="cpu", offline=True)
+    spec = ModelSpec(
+        name=job["model"], dtype=dtype, device="cpu", offline=True, as_stored=kind == "stored"
+    )
     tokenizer, _ = load_words(spec)
     prompt = tokenizer(job["prompt"])["input_ids"]
     request = Request(prompt, Limits(job["tokens"]), Clock(torch.device("cpu")))
     room = len(prompt) + job["tokens"]
-    decode, said = greedy(spec, room) if kind == "greedy" else generate(spec)
+    decode, said = generate(spec) if kind == "generate" else greedy(spec, room)
     _say({"ready": said})
     for _ in sys.stdin:
         _say({"tokens": job["tokens"], "seconds": decode(request)})

@@ -78,6 +78,7 @@ def model_spec(options: dict[str, Any]) -> ModelSpec:
         offline=options.pop("offline"),
         trust_remote_code=options.pop("trust_remote_code"),
         gguf=options.pop("gguf"),
+        as_stored=options.pop("as_stored"),
         adapter=options.pop("adapter"),
         family_check=not options.pop("no_family_check"),
     )

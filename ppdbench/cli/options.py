@@ -44,6 +44,11 @@ model_options = stack(
         "synthetic:SPEC.",
     ),
     click.option("--gguf", metavar="FILE", help="The GGUF file of a hub model or a folder."),
+    click.option(
+        "--as-stored",
+        is_flag=True,
+        help="Multiply by a GGUF file's own 4 and 8 bits: the same numbers of fewer bytes.",
+    ),
     click.option("--revision", help="Revision of a hub model."),
     click.option(
         "--adapter", metavar="DIR", help="LoRA adapter of PEFT to merge into the model's weights."

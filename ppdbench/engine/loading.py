@@ -69,8 +69,11 @@ class ModelSpec:
     gguf: str | None = None
     adapter: str | None = None
     family_check: bool = True
+    as_stored: bool = False
 
     def __post_init__(self) -> None:
+        if self.as_stored and self.quantize is not None:
+            raise ConfigError("--as-stored and --quantize both hold weights in few bits; give one")
         if self.quantize is not None:
             check_scheme(self.quantize)
         if self.device_map is not None:
@@ -79,6 +82,10 @@ class ModelSpec:
                 raise ConfigError("--quantize is for models on one device; leave --device-map out")
         elif self.max_memory is not None:
             raise ConfigError("--max-memory limits what --device-map distributes; give both")
+        if self.as_stored and not self.is_gguf:
+            raise ConfigError(
+                f"--as-stored is for weights of a GGUF file, and {self.name} has none; leave it out"
+            )
         if self.adapter is not None and self.is_synthetic:
             raise ConfigError(f"--adapter {self.adapter}: none was trained for random weights")
         if self.adapter is not None and self.is_gguf:
@@ -516,6 +523,8 @@ def _check_gguf(spec: ModelSpec) -> None:
 
 
 def _from_gguf(spec: ModelSpec, device: torch.device, context: int) -> tuple[Any, Any]:
+    if spec.as_stored and device.type != "cpu":
+        raise ConfigError(f"--as-stored: its kernels run on a CPU, not on {device}; leave it out")
     file = gguf_file(spec)
     with _one_line_errors(spec):
         config = settings.configuration(file)
@@ -525,7 +534,7 @@ def _from_gguf(spec: ModelSpec, device: torch.device, context: int) -> tuple[Any
         tokenizer = words.tokenizer(file)
         _check_vocabulary(tokenizer, int(config.vocab_size), spec.name)
         places: Mapping[str, Any] = placement.places or {"": _first_place(spec, device)}
-        model = weights.build(file, config, dtype, places)
+        model = weights.build(file, config, dtype, places, as_stored=spec.as_stored)
     setattr(model, FILE, file)
     return model, tokenizer
 

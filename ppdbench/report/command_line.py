@@ -38,6 +38,7 @@ def _settings(config: DecodeSettings) -> Iterator[tuple[str, Any, Any]]:
     model, target = config.model, config.target
     yield "--model", model.name, "reference"
     yield "--gguf", model.gguf, None
+    yield "--as-stored", model.as_stored, False
     yield "--revision", model.revision, None
     yield "--adapter", model.adapter, None
     yield "--dtype", model.dtype, "auto"

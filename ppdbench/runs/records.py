@@ -385,6 +385,8 @@ class AskedModel(Record, frozen=True, kw_only=True):
     """The most that each device may hold."""
     gguf: str | None = None
     """The GGUF file of a hub model or a folder."""
+    as_stored: bool = False
+    """True if products were to multiply by the few bits of a GGUF file."""
     adapter: str | None = None
     """The folder of an adapter that was to be merged into the weights."""
 

@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ppdbench.engine.flat.native import STORED_FORMS
 from ppdbench.engine.flat.ops import UNTURNED, Buffer, CacheBlocks, Pass, Program
+from ppdbench.engine.flat.stored import store
 from ppdbench.engine.flat.weights import pack
+from ppdbench.engine.levels import GROUP, Levels
 
 # More inputs than kernels take at once where rows are many, in both types.
 INPUTS, OUTPUTS = 139, 45
@@ -114,6 +117,21 @@ def _check_products(dtype: torch.dtype, made: torch.Generator) -> None:
         beside = rows.clone()
         beside[1::2] = torch.nan
         _same("a product", packed(beside)[::2], found[::2])
+
+
+def check_stored(dtype: torch.dtype) -> None:
+    """Refuse kernels that make another product of stored weights than of the same plain ones."""
+    made = torch.Generator().manual_seed(0)
+    inputs = 3 * GROUP
+    rows = _random(made, ROWS[-1], inputs, dtype=dtype)
+    for bits in STORED_FORMS:
+        levels = torch.randint(1 << bits, (OUTPUTS, inputs), generator=made, dtype=torch.uint8)
+        parts = (torch.randn(OUTPUTS, 3, generator=made).half().float() for _ in range(2))
+        held = Levels(bits, levels, *parts)
+        ours, plain = store(held, None, dtype), pack(held.numbers(dtype))
+        for n in ROWS:
+            if not torch.equal(ours(rows[:n]), plain(rows[:n])):
+                raise Wrong(f"a product of stored weights of {bits} bits is not that of plain ones")
 
 
 def _check_products_apart(dtype: torch.dtype, made: torch.Generator) -> None:

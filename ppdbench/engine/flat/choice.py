@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.cache import KVCache
+from ppdbench.engine.flat.check import Wrong, check_stored
 from ppdbench.engine.flat.library import Unavailable, library
 from ppdbench.engine.flat.parts import (
     FlatParts,
@@ -31,8 +32,10 @@ from ppdbench.engine.flat.parts import (
 )
 from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, FlatReadout, is_there
 from ppdbench.engine.flat.products import FlatProduct, plain
+from ppdbench.engine.flat.stored import StoredLinear
 from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
 from ppdbench.engine.left_out import without
+from ppdbench.engine.levels import levels_of
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.packing import Exchange, exchangeable, pack, packed, weights_of
 from ppdbench.engine.weights import is_plain
@@ -114,6 +117,7 @@ def lay_out(
         adapter.pack(plain)
         return None, PassPath(EAGER, f"no flat passes: {error}", clock.now() - began)
     if rest is None:
+        kernels += _stored_share(adapter)
         return found, PassPath(f"{FLAT}, {kernels}", _said(times), clock.now() - began)
     why = f"{_said(times)}; the rest is eager: {rest}"
     return found, PassPath(f"{IN_PARTS}, {kernels}", why, clock.now() - began)
@@ -421,7 +425,14 @@ def _flat_twin(
 def _unchecked(product: nn.Module) -> nn.Module:
     """A product laid out flat, to be timed."""
     held = weights_of(product)
-    return product if held is None else FlatProduct(*held)
+    return product if held is None else FlatProduct(*held, levels_of(product))
+
+
+def _stored_share(adapter: Adapter) -> str:
+    """Words that say so where products multiply by weights as a file stores them."""
+    modules = (m for part in (*adapter.layers, adapter.head) for m in part.modules())
+    made = [isinstance(m.flat, StoredLinear) for m in modules if isinstance(m, FlatProduct)]
+    return f", {sum(made)} of {len(made)} weights as stored" if any(made) else ""
 
 
 @torch.inference_mode()
@@ -506,14 +517,24 @@ class ProductChecks:
         held = weights_of(product)
         if held is None or not held[0].numel():
             return product
-        made, (weight, bias) = FlatProduct(*held), held
-        kind = weight.shape, weight.stride(), weight.dtype, bias is None
+        if (levels := levels_of(product)) is not None and not self._multiplied:
+            hold_stored(held[0].dtype)
+        made, (weight, bias) = FlatProduct(*held, levels), held
+        kind = weight.shape, weight.stride(), weight.dtype, bias is None, type(made.flat)
         if kind not in self._multiplied:
             _compare_product(made, *held)
             self._multiplied.add(kind)
         if not made.flat.holds(weight, bias):
             raise RefusedError(f"a product of {made.out_features} columns holds other weights")
         return made
+
+
+def hold_stored(dtype: torch.dtype) -> None:
+    """Refuse kernels that make something else of stored weights than of the same plain ones."""
+    try:
+        check_stored(dtype)
+    except Wrong as error:
+        raise RefusedError(str(error)) from error
 
 
 def _compare_product(made: FlatProduct, weight: Tensor, bias: Tensor | None) -> None:

@@ -13,6 +13,7 @@
 #include "operations.h"
 #include "pool.h"
 #include "rows.h"
+#include "stored.h"
 
 namespace flat {
 
@@ -137,10 +138,18 @@ class Runner : public Work {
 
     // Memory
 
-    // What a thread needs for itself: sums of two blocks, or keys, values and what is gathered.
+    // What a thread needs for itself: sums of two blocks and weights that are unpacked, or keys,
+    // values and what is gathered.
+    static constexpr int64_t SUMS = 2 * ROWS_OF_SUMS * BLOCK;
     int64_t own_floats() const {
-        int64_t most = 2 * ROWS_OF_SUMS * BLOCK;
+        int64_t most = SUMS;
         for_each([&](const Operation& op) {
+            if (op.kind == LINEAR || op.kind == GATED)
+                for (int64_t i = 0; i < op.count; i++) {
+                    if (op.products[i].form == PLAIN) continue;
+                    const int64_t floats = SUMS + unpacked_floats(path, op.products[i].in);
+                    most = floats > most ? floats : most;
+                }
             if (op.kind != ATTEND) return;
             const int64_t heads = op.heads / op.kv_heads * rows_of_block(op);
             const int64_t floats = Unit<float>::room_floats(op.head_dim, heads) +
@@ -228,18 +237,27 @@ class Runner : public Work {
                      narrow_room_.as<T>() + (row * n + i) * deep, in, deep);
     }
     // Sums of some rows with a block of a product.
-    void multiply(const Product& product, int64_t block, int64_t first, int64_t n, float* sums) {
+    void multiply(const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
+                  int thread) {
+        const int64_t deep = narrow_ ? whole_tiles(product.in) : product.in;
+        int64_t stride = buffers_->stride(op_->source);
+        const void* rows;
         if (narrow_) {
-            const int64_t deep = whole_tiles(product.in), stride = sources(*op_) * deep;
             const int64_t part = op_->flags & APART ? &product - op_->products : 0;
-            products(path, true, (const Bfloat16*)product.blob + block * BLOCK * deep, deep,
-                     narrow_room_.as<char>() + (first * stride + part * deep) * narrow_size(),
-                     stride, n, sums);
+            stride = sources(*op_) * deep;
+            rows = narrow_room_.as<char>() + (first * stride + part * deep) * narrow_size();
         } else {
-            products(path, false, (const float*)product.blob + block * BLOCK * product.in,
-                     product.in, buffers_->row(op_->source, first) + product.first,
-                     buffers_->stride(op_->source), n, sums);
+            rows = buffers_->row(op_->source, first) + product.first;
         }
+        if (product.form != PLAIN) {
+            const int64_t words = deep / GROUP * group_words(int(product.form));
+            return stored_products(int(product.form), path, narrow_,
+                                   (const uint32_t*)product.blob + block * words, deep, rows,
+                                   stride, n, sums, own(thread) + SUMS);
+        }
+        const int64_t size = narrow_ ? sizeof(Bfloat16) : sizeof(float);
+        products(path, narrow_, (const char*)product.blob + block * BLOCK * deep * size, deep, rows,
+                 stride, n, sums);
     }
     Vec finished(const Product& product, const float* sums, int64_t out) const {
         Vec sum = load(sums);
@@ -258,7 +276,7 @@ class Runner : public Work {
         while (unit >= blocks(product->out)) unit -= blocks(product++->out);
         const int64_t from = unit * BLOCK, left = product->out - from;
         by_rows(thread, [&](int64_t first, int64_t n, float* sums) {
-            multiply(*product, unit, first, n, sums);
+            multiply(*product, unit, first, n, sums, thread);
             for (int64_t i = 0; i < n; i++) {
                 float* to = buffers_->row(product->target, first + i) + from;
                 const float* onto =
@@ -276,8 +294,8 @@ class Runner : public Work {
         const int64_t from = unit * BLOCK, left = gate.out - from;
         by_rows(thread, [&](int64_t first, int64_t n, float* sums) {
             float* others = sums + ROWS_OF_SUMS * BLOCK;
-            multiply(gate, unit, first, n, sums);
-            multiply(up, unit, first, n, others);
+            multiply(gate, unit, first, n, sums, thread);
+            multiply(up, unit, first, n, others, thread);
             for (int64_t i = 0; i < n; i++) {
                 float* to = buffers_->row(gate.target, first + i) + from;
                 by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {

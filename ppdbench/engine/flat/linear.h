@@ -38,6 +38,7 @@ struct Floats {
     using Row = float;
     static constexpr int64_t STEP = BLOCK;  // weights of one step of the sum
     static constexpr int NUMBERS = 1;       // of a row in one step, one after another
+    static constexpr bool PAIRED = false;   // true if each is two of bfloat16
     static constexpr int WIDTH = count;     // vectors of sums
     struct Weights {
         Vec held[WIDTH];
@@ -87,6 +88,7 @@ struct OfPairsAtOnce {
     using Row = uint32_t;
     static constexpr int64_t STEP = BLOCK;
     static constexpr int NUMBERS = 1;
+    static constexpr bool PAIRED = true;
     static constexpr int WIDTH = VECTORS;
     struct Weights {
         __m512bh held[WIDTH];

@@ -46,7 +46,7 @@ class Product(ctypes.Structure):
 
     _fields_: ClassVar = [
         *(("blob", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64)),
-        *(("target", Columns), ("first", c_int64)),
+        *(("target", Columns), ("first", c_int64), ("form", c_int64)),
     ]
 
 
@@ -103,6 +103,8 @@ KINDS = (
 )
 # As linear.h numbers the ways to multiply bfloat16 numbers.
 VECTORS, DOT_PRODUCTS, TILES, EMULATED_TILES = range(4)
+# As stored.h numbers the forms of weights that are not plain, by their bits.
+STORED_FORMS = {4: 1, 8: 2}
 # As kernels.cpp numbers what may be done with a weight and its blob.
 TO_BLOB, TO_ROWS, COMPARE = range(3)
 

@@ -53,6 +53,7 @@ struct Product {
     int64_t in, out;
     Columns target;
     int64_t first;      // of the numbers of the source those that it reads
+    int64_t form;       // of the weights: see stored.h
 };
 
 struct Operation {

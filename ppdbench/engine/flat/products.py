@@ -10,8 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ppdbench.engine.flat.stored import store
 from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.flat.weights import FlatLinear, pack
+from ppdbench.engine.levels import Levels
 from ppdbench.engine.packing import PackedLinear
 
 
@@ -20,9 +22,21 @@ class FlatProduct(PackedLinear):
 
     flat: FlatLinear
 
+    def __init__(self, weight: Tensor, bias: Tensor | None, levels: Levels | None = None) -> None:
+        """Lay out a weight, or where they are given the levels that it was made of."""
+        self._levels = levels
+        super().__init__(weight, bias)
+        del self._levels
+        if levels is not None:
+            self.packed_bytes = self.packed.numel() * self.packed.element_size()
+
     def lay_out(self, weight: Tensor) -> Tensor:
         """Make the blob and return its memory."""
-        self.flat = pack(weight, None if self.bias is None else self.bias.data)
+        bias = None if self.bias is None else self.bias.data
+        if self._levels is None:
+            self.flat = pack(weight, bias)
+        else:
+            self.flat = store(self._levels, bias, weight.dtype)
         return self.flat.blob
 
     def forward(self, x: Tensor) -> Tensor:

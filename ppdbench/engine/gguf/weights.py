@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.gguf.file import GgufFile, StoredTensor
+from ppdbench.engine.gguf.levels import has_levels, read_levels
 from ppdbench.engine.gguf.numbers import pieces
 from ppdbench.engine.gguf.settings import FACTORS, LONG, SHORT
+from ppdbench.engine.levels import Levels, keep
 from ppdbench.errors import ConfigError, UnsupportedModel
 from ppdbench.machine.garbage import import_for_good
 
@@ -39,8 +41,13 @@ def build(
     config: Any,
     dtype: torch.dtype,
     places: Mapping[str, Any],
+    *,
+    as_stored: bool = False,
 ) -> Any:
-    """The transformers model with the weights of `file`, its modules on the devices of `places`."""
+    """The transformers model with the weights of `file`, its modules on the devices of `places`.
+
+    `as_stored`: weights say how their levels are read, for products that multiply by these.
+    """
     import_for_good("transformers.modeling_utils")
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
@@ -60,6 +67,8 @@ def build(
                     f"header asks for {tuple(empty.shape)}; fetch it again"
                 )
             _put(model, name, tensor.to(_place(name, places)))
+            if as_stored and len(stored[name]) == 1:
+                _keep_levels(model, name, file, stored[name][0])
     model.tie_weights()
     model.config.name_or_path = str(file.path)
     for name, place in places.items():
@@ -81,6 +90,19 @@ def _put(model: Any, name: str, tensor: Tensor) -> None:
         owner._parameters[leaf] = nn.Parameter(tensor)
     else:
         owner._buffers[leaf] = tensor
+
+
+def _keep_levels(model: Any, name: str, file: GgufFile, stored: StoredTensor) -> None:
+    """Note how the levels of a matrix are read, if it has any and lies as transformers has it."""
+    change = _change(file.architecture, stored.name)
+    if not has_levels(stored) or not (change is None or change in OF_ROWS):
+        return
+
+    def reading() -> Levels:
+        levels = read_levels(file.path, stored)
+        return levels if change is None else levels.by_rows(lambda part: change(part, model.config))
+
+    keep(model.get_parameter(name), reading)
 
 
 def _place(name: str, places: Mapping[str, Any]) -> Any:
@@ -232,6 +254,8 @@ def _logs_of_decays(tensor: Tensor, config: Any) -> Tensor:
 
 
 QUERIES, KEYS = _paired("num_attention_heads"), _paired("num_key_value_heads")
+# Changes of no more than the order of a matrix's rows.
+OF_ROWS = (QUERIES, KEYS, _by_head, _by_group)
 CHANGES: Mapping[str, Mapping[str, Change]] = {
     "llama": {".attn_q.": QUERIES, ".attn_k.": KEYS},
     "gemma2": {"norm.weight": _less_one},

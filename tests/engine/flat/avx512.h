@@ -33,6 +33,31 @@ inline Floats picked(Floats a, Ints which, Floats b) {
     return out;
 }
 
+inline Floats looked_up(Ints which, Floats table) {
+    Floats out;
+    for (int i = 0; i < 16; i++) out[i] = table[which[i] & 15];
+    return out;
+}
+
+typedef unsigned short Shorts __attribute__((vector_size(64)));
+
+// The nearest bfloat16, of two equally near ones the even; the second vector's come first.
+inline Shorts rounded_pairs(Floats high, Floats low) {
+    Shorts out;
+    for (int i = 0; i < 32; i++) {
+        unsigned bits;
+        const float x = i < 16 ? low[i] : high[i - 16];
+        __builtin_memcpy(&bits, &x, 4);
+        out[i] = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    }
+    return out;
+}
+inline Shorts shorts_at(Shorts which, Shorts table) {
+    Shorts out;
+    for (int i = 0; i < 32; i++) out[i] = table[which[i] & 31];
+    return out;
+}
+
 // Halves onto halves.
 inline float sum(Floats x) {
     for (int half = 8; half; half /= 2)
@@ -60,5 +85,12 @@ inline Floats pairs_onto(Floats sums, Words a, Words b) {
 #define _mm512_reduce_max_ps(x) emulated::largest(x)
 #define _mm512_loadu_si512(from) (*(const __m512i_u*)(from))
 #define _mm512_set1_epi32(x) ((__m512i)(emulated::Ints{} + (x)))
+#define _mm512_permutexvar_ps(which, table) emulated::looked_up((emulated::Ints)(which), table)
+#define _mm512_set_ps(p, o, n, m, l, k, j, i, h, g, f, e, d, c, b, a) \
+    (emulated::Floats{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p})
+#define _mm512_cvtne2ps_pbh(high, low) \
+    emulated::rounded_pairs((emulated::Floats)(high), (emulated::Floats)(low))
+#define _mm512_permutexvar_epi16(which, table) \
+    emulated::shorts_at((emulated::Shorts)(which), (emulated::Shorts)(table))
 #define _mm512_dpbf16_ps(sums, a, b) \
     emulated::pairs_onto((emulated::Floats)(sums), (emulated::Words)(a), (emulated::Words)(b))

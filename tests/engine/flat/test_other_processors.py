@@ -14,6 +14,7 @@ from ppdbench.engine.flat import native, ops, weights
 from ppdbench.engine.flat.check import check
 from ppdbench.engine.flat.native import EMULATED_TILES, Library, built
 from ppdbench.machine.environment import instruction_sets
+from tests.engine.flat import test_stored as stored
 from tests.engine.flat import test_weights as products
 
 EMULATED = Path(__file__).with_name("avx512.h")
@@ -67,3 +68,11 @@ def test_products_and_rows_are_what_they_are_here(shape: tuple[int, int], other:
         products.test_products_are_those_of_float64(shape, True, dtype)
         products.test_a_row_is_the_same_bits_among_any_others(shape, dtype, 1)
         products.test_a_blob_holds_its_weights_and_no_others(shape, dtype, 1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_stored_weights_give_the_same_bits_there(bits: int, other: Library) -> None:
+    stored.test_a_product_is_that_of_plain_weights_bit_by_bit(bits, (100, 96), torch.float32)
+    for path in (*set(other.paths) - {native.TILES}, EMULATED_TILES):
+        other.use(path)
+        stored.test_a_product_is_that_of_plain_weights_bit_by_bit(bits, (100, 96), torch.bfloat16)

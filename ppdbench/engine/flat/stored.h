@@ -1,0 +1,226 @@
+// Weights as files store them: a few bits each, and a scale and a shift for 32 of an output.
+//
+// A weight is scale * level + shift, rounded as its type is. Products unpack some of a block into a
+// room that stays in the nearest cache and go on from there as over plain weights: the same numbers
+// in the same order, so that every sum is the same, bit by bit, while memory sends a fraction of the
+// bytes.
+//
+// A block of 32 outputs is a list of groups of 32 inputs: the scales of the outputs, their shifts,
+// then words of the levels of each output that lie behind one another, the first in the lowest bits:
+// [inputs / levels of a word][32].
+#pragma once
+
+#include "linear.h"
+
+namespace flat {
+
+enum Form { PLAIN, NIBBLES, BYTES };
+
+constexpr int64_t GROUP = 32;  // inputs that share scales and shifts
+constexpr int64_t WORD_BITS = 32;
+// Groups that are unpacked at once: what they become stays in the nearest cache.
+constexpr int64_t AT_ONCE = 2;
+
+inline int64_t level_bits(int form) { return form == NIBBLES ? 4 : 8; }
+inline int64_t group_words(int form) {
+    return 2 * BLOCK + GROUP * BLOCK * level_bits(form) / WORD_BITS;
+}
+// The floats that a thread unpacks into: for tiles a whole block.
+inline int64_t unpacked_floats(int path, int64_t deep) {
+    const bool tiles = path == TILES || path == EMULATED_TILES;
+    return tiles ? deep * BLOCK / 2 : AT_ONCE * GROUP * BLOCK;
+}
+
+// A level of each word, the one that begins at this bit, as a number.
+template <int bits>
+inline Vec level(Ints words, int from) {
+#if defined(__AVX512F__)
+    // Looked up by the four lowest bits alone, others need not be cleared.
+    if (bits == 4)
+        return _mm512_permutexvar_ps((__m512i)(words >> from),
+                                     _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2,
+                                                   1, 0));
+#endif
+    return __builtin_convertvector(words >> from & ((1 << bits) - 1), Vec);
+}
+
+// One weight of each of some outputs.
+template <int bits>
+inline Vec weight_of(Ints words, int from, Vec scales, Vec shifts) {
+    return fma(level<bits>(words, from), scales, shifts);
+}
+
+// Pairs of bfloat16, the first in the low bits.
+inline Ints paired(Vec first, Vec second) {
+#if defined(__AVX512BF16__)
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    static const uint16_t order[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                       8,  24, 9,  25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (Ints)_mm512_permutexvar_epi16(_mm512_loadu_si512(order), both);
+#else
+    const Ints low = as_ints(rounded(first)) >> 16 & 0xffff;
+    return low | as_ints(rounded(second));
+#endif
+}
+
+// Unpacks a group: as float32 [32][32], or as pairs of bfloat16 [16][32].
+template <int bits>
+void unpack_group(const uint32_t* group, bool narrow, float* to) {
+    constexpr int EACH = WORD_BITS / bits;
+    const float* scales = (const float*)group;
+    const uint32_t* words = group + 2 * BLOCK;
+    for (int j = 0; j < VECTORS; j++) {
+        const Vec scale = load(scales + j * LANES), shift = load(scales + BLOCK + j * LANES);
+        for (int64_t w = 0; w < GROUP / EACH; w++) {
+            const Ints held = *(const IntsAnywhere*)(words + w * BLOCK + j * LANES);
+            float* at = to + (narrow ? w * EACH / 2 : w * EACH) * BLOCK + j * LANES;
+            if (narrow) {
+#pragma GCC unroll 8
+                for (int k = 0; k < EACH; k += 2)
+                    store(at + k / 2 * BLOCK,
+                          (Vec)paired(weight_of<bits>(held, k * bits, scale, shift),
+                                      weight_of<bits>(held, (k + 1) * bits, scale, shift)));
+            } else {
+#pragma GCC unroll 8
+                for (int k = 0; k < EACH; k++)
+                    store(at + k * BLOCK, weight_of<bits>(held, k * bits, scale, shift));
+            }
+        }
+    }
+}
+
+// Unpacks some groups one behind another, and asks memory for those to come.
+inline void unpack(int form, const uint32_t* groups, int64_t count, bool narrow, float* to) {
+    const int64_t words = group_words(form), floats = GROUP * BLOCK / (narrow ? 2 : 1);
+    for (int64_t g = 0; g < count; g++, groups += words, to += floats) {
+        for (int64_t i = 0; i < words; i += 16) __builtin_prefetch((const char*)(groups + i) + AHEAD);
+        if (form == NIBBLES)
+            unpack_group<4>(groups, narrow, to);
+        else
+            unpack_group<8>(groups, narrow, to);
+    }
+}
+
+// As `parts_over`, part after part of what is unpacked.
+template <class Of, class Share, int most>
+void stored_over(int form, const uint32_t* groups, int64_t count, bool narrow,
+                 const typename Of::Row* rows, int64_t stride, int64_t n, float* sums, float* room) {
+    constexpr int64_t COLUMNS = BLOCK * Share::WIDTH / Of::WIDTH;
+    const int64_t steps = GROUP / (narrow ? 2 : 1), row_groups = (n + most - 1) / most;
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        const int64_t some = first + AT_ONCE < count ? AT_ONCE : count - first;
+        unpack(form, groups + first * group_words(form), some, narrow, room);
+        const auto* weights = (const typename Of::Weight*)room;
+        for (int64_t g = 0; g < row_groups; g++) {
+            const int64_t i = n * g / row_groups, held = n * (g + 1) / row_groups - i;
+            const auto* some_rows = rows + i * stride + first * steps * Of::NUMBERS;
+            for (int64_t at = 0; at < BLOCK; at += COLUMNS)
+                some_over<Share, most>(int(held), weights + at, some * steps, Ahead{(char*)room, 0},
+                                       first == 0, some_rows, stride, sums + i * BLOCK + at);
+        }
+    }
+}
+
+#if defined(__AVX512F__)
+#define FLAT_STORED_AT_ONCE 1
+
+// Rows whose sums fit into the registers beside weights that are being unpacked.
+constexpr int MOST_BESIDE = 10;
+
+inline void ask_ahead(const uint32_t* from) { __builtin_prefetch((const char*)from + AHEAD); }
+
+// Weights of a step of the sum, made of words in the registers.
+template <class Of, int bits>
+typename Of::Weights unpacked(const Ints (&words)[VECTORS], int k, const Vec (&scales)[VECTORS],
+                              const Vec (&shifts)[VECTORS]) {
+    typename Of::Weights made;
+    for (int j = 0; j < VECTORS; j++) {
+        const Vec first = weight_of<bits>(words[j], k * bits, scales[j], shifts[j]);
+        if constexpr (Of::PAIRED)
+            made.held[j] = (__m512bh)paired(
+                first, weight_of<bits>(words[j], (k + 1) * bits, scales[j], shifts[j]));
+        else
+            made.held[j] = first;
+    }
+    return made;
+}
+
+// `n` rows against a block: weights are unpacked where they are multiplied by. Not inlined, as above.
+template <class Of, int bits, int n>
+__attribute__((noinline)) void rows_beside(const uint32_t* groups, int64_t count,
+                                           const typename Of::Row* rows, int64_t stride,
+                                           float* sums) {
+    constexpr int EACH = WORD_BITS / bits, STEP = Of::PAIRED ? 2 : 1;
+    Vec held[n][VECTORS] = {};
+    for (int64_t g = 0; g < count; g++) {
+        Vec scales[VECTORS], shifts[VECTORS];
+        for (int j = 0; j < VECTORS; j++) {
+            scales[j] = load((const float*)groups + j * LANES);
+            shifts[j] = load((const float*)groups + BLOCK + j * LANES);
+        }
+        for (int64_t i = 0; i < 2 * BLOCK; i += 16) ask_ahead(groups + i);
+        groups += 2 * BLOCK;
+        for (int64_t w = 0; w < GROUP / EACH; w++, groups += BLOCK) {
+            Ints words[VECTORS];
+            for (int j = 0; j < VECTORS; j++) {
+                ask_ahead(groups + j * LANES);
+                words[j] = *(const IntsAnywhere*)(groups + j * LANES);
+            }
+#pragma GCC unroll 8
+            for (int k = 0; k < EACH; k += STEP, rows++) {
+                const auto made = unpacked<Of, bits>(words, k, scales, shifts);
+#pragma GCC unroll 16
+                for (int i = 0; i < n; i++) Of::add(held[i], rows[i * stride], made);
+            }
+        }
+    }
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < VECTORS; j++) store(sums + i * BLOCK + j * LANES, held[i][j]);
+}
+
+template <class Of, int bits, int n = MOST_BESIDE>
+void some_beside(int64_t rest, const uint32_t* groups, int64_t count, const typename Of::Row* rows,
+                 int64_t stride, float* sums) {
+    if constexpr (n > 1)
+        if (rest < n) return some_beside<Of, bits, n - 1>(rest, groups, count, rows, stride, sums);
+    rows_beside<Of, bits, n>(groups, count, rows, stride, sums);
+}
+#endif
+
+template <class Of>
+void stored_block_over(int form, const uint32_t* groups, int64_t count, bool narrow,
+                       const typename Of::Row* rows, int64_t stride, int64_t n, float* sums,
+                       float* room) {
+#ifdef FLAT_STORED_AT_ONCE
+    if constexpr (Of::NUMBERS == 1)
+        if (n <= MOST_BESIDE)
+            return form == NIBBLES
+                       ? some_beside<Of, 4>(n, groups, count, rows, stride, sums)
+                       : some_beside<Of, 8>(n, groups, count, rows, stride, sums);
+#endif
+    if constexpr (MOST_OF_HALVES > 0)
+        if (n > MOST_ROWS)
+            return stored_over<Of, typename Of::Half, MOST_OF_HALVES>(form, groups, count, narrow,
+                                                                      rows, stride, n, sums, room);
+    stored_over<Of, Of, MOST_ROWS>(form, groups, count, narrow, rows, stride, n, sums, room);
+}
+
+// As `products`, over a block of stored weights; `room` has `unpacked_floats`.
+inline void stored_products(int form, int path, bool narrow, const uint32_t* groups, int64_t deep,
+                            const void* rows, int64_t stride, int64_t n, float* sums, float* room) {
+    const int64_t count = deep / GROUP;
+    if (!narrow)
+        return stored_block_over<OfFloats>(form, groups, count, false, (const float*)rows, stride, n,
+                                           sums, room);
+    if (path == VECTORS_ONLY)
+        return stored_block_over<OfPairs>(form, groups, count, true, (const float*)rows, stride, n,
+                                          sums, room);
+    if (path == DOT_PRODUCTS)
+        return stored_block_over<OfPairsAtOnce>(form, groups, count, true,
+                                                (const OfPairsAtOnce::Row*)rows, stride / 2, n,
+                                                sums, room);
+    unpack(form, groups, count, true, room);
+    products(path, true, room, deep, rows, stride, n, sums);
+}
+
+}  // namespace flat
