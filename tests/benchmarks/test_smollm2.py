@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from benchmarks import smollm2
+from ppdbench.cli.main import run
 from ppdbench.engine.gguf import source
 from ppdbench.engine.loading import ModelSpec, load_stock
+from ppdbench.files.resources import trained_part
 
 FETCHED = source.smollm2()
 needed = pytest.mark.skipif(not FETCHED.is_file(), reason="SmolLM2 is not here: make smollm2")
@@ -63,3 +66,24 @@ def test_it_knows_the_capital_of_france() -> None:
     said = model.generate(ids, max_new_tokens=12, do_sample=False)
     text = words.decode(said[0, ids.shape[1] :])
     assert text == "The capital of France is Paris.<|im_end|>"
+
+
+def test_what_was_trained_for_it_is_small() -> None:
+    files = [path for path in trained_part("smollm2", "").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 25e6
+
+
+@needed
+def test_what_was_trained_for_it_decodes_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parts = ("eagle", "hidden-transfer", "medusa", "prompt-tokens", "ppd:head=smollm2")
+    words = ["--model", "smollm2", "--offline", "--dtype", "bfloat16", "--data", "builtin"]
+    words += ["--task", "topv2", "--limit", "1", "--max-new-tokens", "12", "--format", "json"]
+    methods = [word for part in parts for word in ("--method", part)]
+    assert run(["bench", *words, *methods, "--as-stored"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["method"]: row["identical"] for row in found} == {
+        part.partition(":")[0]: 1 for part in parts
+    }

@@ -1,16 +1,16 @@
 """The levels of weights in a GGUF file, for kernels that multiply by them as they are.
 
-How blocks hold levels, scales and shifts, the `gguf` package knows: it is asked what becomes of a
-block whose scale is one, and of one whose levels are all nought, or all one.
+A block holds a header with scales and shifts, perhaps the high bits of levels, then their low bits.
+Of 4 bits those of `run` levels lie side by side in bytes, and those of the `run` levels behind them
+above them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,41 +19,40 @@ import torch
 from ppdbench.engine.gguf.file import StoredTensor
 from ppdbench.engine.levels import GROUP, Levels
 
+Numbers = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
 PIECE = 1 << 14  # blocks that are looked at together
-ONE, NOUGHT = np.float16(1).tobytes(), bytes(2)
-SHIFT = slice(2, 4)  # where headers hold it
-# Scales of one and shifts of nought of the eight parts of a longer block.
-ONES = bytes([1] * 4 + [0] * 4 + [1] * 4)
+HALF = 2  # bytes of a scale or a shift
 
 
 @dataclass(frozen=True, slots=True)
 class LevelType:
-    """A type of blocks: a header, perhaps the high bits of levels, then their low bits.
+    """A type of blocks: the bytes of its header and of the high bits of its levels, and its `run`.
 
-    `unit` is the header of a block with a scale of one and no shift; `shifted` headers hold one
-    behind the scale. `lowest` is what the lowest level stands for in a unit block. `nought` and
-    `one` fill high and low bits so that every level is the lowest, or stands for one.
+    The lowest level stands for `lowest` scales, or `shifted` headers hold what it stands for.
+    `long` blocks have eight groups, whose scales and shifts are small numbers of a scale and a
+    shift.
     """
 
     bits: int
-    unit: bytes
-    shifted: bool = False
+    head: int
     high: int = 0
+    run: int = 16
     lowest: int = 0
-    nought: tuple[int, int] = (0, 0)
-    one: tuple[int, int] = (0, 0x11)
+    shifted: bool = False
+    long: bool = False
 
 
-LONG = ONE + NOUGHT + ONES
 TYPES: Mapping[str, LevelType] = MappingProxyType(
     {
-        "Q4_0": LevelType(4, ONE, lowest=-8, one=(0, 0x99)),
-        "Q4_1": LevelType(4, ONE + NOUGHT, shifted=True),
-        "Q5_0": LevelType(8, ONE, high=4, lowest=-16, one=(0xFF, 0x11)),
-        "Q5_1": LevelType(8, ONE + NOUGHT, shifted=True, high=4),
-        "Q8_0": LevelType(8, ONE, lowest=-128, nought=(0, 0x80), one=(0, 1)),
-        "Q4_K": LevelType(4, LONG, shifted=True),
-        "Q5_K": LevelType(8, LONG, shifted=True, high=32),
+        "Q4_0": LevelType(4, HALF, lowest=-8),
+        "Q4_1": LevelType(4, 2 * HALF, shifted=True),
+        "Q5_0": LevelType(8, HALF, high=4, lowest=-16),
+        "Q5_1": LevelType(8, 2 * HALF, high=4, shifted=True),
+        "Q8_0": LevelType(8, HALF, run=0, lowest=-128),
+        "Q4_K": LevelType(4, 16, run=32, shifted=True, long=True),
+        "Q5_K": LevelType(8, 16, high=32, run=32, shifted=True, long=True),
     }
 )
 
@@ -65,8 +64,10 @@ def has_levels(stored: StoredTensor) -> bool:
 
 def read_levels(path: Path, stored: StoredTensor) -> Levels:
     """The levels of a tensor, its scales and its shifts."""
-    out, inputs = stored.shape
-    size, n_bytes = _block(stored)
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    (out, inputs), about = stored.shape, TYPES[stored.type_name]
+    size, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(stored.type)]
     levels = np.empty((out * inputs // size, size), np.uint8)
     scales, shifts = (np.empty((len(levels), size // GROUP), np.float32) for _ in range(2))
     with path.open("rb") as stream:
@@ -74,39 +75,42 @@ def read_levels(path: Path, stored: StoredTensor) -> Levels:
         for first in range(0, len(levels), PIECE):
             some = slice(first, min(first + PIECE, len(levels)))
             blocks = np.fromfile(stream, np.uint8, (some.stop - first) * n_bytes)
-            parts = _parts(blocks.reshape(-1, n_bytes), stored)
-            levels[some], scales[some], shifts[some] = parts
+            blocks = blocks.reshape(-1, n_bytes)
+            levels[some] = _levels(blocks, about)
+            scales[some], shifts[some] = _scales(blocks, about)
     groups = out, inputs // GROUP
     made = (levels.reshape(out, inputs), scales.reshape(groups), shifts.reshape(groups))
-    return Levels(TYPES[stored.type_name].bits, *map(torch.from_numpy, made))
+    return Levels(about.bits, *map(torch.from_numpy, made))
 
 
-def _block(stored: StoredTensor) -> tuple[int, int]:
-    """The numbers of a block, and its bytes."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+def _levels(blocks: Bytes, about: LevelType) -> Bytes:
+    """The levels of blocks [n, bytes], counted from the lowest."""
+    n, low = len(blocks), blocks[:, about.head + about.high :]
+    if not about.run:  # whole bytes with a sign
+        return low ^ np.uint8(0x80)
+    bytes_ = low.reshape(n, -1, 1, about.run)
+    levels = np.concatenate([bytes_ & 0x0F, bytes_ >> 4], axis=2).reshape(n, -1)
+    if about.high:
+        held = blocks[:, about.head : about.head + about.high]
+        bits = np.unpackbits(held, axis=1, bitorder="little")
+        if about.long:  # a byte has one of each group
+            bits = bits.reshape(n, about.high, 8).transpose(0, 2, 1).reshape(n, -1)
+        levels |= bits << 4
+    return levels
 
-    size, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(stored.type)]
-    return int(size), int(n_bytes)
+
+def _scales(blocks: Bytes, about: LevelType) -> tuple[Numbers, Numbers]:
+    """The scales and the shifts [n, groups] of blocks."""
+    scale = _halves(blocks[:, :HALF])
+    shift = _halves(blocks[:, HALF : 2 * HALF]) if about.shifted else scale * about.lowest
+    if not about.long:
+        return scale, shift
+    from gguf.quants import Q4_K
+
+    of_scale, of_shift = Q4_K.get_scale_min(np.ascontiguousarray(blocks[:, 2 * HALF : about.head]))
+    return scale * of_scale.astype(np.float32), -(shift * of_shift.astype(np.float32))
 
 
-def _parts(blocks: npt.NDArray[np.uint8], stored: StoredTensor) -> Iterator[npt.NDArray[Any]]:
-    """Yield the levels of some blocks [n, bytes], then the scales and shifts of their groups."""
-    from gguf import GGMLQuantizationType, dequantize
-
-    kind, about = GGMLQuantizationType(stored.type), TYPES[stored.type_name]
-    head = len(about.unit)
-
-    def filled(fill: tuple[int, int]) -> npt.NDArray[np.uint8]:
-        changed = blocks.copy()
-        changed[:, head : head + about.high] = fill[0]
-        changed[:, head + about.high :] = fill[1]
-        return changed
-
-    unit = blocks.copy()
-    unit[:, :head] = np.frombuffer(about.unit, np.uint8)
-    yield (dequantize(unit, kind) - about.lowest).astype(np.uint8)
-    scaled = filled(about.one)
-    if about.shifted:
-        scaled[:, SHIFT] = 0
-    for changed in (scaled, filled(about.nought)):
-        yield dequantize(changed, kind)[:, ::GROUP]
+def _halves(held: Bytes) -> Numbers:
+    """Numbers of two bytes each."""
+    return np.ascontiguousarray(held).view(np.float16).astype(np.float32)
