@@ -53,14 +53,9 @@ class StoredLinear(FlatLinear):
     def unpacked(self) -> Tensor:
         return self._levels().numbers(self.dtype)
 
-    def holds(self, weight: Tensor, bias: Tensor | None) -> bool:
-        """True if this is W and b; noughts may differ in their sign, which no sum tells apart."""
-        ours, given = self.bias, bias
-        if (ours is None) != (given is None):
-            return False
-        if ours is not None and given is not None and not torch.equal(ours, given.float()):
-            return False
-        return torch.equal(self.unpacked(), weight.detach())
+    def _is_made_of(self, weight: Tensor) -> bool:
+        """True for these numbers; noughts may differ in their sign, which no sum tells apart."""
+        return torch.equal(self.unpacked(), weight)
 
     def _over(self, blob: Tensor, bias: Tensor | None, outputs: int) -> StoredLinear:
         return StoredLinear(blob, bias, outputs, self.in_features, bits=self.bits, dtype=self.dtype)
