@@ -113,7 +113,8 @@ def spread_over_vocabulary(logits: Tensor, words: Tensor | None, vocab: int) -> 
     """Logits [..., words] over a whole vocabulary; what is no such word is as the least."""
     if words is None:
         return logits
-    wide = logits.new_full((*logits.shape[:-1], vocab), float(logits.min()))
+    least = float(logits.min()) if logits.numel() else 0.0
+    wide = logits.new_full((*logits.shape[:-1], vocab), least)
     wide[..., words] = logits
     return wide
 
