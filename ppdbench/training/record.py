@@ -54,6 +54,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokenizer: str
     bytes: Annotated[int, Meta(ge=1)]
     checksum: Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
+    marked: bool = False
 
 
 class _Counted(msgspec.Struct):

@@ -245,25 +245,25 @@ def tokenized(spec: TextSpec, tokenizer: Any, vocab_size: int, path: Path) -> np
     Those that are not learned from are marked as such (see `marks`).
     """
     kind = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-    if spec.learn == ANSWERS and any(document.prompt for document in _documents(spec)):
-        kind = MARKED
     stamp = path.with_suffix(".json")
     made_of, found = _identity(spec, tokenizer, vocab_size), read_stamp(stamp)
     if found is None or _without_content(found) != made_of or not path.is_file():
         # First the stamp: tokens of another text must not be left with one.
         stamp.unlink(missing_ok=True)
-        _write_tokens(spec, tokenizer, path, kind)
+        kind = _write_tokens(spec, tokenizer, path, kind)
         content = {"bytes": path.stat().st_size, "checksum": _checksum(path)}
+        content["marked"] = kind == MARKED
         write_whole(stamp, json.dumps({**made_of, **content}))
     else:
         _check_tokens(path, stamp, found)
+        kind = MARKED if found.marked else kind
     return np.memmap(path, dtype=kind, mode="r")
 
 
 def _without_content(stamp: Stamp) -> dict[str, Any]:
     """Return what tokens were made of, as `_identity` tells it, without the content."""
     told = msgspec.structs.asdict(stamp)
-    return {name: told[name] for name in told if name not in ("bytes", "checksum")}
+    return {name: told[name] for name in told if name not in ("bytes", "checksum", "marked")}
 
 
 def _check_tokens(path: Path, stamp: Path, told: Stamp) -> None:
@@ -283,13 +283,25 @@ def _checksum(path: Path) -> str:
     return f"{found:08x}"
 
 
-def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: np.dtype[Any]) -> None:
+class _HasPrompts(Exception):
+    """Says that a text has prompts, which its plain tokens could not be told from."""
+
+
+def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: np.dtype[Any]) -> np.dtype[Any]:
+    """Write the tokens of a text, plain ones of this type if it has no prompts; their type."""
     made = not path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial, partial.open("wb") as out:
-            for ids in _token_rows(_documents(spec), tokenizer, mark=kind == MARKED):
-                out.write(np.asarray(ids, dtype=kind).tobytes())
+            try:
+                for ids in _token_rows(_plain_documents(spec), tokenizer, mark=False):
+                    out.write(np.asarray(ids, dtype=kind).tobytes())
+            except _HasPrompts:  # its first document tells, as a rule
+                kind = MARKED
+                out.seek(0)
+                out.truncate()
+                for ids in _token_rows(_documents(spec), tokenizer, mark=True):
+                    out.write(np.asarray(ids, dtype=kind).tobytes())
             if out.tell() == 0:
                 raise DataError(f"the text holds no words: {', '.join(spec.sources)}")
     except OSError as error:
@@ -298,6 +310,15 @@ def _write_tokens(spec: TextSpec, tokenizer: Any, path: Path, kind: np.dtype[Any
         if made:
             path.parent.rmdir()
         raise
+    return kind
+
+
+def _plain_documents(spec: TextSpec) -> Iterator[Document]:
+    """Yield the documents of a text until one has a prompt that is not to be learned from."""
+    for document in _documents(spec):
+        if document.prompt and spec.learn == ANSWERS:
+            raise _HasPrompts
+        yield document
 
 
 def _token_rows(

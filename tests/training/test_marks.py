@@ -26,6 +26,7 @@ from ppdbench.methods.medusa.plan import MedusaPlan
 from ppdbench.methods.medusa.train import MedusaObjective
 from ppdbench.methods.prompt_tokens.plan import PromptPlan
 from ppdbench.methods.prompt_tokens.train import PromptsObjective
+from ppdbench.training import text
 from ppdbench.training.heads import HeadsObjective
 from ppdbench.training.text import TextSpec, TokenBlocks, commonest, tokenized
 from tests.families import stock_model
@@ -174,6 +175,25 @@ def test_a_batch_with_nothing_to_learn_moves_nothing() -> None:
         assert not any(bool(grad.any()) for grad in grads)
 
 
+def test_prompts_alone_are_passed_over_in_measuring() -> None:
+    """Two blocks are measured at once: of the first two none counts, or none far ahead."""
+    plain, marked = rows()
+    short = ~plain[:2]
+    short[0, 3:5] = plain[0, 3:5]  # an answer of two tokens
+    model = stock_model("llama")
+    for objective in (
+        MedusaObjective(model, MedusaPlan(heads=2, rank=4), 16, words=torch.arange(3, 96)),
+        EagleObjective(model, EaglePlan(passes=2), 16, 0),
+        TransferObjective(model, TransferPlan(layers=(1, 2)), 16),
+        PromptsObjective(model, PromptPlan(prompts=2, insertions=14), 16, [7, 8], seed=0),
+        HeadsObjective(model, [2], 16, loss="kl", rank=3),
+    ):
+        alone = objective.quality(marked.flatten().numpy(), 16)
+        nothing = torch.cat([~plain[:2], marked]).flatten().numpy()
+        assert objective.quality(nothing, 16) == alone
+        assert objective.quality(torch.cat([short, marked]).flatten().numpy(), 16)
+
+
 @pytest.mark.parametrize("kind", ["medusa", "heads"])
 def test_what_is_measured_are_answers_alone(kind: str) -> None:
     """A measure of answers, against one of single places put together by hand."""
@@ -225,6 +245,31 @@ def test_a_prompt_is_marked_and_its_answer_and_the_end_are_not(tmp_path: Path) -
     again = tokenized(whole, TOKENIZER, 300, tmp_path / "t.bin")
     assert again.tolist() == [*ids_of("What? That."), end, *ids_of("plain"), end]
     assert again.dtype == np.uint16
+
+
+def test_a_prompt_behind_plain_text_is_marked_as_well(tmp_path: Path) -> None:
+    lines = [{"text": "plain"}] * 3 + [{"text": "What? That.", "prompt_chars": 6}]
+    found = tokenized(answers(tmp_path, *lines), TOKENIZER, 300, tmp_path / "t.bin")
+    end, plain = TOKENIZER.eos_token_id, ids_of("plain")
+    prompt = [~i for i in ids_of("What? ")]
+    assert found.tolist() == [*plain, end] * 3 + [*prompt, *ids_of("That."), end]
+
+
+def test_plain_text_is_read_once_and_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = answers(tmp_path, {"text": "plain"})
+    opened: list[TextSpec] = []
+    honest = text._documents
+
+    def watched(asked: TextSpec) -> Any:
+        opened.append(asked)
+        return honest(asked)
+
+    monkeypatch.setattr(text, "_documents", watched)
+    for _ in range(2):
+        assert tokenized(spec, TOKENIZER, 300, tmp_path / "t.bin").dtype == np.uint16
+    assert opened == [spec]
 
 
 def test_blocks_with_nothing_to_learn_are_passed_over() -> None:
