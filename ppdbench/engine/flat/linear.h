@@ -15,14 +15,15 @@ enum Path { VECTORS_ONLY, DOT_PRODUCTS, TILES, EMULATED_TILES };
 
 // Bytes that are asked for before they are needed: as many as memory sends in the meantime.
 constexpr int64_t AHEAD = 8192;
-// Of a block, what several groups of rows read in turn: it stays in the nearest cache.
-constexpr int64_t PASS_BYTES = 8192;
+// Of a block, what several groups of rows read in turn: of few rows each, that stays in the nearest
+// cache, of many, in the next.
+constexpr int64_t PASS_BYTES = 8192, LONG_PASS_BYTES = 65536;
 // The same where it is columns that are read in turn: the second half waits for memory no more.
 constexpr int64_t FEW_BYTES = 2048;
 
 // Sums of so many rows with a whole block fit into the registers, and of how many with half of one.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS = 12, MOST_OF_HALVES = 0;
+constexpr int MOST_ROWS = 10, MOST_OF_HALVES = 0;
 #elif defined(__aarch64__)
 constexpr int MOST_ROWS = 3, MOST_OF_HALVES = 0;
 #elif defined(__AVX__)
@@ -30,6 +31,9 @@ constexpr int MOST_ROWS = 3, MOST_OF_HALVES = 6;
 #else
 constexpr int MOST_ROWS = 1, MOST_OF_HALVES = 0;
 #endif
+
+// So many keep the nearest cache busy: weights ahead are asked into the next.
+constexpr int MANY_ROWS = 5;
 
 // Rows of float32 against weights of float32: a block of them, or its first `count` vectors.
 template <int count>
@@ -115,11 +119,12 @@ struct Ahead {
     const char* at;
     int64_t each;
 
-    // Of a step of half a block half as much.
-    template <bool whole>
+    // Into the nearest cache or the `next`; of a step of half a block half as much.
+    template <bool whole, bool next>
     void ask() {
-        __builtin_prefetch(at);
-        if (whole) __builtin_prefetch(at + LINE / 2);
+        constexpr int where = next ? 2 : 3;
+        __builtin_prefetch(at, 0, where);
+        if (whole) __builtin_prefetch(at + LINE / 2, 0, where);
         at += each;
     }
     static constexpr int64_t LINE = 128;  // the weights of a step
@@ -127,8 +132,10 @@ struct Ahead {
 
 // One step of `n` rows: a number of each after another, so that few weights are held at a time.
 template <class Of, int n, int which = 0>
-void step_over(Vec (&held)[n][Of::WIDTH], const typename Of::Weight* weights,
-               const typename Of::Row* rows, int64_t stride) {
+__attribute__((always_inline)) inline void step_over(Vec (&held)[n][Of::WIDTH],
+                                                     const typename Of::Weight* weights,
+                                                     const typename Of::Row* rows,
+                                                     int64_t stride) {
     const auto block = Of::template weights<which>(weights);
 #pragma GCC unroll 16
     for (int i = 0; i < n; i++) Of::add(held[i], rows[i * stride + which], block);
@@ -136,9 +143,9 @@ void step_over(Vec (&held)[n][Of::WIDTH], const typename Of::Weight* weights,
         step_over<Of, n, which + 1>(held, weights, rows, stride);
 }
 
-// `n` rows against some steps of a block, on top of the sums [n, 32] so far. Not inlined: compilers
-// run out of registers where it is.
-template <class Of, int n>
+// `n` rows against some steps of a block, on top of the sums [n, 32] so far; many of them may ask
+// ahead into the `next` cache. Not inlined: compilers run out of registers where it is.
+template <class Of, int n, bool next>
 __attribute__((noinline)) Ahead rows_over(const typename Of::Weight* weights, int64_t steps,
                                           Ahead ahead, bool afresh, const typename Of::Row* rows,
                                           int64_t stride, float* sums) {
@@ -147,7 +154,7 @@ __attribute__((noinline)) Ahead rows_over(const typename Of::Weight* weights, in
         for (int j = 0; j < Of::WIDTH; j++)
             held[i][j] = afresh ? Vec{} : load(sums + i * BLOCK + j * LANES);
     for (int64_t k = 0; k < steps; k++) {
-        ahead.ask<Of::WIDTH == VECTORS>();
+        ahead.ask<Of::WIDTH == VECTORS, next>();
         step_over<Of, n>(held, weights + k * Of::STEP, rows + k * Of::NUMBERS, stride);
     }
     for (int i = 0; i < n; i++)
@@ -155,13 +162,15 @@ __attribute__((noinline)) Ahead rows_over(const typename Of::Weight* weights, in
     return ahead;
 }
 
-template <class Of, int n = MOST_ROWS>
+template <class Of, int n, bool next>
 Ahead some_over(int count, const typename Of::Weight* weights, int64_t steps, Ahead ahead,
                 bool afresh, const typename Of::Row* rows, int64_t stride, float* sums) {
     if constexpr (n > 1)
         if (count < n)
-            return some_over<Of, n - 1>(count, weights, steps, ahead, afresh, rows, stride, sums);
-    return rows_over<Of, n>(weights, steps, ahead, afresh, rows, stride, sums);
+            return some_over<Of, n - 1, next>(count, weights, steps, ahead, afresh, rows, stride,
+                                               sums);
+    constexpr bool far = next && n >= MANY_ROWS;
+    return rows_over<Of, n, far>(weights, steps, ahead, afresh, rows, stride, sums);
 }
 
 // Any number of rows: in groups of nearly one size, part after part of the block, all its columns
@@ -172,20 +181,27 @@ void parts_over(const typename Of::Weight* weights, int64_t steps, const typenam
                 int64_t stride, int64_t n, float* sums) {
     static_assert(Of::STEP * sizeof(*weights) == Ahead::LINE);
     constexpr int64_t COLUMNS = BLOCK * Share::WIDTH / Of::WIDTH;
+    constexpr bool whole = COLUMNS == BLOCK, many = whole && most > MANY_ROWS;
+    if (whole && n <= most) {
+        some_over<Share, most, true>(int(n), weights, steps,
+                                     Ahead{(const char*)weights + AHEAD, Ahead::LINE}, true, rows,
+                                     stride, sums);
+        return;
+    }
     const int64_t groups = (n + most - 1) / most, turns = groups * (BLOCK / COLUMNS);
-    const int64_t part =
-        turns == 1 ? steps : (groups == 1 ? FEW_BYTES : PASS_BYTES) / Ahead::LINE;
+    const int64_t bytes = many ? LONG_PASS_BYTES : groups == 1 ? FEW_BYTES : PASS_BYTES;
+    const int64_t parts = (steps * Ahead::LINE + bytes - 1) / bytes;
+    const int64_t part = (steps + parts - 1) / parts;  // of nearly one size, too
     for (int64_t first = 0; first < steps; first += part) {
         const int64_t some = first + part < steps ? part : steps - first;
         const auto* here = weights + first * Of::STEP;
-        Ahead ahead{(const char*)here + AHEAD, Ahead::LINE};
-        if (turns > 1) ahead = {(const char*)(here + some * Of::STEP), Ahead::LINE / turns};
+        Ahead ahead{(const char*)(here + some * Of::STEP), Ahead::LINE / turns};
         for (int64_t g = 0; g < groups; g++) {
             const int64_t i = n * g / groups, count = n * (g + 1) / groups - i;
             const auto* some_rows = rows + i * stride + first * Of::NUMBERS;
             for (int64_t at = 0; at < BLOCK; at += COLUMNS)
-                ahead = some_over<Share, most>(int(count), here + at, some, ahead, first == 0,
-                                               some_rows, stride, sums + i * BLOCK + at);
+                ahead = some_over<Share, most, many>(int(count), here + at, some, ahead, first == 0,
+                                                     some_rows, stride, sums + i * BLOCK + at);
         }
     }
 }
