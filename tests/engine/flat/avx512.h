@@ -12,6 +12,7 @@ namespace emulated {
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int Ints __attribute__((vector_size(64)));
+typedef unsigned short Half __attribute__((vector_size(32)));
 typedef unsigned Words __attribute__((vector_size(64)));
 
 struct Halves {
@@ -85,6 +86,10 @@ inline Floats pairs_onto(Floats sums, Words a, Words b) {
 #define _mm512_reduce_max_ps(x) emulated::largest(x)
 #define _mm512_loadu_si512(from) (*(const __m512i_u*)(from))
 #define _mm512_set1_epi32(x) ((__m512i)(emulated::Ints{} + (x)))
+#define _mm512_cvtepu16_epi32(x) \
+    __builtin_convertvector((emulated::Half)(x), emulated::Ints)
+#define _mm512_cvtepi32_epi16(x) \
+    ((__m256i)__builtin_convertvector((emulated::Ints)(x), emulated::Half))
 #define _mm512_permutexvar_ps(which, table) emulated::looked_up((emulated::Ints)(which), table)
 #define _mm512_set_ps(p, o, n, m, l, k, j, i, h, g, f, e, d, c, b, a) \
     (emulated::Floats{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p})
