@@ -17,6 +17,7 @@ from ppdbench.registry import Registry
 from ppdbench.registry import option as option
 
 if TYPE_CHECKING:
+    from ppdbench.engine.addons import Addon
     from ppdbench.engine.loading import Loaded
     from ppdbench.training.objective import Objective
     from ppdbench.training.run import Material
@@ -66,12 +67,41 @@ class TrainingPlan:
         return {}
 
     def facts(self, objective: Any) -> dict[str, Any]:
-        """Settings for the record of the run; those of a run to resume must be the same."""
-        return asdict(self)  # type: ignore[call-overload,no-any-return]
+        """Settings for the record of the run; those of a run to resume must be the same.
+
+        Where it starts from is no part of them: what lies there says who it is (`go_on`).
+        """
+        settings = asdict(self)  # type: ignore[call-overload]
+        return {name: value for name, value in settings.items() if name != "start"}
 
     def notes(self, objective: Any) -> Sequence[str]:
         """Lines to tell before the training."""
         return ()
+
+
+def go_on(
+    objective: Any, start: str | None, method: str, loaded: Callable[[], Loaded]
+) -> dict[str, Any]:
+    """Fill a new objective with the add-on that --start names, if any; facts about that."""
+    if start is None:
+        return {}
+    from ppdbench.engine.addons import open_addon
+
+    addon = open_addon(start, method, loaded())
+    fingerprint = addon.fingerprint
+    objective.start_from(addon)
+    return {"start": fingerprint}
+
+
+def check_alike(addon: Addon, settings: Mapping[str, tuple[object, object]]) -> None:
+    """Refuse an add-on to go on from that was made otherwise: by option, what it has and ours."""
+    for name, (found, asked) in settings.items():
+        if found != asked:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"--start {addon.folder}: made with {option} {found}, not {asked}; give {option} "
+                f"{found}"
+            )
 
 
 class WholePlan(TrainingPlan):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
+from ppdbench.engine.loading import tensor_fingerprint
 
 
 def small(rate: str) -> list[str]:
@@ -62,6 +65,36 @@ def log(folder: Path) -> list[dict[str, Any]]:
 def quality(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((folder / "quality.json").read_text("utf-8"))
     return found
+
+
+def assert_goes_on(words: list[str], home: Path, otherwise: list[tuple[str, str]]) -> None:
+    """A training with --start leaves what it began with, if its steps change nothing.
+
+    Its text is another: the words to guess are those of the start all the same. `otherwise` are
+    options that do not fit what lies there, and what is said about each.
+    """
+    (home / "other.txt").write_text(40 * "quite other words stand here, zigzag 7 8 9. ", "utf-8")
+    assert run([*words, "--steps", "3", "--out", "first"]) == 0
+    other = ["other.txt" if word == "text.txt" else word for word in words]
+    still = [*other, "--steps", "1", "--learning-rate", "1e-12", "--out", "second"]
+    assert run([*still, "--start", "first"]) == 0
+    fresh = [*other, "--steps", "1", "--learning-rate", "1e-12", "--out", "fresh"]
+    assert run(fresh) == 0
+    first, second, from_nothing = (
+        load_file(home / name / "addon.safetensors") for name in ("first", "second", "fresh")
+    )
+    assert first.keys() == second.keys() == from_nothing.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor)
+    assert not all(torch.allclose(from_nothing[name], first[name]) for name in first)
+    told = json.loads((home / "second" / "training.json").read_text("utf-8"))
+    assert told["start"] == tensor_fingerprint(first.items())
+    for number, (options, message) in enumerate(otherwise):
+        out = ["--out", f"refused-{number}", "--steps", "1", "--start", "first"]
+        with pytest.MonkeyPatch.context() as patch, io.StringIO() as err:
+            patch.setattr("sys.stderr", err)
+            assert run([*words, *out, *options.split()]) == 2
+            assert message in err.getvalue()
 
 
 def write_task(folder: Path, tokens: int = 24) -> list[str]:

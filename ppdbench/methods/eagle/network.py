@@ -311,6 +311,15 @@ class Eagle3(DraftNetwork):
         read: Tensor = self.target.head(normed.to(self.target.dtype))
         return read
 
+    def rows_of_target(self) -> Tensor:
+        """The rows of the target's own head for the draft vocabulary."""
+        return self.target.head.get_parameter("weight").detach()[self.all_words()]
+
+    def take_rows(self) -> None:
+        """Let a change, where there is one, be of the target's rows for the draft vocabulary."""
+        if self.change is not None and self.d2t is not None:
+            self.own_rows = self.rows_of_target()
+
     @torch.no_grad()
     def settle_head(self, own_rows: Tensor) -> None:
         """Make one matrix of a change and of the rows that it changes."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from ppdbench.training.plans import (
     TrainingPlan,
     check_decay,
     check_loss,
+    go_on,
     option,
     training_plan,
 )
 
 if TYPE_CHECKING:
+    from ppdbench.engine.loading import Loaded
     from ppdbench.methods.eagle.train import EagleObjective
     from ppdbench.training.run import Material
 
@@ -52,6 +55,9 @@ class EaglePlan(TrainingPlan):
     loss: str = option("kl", "kl: the model's own distribution; ce: its likeliest token.")
     decay: float = option(0.8, "Of the weight, pass by pass.")
     noise: float | None = option(None, "Half the width of the noise on features (1: 0.1, 3: 0).")
+    start: str | None = option(
+        None, "Go on from this network and its draft vocabulary.", metavar="DIR"
+    )
 
     def __post_init__(self) -> None:
         if self.version not in VERSIONS:
@@ -89,3 +95,9 @@ class EaglePlan(TrainingPlan):
         return EagleObjective(
             model, self, config.sequence, config.seed, words=words, compiled=compiled
         )
+
+    def begin(self, objective: EagleObjective, loaded: Callable[[], Loaded]) -> dict[str, Any]:
+        """Go on from an add-on, where one is named."""
+        from ppdbench.methods.eagle.files import METHOD
+
+        return go_on(objective, self.start, METHOD, loaded)

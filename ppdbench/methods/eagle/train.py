@@ -9,8 +9,7 @@ test"). More than one pass is possible with version 1 too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, smooth_l1_loss
 
-from ppdbench.engine.addons import save_addon
+from ppdbench.engine.addons import Addon, save_addon
 from ppdbench.engine.masks import Step
-from ppdbench.methods.eagle.files import METHOD
+from ppdbench.errors import ConfigError
+from ppdbench.methods.eagle.files import METHOD, fill
 from ppdbench.methods.eagle.network import (
     SETTINGS,
     DraftNetwork,
@@ -37,6 +37,7 @@ from ppdbench.training.evaluate import DistanceQuality, by_distance
 from ppdbench.training.layers import cross_entropy
 from ppdbench.training.marks import ReadAhead, picked, places, unmarked
 from ppdbench.training.objective import BesideStates
+from ppdbench.training.plans import check_alike
 
 TOKEN_WEIGHT = 0.1  # of the loss on tokens beside that on features
 
@@ -77,6 +78,37 @@ class EagleObjective(BesideStates):
         network = Eagle3(target, config, reads, n_words, plan.rank).to(target.device)
         start_head(network, words)
         return network
+
+    def start_from(self, addon: Addon) -> None:
+        """Go on with a network that was trained before, and with the words that it guesses."""
+        theirs, ours = addon.options, self._made()
+        check_alike(
+            addon,
+            {
+                "version": (theirs.get("eagle"), ours["eagle"]),
+                "draft_vocab": (theirs.get("draft_vocab"), ours["draft_vocab"]),
+                "rank": (theirs.get("rank"), ours["rank"]),
+                "ffn": (width_of_mlp(theirs), width_of_mlp(ours)),
+            },
+        )
+        for name in ("network", "reads"):
+            if theirs.get(name) != ours[name]:
+                raise ConfigError(f"--start {addon.folder}: its {name} is another than --model has")
+        fill(self.network, addon)
+        self.network.float()
+        if isinstance(self.network, Eagle3):
+            self.network.take_rows()
+
+    def _made(self) -> dict[str, Any]:
+        """What the network is made of, as an add-on says it."""
+        network = self.network
+        return {
+            "eagle": self.plan.version,
+            "network": {name: getattr(network.config, name) for name in SETTINGS},
+            "reads": list(network.reads),
+            "draft_vocab": 0 if network.d2t is None else network.n_words,
+            "rank": self.plan.rank,
+        }
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise and each pass's own to watch."""
@@ -159,15 +191,14 @@ class EagleObjective(BesideStates):
             name: tensor.to(kind) if tensor.is_floating_point() else tensor
             for name, tensor in network.state_dict().items()
         }
-        options = {
-            "eagle": self.plan.version,
-            "network": {name: getattr(network.config, name) for name in SETTINGS},
-            "reads": list(network.reads),
-            "draft_vocab": 0 if network.d2t is None else network.n_words,
-            "rank": self.plan.rank,
-            "plan": asdict(self.plan),
-        }
+        options = {**self._made(), "plan": self.plan.facts(self)}
         save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, options)
+
+
+def width_of_mlp(made: Mapping[str, Any]) -> object:
+    """Find the width of a network's MLP in what it is made of."""
+    network = made.get("network")
+    return network.get("intermediate_size") if isinstance(network, dict) else None
 
 
 @torch.no_grad()
@@ -180,11 +211,10 @@ def start_head(network: Eagle3, words: Tensor | None) -> None:
     assert network.d2t is not None
     words = words.to(network.d2t.device)
     network.d2t.copy_(words - torch.arange(len(words), device=words.device))
-    own = network.target.head.get_parameter("weight").detach()[words]
     if network.lm_head is None:
-        network.own_rows = own
+        network.take_rows()
     else:
-        network.lm_head.get_parameter("weight").copy_(own)
+        network.lm_head.get_parameter("weight").copy_(network.rows_of_target())
 
 
 class History:

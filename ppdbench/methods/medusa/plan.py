@@ -6,6 +6,7 @@ compared with.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from ppdbench.training.plans import (
     TrainingPlan,
     check_decay,
     check_loss,
+    go_on,
     option,
     training_plan,
 )
 
 if TYPE_CHECKING:
+    from ppdbench.engine.loading import Loaded
     from ppdbench.methods.medusa.train import MedusaObjective
     from ppdbench.training.run import Material
 
@@ -49,6 +52,9 @@ class MedusaPlan(TrainingPlan):
     draft_vocab: int = option(0, "Guess among so many of the commonest tokens; 0: among all.")
     loss: str = option("kl", "kl: the model itself; ce: the text.")
     decay: float = option(0.8, "Of the weight, head by head.")
+    start: str | None = option(
+        None, "Go on from these heads and their draft vocabulary.", metavar="DIR"
+    )
 
     def __post_init__(self) -> None:
         least = {"heads": 1, "layers": 0, "after": 0, "rank": 0, "draft_vocab": 0}
@@ -67,3 +73,9 @@ class MedusaPlan(TrainingPlan):
 
         sequence, words = material.job.config.sequence, material.commonest(self.draft_vocab)
         return MedusaObjective(model, self, sequence, words=words, compiled=compiled)
+
+    def begin(self, objective: MedusaObjective, loaded: Callable[[], Loaded]) -> dict[str, Any]:
+        """Go on from an add-on, where one is named."""
+        from ppdbench.methods.medusa.network import METHOD
+
+        return go_on(objective, self.start, METHOD, loaded)

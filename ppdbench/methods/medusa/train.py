@@ -9,7 +9,6 @@ head learns the distribution that the model itself has when it gets there, with 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from ppdbench.engine.addons import save_addon
+from ppdbench.engine.addons import Addon, save_addon
 from ppdbench.methods.medusa.network import METHOD, WORDS, reading_layer, spread_over_vocabulary
 from ppdbench.methods.medusa.plan import MedusaPlan
 from ppdbench.runs.workload import Report, silent
@@ -27,6 +26,9 @@ from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import cross_entropy
 from ppdbench.training.marks import IGNORED, ReadAhead, picked, places, unmarked
 from ppdbench.training.objective import BesideStates
+from ppdbench.training.plans import check_alike
+
+SHAPE = ("heads", "layers", "after", "rank", "draft_vocab")  # options that decide what heads are
 
 
 class Block(nn.Module):
@@ -86,6 +88,17 @@ class MedusaObjective(BesideStates):
 
     def _own(self) -> Tensor:
         return self.layers.head_rows(self.words)
+
+    def start_from(self, addon: Addon) -> None:
+        """Go on with heads that were trained before, and with the words that they guess."""
+        ours = self.plan.facts(self)
+        check_alike(addon, {name: (addon.options.get(name), ours[name]) for name in SHAPE})
+        with torch.no_grad():
+            for name, part in self.heads.named_parameters():
+                part.copy_(addon.take(name, tuple(part.shape)))
+        if self.words is not None:
+            self.words = addon.take(WORDS, tuple(self.words.shape))
+        addon.close()
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise and each distance's own to watch."""
@@ -153,4 +166,4 @@ class MedusaObjective(BesideStates):
         }
         if self.words is not None:
             tensors[WORDS] = self.words
-        save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, asdict(self.plan))
+        save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, self.plan.facts(self))

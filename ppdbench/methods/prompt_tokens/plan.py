@@ -8,11 +8,11 @@ counts `decay` ** (i - 1).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ppdbench.errors import ConfigError
-from ppdbench.training.plans import TrainingPlan, check_decay, option, training_plan
+from ppdbench.training.plans import TrainingPlan, check_decay, go_on, option, training_plan
 
 if TYPE_CHECKING:
     from ppdbench.engine.loading import Loaded
@@ -92,15 +92,6 @@ class PromptPlan(TrainingPlan):
 
     def begin(self, objective: PromptsObjective, loaded: Callable[[], Loaded]) -> dict[str, Any]:
         """Go on from an add-on, where one is named."""
-        if self.start is None:
-            return {}
-        from ppdbench.engine.addons import open_addon
         from ppdbench.methods.prompt_tokens.network import METHOD
 
-        addon = open_addon(self.start, METHOD, loaded())
-        objective.start_from(addon)
-        return {"start": addon.fingerprint}
-
-    def facts(self, objective: PromptsObjective) -> dict[str, Any]:
-        """All but where it starts from; what lies there says who it is."""
-        return {name: value for name, value in asdict(self).items() if name != "start"}
+        return go_on(objective, self.start, METHOD, loaded)

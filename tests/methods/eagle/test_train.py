@@ -28,7 +28,15 @@ from tests.decoding.matrix import CAPACITY, free
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged, tokens
 from tests.training.conftest import HELD_OUT
-from tests.training.made import assert_refused, blocks, learn, quality, training, write_task
+from tests.training.made import (
+    assert_goes_on,
+    assert_refused,
+    blocks,
+    learn,
+    quality,
+    training,
+    write_task,
+)
 
 TRAIN = training("eagle")
 FITTING = sorted(set(FAMILIES) - {"opt-350m-like"})
@@ -278,6 +286,17 @@ def test_a_resumed_run_ends_with_the_same_network(what: str, home: Path) -> None
     assert run([*words, "--out", "twice", "--resume"]) == 0
     ours, theirs = (load_file(home / n / "addon.safetensors") for n in ("twice", "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("what", [*sorted(RUNS), "low rank"])
+def test_a_run_goes_on_from_what_another_left(what: str, home: Path) -> None:
+    options = RUNS.get(what, ["--passes", "2", "--draft-vocab", "20", "--rank", "4"])
+    otherwise = [("--ffn 40", "made with --ffn 48, not 40; give --ffn 48")]
+    if "--draft-vocab" in options:
+        otherwise.append(("--draft-vocab 9", "not 9; give --draft-vocab"))
+    else:
+        otherwise.append(("--version 3 --rank 2", "made with --"))
+    assert_goes_on([*TRAIN, *options], home, otherwise)
 
 
 def test_an_addon_says_what_it_is(home: Path) -> None:

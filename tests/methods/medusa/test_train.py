@@ -18,7 +18,15 @@ from ppdbench.methods.medusa.train import MedusaObjective
 from tests.families import FAMILIES, stock_model
 from tests.helpers import tokens
 from tests.training.conftest import HELD_OUT
-from tests.training.made import assert_refused, blocks, learn, quality, training, write_task
+from tests.training.made import (
+    assert_goes_on,
+    assert_refused,
+    blocks,
+    learn,
+    quality,
+    training,
+    write_task,
+)
 
 TRAIN = training("medusa")
 
@@ -169,6 +177,16 @@ def test_heads_over_a_draft_vocabulary_decode_exactly(
     decode(home, "few")
     found = json.loads(capsys.readouterr().out)
     assert found["identical"] == found["n_examples"] == 1
+
+
+@pytest.mark.parametrize("options", ["--rank 4 --draft-vocab 20", "--layers 2"])
+def test_a_run_goes_on_from_what_another_left(options: str, home: Path) -> None:
+    words = [*TRAIN, "--heads", "2", *options.split()]
+    otherwise = [
+        ("--heads 3", "made with --heads 2, not 3; give --heads 2"),
+        ("--after 2", "made with --after 0, not 2; give --after 0"),
+    ]
+    assert_goes_on(words, home, otherwise)
 
 
 def test_a_resumed_run_ends_with_the_same_heads(home: Path) -> None:
