@@ -287,6 +287,7 @@ SMOLLM2 := --model smollm2 --offline
 LEARN := $(SMOLLM2) --dtype float32 --precision bf16 --text $(SMOLLM2_WORK)/answers \
     --held-out $(SMOLLM2_WORK)/held-out --held-out-tokens 8192 --sequence 256 --clip 1
 OF_STATES := --save-dtype bfloat16 --states $(SMOLLM2_WORK)/states --batch-size 4 --learning-rate 1e-3
+FOUR_HEADS := --draft-vocab 8192 --heads 4 --rank 32
 OF_ROWS := --save-dtype bfloat16 --batch-size 8 --micro-batch 1
 
 smollm2-parts: smollm2
@@ -299,10 +300,15 @@ smollm2-parts: smollm2
 	done
 	$(TRAIN) eagle $(LEARN) $(OF_STATES) --draft-vocab 8192 --rank 64 --passes 4 --epochs 2 \
 	    --out $(SMOLLM2_WORK)/eagle
-	$(TRAIN) medusa $(LEARN) $(OF_STATES) --draft-vocab 8192 --heads 4 --rank 32 --steps 800 \
-	    --out $(SMOLLM2_WORK)/medusa
+	$(TRAIN) medusa $(LEARN) $(OF_STATES) $(FOUR_HEADS) --steps 800 \
+	    --out $(SMOLLM2_WORK)/medusa-first
+	$(TRAIN) medusa $(LEARN) $(OF_STATES) $(FOUR_HEADS) --steps 3200 --seed 1 \
+	    --start $(SMOLLM2_WORK)/medusa-first --out $(SMOLLM2_WORK)/medusa
 	$(TRAIN) prompt-tokens $(LEARN) $(OF_ROWS) --prompts 3 --insertions 32 --steps 110 \
-	    --learning-rate 1e-2 --out $(SMOLLM2_WORK)/prompt-tokens
+	    --learning-rate 1e-2 --out $(SMOLLM2_WORK)/prompt-tokens-first
+	$(TRAIN) prompt-tokens $(LEARN) $(OF_ROWS) --prompts 3 --insertions 32 --steps 240 \
+	    --learning-rate 1e-2 --seed 1 --start $(SMOLLM2_WORK)/prompt-tokens-first \
+	    --out $(SMOLLM2_WORK)/prompt-tokens
 	$(TRAIN) hidden-transfer $(LEARN) $(OF_ROWS) --steps 100 --learning-rate 3e-3 \
 	    --out $(SMOLLM2_WORK)/hidden-transfer
 	$(TRAIN) heads $(LEARN) --batch-size 8 --micro-batch 1 --layers all --of-state --rank 64 \

@@ -96,12 +96,15 @@ def go_on(
 def check_alike(addon: Addon, settings: Mapping[str, tuple[object, object]]) -> None:
     """Refuse an add-on to go on from that was made otherwise: by option, what it has and ours."""
     for name, (found, asked) in settings.items():
-        if found != asked:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"--start {addon.folder}: made with {option} {found}, not {asked}; give {option} "
-                f"{found}"
-            )
+        if found == asked:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if found is None:
+            raise ConfigError(f"--start {addon.folder}: made without {option}; leave it out")
+        instead = "" if asked is None else f", not {asked}"
+        raise ConfigError(
+            f"--start {addon.folder}: made with {option} {found}{instead}; give {option} {found}"
+        )
 
 
 class WholePlan(TrainingPlan):

@@ -123,7 +123,7 @@ def test_a_table_is_measured_and_then_shown_from_what_was_stored(
 @pytest.mark.slow
 def test_an_interrupt_keeps_what_is_finished_and_leaves_nobody_working(tmp_path: Path) -> None:
     words = ["table", "ppd/5", "--run", "--out", str(tmp_path), *SHORT]
-    words += ["--limit", "16", "--max-new-tokens", "96"]  # so that there is time to interrupt it
+    words += ["--limit", "64", "--max-new-tokens", "96"]  # so that there is time to interrupt it
     command = [sys.executable, "-m", "ppdbench", *words]
     samples = tmp_path / "ppd-sampled" / "samples.jsonl"
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as table:

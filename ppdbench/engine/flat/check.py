@@ -16,11 +16,13 @@ from torch import Tensor
 from ppdbench.engine.flat.native import STORED_FORMS
 from ppdbench.engine.flat.ops import UNTURNED, Buffer, CacheBlocks, Pass, Program
 from ppdbench.engine.flat.stored import store
-from ppdbench.engine.flat.weights import pack
+from ppdbench.engine.flat.weights import BLOCK, pack
 from ppdbench.engine.levels import GROUP, Levels
 
-# More inputs than kernels take at once where rows are many, in both types.
+# More inputs than kernels take at once where rows are several, in both types; and where they are as
+# many as take turns over long stretches.
 INPUTS, OUTPUTS = 139, 45
+LONG_INPUTS = 1061
 ROWS = (1, 2, 13, 33)
 # Of heads: how many there are of queries and of keys, how wide these are, and how wide values.
 HEADS, KV_HEADS, DIM, VALUE = 6, 2, 20, 14
@@ -71,6 +73,7 @@ def check(dtype: torch.dtype) -> None:
     """Refuse kernels for this type if any of them computes something else than it should."""
     made = torch.Generator().manual_seed(0)
     _check_products(dtype, made)
+    _check_long_products(dtype, made)
     _check_products_apart(dtype, made)
     _check_rows(dtype, made)
     for start in STARTS:
@@ -106,17 +109,29 @@ def _check_products(dtype: torch.dtype, made: torch.Generator) -> None:
         packed = pack(weight, given)
         if not torch.equal(packed.unpacked(), weight):
             raise Wrong("a weight that was packed comes back changed")
-        added = 0 if given is None else _wide(given)
-        wanted = _wide(rows) @ _wide(weight).T + added
-        sizes = np.abs(_wide(rows)) @ np.abs(_wide(weight)).T + 1
         _poison(dtype)
         found = packed(rows)
-        _close("a product", found, wanted, sizes)
+        _check_product(found, rows, weight, given)
         for n in ROWS:
             _same("a product", packed(rows[-n:]), found[-n:])
         beside = rows.clone()
         beside[1::2] = torch.nan
         _same("a product", packed(beside)[::2], found[::2])
+
+
+def _check_product(found: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    added = 0 if bias is None else _wide(bias)
+    wanted = _wide(rows) @ _wide(weight).T + added
+    _close("a product", found, wanted, np.abs(_wide(rows)) @ np.abs(_wide(weight)).T + 1)
+
+
+def _check_long_products(dtype: torch.dtype, made: torch.Generator) -> None:
+    """Sums over many inputs, of a block of outputs."""
+    weight = _random(made, BLOCK, LONG_INPUTS, dtype=dtype)
+    rows, packed = _random(made, ROWS[-2], LONG_INPUTS, dtype=dtype), pack(weight)
+    _check_product(found := packed(rows), rows, weight, None)
+    for n in ROWS[:-2]:
+        _same("a product", packed(rows[-n:]), found[-n:])
 
 
 def check_stored(dtype: torch.dtype) -> None:

@@ -100,7 +100,7 @@ class EagleObjective(BesideStates):
             self.network.take_rows()
 
     def _made(self) -> dict[str, Any]:
-        """What the network is made of, as an add-on says it."""
+        """Describe what the network is made of, as an add-on does."""
         network = self.network
         return {
             "eagle": self.plan.version,

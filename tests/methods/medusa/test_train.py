@@ -179,12 +179,21 @@ def test_heads_over_a_draft_vocabulary_decode_exactly(
     assert found["identical"] == found["n_examples"] == 1
 
 
-@pytest.mark.parametrize("options", ["--rank 4 --draft-vocab 20", "--layers 2"])
-def test_a_run_goes_on_from_what_another_left(options: str, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "rank", "refused"),
+    [
+        ("--rank 4 --draft-vocab 20", "--rank 5", "made with --rank 4, not 5; give --rank 4"),
+        ("--layers 2", "--rank 4", "made without --rank; leave it out"),
+    ],
+)
+def test_a_run_goes_on_from_what_another_left(
+    options: str, rank: str, refused: str, home: Path
+) -> None:
     words = [*TRAIN, "--heads", "2", *options.split()]
     otherwise = [
         ("--heads 3", "made with --heads 2, not 3; give --heads 2"),
         ("--after 2", "made with --after 0, not 2; give --after 0"),
+        (rank, refused),
     ]
     assert_goes_on(words, home, otherwise)
 
