@@ -299,7 +299,9 @@ smollm2-parts: smollm2
 	        --max-prompt-tokens 400 --max-new-tokens 192 --out $(SMOLLM2_WORK)/$${part#*:} || exit 1; \
 	done
 	$(TRAIN) eagle $(LEARN) $(OF_STATES) --draft-vocab 8192 --rank 64 --passes 4 --epochs 2 \
-	    --out $(SMOLLM2_WORK)/eagle
+	    --out $(SMOLLM2_WORK)/eagle-first
+	$(TRAIN) eagle $(LEARN) $(OF_STATES) --draft-vocab 8192 --rank 64 --passes 3 --decay 0.6 \
+	    --epochs 3 --seed 1 --start $(SMOLLM2_WORK)/eagle-first --out $(SMOLLM2_WORK)/eagle
 	$(TRAIN) medusa $(LEARN) $(OF_STATES) $(FOUR_HEADS) --steps 800 \
 	    --out $(SMOLLM2_WORK)/medusa-first
 	$(TRAIN) medusa $(LEARN) $(OF_STATES) $(FOUR_HEADS) --steps 3200 --seed 1 \
