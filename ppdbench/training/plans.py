@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ppdbench.errors import ConfigError
 from ppdbench.registry import Registry
@@ -67,30 +67,36 @@ class TrainingPlan:
         return {}
 
     def facts(self, objective: Any) -> dict[str, Any]:
-        """Settings for the record of the run; those of a run to resume must be the same.
-
-        Where it starts from is no part of them: what lies there says who it is (`go_on`).
-        """
-        settings = asdict(self)  # type: ignore[call-overload]
-        return {name: value for name, value in settings.items() if name != "start"}
+        """Settings for the record of the run; those of a run to resume must be the same."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
 
     def notes(self, objective: Any) -> Sequence[str]:
         """Lines to tell before the training."""
         return ()
 
 
-def go_on(
-    objective: Any, start: str | None, method: str, loaded: Callable[[], Loaded]
-) -> dict[str, Any]:
-    """Fill a new objective with the add-on that --start names, if any; facts about that."""
-    if start is None:
-        return {}
-    from ppdbench.engine.addons import open_addon
+class GoingOn(TrainingPlan):
+    """Options of training what may go on from an add-on of its `method`: the folder `start`."""
 
-    addon = open_addon(start, method, loaded())
-    fingerprint = addon.fingerprint
-    objective.start_from(addon)
-    return {"start": fingerprint}
+    __slots__ = ()
+    method: ClassVar[str]
+    start: str | None
+
+    def begin(self, objective: Any, loaded: Callable[[], Loaded]) -> dict[str, Any]:
+        if self.start is None:
+            return {}
+        from ppdbench.engine.addons import open_addon
+
+        addon = open_addon(self.start, self.method, loaded())
+        fingerprint = addon.fingerprint
+        objective.start_from(addon)
+        return {"start": fingerprint}
+
+    def facts(self, objective: Any) -> dict[str, Any]:
+        """All but where it starts from; what lies there says who it is."""
+        settings = super().facts(objective)
+        del settings["start"]
+        return settings
 
 
 def check_alike(addon: Addon, settings: Mapping[str, tuple[object, object]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,12 @@ def quality(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def assert_goes_on(words: list[str], home: Path, otherwise: list[tuple[str, str]]) -> None:
+def assert_goes_on(
+    words: list[str],
+    home: Path,
+    otherwise: list[tuple[str, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A training with --start leaves what it began with, if its steps change nothing.
 
     Its text is another: the words to guess are those of the start all the same. `otherwise` are
@@ -91,10 +95,8 @@ def assert_goes_on(words: list[str], home: Path, otherwise: list[tuple[str, str]
     assert told["start"] == tensor_fingerprint(first.items())
     for number, (options, message) in enumerate(otherwise):
         out = ["--out", f"refused-{number}", "--steps", "1", "--start", "first"]
-        with pytest.MonkeyPatch.context() as patch, io.StringIO() as err:
-            patch.setattr("sys.stderr", err)
-            assert run([*words, *out, *options.split()]) == 2
-            assert message in err.getvalue()
+        capsys.readouterr()
+        assert_refused([*words, *out, *options.split()], message, capsys)
 
 
 def write_task(folder: Path, tokens: int = 24) -> list[str]:

@@ -21,7 +21,8 @@ constexpr int64_t PASS_BYTES = 8192, LONG_PASS_BYTES = 65536;
 // The same where it is columns that are read in turn: the second half waits for memory no more.
 constexpr int64_t FEW_BYTES = 2048;
 
-// Sums of so many rows with a whole block fit into the registers, and of how many with half of one.
+// Rows whose sums with a whole block are held in the registers, and with half of one: no more than fit,
+// nor than two groups of half as many are faster for.
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 10, MOST_OF_HALVES = 0;
 #elif defined(__aarch64__)

@@ -5,22 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ppdbench.errors import ConfigError
 from ppdbench.training.plans import (
-    TrainingPlan,
+    GoingOn,
     check_decay,
     check_loss,
-    go_on,
     option,
     training_plan,
 )
 
 if TYPE_CHECKING:
-    from ppdbench.engine.loading import Loaded
     from ppdbench.methods.eagle.train import EagleObjective
     from ppdbench.training.run import Material
 
@@ -31,7 +28,7 @@ MOST = 1 << 20  # of anything that is counted below
 
 @training_plan("eagle", learning_rate=3e-5)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EaglePlan(TrainingPlan):
+class EaglePlan(GoingOn):
     """A network of one layer that continues the model's features, everything else frozen.
 
     Afterwards its guesses are measured on --held-out text, by distance.
@@ -40,6 +37,8 @@ class EaglePlan(TrainingPlan):
     ppdbench train eagle --model ./my-model --text ./corpus.txt --out ./eagle --steps 100
     ppdbench train eagle --text ./corpus.txt --out ./eagle --version 1 --ffn 512 --dry-run
     """
+
+    method: ClassVar[str] = "eagle"
 
     version: int = option(3, "1 (also for EAGLE-2's trees) or 3.")
     passes: int | None = option(None, "How far it reads its own guesses in training (1: 1, 3: 5).")
@@ -95,9 +94,3 @@ class EaglePlan(TrainingPlan):
         return EagleObjective(
             model, self, config.sequence, config.seed, words=words, compiled=compiled
         )
-
-    def begin(self, objective: EagleObjective, loaded: Callable[[], Loaded]) -> dict[str, Any]:
-        """Go on from an add-on, where one is named."""
-        from ppdbench.methods.eagle.files import METHOD
-
-        return go_on(objective, self.start, METHOD, loaded)

@@ -6,29 +6,26 @@ compared with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ppdbench.errors import ConfigError
 from ppdbench.training.plans import (
-    TrainingPlan,
+    GoingOn,
     check_decay,
     check_loss,
-    go_on,
     option,
     training_plan,
 )
 
 if TYPE_CHECKING:
-    from ppdbench.engine.loading import Loaded
     from ppdbench.methods.medusa.train import MedusaObjective
     from ppdbench.training.run import Material
 
 
 @training_plan("medusa", learning_rate=1e-3)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaPlan(TrainingPlan):
+class MedusaPlan(GoingOn):
     """Heads that guess the tokens after the next one, everything else frozen.
 
     Afterwards the guesses are measured on --held-out text, by distance.
@@ -37,6 +34,8 @@ class MedusaPlan(TrainingPlan):
     ppdbench train medusa --model ./my-model --text ./corpus.txt --out ./medusa --steps 100
     ppdbench train medusa --text ./corpus.txt --out ./medusa --heads 4 --rank 32 --dry-run
     """
+
+    method: ClassVar[str] = "medusa"
 
     heads: int = option(5, "Tokens guessed ahead.")
     layers: int = option(1, "Residual blocks per head.")
@@ -73,9 +72,3 @@ class MedusaPlan(TrainingPlan):
 
         sequence, words = material.job.config.sequence, material.commonest(self.draft_vocab)
         return MedusaObjective(model, self, sequence, words=words, compiled=compiled)
-
-    def begin(self, objective: MedusaObjective, loaded: Callable[[], Loaded]) -> dict[str, Any]:
-        """Go on from an add-on, where one is named."""
-        from ppdbench.methods.medusa.network import METHOD
-
-        return go_on(objective, self.start, METHOD, loaded)

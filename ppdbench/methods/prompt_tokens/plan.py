@@ -7,15 +7,13 @@ counts `decay` ** (i - 1).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ppdbench.errors import ConfigError
-from ppdbench.training.plans import TrainingPlan, check_decay, go_on, option, training_plan
+from ppdbench.training.plans import GoingOn, check_decay, option, training_plan
 
 if TYPE_CHECKING:
-    from ppdbench.engine.loading import Loaded
     from ppdbench.methods.prompt_tokens.network import Chain
     from ppdbench.methods.prompt_tokens.train import PromptsObjective
     from ppdbench.training.run import Material
@@ -27,7 +25,7 @@ MOST = 256  # prompt tokens, and rows of each
 
 @training_plan("prompt-tokens", learning_rate=1e-2, batch_size=4, sequence=1024, warmup_ratio=0.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptPlan(TrainingPlan):
+class PromptPlan(GoingOn):
     """Rows that guess what follows a token, everything else frozen.
 
     Defaults are those of the paper on parallel prompt decoding. Afterwards the guesses are
@@ -38,6 +36,8 @@ class PromptPlan(TrainingPlan):
     ppdbench train prompt-tokens --text ./corpus.txt --out ./eight --epts 8 --mask decoder
     ppdbench train prompt-tokens --text ./corpus.txt --out ./second --start ./prompts --custom-head
     """
+
+    method: ClassVar[str] = "prompt-tokens"
 
     prompts: int = option(3, "Tokens guessed ahead.")
     epts: int = option(1, "Embeddings per prompt token.")
@@ -89,9 +89,3 @@ class PromptPlan(TrainingPlan):
         config = material.job.config
         words = ordinary_words(*material.words, self.n_words, config.seed)
         return PromptsObjective(model, self, config.sequence, words, config.seed, compiled=compiled)
-
-    def begin(self, objective: PromptsObjective, loaded: Callable[[], Loaded]) -> dict[str, Any]:
-        """Go on from an add-on, where one is named."""
-        from ppdbench.methods.prompt_tokens.network import METHOD
-
-        return go_on(objective, self.start, METHOD, loaded)

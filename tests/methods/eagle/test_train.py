@@ -289,14 +289,16 @@ def test_a_resumed_run_ends_with_the_same_network(what: str, home: Path) -> None
 
 
 @pytest.mark.parametrize("what", [*sorted(RUNS), "low rank"])
-def test_a_run_goes_on_from_what_another_left(what: str, home: Path) -> None:
+def test_a_run_goes_on_from_what_another_left(
+    what: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = RUNS.get(what, ["--passes", "2", "--draft-vocab", "20", "--rank", "4"])
     otherwise = [("--ffn 40", "made with --ffn 48, not 40; give --ffn 48")]
     if "--draft-vocab" in options:
         otherwise.append(("--draft-vocab 9", "not 9; give --draft-vocab"))
     else:
         otherwise.append(("--version 3 --rank 2", "made with --"))
-    assert_goes_on([*TRAIN, *options], home, otherwise)
+    assert_goes_on([*TRAIN, *options], home, otherwise, capsys)
 
 
 def test_an_addon_says_what_it_is(home: Path) -> None:

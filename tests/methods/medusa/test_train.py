@@ -187,7 +187,7 @@ def test_heads_over_a_draft_vocabulary_decode_exactly(
     ],
 )
 def test_a_run_goes_on_from_what_another_left(
-    options: str, rank: str, refused: str, home: Path
+    options: str, rank: str, refused: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*TRAIN, "--heads", "2", *options.split()]
     otherwise = [
@@ -195,7 +195,7 @@ def test_a_run_goes_on_from_what_another_left(
         ("--after 2", "made with --after 0, not 2; give --after 0"),
         (rank, refused),
     ]
-    assert_goes_on(words, home, otherwise)
+    assert_goes_on(words, home, otherwise, capsys)
 
 
 def test_a_resumed_run_ends_with_the_same_heads(home: Path) -> None:
