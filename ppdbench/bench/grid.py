@@ -60,8 +60,8 @@ class Grid:
             pairs = ",".join(f"{key}={value}" for key, value in varied.items())
             yield f"{self.method}:{pairs}", varied
 
-    def build(self) -> dict[str, tuple[Method, Strategy]]:
-        """The strategy of each cell, or an error that says what is wrong with one of them."""
+    def build(self, model: str = "") -> dict[str, tuple[Method, Strategy]]:
+        """The strategy of each cell for `model`, or an error that says what is wrong with one."""
         found = method(self.method)
         for name, values in self.axes.items():
             read = [_temperature(v) if name == TEMPERATURE else found.read(name, v) for v in values]
@@ -72,7 +72,8 @@ class Grid:
                 raise ConfigError(
                     f"--grid {name}=0; use 1 or more: 0 leaves the choice to the method"
                 )
-        return {label: (found, found.build(options)) for label, options in self.cells().items()}
+        cells = self.cells().items()
+        return {label: (found, found.build(options, model)) for label, options in cells}
 
 
 def _temperature(text: str) -> float:

@@ -65,7 +65,7 @@ def reckon_needs(spec: ModelSpec, context: int, choices: Sequence[Choice]) -> Ne
 
 def added_bytes(choice: Choice, spec: ModelSpec, context: int) -> int:
     """About what a method adds: its draft model with a cache of its own, files it reads."""
-    method, strategy = choice.build()
+    method, strategy = choice.build(spec.name)
     values = method.values(strategy)
     size = sum(_files(str(value), name, method.name, spec) for name, value in values.items())
     if draft := values.get("draft_model"):

@@ -55,10 +55,10 @@ class Choice:
     name: str
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def build(self) -> tuple[Method, Strategy]:
-        """The method and its strategy, or an error that says what is wrong."""
+    def build(self, model: str = "") -> tuple[Method, Strategy]:
+        """The method and its strategy for `model`, or an error that says what is wrong."""
         found = method(self.name)
-        return found, found.build(self.options)
+        return found, found.build(self.options, model)
 
     @classmethod
     def parse(cls, text: str, pairs: tuple[str, ...] = ()) -> Choice:
@@ -73,7 +73,7 @@ class Choice:
 
 def built_for(model: ModelSpec, choices: Sequence[Choice]) -> list[tuple[Method, Strategy]]:
     """Every method with its strategy; whatever they name must be there."""
-    built = [choice.build() for choice in choices]
+    built = [choice.build(model.name) for choice in choices]
     for found, strategy in built:
         found.check_named(strategy, model)
     return built

@@ -80,7 +80,7 @@ def choices(space: Grid) -> tuple[Choice, ...]:
 
 def run_sweep(config: SweepConfig, to: Destination) -> FinishedRun:
     """Decode what the run folder does not hold yet, rung by rung."""
-    built = config.space.build()
+    built = config.space.build(config.model.name)
     for found, strategy in built.values():
         found.check_named(strategy, config.model)
     to.check()

@@ -166,9 +166,13 @@ class Method:
             if kind and value and value not in (*NO_FILES, field.default):
                 _check_named(f"{self.name}: {field.name}", kind, str(value), target)
 
-    def build(self, settings: Mapping[str, str]) -> Strategy:
-        """The strategy with `--set` values read as the types its fields declare."""
-        values = {name: self.read(name, text) for name, text in settings.items()}
+    def build(self, settings: Mapping[str, str], model: str = "") -> Strategy:
+        """The strategy with `--set` values read as the types its fields declare.
+
+        Parts that nothing is said of are those that came with `model`.
+        """
+        told = {**self.shipped_with(model), **settings}
+        values = {name: self.read(name, text) for name, text in told.items()}
         strategy: Strategy = self.make(**values)
         return strategy
 

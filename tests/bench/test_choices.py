@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from ppdbench.bench.choices import every_method, with_peers
+from ppdbench.bench.grid import Grid
 from ppdbench.bench.runner import Choice
 from ppdbench.cli.main import run
 from ppdbench.files import resources
-from ppdbench.methods import METHODS
+from ppdbench.methods import METHODS, method
 from ppdbench.runs.store import read_run
 
 ALL = [
@@ -165,6 +166,33 @@ def test_of_another_model_of_the_package_those_parts_are_taken_that_came_with_it
     assert options["rest"] == {"datastore": "smollm2"}
     left = {why.split(":")[0] for why in lacking}
     assert left == {"hidden-transfer", "medusa", "prompt-tokens", "speculative"}
+
+
+def test_parts_that_came_with_a_model_serve_where_none_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["bench", "--method", "rest", "--method", "speculative", "--data", "builtin"]
+    words += ["--task", "xsum", "--limit", "1", "--max-new-tokens", "3", "--warmup", "0"]
+    assert run([*words, "--offline", "--out", "run"]) == 0
+    told = {m.name: m.options for m in read_run("run").header.methods.values()}
+    assert told["rest"]["datastore"] == "reference"
+    assert told["speculative"]["draft_model"] == "reference-draft"
+
+
+def test_a_part_that_is_named_is_the_one_that_serves() -> None:
+    _, strategy = Choice(name="rest", options={"datastore": "./mine"}).build("reference")
+    assert method("rest").values(strategy)["datastore"] == "./mine"
+    cells = Grid.parse("rest", ("max_nodes=2,3",), ()).build("smollm2").values()
+    assert [each.values(cell)["datastore"] for each, cell in cells] == ["smollm2"] * 2
+
+
+@pytest.mark.parametrize("name", ["rest", "speculative"])
+def test_on_another_model_they_are_asked_for_before_it_is_loaded(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["decode", "--method", name, "--model", SMALL, "--offline"]) == 2
+    assert f"{name}: no d" in capsys.readouterr().err
 
 
 def test_on_another_model_what_needs_a_part_is_left_out_with_its_reason() -> None:
