@@ -18,6 +18,7 @@ from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.loading import DTYPES, resolve_device, weight_fingerprint
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, NumericalError
+from ppdbench.machine.freed import reuse_freed
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import Quality
 from ppdbench.training.memory import LOW, FreeRoom, MemoryNeed, held_by, measure_passes
@@ -192,14 +193,15 @@ class Training:
         times: list[float] = []
         chosen = (0, config.steps // 2, config.steps - 1)
         # The first time for what is done only once.
-        for step in chosen * 2:
-            start = time.perf_counter()
-            with torch.autocast(device.type, low, enabled=low is not None):
-                loss = self.objective(rows, step, config.steps)["loss"]
-            loss.backward()
-            float(loss.detach())  # a GPU is done with it only now
-            times.append(time.perf_counter() - start)
-            self.objective.zero_grad()
+        with reuse_freed():
+            for step in chosen * 2:
+                start = time.perf_counter()
+                with torch.autocast(device.type, low, enabled=low is not None):
+                    loss = self.objective(rows, step, config.steps)["loss"]
+                loss.backward()
+                float(loss.detach())  # a GPU is done with it only now
+                times.append(time.perf_counter() - start)
+                self.objective.zero_grad()
         each = mean(times[len(chosen) :])
         return each * share / micro
 
@@ -210,7 +212,8 @@ class Training:
         if self.job.states is not None:
             self.objective.keep_states(self._store(self.job.states))
         trainer = Trainer(self.objective, self.blocks, self.config, self.job.out, self.facts)
-        trainer.run(resume=resume, watch=watch)
+        with reuse_freed():
+            trainer.run(resume=resume, watch=watch)
         return trainer.trained()
 
     def _store(self, folder: Path) -> StatesOnDisk:
@@ -224,7 +227,8 @@ class Training:
         ids = self.measured_on
         if ids is None:
             return []
-        return self.objective.quality(ids, min(self.config.sequence, len(ids) - 1), watch)
+        with reuse_freed():
+            return self.objective.quality(ids, min(self.config.sequence, len(ids) - 1), watch)
 
     @property
     def measured_on(self) -> npt.NDArray[Any] | None:

@@ -129,6 +129,7 @@ class Trainer:
             lr=config.learning_rate,
             betas=(0.9, config.beta2),
             weight_decay=config.weight_decay,
+            fused=True,  # one pass over weights, gradients and moments instead of one per operation
         )
         self.objective, self.optimizer = self.accelerator.prepare(objective, optimizer)
         self.started = 0.0

@@ -26,6 +26,37 @@ def test_the_training_loss_is_the_models_own(name: str) -> None:
     assert float(found["loss"].detach()) == pytest.approx(float(truth), rel=1e-5)
 
 
+def test_prompts_are_left_out_of_the_loss_and_never_read_out() -> None:
+    """Loss and gradients are those of transformers with these labels ignored."""
+    stock = stock_model("llama")
+    rows = blocks()
+    marked = rows.clone()
+    for number, prompt in enumerate((3, 7, 0, 12)):
+        marked[number, :prompt] = ~rows[number, :prompt]
+    labels = rows.masked_fill(marked < 0, -100)
+    truth = copy.deepcopy(stock)
+    told = truth(rows, labels=labels).loss
+    told.backward()
+    read: list[int] = []
+    stock.lm_head.register_forward_hook(lambda _, args, __: read.append(args[0][..., 0].numel()))
+    plain = Recipe(p_max=0.0, e_scale=None)
+    found = LayerSkipObjective(stock, plain, rows.shape[1], seed=0)(marked, 0, 10)["loss"]
+    found.backward()
+    assert float(found.detach()) == pytest.approx(float(told.detach()), rel=1e-5)
+    for ours, theirs in zip(stock.parameters(), truth.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    assert read == [int((labels[:, 1:] >= 0).sum())]
+
+
+def test_a_batch_of_prompts_alone_teaches_nothing() -> None:
+    stock = stock_model("llama")
+    recipe = Recipe(p_max=0.0, rotation=1)
+    found = LayerSkipObjective(stock, recipe, 16, seed=0)(~blocks(), 0, 10)["loss"]
+    found.backward()
+    assert float(found.detach()) == 0
+    assert all(p.grad is None or not p.grad.any() for p in stock.parameters())
+
+
 def test_gradients_reach_every_parameter_that_is_used() -> None:
     stock = stock_model("llama").train()
     recipe = Recipe(p_max=0.0, rotation=1)

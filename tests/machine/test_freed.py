@@ -1,0 +1,72 @@
+"""Memory that is freed serves again while that is asked for, and then is the system's."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from ppdbench.machine.freed import reuse_freed
+
+gnu = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only the GNU C library can be told"
+)
+
+BLOCK = 64 << 20
+COUNTED = f"""
+import resource
+from pathlib import Path
+import torch
+from ppdbench.machine.freed import reuse_freed
+
+def made(n):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(n):
+        torch.ones({BLOCK} // 4)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+torch.ones(8)
+before = held()
+print(made(16))
+with reuse_freed():
+    with reuse_freed():
+        made(1)
+    print(made(16), held() - before)
+print(held() - before)
+"""
+
+
+@gnu
+def test_blocks_of_one_size_take_their_pages_once_and_give_them_back_in_the_end() -> None:
+    """In a process of its own: what is kept is kept of everything that a process frees."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED], capture_output=True, text=True, check=True, timeout=120
+    )
+    without, meanwhile, kept, afterwards = map(int, done.stdout.split())
+    # A fault takes a page, of 2 MiB where the system hands out such.
+    assert without >= 16 * BLOCK / (2 << 20)
+    assert meanwhile < without / 4
+    assert kept >= BLOCK
+    assert afterwards < BLOCK
+
+
+def test_what_goes_wrong_meanwhile_goes_on() -> None:
+    with pytest.raises(ZeroDivisionError), reuse_freed():
+        1 / 0  # noqa: B018
+
+
+def test_elsewhere_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another C library does not know the settings."""
+
+    def unknown(name: str, *_: object) -> int:
+        raise OSError(f"this system has no {name}")
+
+    monkeypatch.setattr("ppdbench.machine.libc.checked", unknown)
+    with reuse_freed():
+        made = [bytes(1 << 20) for _ in range(3)]
+    assert len(made) == 3
