@@ -26,6 +26,8 @@ from ppdbench.training.objective import Objective
 ORDINARY = 3  # a token behind the special ones, in any vocabulary
 GRADIENT, MOMENTS = 4, 8  # bytes for each number that is trained
 LENGTHS = (16, 32, 64)  # tokens more than the shortest sequence that is like long ones
+# Of one sequence some tensors are copied nowhere, since they lie as they would in the copy.
+FEW, ONE_MORE = 2, 3  # sequences of a short step
 LEAST_SEQUENCE = 32  # below this nobody is advised to go
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -101,15 +103,15 @@ class StepMemory:
     """The memory that a step holds on its way, for any number of sequences of any length.
 
     A long step makes the same tensors in the same order as a short one. So the size of each is
-    carried forward by itself: as a parabola in the tokens, and by what a second sequence adds.
+    carried forward by itself: as a parabola in the tokens, and by what another sequence adds.
     What a step leaves behind are gradients, which are counted elsewhere.
     """
 
-    def __init__(self, ones: Sequence[StepTrace], two: StepTrace) -> None:
-        """From steps over one sequence of different lengths, and over two of the first length."""
-        self._ones, self._two = sorted(ones, key=lambda diary: diary.tokens), two
-        self._alike = len({len(diary.sizes) for diary in (*ones, two)}) == 1
-        longest = self._ones[-1]
+    def __init__(self, few: Sequence[StepTrace], more: StepTrace) -> None:
+        """From steps of different lengths, and one of the first length over more sequences."""
+        self._few, self._more = sorted(few, key=lambda diary: diary.tokens), more
+        self.alike = len({len(diary.sizes) for diary in (*few, more)}) == 1
+        longest = self._few[-1]
         gone = {~event for event in longest.events if event < 0}
         self._events = [e for e in longest.events if (e if e >= 0 else ~e) in gone]
 
@@ -123,21 +125,23 @@ class StepMemory:
         return most
 
     def _sizes(self, sequences: int, tokens: int) -> list[int]:
-        longest = self._ones[-1]
-        if not self._alike or len(self._ones) < len(LENGTHS):
-            share = sequences * tokens / longest.tokens  # too much for what does not grow
+        longest, few = self._few[-1], self._few[0].sequences
+        if not self.alike:
+            share = sequences * tokens / (few * longest.tokens)  # too much for what does not grow
             return [int(size * share) for size in longest.sizes]
-        first = self._ones[0].sizes
-        each = zip(*(diary.sizes for diary in self._ones), strict=True)
-        grown = [self._carried(points, tokens) for points in each]
+        more = (sequences - few) / (self._more.sequences - few)
+        each = zip(*(diary.sizes for diary in self._few), strict=True)
+        grown = [self._carried(sizes, tokens) for sizes in each]
         return [
-            int(size * (1 + (sequences - 1) * (second / one - 1))) if one else 0
-            for size, one, second in zip(grown, first, self._two.sizes, strict=True)
+            int(size * max(0.0, 1 + more * (wider / one - 1))) if one else 0
+            for size, one, wider in zip(grown, self._few[0].sizes, self._more.sizes, strict=True)
         ]
 
     def _carried(self, sizes: Sequence[int], tokens: int) -> float:
-        """Return the value on the parabola through three points."""
-        (x0, x1, x2), (y0, y1, y2) = (diary.tokens for diary in self._ones), sizes
+        """Return the value on the parabola through three points; of one alone, its share."""
+        if len(sizes) < len(LENGTHS):
+            return sizes[-1] * tokens / self._few[-1].tokens
+        (x0, x1, x2), (y0, y1, y2) = (diary.tokens for diary in self._few), sizes
         slope, before = (y2 - y1) / (x2 - x1), (y1 - y0) / (x1 - x0)
         bend = (slope - before) / (x2 - x0)
         return max(0.0, y2 + (tokens - x2) * (slope + bend * (tokens - x1)))
@@ -153,11 +157,16 @@ def measure_passes(
         lengths = [sequence]  # short enough to be measured itself
     mode = objective.training
     objective.eval()  # every sample passes every layer
+
+    def diary(sequences: int, length: int) -> StepTrace:
+        return kept_diary(objective, sequences, length, step, steps, precision)
+
     with torch.random.fork_rng():
-        ones = [kept_diary(objective, 1, length, step, steps, precision) for length in lengths]
-        two = kept_diary(objective, 2, lengths[0], step, steps, precision)
+        diary(FEW, lengths[0])  # what is made once is there afterwards
+        few = [diary(FEW, length) for length in lengths]
+        more = diary(ONE_MORE, lengths[0])
     objective.train(mode)
-    return StepMemory(ones, two)
+    return StepMemory(few, more)
 
 
 def kept_diary(
