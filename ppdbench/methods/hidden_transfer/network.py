@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ppdbench.engine.addons import open_addon
+from ppdbench.engine.addons import Addon, open_addon
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.masks import Step, behind
 from ppdbench.errors import ConfigError
@@ -70,16 +70,22 @@ def load_transfer(folder: str | Path, loaded: Loaded) -> tuple[TransferMatrices,
     """The transfer in `folder`, where it lies, and its fingerprint."""
     loaded.staged.adapter.check_one_state(METHOD)
     addon = open_addon(folder, METHOD, loaded)
+    fingerprint = addon.fingerprint
+    transfer = read_transfer(addon, loaded.staged.n_layers, loaded.staged.hidden_size)
+    return transfer, addon.folder, fingerprint
+
+
+def read_transfer(addon: Addon, n_layers: int, size: int) -> TransferMatrices:
+    """The transfer that an add-on of a model of so many layers holds; the add-on is closed."""
     keys = Keys(addon.options, f"{addon.folder}, options")
     layers = keys.items("layers")
     with keys.telling():
         if not all(type(layer) is int for layer in layers):
             raise ConfigError("layers must be a list of layer numbers")
-        check_layers(layers, loaded.staged.n_layers)
-    size = loaded.staged.hidden_size
+        check_layers(layers, n_layers)
     matrices = [addon.take(f"step.{i + 1}", (size, size)) for i in range(len(layers))]
     addon.close()
-    return TransferMatrices(tuple(layers), tuple(matrices)), addon.folder, addon.fingerprint
+    return TransferMatrices(tuple(layers), tuple(matrices))
 
 
 @dataclass(frozen=True)

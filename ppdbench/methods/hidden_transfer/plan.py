@@ -7,10 +7,10 @@ direction, which is how the paper writes it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ppdbench.errors import ConfigError
-from ppdbench.training.plans import TrainingPlan, option, training_plan
+from ppdbench.training.plans import GoingOn, option, training_plan
 
 if TYPE_CHECKING:
     from ppdbench.methods.hidden_transfer.train import TransferObjective
@@ -23,7 +23,7 @@ SPACING = (15 / 32, 20 / 32, 25 / 32)  # the paper's layers in a model of 32
 
 @training_plan("hidden-transfer", learning_rate=1e-3)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferPlan(TrainingPlan):
+class TransferPlan(GoingOn):
     """Matrices that put states of tokens ahead, everything else frozen.
 
     They are trained one after another, each for --steps or --epochs. Afterwards the guesses are
@@ -36,6 +36,8 @@ class TransferPlan(TrainingPlan):
     ppdbench train hidden-transfer --text ./corpus.txt --out ./second --layers 4 --compare 4,5,6
     """
 
+    method: ClassVar[str] = "hidden-transfer"
+
     layers: tuple[int, ...] = option(
         (), "Layers run before each step: 4,5,6 (about 1/2, 5/8 and 3/4)."
     )
@@ -46,6 +48,9 @@ class TransferPlan(TrainingPlan):
         TRUE, "What a pseudo state sees of what lies between: teacher-forced, chained or masked."
     )
     loss: str = option("kl", "kl or reverse-kl: the model itself.")
+    start: str | None = option(
+        None, "Go on from the matrices for these layers; of those to compare none.", metavar="DIR"
+    )
 
     def __post_init__(self) -> None:
         for name, known in (("mask", MASKS), ("loss", LOSSES)):

@@ -24,12 +24,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.addons import save_addon
+from ppdbench.engine.addons import Addon, save_addon
 from ppdbench.engine.masks import Step
 from ppdbench.methods.hidden_transfer.network import (
     METHOD,
     PseudoStatePass,
     TransferMatrices,
+    read_transfer,
     transferred,
 )
 from ppdbench.methods.hidden_transfer.plan import CHAINED, MASKED, TRUE, TransferPlan
@@ -38,6 +39,7 @@ from ppdbench.training.context import LaterContext, TextContext
 from ppdbench.training.evaluate import CandidateQuality, DistanceQuality, by_distance
 from ppdbench.training.marks import picked, places, unmarked
 from ppdbench.training.objective import BesideModel
+from ppdbench.training.plans import check_alike
 
 
 class TransferObjective(BesideModel):
@@ -54,6 +56,14 @@ class TransferObjective(BesideModel):
         self.guess_ahead(max(map(len, self.jobs)), "steps", sequence)
         size, device = self.layers.adapter.hidden_size, self.layers.adapter.device
         self.matrices = nn.ParameterList(torch.eye(size, device=device) for _ in self.jobs)
+
+    def start_from(self, addon: Addon) -> None:
+        """Go on with matrices that were trained before; those to compare start as always."""
+        found = read_transfer(addon, self.layers.n_layers, self.layers.adapter.hidden_size)
+        check_alike(addon, {"layers": (_listed(found.layers), _listed(self.plan.layers))})
+        with torch.no_grad():
+            for ours, theirs in zip(self.matrices, found.matrices, strict=False):
+                ours.copy_(theirs)
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """`loss` to minimise, which is that of one job, in equal shares of the steps."""
@@ -176,6 +186,11 @@ class TransferObjective(BesideModel):
     def _save(self, job: int, folder: Path, tokenizer: Any, dtype: torch.dtype | None) -> None:
         transfer, dtype = self._transfer(job), dtype or self.layers.adapter.dtype
         tensors = {f"step.{i}": m.to(dtype) for i, m in enumerate(transfer.matrices, start=1)}
-        options = {**asdict(self.plan), "layers": transfer.layers}
+        options = {**self.plan.facts(self), "layers": transfer.layers}
         del options["compare"]
         save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, options)
+
+
+def _listed(layers: Sequence[int]) -> str:
+    """Layers as they are typed."""
+    return ",".join(map(str, layers))

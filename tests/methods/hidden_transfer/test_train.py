@@ -27,7 +27,7 @@ from ppdbench.trees.tree import Tree
 from tests.families import FAMILIES, stock_model
 from tests.helpers import assert_near, staged
 from tests.training.conftest import HELD_OUT
-from tests.training.made import blocks, log, quality, training, write_task
+from tests.training.made import assert_goes_on, blocks, log, quality, training, write_task
 
 LAYERS = (1, 2, 3)
 CHAIN = Tree(((0,), (0, 0), (0, 0, 0)))
@@ -323,3 +323,25 @@ def test_bad_options_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_run_goes_on_from_what_another_left(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    otherwise = [
+        ("--layers 1", "made with --layers 1,2, not 1; give --layers 1,2"),
+        ("--layers 1 --compare 2", "made with --layers 1,2, not 1; give --layers 1,2"),
+    ]
+    assert_goes_on([*TRAIN, "--layers", "1,2"], home, otherwise, capsys)
+
+
+def test_candidates_stand_behind_steps_that_were_trained_before(home: Path) -> None:
+    """A comparison takes the steps before its own as they are, and its own starts anew."""
+    assert run([*TRAIN, "--layers", "1", "--steps", "3", "--out", "first"]) == 0
+    words = [*TRAIN, "--layers", "1", "--compare", "2,3", "--learning-rate", "1e-12"]
+    assert run([*words, "--steps", "1", "--start", "first", "--out", "second"]) == 0
+    before = load_file(home / "first" / "addon.safetensors")
+    for candidate in ("layer-2", "layer-3"):
+        found = load_file(home / "second" / candidate / "addon.safetensors")
+        torch.testing.assert_close(found["step.1"], before["step.1"])
+        torch.testing.assert_close(found["step.2"], torch.eye(len(found["step.2"])))
