@@ -51,8 +51,9 @@ def test_blocks_of_one_size_take_their_pages_once_and_give_them_back_in_the_end(
     # A fault takes a page, of 2 MiB where the system hands out such.
     assert without >= 16 * BLOCK / (2 << 20)
     assert meanwhile < without / 4
-    assert kept >= BLOCK
-    assert afterwards < BLOCK
+    # The process lets go of some pages of its own meanwhile.
+    assert kept > 0.9 * BLOCK
+    assert afterwards < 0.1 * BLOCK
 
 
 def test_what_goes_wrong_meanwhile_goes_on() -> None:
