@@ -208,7 +208,7 @@ def _of_type(asked: argparse.Namespace, dtype: str) -> Iterator[TimedStep]:
     for text in asked.methods:
         print(f"{asked.model}, {dtype}, {text}", file=sys.stderr, flush=True)
         choice = Choice.parse(text)
-        decoders = batch.prepare(choice.build()[1].prepare, asked.batch)
+        decoders = batch.prepare(choice.build(asked.model)[1].prepare, asked.batch)
         yield _of_method(str(choice), dtype, batch, decoders, requests, asked.rounds)
 
 

@@ -135,14 +135,8 @@ class TrainedLayers:
         return self.adapter.cap(linear(self.adapter.norm(hidden), self.head_rows(words), shift))
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of the readout after any layer against `targets` [batch, sequence].
-
-        Only places whose targets count are read out.
-        """
-        counted = targets != IGNORED
-        if bool(counted.all()):
-            return self._loss(hidden, targets)
-        return self._loss(hidden[counted][None], targets[counted][None])
+        """Return the loss of the readout after any layer, [..., width], against `targets` [...]."""
+        return self._loss(hidden, targets)
 
     def _plain_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(self.logits(hidden), targets)

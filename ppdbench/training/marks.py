@@ -71,8 +71,3 @@ class ReadAhead:
         if self.rows is None:
             return self.found[:, distance:]
         return self.found[picked(self.rows[:, distance:], places(self.learned, distance))]
-
-
-def targets(tokens: Tensor, learned: Tensor | None) -> Tensor:
-    """Tokens to hold guesses against; those that are not learned from are left out of a loss."""
-    return tokens if learned is None else tokens.masked_fill(~learned, IGNORED)

@@ -184,6 +184,7 @@ class Training:
         """The sequences that it runs at once."""
         return min(self.config.micro_batch or self._share, self._share)
 
+    @reuse_freed()
     def _seconds_per_step(self) -> float:
         """Time a step of this process's share, at the beginning, in the middle and at the end."""
         config, share, micro = self.config, self._share, self._micro_batch
@@ -193,18 +194,18 @@ class Training:
         times: list[float] = []
         chosen = (0, config.steps // 2, config.steps - 1)
         # The first time for what is done only once.
-        with reuse_freed():
-            for step in chosen * 2:
-                start = time.perf_counter()
-                with torch.autocast(device.type, low, enabled=low is not None):
-                    loss = self.objective(rows, step, config.steps)["loss"]
-                loss.backward()
-                float(loss.detach())  # a GPU is done with it only now
-                times.append(time.perf_counter() - start)
-                self.objective.zero_grad()
+        for step in chosen * 2:
+            start = time.perf_counter()
+            with torch.autocast(device.type, low, enabled=low is not None):
+                loss = self.objective(rows, step, config.steps)["loss"]
+            loss.backward()
+            float(loss.detach())  # a GPU is done with it only now
+            times.append(time.perf_counter() - start)
+            self.objective.zero_grad()
         each = mean(times[len(chosen) :])
         return each * share / micro
 
+    @reuse_freed()
     def carry_out(self, *, resume: bool, watch: Report) -> Any:
         """Train to the end; the trained objective."""
         if (short := self.need().short) is not None:
@@ -212,8 +213,7 @@ class Training:
         if self.job.states is not None:
             self.objective.keep_states(self._store(self.job.states))
         trainer = Trainer(self.objective, self.blocks, self.config, self.job.out, self.facts)
-        with reuse_freed():
-            trainer.run(resume=resume, watch=watch)
+        trainer.run(resume=resume, watch=watch)
         return trainer.trained()
 
     def _store(self, folder: Path) -> StatesOnDisk:
@@ -222,13 +222,13 @@ class Training:
         facts = {"weights": weight_fingerprint(self.model), "dtype": str(self.model.dtype)}
         return StatesOnDisk.open(own, facts, self.config.sequence, Adapter(self.model).width)
 
+    @reuse_freed()
     def quality(self, watch: Report = silent) -> Sequence[Quality]:
         """Measure what was trained on the held-out text, if there is any."""
         ids = self.measured_on
         if ids is None:
             return []
-        with reuse_freed():
-            return self.objective.quality(ids, min(self.config.sequence, len(ids) - 1), watch)
+        return self.objective.quality(ids, min(self.config.sequence, len(ids) - 1), watch)
 
     @property
     def measured_on(self) -> npt.NDArray[Any] | None:

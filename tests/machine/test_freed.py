@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ppdbench.machine.freed import reuse_freed
+from ppdbench.machine.freed import MMAP_MAX, USUAL, reuse_freed
 
 gnu = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only the GNU C library can be told"
@@ -56,9 +56,16 @@ def test_blocks_of_one_size_take_their_pages_once_and_give_them_back_in_the_end(
     assert afterwards < 0.1 * BLOCK
 
 
-def test_what_goes_wrong_meanwhile_goes_on() -> None:
+def test_what_goes_wrong_meanwhile_goes_on_and_memory_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[object, ...]] = []
+    monkeypatch.setattr("ppdbench.machine.libc.checked", lambda *words: told.append(words) or 0)
     with pytest.raises(ZeroDivisionError), reuse_freed():
         1 / 0  # noqa: B018
+    if sys.platform == "linux":
+        assert told[0] == ("mallopt", MMAP_MAX, 0)
+        assert told[-2:] == [("mallopt", MMAP_MAX, USUAL[MMAP_MAX]), ("malloc_trim", 0)]
 
 
 def test_elsewhere_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

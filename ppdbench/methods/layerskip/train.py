@@ -17,7 +17,7 @@ from ppdbench.methods.layerskip.recipe import Recipe
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import ExitQuality, by_layer
 from ppdbench.training.layers import TrainedLayers
-from ppdbench.training.marks import targets, unmarked
+from ppdbench.training.marks import picked, places, unmarked
 from ppdbench.training.objective import Objective
 
 Losses = dict[str, Tensor]
@@ -41,7 +41,8 @@ class LayerSkipObjective(Objective):
     def forward(self, blocks: Tensor, t: int, total: int) -> Losses:
         """Losses of `blocks` [batch, length]: `loss` to minimise, `last` and `exits` to watch."""
         tokens, learned = unmarked(blocks)
-        inputs, follow = tokens[:, :-1], targets(tokens, learned)[:, 1:]
+        inputs, chosen = tokens[:, :-1], places(learned, 0)
+        follow = picked(tokens[:, 1:], chosen)
         layers, step = self.layers, self.layers.step(inputs.shape[1])
         exits = self.recipe.exits(layers.n_layers, t, total)
         seed = self.seed * 1_000_003 + t + self.first_row * 7_368_787
@@ -53,7 +54,7 @@ class LayerSkipObjective(Objective):
                 index, hidden, step, self._kept(index, len(blocks), t, total, draw)
             )
             if index in exits:
-                found = layers.loss(hidden, follow)
+                found = layers.loss(picked(hidden, chosen), follow)
                 weighted.append(exits[index] * found)
         early = [w.detach() / exits[i] for w, i in zip(weighted, exits, strict=True)][:-1]
         parts = {"loss": torch.stack(weighted).sum(), "last": found.detach()}
