@@ -13,7 +13,7 @@ WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
 .PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
 	update-baselines tables measured curve batches sampled readme reference reference-twin addons gpu-check wheel \
-	benchmark attack smollm2 smollm2-parts smollm2-checks showcase families clean
+	benchmark attack smollm2 smollm2-parts smollm2-layerskip smollm2-checks showcase families clean
 
 help:
 	@echo "make demo       match rates and speedups of the embedded model; of SmolLM2 where it is there"
@@ -38,6 +38,7 @@ help:
 	@echo "make attack     kills, damaged records, planted bugs, hostile input: what is survived"
 	@echo "make smollm2    fetch SmolLM2-135M-Instruct (93 MB, Apache-2.0) for --model smollm2"
 	@echo "make smollm2-parts     train what guesses ahead for SmolLM2 (a night; ROWS: training rows)"
+	@echo "make smollm2-layerskip train SmolLM2 itself by LayerSkip (two hours; ROWS: training rows)"
 	@echo "make smollm2-checks    what docs/smollm2.md shows (an hour or two; ROWS: rows of tasks)"
 	@echo "make showcase   SmolLM2: every task, method and table on one page (hours; docs/showcase.md)"
 	@echo "make families   try every family that transformers has; docs/families.md (minutes)"
@@ -323,6 +324,28 @@ smollm2-parts: smollm2
 	        --size $${part#*:} --out $(SMOLLM2_WORK)/$$method/tree.json || exit 1; \
 	done
 	$(BIN)/python -m benchmarks.reference addons $(SMOLLM2_WORK) smollm2
+
+# SmolLM2 itself trained by LayerSkip on its own answers, and what that is worth: what was measured is
+# for docs/smollm2.md, on a machine that does nothing else. The weights are not kept in the repository.
+SKIPPING ?= results/smollm2-layerskip
+LEARN_SKIPPING := $(SMOLLM2) --dtype float32 --precision bf16 --compile --text $(SKIPPING)/answers \
+    --held-out $(SKIPPING)/held-out --held-out-tokens 8192 --sequence 256 --clip 1 --threads 2 \
+    --save-dtype bfloat16 --checkpoint-every 100
+
+smollm2-layerskip: smollm2
+	mkdir -p $(SKIPPING)
+	$(BIN)/python -m benchmarks.prompts $(ROWS) $(SKIPPING)/prompts.jsonl \
+	    --limit 5280 --held-out $(SKIPPING)/unseen.jsonl
+	for part in prompts:answers unseen:held-out; do \
+	    $(BIN)/ppdbench answers $(SMOLLM2) --dtype bfloat16 --text $(SKIPPING)/$${part%:*}.jsonl \
+	        --max-documents 3000 --max-prompt-tokens 300 --max-new-tokens 192 \
+	        --out $(SKIPPING)/$${part#*:} || exit 1; \
+	done
+	$(TRAIN) layerskip $(LEARN_SKIPPING) --batch-size 8 --learning-rate 3e-4 --e-scale 1 \
+	    --rotation 15 --p-max 0.1 --steps 650 --out $(SKIPPING)/layerskip
+	$(BIN)/python -m benchmarks.skipping $(SKIPPING)/layerskip --held-out $(SKIPPING)/held-out \
+	    --work $(SKIPPING)/runs --save $(REAL)/skipping.json
+	$(MAKE) readme
 
 # What was looked at on SmolLM2, for docs/smollm2.md. Tokens, ranks and scores are the same on a busy
 # machine. ROWS holds a folder of rows for each task. What was begun is gone on with.

@@ -44,6 +44,7 @@ from benchmarks import (
     recurrent,
     sampled,
     sampled_cost,
+    skipping,
     verdicts,
 )
 from ppdbench.report.export import to_markdown
@@ -67,6 +68,7 @@ REAL_SHEETS = {
     "plain_answers": plain_answers.sheets,
     "plain_ranks": plain_ranks.sheets,
     "quality": quality.sheets,
+    "skipping": skipping.sheets,
 }
 AWAITED = "Not measured yet: `make curve`, on a machine that does nothing else."
 MADE_BY = {BATCHES: "batches", SAMPLED: "sampled", SHOWCASE: "showcase"}
