@@ -328,6 +328,8 @@ smollm2-parts: smollm2
 # SmolLM2 itself trained by LayerSkip on its own answers, and what that is worth: what was measured is
 # for docs/smollm2.md, on a machine that does nothing else. The weights are not kept in the repository.
 SKIPPING ?= results/smollm2-layerskip
+OWN_DRAFTS := layerskip layerskip:exit_layer=6,draft_length=1 layerskip:exit_layer=10,draft_length=1 \
+    layerskip:exit_layer=15,draft_length=2 layerskip:exit_layer=20,draft_length=3
 LEARN_SKIPPING := $(SMOLLM2) --dtype float32 --precision bf16 --compile --text $(SKIPPING)/answers \
     --held-out $(SKIPPING)/held-out --held-out-tokens 8192 --sequence 256 --clip 1 --threads 2 \
     --save-dtype bfloat16 --checkpoint-every 100
@@ -344,7 +346,8 @@ smollm2-layerskip: smollm2
 	$(TRAIN) layerskip $(LEARN_SKIPPING) --batch-size 8 --learning-rate 3e-4 --e-scale 1 \
 	    --rotation 15 --p-max 0.1 --steps 650 --out $(SKIPPING)/layerskip
 	$(BIN)/python -m benchmarks.skipping $(SKIPPING)/layerskip --held-out $(SKIPPING)/held-out \
-	    --work $(SKIPPING)/runs --save $(REAL)/skipping.json
+	    --method $(OWN_DRAFTS) \
+	    --threads 2 --work $(SKIPPING)/runs --save $(REAL)/skipping.json
 	$(MAKE) readme
 
 # What was looked at on SmolLM2, for docs/smollm2.md. Tokens, ranks and scores are the same on a busy
