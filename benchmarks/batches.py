@@ -33,7 +33,7 @@ import msgspec
 
 from benchmarks import verdicts
 from benchmarks.curve import this_machine
-from benchmarks.measured import keep
+from benchmarks.measured import keep, told, warned
 from ppdbench.bench.choices import every_method
 from ppdbench.bench.counterparts import peers
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
@@ -129,7 +129,7 @@ def decoded(
         batch=tuple(parse_numbers("--batch", asked.batch)),
     )
     folder = _folder(asked, dtype, task)
-    to = Destination(out=folder, resume=_is_begun(folder), report=_report, warn=_warn)
+    to = Destination(out=folder, resume=_is_begun(folder), report=told, warn=warned)
     return run_decode(config, to, kind="bench", optional=optional, predict=not asked.exact)
 
 
@@ -145,14 +145,6 @@ def _is_begun(folder: Path) -> bool:
 
 def _named(asked: argparse.Namespace) -> str:
     return Path(str(asked.model)).name.replace(":", "-")
-
-
-def _report(what: str, done: int, total: int | None) -> None:
-    print(f"{what}, {done} of {total}", file=sys.stderr, flush=True)
-
-
-def _warn(words: str) -> None:
-    print(f"note: {words}", file=sys.stderr, flush=True)
 
 
 def measure(asked: argparse.Namespace) -> int:
@@ -176,7 +168,7 @@ def exact(asked: argparse.Namespace) -> int:
     """Count the verdicts of every method in batches of every size; an exit code."""
     methods, usual, lacking = _wanted(asked)
     for words in lacking:
-        _warn(words)
+        warned(words)
     runs = list(_counted_runs(asked, methods, usual))
     found = verdicts.VerdictCounts(
         machine=this_machine(),
@@ -210,7 +202,7 @@ def _counted_runs(
             if not asked.kept:
                 run = decoded(asked, dtype, methods, task, optional)
                 for label, why in verdicts.not_there(run).items():
-                    _warn(f"{label}: {why}")
+                    warned(f"{label}: {why}")
                 yield run
             elif _is_begun(folder := _folder(asked, dtype, task)):
                 yield read_whole(folder)

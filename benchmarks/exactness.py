@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.curve import this_machine
+from benchmarks.measured import told, warned
 from ppdbench.bench.choices import every_method
 from ppdbench.bench.runner import DecodeConfig, run_decode
 from ppdbench.engine.loading import ModelSpec
@@ -56,7 +57,7 @@ def decoded(asked: argparse.Namespace, dtype: str) -> FinishedRun:
     )
     folder = _folder(Path(asked.out), asked, dtype)
     begun = (folder / "run.json").exists()
-    to = Destination(out=folder, resume=begun, report=_report, warn=_warn)
+    to = Destination(out=folder, resume=begun, report=told, warn=warned)
     return run_decode(config, to, kind="bench", optional=exact)
 
 
@@ -131,14 +132,6 @@ def is_wrong(content: Mapping[str, Any]) -> bool:
     """True if an output is not greedy's, or was not made."""
     found = [counts for each in content["types"].values() for counts in each["verdicts"].values()]
     return any(counts.get("mismatch") or counts.get("failed") for counts in found)
-
-
-def _report(what: str, done: int, total: int | None) -> None:
-    print(f"{what}, {done} of {total}", file=sys.stderr, flush=True)
-
-
-def _warn(words: str) -> None:
-    print(f"note: {words}", file=sys.stderr, flush=True)
 
 
 def measure(asked: argparse.Namespace) -> int:

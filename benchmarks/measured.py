@@ -41,3 +41,13 @@ def keep(found: msgspec.Struct, path: Path | None) -> None:
     if path is not None:
         content = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
         write_whole(path, content, make_folder=True)
+
+
+def told(what: str, done: int, total: int | None) -> None:
+    """Say how far a run is, a line each time."""
+    print(f"{what}, {done} of {total}", file=sys.stderr, flush=True)
+
+
+def warned(words: str) -> None:
+    """Say what a run warns of."""
+    print(f"note: {words}", file=sys.stderr, flush=True)

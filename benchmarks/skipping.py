@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.curve import this_machine
+from benchmarks.measured import told, warned
 from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.bench.summary import overall
 from ppdbench.bench.sums import add_up
@@ -80,7 +81,7 @@ def decoded(name: str, which: str, asked: argparse.Namespace) -> list[dict[str, 
         warmup=1,
     )
     folder = asked.work / which
-    to = Destination(out=folder, resume=(folder / "run.json").exists(), report=_report)
+    to = Destination(out=folder, resume=(folder / "run.json").exists(), report=told, warn=warned)
     run = run_decode(config, to, kind="bench")
     return [
         {key: summary[key] for key in KEPT} for summary in overall(run.header, add_up(run.samples))
@@ -89,10 +90,6 @@ def decoded(name: str, which: str, asked: argparse.Namespace) -> list[dict[str, 
 
 def _spec(name: str, dtype: str) -> ModelSpec:
     return ModelSpec(name=name, dtype=dtype, device="cpu", offline=True)
-
-
-def _report(what: str, done: int, total: int | None) -> None:
-    print(f"{what}, {done} of {total}", file=sys.stderr, flush=True)
 
 
 def trained(folder: Path) -> dict[str, Any]:
