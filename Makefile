@@ -285,20 +285,26 @@ addons: $(READY)
 SMOLLM2_WORK ?= results/smollm2
 ROWS ?= $(or $(wildcard ../shared/data),hub)
 SMOLLM2 := --model smollm2 --offline
-LEARN := $(SMOLLM2) --dtype float32 --precision bf16 --text $(SMOLLM2_WORK)/answers \
-    --held-out $(SMOLLM2_WORK)/held-out --held-out-tokens 8192 --sequence 256 --clip 1
+# What its answers in a folder are learned from, and measured on.
+LEARN_IN = $(SMOLLM2) --dtype float32 --precision bf16 --text $(1)/answers \
+    --held-out $(1)/held-out --held-out-tokens 8192 --sequence 256 --clip 1
+LEARN := $(call LEARN_IN,$(SMOLLM2_WORK))
+# Prompts and what it answers to them, in a folder; the second word: options of the answers.
+define ANSWERED
+	mkdir -p $(1)
+	$(BIN)/python -m benchmarks.prompts $(ROWS) $(1)/prompts.jsonl \
+	    --limit 5280 --held-out $(1)/unseen.jsonl
+	for part in prompts:answers unseen:held-out; do \
+	    $(BIN)/ppdbench answers $(SMOLLM2) --dtype bfloat16 --text $(1)/$${part%:*}.jsonl \
+	        $(2) --max-new-tokens 192 --out $(1)/$${part#*:} || exit 1; \
+	done
+endef
 OF_STATES := --save-dtype bfloat16 --states $(SMOLLM2_WORK)/states --batch-size 4 --learning-rate 1e-3
 FOUR_HEADS := --draft-vocab 8192 --heads 4 --rank 32
 OF_ROWS := --save-dtype bfloat16 --batch-size 8 --micro-batch 1
 
 smollm2-parts: smollm2
-	mkdir -p $(SMOLLM2_WORK)
-	$(BIN)/python -m benchmarks.prompts $(ROWS) $(SMOLLM2_WORK)/prompts.jsonl \
-	    --limit 5280 --held-out $(SMOLLM2_WORK)/unseen.jsonl
-	for part in prompts:answers unseen:held-out; do \
-	    $(BIN)/ppdbench answers $(SMOLLM2) --dtype bfloat16 --text $(SMOLLM2_WORK)/$${part%:*}.jsonl \
-	        --max-prompt-tokens 400 --max-new-tokens 192 --out $(SMOLLM2_WORK)/$${part#*:} || exit 1; \
-	done
+	$(call ANSWERED,$(SMOLLM2_WORK),--max-prompt-tokens 400)
 	$(TRAIN) eagle $(LEARN) $(OF_STATES) --draft-vocab 8192 --rank 64 --passes 4 --epochs 2 \
 	    --out $(SMOLLM2_WORK)/eagle-first
 	$(TRAIN) eagle $(LEARN) $(OF_STATES) --draft-vocab 8192 --rank 64 --passes 3 --decay 0.6 \
@@ -330,24 +336,15 @@ smollm2-parts: smollm2
 SKIPPING ?= results/smollm2-layerskip
 OWN_DRAFTS := layerskip layerskip:exit_layer=6,draft_length=1 layerskip:exit_layer=10,draft_length=1 \
     layerskip:exit_layer=15,draft_length=2 layerskip:exit_layer=20,draft_length=3
-LEARN_SKIPPING := $(SMOLLM2) --dtype float32 --precision bf16 --compile --text $(SKIPPING)/answers \
-    --held-out $(SKIPPING)/held-out --held-out-tokens 8192 --sequence 256 --clip 1 --threads 2 \
-    --save-dtype bfloat16 --checkpoint-every 100
 
 smollm2-layerskip: smollm2
-	mkdir -p $(SKIPPING)
-	$(BIN)/python -m benchmarks.prompts $(ROWS) $(SKIPPING)/prompts.jsonl \
-	    --limit 5280 --held-out $(SKIPPING)/unseen.jsonl
-	for part in prompts:answers unseen:held-out; do \
-	    $(BIN)/ppdbench answers $(SMOLLM2) --dtype bfloat16 --text $(SKIPPING)/$${part%:*}.jsonl \
-	        --max-documents 3000 --max-prompt-tokens 300 --max-new-tokens 192 \
-	        --out $(SKIPPING)/$${part#*:} || exit 1; \
-	done
-	$(TRAIN) layerskip $(LEARN_SKIPPING) --batch-size 8 --learning-rate 3e-4 --e-scale 1 \
-	    --rotation 15 --p-max 0.1 --steps 650 --out $(SKIPPING)/layerskip
+	$(call ANSWERED,$(SKIPPING),--max-documents 3000 --max-prompt-tokens 300)
+	$(TRAIN) layerskip $(call LEARN_IN,$(SKIPPING)) --compile --threads 2 --save-dtype bfloat16 \
+	    --checkpoint-every 100 --batch-size 8 --learning-rate 3e-4 --e-scale 1 --rotation 15 \
+	    --p-max 0.1 --steps 650 --out $(SKIPPING)/layerskip
 	$(BIN)/python -m benchmarks.skipping $(SKIPPING)/layerskip --held-out $(SKIPPING)/held-out \
-	    --method $(OWN_DRAFTS) \
-	    --threads 2 --work $(SKIPPING)/runs --save $(REAL)/skipping.json
+	    --method $(OWN_DRAFTS) --threads 2 --work $(SKIPPING)/runs \
+	    --save $(REAL)/skipping.json
 	$(MAKE) readme
 
 # What was looked at on SmolLM2, for docs/smollm2.md. Tokens, ranks and scores are the same on a busy

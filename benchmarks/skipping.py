@@ -34,6 +34,7 @@ from ppdbench.files.whole import write_whole
 from ppdbench.machine.environment import set_threads
 from ppdbench.report.decode_tables import verdict_text
 from ppdbench.report.evidence import speedup_cells
+from ppdbench.report.probe_tables import spread_layers
 from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.report.terminal import print_sheets
 from ppdbench.runs.running import Destination
@@ -45,7 +46,6 @@ from ppdbench.training.trainer import STATE
 
 BEFORE, AFTER = "before", "after"
 TASKS = ("gsm8k", "xsum", "humaneval", "mt_bench")
-MOST_EXITS = 12  # rows of the table
 DRAFTS = (
     *("method", "training", "used", "accepted", "per step", "to pay", "tokens/s"),
     *("speedup", "95%", "output"),
@@ -126,8 +126,7 @@ def sheets(content: Mapping[str, Any]) -> list[Sheet]:
 
 def _exits(content: Mapping[str, Any]) -> Sheet:
     before, after = (content["exits"][which] for which in (BEFORE, AFTER))
-    n = len(before)
-    shown = {round(n * (place + 1) / MOST_EXITS) for place in range(MOST_EXITS)} - {0}
+    shown = spread_layers([each["layer"] for each in before])
     how = content["training"]
     rows: list[dict[str, Cell]] = [
         {
