@@ -6,9 +6,10 @@ ensemble of embeddings (EPTs) that share its position: each is a row of its own,
 is the average over them. Tokens of the text never see these rows.
 
 A folder that `train prompt-tokens` wrote holds `embeddings` [prompts * epts, hidden] and, with
-the options that ask for them, `weights` [epts], `head.weight` or `head.down` and `head.up`,
-`prefix.keys` and `prefix.values` [layers, KV heads, prompts * prefix, head dim]. Published
-adapters are PEFT's: `adapter_config.json` and one tensor `prompt_embeddings`.
+the options that ask for them, `weights` [epts], `head.weight` or `head.down` and `head.up` (as
+`engine.heads` has them: `of_state` is the change of a state), `prefix.keys` and `prefix.values`
+[layers, KV heads, prompts * prefix, head dim]. Published adapters are PEFT's:
+`adapter_config.json` and one tensor `prompt_embeddings`.
 """
 
 from __future__ import annotations
@@ -182,12 +183,12 @@ def _of_addon(addon: Addon, loaded: Loaded) -> Prompts:
         aggregation = keys.text("aggregation")
         if aggregation not in AGGREGATIONS:
             raise UnknownName("aggregation", aggregation, AGGREGATIONS)
-    custom = keys.flag("custom_head", False)
+    custom, of_state = keys.flag("custom_head", False), keys.flag("of_state", False)
     return Prompts(
         chain,
         addon.take("embeddings", (chain.rows(chain.prompts), staged.hidden_size)),
         addon.take("weights", (chain.epts,)) if aggregation == LEARNED else None,
-        take_head(addon, "head", rank or None, loaded) if custom else None,
+        take_head(addon, "head", rank or None, loaded, of_state=of_state) if custom else None,
         exits,
         _prefix(addon, chain, loaded) if chain.prefix else None,
         addon.folder,

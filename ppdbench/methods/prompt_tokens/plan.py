@@ -49,6 +49,9 @@ class PromptPlan(GoingOn):
     prefix: int = option(0, "Trained keys per prompt token.")
     custom_head: bool = option(False, "A head of their own too; see --start.")
     rank: int = option(0, "Of that head; 0: a whole matrix.")
+    of_state: bool = option(
+        False, "Of --rank too: change the state before the head, not the head: far fewer numbers."
+    )
     loss: str = option("kl", "kl or reverse-kl: the model; ce: the text.")
     decay: float = option(0.8, "Of the weight, token by token.")
     insertions: int = option(16, "Places per sequence and step.")
@@ -69,6 +72,8 @@ class PromptPlan(GoingOn):
         check_decay(self.decay)
         if self.rank and not self.custom_head:
             raise ConfigError("--rank is of --custom-head; give both or neither")
+        if self.of_state and not self.rank:
+            raise ConfigError("--of-state is a low-rank change; give --custom-head and --rank too")
 
     @property
     def chain(self) -> Chain:

@@ -82,7 +82,7 @@ class PromptsObjective(BesideModel):
         if plan.aggregation == LEARNED:
             self.weights = nn.Parameter(self.embeddings.new_full((plan.epts,), 1 / plan.epts))
         if plan.custom_head:
-            self.head = TrainableHead(self._own_head(), plan.rank or None)
+            self.head = TrainableHead(self._own_head(), plan.rank or None, of_state=plan.of_state)
         if plan.prefix:
             self.prefix = TrainablePrefix(self.layers, ids[:, rows:])
 
@@ -175,7 +175,8 @@ class PromptsObjective(BesideModel):
         plan, head, prefix = self.plan, None, None
         if plan.custom_head:
             parts = {name: part.to(dtype) for name, part in self.head.named_parameters()}
-            head = ExitHead(parts.get("weight"), parts.get("down"), parts.get("up"))
+            matrices = (parts.get(name) for name in ("weight", "down", "up"))
+            head = ExitHead(*matrices, of_state=plan.of_state)
         if plan.prefix:
             prefix = TrainedRows(self.prefix.keys.to(dtype), self.prefix.values.to(dtype))
         weights = self.weights.to(dtype) if plan.aggregation == LEARNED else None

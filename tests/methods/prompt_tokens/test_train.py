@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "prefix": {"prefix": 2, "epts": 2},
     "custom head": {"custom_head": True},
     "low-rank head": {"custom_head": True, "rank": 3},
+    "changed state": {"custom_head": True, "rank": 3, "of_state": True},
     "multi-exit": {"exits": 3},
     "reverse": {"loss": "reverse-kl"},
     "text": {"loss": "ce"},
@@ -152,10 +153,23 @@ def test_learned_weights_and_heads_start_as_what_they_replace() -> None:
         (2, {"aggregation": "learned"}),
         (1, {"custom_head": True}),
         (1, {"custom_head": True, "rank": 4}),
+        (1, {"custom_head": True, "rank": 4, "of_state": True}),
     ):
         plain = made(stock_model("llama"), epts=epts)
         other = made(stock_model("llama"), epts=epts, **options)
         torch.testing.assert_close(guessed(other, text(), 5), guessed(plain, text(), 5))
+
+
+def test_a_changed_state_is_read_by_the_models_own_head() -> None:
+    objective = made(stock_model("llama"), custom_head=True, rank=3, of_state=True)
+    with torch.no_grad():
+        objective.head.up.copy_(torch.randn(32, 3, generator=torch.Generator().manual_seed(5)))
+    model, prompts = objective.layers.model, objective.prompts(torch.float32)
+    states = torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(6))
+    normed = model.model.norm(states)
+    changed = normed + normed @ objective.head.down.T @ objective.head.up.T
+    found = prompts.logits(objective.layers.adapter, [states])
+    torch.testing.assert_close(found, model.lm_head(changed))
 
 
 def test_a_prefix_starts_as_the_keys_and_values_of_words() -> None:
@@ -382,6 +396,8 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
         ("--exits 9", "--exits 9, but this model has 4 layers"),
         ("--prefix -1", "prefix=-1; use 0 or more"),
         ("--rank 4", "--rank is of --custom-head"),
+        ("--of-state", "--of-state is a low-rank change; give --custom-head and --rank too"),
+        ("--of-state --custom-head", "--of-state is a low-rank change"),
         ("--loss mse", "--loss 'mse': use kl, reverse-kl, ce"),
         ("--decay 0", "--decay 0.0: use a value above 0, up to 1"),
         ("--insertions 14", "a sequence of 16 tokens has 13 places with 3 tokens to guess"),
@@ -403,6 +419,7 @@ def test_a_start_whose_parts_do_not_fit_is_refused(
     for words, message in (
         ("", "unexpected tensors: head.weight"),
         ("--custom-head --epts 2", "embeddings has shape [3, 32], not [6, 32]"),
+        ("--custom-head --rank 2", "unexpected tensors: head.weight"),
     ):
         command = [*TRAIN, "--steps", "1", "--out", "next", "--start", "headed", *words.split()]
         assert run(command) == 2
