@@ -109,9 +109,12 @@ def take_head(
 def head_rows(loaded: Loaded, ids: Tensor) -> Tensor:
     """The rows of the model's head for these tokens, in whatever form it is held.
 
-    Of a state with a single one it makes a column of its weights, without any rounding.
+    Of a state with a single one it makes a column of its weights, without any rounding but that of
+    a bias, which is no part of them.
     """
     adapter = loaded.staged.adapter
     ones = torch.eye(adapter.head_width, dtype=loaded.staged.dtype, device=ids.device)
     columns: Tensor = adapter.head(ones)
+    if getattr(adapter.head, "bias", None) is not None:
+        columns = columns - adapter.head(torch.zeros_like(ones[:1]))
     return columns[:, ids].mT.contiguous()

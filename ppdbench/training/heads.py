@@ -49,14 +49,19 @@ class TrainableHead(nn.Module):
             changed = width if of_state else vocab
             self.up = nn.Parameter(torch.zeros(changed, rank, device=own.device))
 
-    def forward(self, normed: Tensor, own: Tensor) -> Tensor:
-        """Logits of normed hidden states; `own` is the model's head."""
+    def forward(self, normed: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
+        """Logits of normed hidden states; `own` is the model's head, with its `bias` if it has one.
+
+        A matrix of its own has none.
+        """
         if self.rank is None:
             return linear(normed, self.weight.to(normed.dtype))
         if not self.rank:
-            return linear(normed, own)
+            return linear(normed, own, bias)
         change = linear(linear(normed, self.down.to(normed.dtype)), self.up.to(normed.dtype))
-        return linear(normed + change, own) if self.of_state else linear(normed, own) + change
+        if self.of_state:
+            return linear(normed + change, own, bias)
+        return linear(normed, own, bias) + change
 
 
 class HeadsObjective(BesideStates):
@@ -126,7 +131,8 @@ class HeadsObjective(BesideStates):
         return {int(name): partial(self._read, head) for name, head in self.heads.items()}
 
     def _read(self, head: nn.Module, normed: Tensor) -> Tensor:
-        return self.layers.adapter.cap(head(normed, self.layers.head_rows(None)))
+        layers = self.layers
+        return layers.adapter.cap(head(normed, layers.head_rows(None), layers.head_bias))
 
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import linear
 
+from benchmarks.families import tiny
 from ppdbench.cli.main import run
-from ppdbench.engine.heads import ExitHead, load_heads
+from ppdbench.engine.heads import ExitHead, head_rows, load_heads
 from ppdbench.engine.loading import Loaded, ModelSpec, load_stock, take_over
 from ppdbench.engine.synthetic import tokenizer
 from ppdbench.errors import ConfigError
@@ -385,3 +386,12 @@ def test_heads_of_a_retrained_model_are_refused(tmp_path: Path) -> None:
     assert list(heads_in(folder, first)) == [1]
     with pytest.raises(ConfigError, match="another model"):
         heads_in(folder, second)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["phi", "llama"])
+def test_rows_of_a_head_are_its_weights_without_its_bias(family: str) -> None:
+    stock, ids = tiny(family), torch.tensor([3, 7, 95])
+    weight = stock.get_output_embeddings().weight.detach().clone()
+    loaded = take_over(ModelSpec(name="tiny"), stock, tokenizer(300, 96))
+    torch.testing.assert_close(head_rows(loaded, ids), weight[ids])

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.families import tiny
 from ppdbench.cli.main import run
+from ppdbench.engine.heads import load_heads
+from ppdbench.engine.loading import ModelSpec, take_over
+from ppdbench.engine.synthetic import tokenizer
 from ppdbench.training.heads import HeadsObjective
 from tests.families import stock_model
 from tests.training.conftest import HELD_OUT
@@ -24,6 +28,23 @@ def test_heads_start_as_the_models_own(rank: int | None, of_state: bool) -> None
     normed = torch.randn(2, 5, 32)
     for reader in objective.readers().values():
         torch.testing.assert_close(reader(normed), own(normed))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("of_state", [False, True])
+def test_a_head_with_a_bias_is_trained_as_it_is_read(of_state: bool, tmp_path: Path) -> None:
+    stock = tiny("phi")
+    assert float(stock.lm_head.bias.abs().max()) > 0.1
+    objective = HeadsObjective(stock, [1, 3], 16, rank=3, of_state=of_state)
+    for name, weight in objective.named_parameters():
+        weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(len(name)))
+    objective.save(tmp_path)
+    loaded = take_over(ModelSpec(name="tiny"), stock, tokenizer(300, 96))
+    heads, _ = load_heads(tmp_path, loaded)
+    normed = torch.randn(5, 32)
+    for layer, reader in objective.readers().items():
+        read = heads[layer].logits(loaded.staged.adapter, normed)
+        torch.testing.assert_close(reader(normed), read)
 
 
 @pytest.mark.parametrize("loss", ["ce", "kl"])

@@ -53,12 +53,12 @@ class MedusaHead(nn.ModuleList):
         blocks = [Block(own.shape[1], own.device) for _ in range(plan.layers)]
         super().__init__([*blocks, TrainableHead(own, plan.rank)])
 
-    def forward(self, normed: Tensor, own: Tensor) -> Tensor:
-        """Logits of normed hidden states; `own` is the model's head."""
+    def forward(self, normed: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
+        """Logits of normed hidden states; `own` and `bias` are the model's head."""
         *blocks, readout = self
         for block in blocks:
             normed = block(normed)
-        logits: Tensor = readout(normed, own)
+        logits: Tensor = readout(normed, own, bias)
         return logits
 
 
@@ -132,6 +132,7 @@ class MedusaObjective(BesideStates):
         are `learned` from; the second over the whole vocabulary if so asked.
         """
         layers, own_head = self.layers, self._own()
+        bias = layers.head_bias if self.words is None else None  # rows of some words have none
         states = layers.states(inputs, {self.after, layers.n_layers})
         words = None if whole else self.words
         last = states[layers.n_layers]
@@ -140,7 +141,7 @@ class MedusaObjective(BesideStates):
             normed = layers.adapter.norm(states[self.after])
         for distance, head in enumerate(self.heads, start=1):
             chosen = places(learned, distance)
-            logits = head(picked(normed[:, :-distance], chosen), own_head)
+            logits = head(picked(normed[:, :-distance], chosen), own_head, bias)
             yield layers.adapter.cap(logits), own.at(distance)
 
     def quality(

@@ -175,8 +175,9 @@ class PromptsObjective(BesideModel):
         plan, head, prefix = self.plan, None, None
         if plan.custom_head:
             parts = {name: part.to(dtype) for name, part in self.head.named_parameters()}
-            matrices = (parts.get(name) for name in ("weight", "down", "up"))
-            head = ExitHead(*matrices, of_state=plan.of_state)
+            head = ExitHead(
+                parts.get("weight"), parts.get("down"), parts.get("up"), of_state=plan.of_state
+            )
         if plan.prefix:
             prefix = TrainedRows(self.prefix.keys.to(dtype), self.prefix.values.to(dtype))
         weights = self.weights.to(dtype) if plan.aggregation == LEARNED else None

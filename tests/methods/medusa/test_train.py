@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.families import tiny
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError
 from ppdbench.methods.medusa.plan import MedusaPlan
@@ -50,6 +51,17 @@ def test_every_head_starts_as_the_models_guess_of_the_next_token(
     heads = MedusaObjective(stock, MedusaPlan(heads=2, rank=rank), 16)
     for distance, (ours, _) in enumerate(heads._guesses(text), start=1):
         torch.testing.assert_close(ours, truth[:, :-distance], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rank", [0, 4])
+def test_heads_of_a_model_with_a_bias_on_its_head_start_with_it(rank: int) -> None:
+    stock = tiny("phi")
+    text = torch.tensor([tokens(16, 1)])
+    truth = copy.deepcopy(stock)(text).logits
+    heads = MedusaObjective(stock, MedusaPlan(heads=1, rank=rank), 16)
+    ((ours, _),) = heads._guesses(text)
+    torch.testing.assert_close(ours, truth[:, :-1], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
