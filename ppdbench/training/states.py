@@ -19,13 +19,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.whole import write_whole
 
 KEY = 16  # bytes
-STAMP = "states.json"
+STAMP, LOCK = "states.json", "states.lock"
 
 Compute = Callable[[Tensor, Collection[int]], dict[int, Tensor]]
 
@@ -69,6 +70,8 @@ class StatesOnDisk:
     folder: Path
     length: int
     width: int
+    lock: FileLock
+    """Held by the process: of two that write, each would take the other's states for its own."""
     _files: dict[int, LayerFile] = field(default_factory=dict)
 
     @classmethod
@@ -77,17 +80,25 @@ class StatesOnDisk:
     ) -> StatesOnDisk:
         """Begin a folder, or go on with one of the same model (`facts`) and length."""
         told, stamp = {**facts, "length": length, "width": width}, folder / STAMP
+        lock = FileLock(folder / LOCK, timeout=0, is_singleton=True)  # one for all of a process
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
             if not stamp.exists():
-                write_whole(stamp, json.dumps(told, indent=1) + "\n", make_folder=True)
+                write_whole(stamp, json.dumps(told, indent=1) + "\n")
             elif json.loads(stamp.read_text("utf-8")) != told:
                 raise ConfigError(
-                    f"{folder} holds states of another model or of sequences of another length; "
+                    f"{folder} holds states of another model, precision or length of sequences; "
                     "give --states another folder"
                 )
+        except Timeout:
+            raise ConfigError(
+                f"another training writes its states to {folder}; wait for it, or give --states "
+                "another folder"
+            ) from None
         except (OSError, ValueError) as error:
             raise DataError(f"--states {folder}: {error}") from error
-        return cls(folder, length, width)
+        return cls(folder, length, width, lock)
 
     def states(
         self, tokens: Tensor, layers: Collection[int], compute: Compute, dtype: torch.dtype

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
@@ -56,8 +57,27 @@ def test_a_block_that_a_kill_has_torn_is_computed_again(tmp_path: Path) -> None:
 
 def test_states_of_other_lengths_are_refused(tmp_path: Path) -> None:
     layers_with(tmp_path)
-    with pytest.raises(ConfigError, match="sequences of another length"):
+    with pytest.raises(ConfigError, match="another model, precision or length of sequences"):
         layers_with(tmp_path, 8)
+
+
+def test_states_rounded_otherwise_are_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*MEDUSA, "--states", "states", "--out", "first"]) == 0
+    capsys.readouterr()
+    other = ["--precision", "bf16", "--states", "states", "--out", "again"]
+    assert run([*MEDUSA, *other]) == 2
+    assert "another model, precision or length of sequences" in capsys.readouterr().err
+
+
+def test_two_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
+    with (
+        FileLock(tmp_path / "states.lock"),
+        pytest.raises(ConfigError, match="another training writes its states to"),
+    ):
+        layers_with(tmp_path)
+    layers_with(tmp_path)
 
 
 def test_trainings_with_kept_states_end_with_the_same_weights(home: Path) -> None:
@@ -66,7 +86,7 @@ def test_trainings_with_kept_states_end_with_the_same_weights(home: Path) -> Non
     first, again = (load_file(home / n / "addon.safetensors") for n in ("first", "again"))
     assert all(torch.equal(again[name], first[name]) for name in first)
     assert sorted(path.name for path in (home / "states" / "0").iterdir()) == [
-        *("after-4.keys", "after-4.states", "states.json")
+        *("after-4.keys", "after-4.states", "states.json", "states.lock")
     ]
 
 
