@@ -44,7 +44,7 @@ def places(learned: Tensor | None, distance: int) -> Tensor | None:
     """
     if learned is None:
         return None
-    behind = learned[:, 1 : learned.shape[1] - distance]
+    behind = learned[:, 1 : max(1, learned.shape[1] - distance)]
     return behind & learned[:, 1 + distance :]
 
 

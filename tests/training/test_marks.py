@@ -108,6 +108,28 @@ def test_eagle_learns_guesses_in_answers_alone(version: int) -> None:
         torch.testing.assert_close(found[f"distance {distance}"], truth)
 
 
+@pytest.mark.parametrize("version", [1, 3])
+def test_an_answer_of_one_token_has_nothing_to_guess_and_spoils_nothing(version: int) -> None:
+    plain = blocks(1, LENGTH)
+    learned = torch.zeros(1, LENGTH).bool()
+    learned[0, 9] = True
+    objective = EagleObjective(stock_model("llama"), EaglePlan(version=version, passes=3), 16, 0)
+    loss = objective(torch.where(learned, plain, ~plain), 0, 1)["loss"]
+    assert float(loss.detach()) == 0
+    loss.backward()
+
+
+def test_noise_on_features_is_the_same_however_a_batch_is_split() -> None:
+    plan = EaglePlan(version=1, passes=1, noise=0.2)
+    objective = EagleObjective(stock_model("llama"), plan, 16, 0)
+    features = torch.zeros(4, 15, 32)
+    whole = objective._noisy(features, 3)
+    assert len({tuple(row.flatten().tolist()) for row in whole}) == 4
+    objective.first_row = 2
+    assert torch.equal(objective._noisy(features[2:], 3), whole[2:])
+    assert not torch.equal(objective._noisy(features[2:], 4), whole[2:])
+
+
 @pytest.mark.parametrize("mask", ["teacher-forced", "chained", "masked"])
 def test_hidden_transfer_learns_guesses_in_answers_alone(mask: str) -> None:
     plain, marked = rows()

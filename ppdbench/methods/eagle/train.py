@@ -129,7 +129,9 @@ class EagleObjective(BesideStates):
             tokens = self.layers.divergence(logits, own)
         if self.plan.version == 3:
             return tokens
-        return smooth_l1_loss(states.float(), features.float()) + TOKEN_WEIGHT * tokens
+        off = smooth_l1_loss(states.float(), features.float(), reduction="sum")
+        # Nothing where no place counts, as in a block with a single token of an answer.
+        return off / max(1, features.numel()) + TOKEN_WEIGHT * tokens
 
     def _passes(
         self,
@@ -159,12 +161,18 @@ class EagleObjective(BesideStates):
             yield picked(states, chosen), guessed, own.at(distance)
 
     def _noisy(self, features: Tensor, t: int) -> Tensor:
-        """Drawn from the step alone, so that a resumed run has the same."""
+        """Drawn from the step and the place in the share, so that a resumed run has the same.
+
+        And so that it is the same however the share is split.
+        """
         if not self.plan.half_width:
             return features
-        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + t)
-        noise = (2 * torch.rand(features.shape, generator=draw) - 1) * self.plan.half_width
-        return features + noise.to(features)
+        drawn = [self._drawn(t, self.first_row + row, each) for row, each in enumerate(features)]
+        return features + torch.stack(drawn).to(features)
+
+    def _drawn(self, t: int, row: int, features: Tensor) -> Tensor:
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + t + row * 7_368_787)
+        return (2 * torch.rand(features.shape, generator=draw) - 1) * self.plan.half_width
 
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent
