@@ -57,7 +57,7 @@ training_options = stack(
     click.option(
         "--sequence", type=int, default=2048, show_default=True, help="Tokens per sequence."
     ),
-    click.option("--learning-rate", type=float, help="Peak learning rate (the preset's)."),
+    click.option("--learning-rate", type=float, help="Peak learning rate (what suits the parts)."),
     click.option("--schedule", default="cosine", show_default=True, help="cosine or constant."),
     click.option("--warmup-ratio", type=float, default=0.04, show_default=True),
     click.option("--weight-decay", type=float, default=0.0, show_default=True),

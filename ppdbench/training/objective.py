@@ -23,19 +23,17 @@ class Objective(nn.Module):
     `first_row` is the place of `blocks` in this process's share of the batch: not 0 for all but
     the first of several micro-batches. From `shortest` tokens on a sequence is like longer ones:
     it has room for all that is guessed in it. `varies`: later steps train other parts than early
-    ones.
+    ones. `of_states`: states are all that it reads of a frozen model.
     """
 
     first_row = 0
     shortest = 1
     varies = False
+    of_states = False
 
     def keep_states(self, store: StatesOnDisk) -> None:
-        """Read the frozen model's states from `store`, if states are all that is read of it."""
-        raise ConfigError(
-            "--states keeps the states of a frozen model, and this training needs more than these; "
-            "leave it out"
-        )
+        """Read the frozen model's states from `store`, where they are all that is read of it."""
+        raise NotImplementedError
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
         """Return, at step `t` of `total`, `loss` to minimise over `blocks`, and others to watch."""
@@ -77,6 +75,8 @@ class BesideModel(Objective):
 
 class BesideStates(BesideModel):
     """The same for what learns from the states of the model alone."""
+
+    of_states = True
 
     def keep_states(self, store: StatesOnDisk) -> None:
         self.layers.store = store

@@ -103,7 +103,8 @@ def check_plain(spec: ModelSpec) -> None:
 
 
 def _facts_of(spec: ModelSpec, model: Any) -> dict[str, Any]:
-    return {"model": spec.name, "weight_hash": weight_fingerprint(model)}
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {"model": spec.name, "weight_hash": weight_fingerprint(model), "dtype": dtype}
 
 
 def _check_fits(empty: Any, plan: TrainingPlan, material: Material) -> None:

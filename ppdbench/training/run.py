@@ -17,7 +17,7 @@ from torch import nn
 from ppdbench.engine.adapters import Adapter
 from ppdbench.engine.loading import DTYPES, resolve_device, weight_fingerprint
 from ppdbench.engine.vocabulary import vocabulary_hash
-from ppdbench.errors import ConfigError, NumericalError
+from ppdbench.errors import ConfigError, DataError, NumericalError
 from ppdbench.machine.freed import reuse_freed
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import Quality
@@ -107,6 +107,11 @@ class Training:
         self.objective, self.model, self.tokenizer, self.job = objective, model, tokenizer, job
         check_numbers(model, "the model")  # before anything is written
         check_numbers(objective, "what training begins with")
+        if job.states is not None and not objective.of_states:
+            raise ConfigError(
+                "--states keeps the states of a frozen model, and this training needs more than "
+                "these; leave it out"
+            )
         self.processes = _processes(next(model.parameters()).device)
         self.ids = ids = self._tokenized(job.text, TOKENS)
         self.blocks = TokenBlocks(ids, job.config.sequence + 1, job.config.seed)
@@ -116,6 +121,11 @@ class Training:
             self.config = replace(job.config, steps=max(1, steps) * job.config.phases)
         # What is measured in the end is read in the beginning, where a wrong name costs nothing.
         self.held_out = None if job.held_out is None else self._tokenized(job.held_out, HELD_OUT)
+        if self.held_out is not None and len(self.held_out) <= objective.shortest:
+            raise DataError(
+                f"--held-out holds {len(self.held_out)} tokens, and nothing can be measured on "
+                f"fewer than {objective.shortest + 1}"
+            )
         text = {name: value for name, value in asdict(job.text).items() if name != "offline"}
         words = vocabulary_hash(tokenizer)
         self.facts = {"text": text, "tokens": len(ids), "vocabulary": words, **facts}
@@ -219,7 +229,11 @@ class Training:
     def _store(self, folder: Path) -> StatesOnDisk:
         """The states of this process's blocks."""
         own = folder / str(self.processes.process_index)
-        facts = {"weights": weight_fingerprint(self.model), "dtype": str(self.model.dtype)}
+        facts = {
+            "weights": weight_fingerprint(self.model),
+            "dtype": str(self.model.dtype),
+            "precision": self.config.precision,  # products of states are rounded in it
+        }
         return StatesOnDisk.open(own, facts, self.config.sequence, Adapter(self.model).width)
 
     @reuse_freed()

@@ -35,6 +35,7 @@ MOST = {"steps": 10**9, "batch_size": 1 << 16, "sequence": 1 << 20}
 KEEP = 2  # the newest one may be the one that was being written
 BROKEN = "stopped"  # in STATE, why a run cannot go on as it was
 MENDING = ("learning_rate", "clip")  # what may be changed then
+UNTOLD = ("dtype", "of_state")  # facts that earlier versions did not write down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +161,14 @@ class Trainer:
                     self._checkpoint(step + 1)
         except KeyboardInterrupt:
             # No checkpoint now: the step may be half taken, here or on another process.
-            raise Interrupted(
-                f"interrupted at step {step}; the last checkpoint is in {self.out}, continue with "
-                "--resume"
-            ) from None
+            newest = max(self._checkpoints(), default=0)
+            where = (
+                f"the last checkpoint, of step {newest}, is in {self.out}, continue with --resume"
+                if newest
+                else f"no checkpoint was due yet (--checkpoint-every "
+                f"{self.config.checkpoint_every}), --resume begins again"
+            )
+            raise Interrupted(f"interrupted at step {step}; {where}") from None
         if self.config.steps % self.config.checkpoint_every:
             self._checkpoint(self.config.steps)
 
@@ -287,12 +292,14 @@ class Trainer:
         differing = sorted(
             name
             for name in self.facts
-            if _without(stored.get(name), spared) != _without(self.facts[name], spared)
+            if (name in stored or name not in UNTOLD)
+            and _without(stored.get(name), spared) != _without(self.facts[name], spared)
         )
         if differing:
+            what = f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}"
             raise ConfigError(
-                f"cannot resume: {', '.join(differing)} differs from the stored run in "
-                f"{self.out / STATE}; repeat its options or choose another --out"
+                f"cannot resume: {what} from the stored run in {self.out / STATE}; repeat its "
+                "options or choose another --out"
             )
         newest = max(self._checkpoints(), default=0)
         if newest:

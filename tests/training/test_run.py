@@ -17,7 +17,7 @@ from ppdbench.training import prepare
 from ppdbench.training import run as runs
 from ppdbench.training.trainer import Trainer
 from tests.families import stock_model
-from tests.training.made import TRAIN_HEADS, TWO_STEPS
+from tests.training.made import TRAIN_HEADS, TWO_STEPS, training
 
 Capture = pytest.CaptureFixture[str]
 
@@ -88,6 +88,16 @@ def test_no_less_than_one_sequence_is_measured() -> None:
     assert len(of(training)) == 65
     job.held_out_tokens = 0
     assert len(of(training)) == 1000
+
+
+def test_a_held_out_text_too_short_to_measure_is_told_at_once(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "short.txt").write_text("a", "utf-8")
+    monkeypatch.setattr(Trainer, "run", lambda *_, **__: pytest.fail("a step was taken"))
+    words = [*training("medusa"), "--heads", "4", "--steps", "2", "--held-out", "short.txt"]
+    assert run([*words, "--out", "none"]) == 2
+    assert "tokens, and nothing can be measured on fewer than" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["heads", "medusa", "layerskip"])

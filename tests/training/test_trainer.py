@@ -20,7 +20,7 @@ from ppdbench.cli.main import run
 from ppdbench.training.trainer import TrainConfig, Trainer
 from tests.processes import meeting, ranks, wait_for
 from tests.training.conftest import HELD_OUT
-from tests.training.made import LAYERSKIP, SMALL, log
+from tests.training.made import LAYERSKIP, SMALL, log, training
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,6 +125,21 @@ def test_another_configuration_is_not_resumed(
     assert "already holds a training run" in capsys.readouterr().err
     assert run([*LAYERSKIP, "--steps", "3", "--out", "run", "--resume"]) == 2
     assert "config differs" in capsys.readouterr().err
+
+
+def test_a_model_in_another_type_is_not_gone_on_with(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*training("medusa"), "--heads", "1", "--rank", "2", "--steps", "2", "--out", "run"]
+    assert run(words) == 0
+    capsys.readouterr()
+    assert run([*words, "--dtype", "bfloat16", "--resume"]) == 2
+    assert "dtype" in capsys.readouterr().err
+    state = home / "run" / "training.json"
+    facts = json.loads(state.read_text("utf-8"))
+    del facts["dtype"]  # as earlier versions wrote it
+    state.write_text(json.dumps(facts), "utf-8")
+    assert run([*words, "--resume"]) == 0
 
 
 def test_the_schedule_warms_up_and_comes_down() -> None:
