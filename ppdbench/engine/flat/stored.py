@@ -15,6 +15,7 @@ from ppdbench.engine.levels import GROUP, Levels
 from ppdbench.machine.pages import large_pages
 
 WORD = 32  # bits
+AT_ONCE = 1 << 22  # weights that are looked at
 
 
 class StoredLinear(FlatLinear):
@@ -54,8 +55,18 @@ class StoredLinear(FlatLinear):
         return self._levels().numbers(self.dtype)
 
     def _is_made_of(self, weight: Tensor) -> bool:
-        """True for these numbers; noughts may differ in their sign, which no sum tells apart."""
-        return torch.equal(self.unpacked(), weight)
+        """True for these numbers; noughts may differ in their sign, which no sum tells apart.
+
+        Some blocks at a time: numbers in the making take many times what they are stored in.
+        """
+        at_once = max(1, AT_ONCE // (BLOCK * self.in_features))
+        for first in range(0, len(self.blob), at_once):
+            begin, part = first * BLOCK, self.blob[first : first + at_once]
+            outputs = min(len(part) * BLOCK, self.out_features - begin)
+            numbers = self._over(part, None, outputs).unpacked()
+            if not torch.equal(numbers, weight[begin : begin + outputs]):
+                return False
+        return True
 
     def _over(self, blob: Tensor, bias: Tensor | None, outputs: int) -> StoredLinear:
         return StoredLinear(blob, bias, outputs, self.in_features, bits=self.bits, dtype=self.dtype)

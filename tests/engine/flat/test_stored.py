@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.engine.flat import check
+from ppdbench.engine.flat import check, stored
 from ppdbench.engine.flat.stored import StoredLinear, store
 from ppdbench.engine.flat.weights import FlatLinear, pack
 from ppdbench.engine.levels import GROUP, Levels
@@ -84,6 +84,20 @@ def test_a_blob_gives_its_weights_back_and_knows_others(
     whole = -(-shape[0] // 32) * 32 * shape[1]
     assert ours.nbytes == whole * bits // 8 + whole // GROUP * 8
     assert ours.dtype == dtype
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_blob_is_compared_to_the_last_row_some_blocks_at_a_time(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "AT_ONCE", 3 * 32 * shape[1])
+    held = levels(shape, 4)
+    ours, weight = store(held, None, torch.float32), held.numbers(torch.float32)
+    assert ours.holds(weight, None)
+    for row in (0, shape[0] // 2, shape[0] - 1):
+        other = weight.clone()
+        other[row, -1] += 1
+        assert not ours.holds(other, None), row
 
 
 @pytest.mark.parametrize("bits", [4, 8])
