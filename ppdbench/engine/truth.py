@@ -24,7 +24,7 @@ from ppdbench.engine.nearness import distance, gap
 from ppdbench.engine.packing import weights_read
 from ppdbench.engine.weights import is_plain
 from ppdbench.engine.wider import WIDER, one_by_one
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, NumericalError
 
 # The positions before the one in question over which the stock model's own rounding is measured.
 REACH = 4
@@ -124,7 +124,7 @@ class StockTruth:
                     ]
                 )
                 noise[-reach:] = torch.maximum(noise[-reach:], distance(again, truth[-reach:]))
-        return StockLogits(truth, noise)
+        return StockLogits(_known(truth), _known(noise))
 
     @torch.inference_mode()
     def states(self, line: TokenLine, first: int) -> StockStates:
@@ -228,6 +228,16 @@ class StockTruth:
             yield
         finally:
             setattr(owner, name, layers)
+
+
+def _known(found: Tensor) -> Tensor:
+    """Refuse what is no number: whatever is held against it would not be found too far off."""
+    if bool(found.isnan().any()):
+        raise NumericalError(
+            "the stock model's own logits are no numbers (NaN), so that nothing can be held "
+            "against them; its weights may be damaged, or too large for this --dtype"
+        )
+    return found
 
 
 def _remembers(cache: Any) -> bool:

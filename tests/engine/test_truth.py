@@ -14,7 +14,7 @@ from ppdbench.engine import truth
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.engine.nearness import distance
 from ppdbench.engine.truth import StockTruth, widened
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, NumericalError
 from tests.families import FAMILIES, stock_model
 from tests.helpers import WINDOWED, staged, tokens
 
@@ -137,3 +137,11 @@ def test_passes_of_models_that_remember_and_choose_lie_near_those_in_a_wider_typ
     assert (truth.wider, truth.model.dtype) == (torch.float64, torch.float32)
     assert float((found.logits - whole).abs().max()) < 1e-4
     assert 0 < float(found.noise.max()) < 1e-4
+
+
+def test_a_stock_model_that_gives_no_numbers_is_no_judge() -> None:
+    stock = stock_model("llama")
+    with torch.no_grad():
+        stock.model.norm.weight[0] = float("nan")
+    with pytest.raises(NumericalError, match="the stock model's own logits are no numbers"):
+        StockTruth(stock).measure(IDS, 3)
