@@ -69,6 +69,8 @@ def write_answers(
     template = config.chat.template(loaded.tokenizer)
     asked = _prompts(config, loaded, template)
     settings = _settings(config, loaded, template)
+    if not asked:
+        raise DataError(f"--text {' '.join(config.prompts.sources)} holds no prompt")
     lines = _begun(out, settings, resume=resume)
     done = {line["number"] for line in lines}
     wanted = {number: (text, ids) for number, text, ids in asked if ids and number not in done}

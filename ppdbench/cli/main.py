@@ -100,6 +100,9 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except PpdbenchError as error:
         return _fail(str(error), error.exit_code, debug)
+    except click.exceptions.NoArgsIsHelpError as error:  # as the command without any words does
+        click.echo(error.format_message())
+        return 0
     except click.UsageError as error:
         where = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
         return _fail(f"{error.format_message()}{where}", 2, debug)
@@ -147,6 +150,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if Shard.launched().launch is not None:  # torchrun hands Ctrl-C on, even in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("stdout", "stderr"):  # closed by whoever started this: nobody wants to read it
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     for stream in (sys.stdout, sys.stderr):  # where UTF-8 is not spoken, nothing fails for that
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -86,6 +86,11 @@ class ModelSpec:
             raise ConfigError(
                 f"--as-stored is for weights of a GGUF file, and {self.name} has none; leave it out"
             )
+        if self.gguf is not None and (self.name == REFERENCE or self.is_synthetic):
+            raise ConfigError(
+                f"--gguf {self.gguf}: it names a file of a hub model or of a folder, and "
+                f"{self.name} has none; leave it out"
+            )
         if self.adapter is not None and self.is_synthetic:
             raise ConfigError(f"--adapter {self.adapter}: none was trained for random weights")
         if self.adapter is not None and self.is_gguf:

@@ -371,13 +371,18 @@ def _with_more(stored: Header, asked: Header, digest: Digest) -> Header:
 
 def _check_same(stored: Header, asked: Header) -> None:
     """Refuse to mix two configurations in one run."""
+    if stored.kind != asked.kind:
+        raise ConfigError(
+            f"cannot resume: a {stored.kind} run is stored there, and this is a {asked.kind} run; "
+            "choose another --out"
+        )
     there, here = _plain(stored), _plain(asked)
     there[CHOSEN], here[CHOSEN] = _of_both(there.get(CHOSEN), here.get(CHOSEN))
     differing = [
         f"{part}.{name} ({before} there, {now} here)"
         if name
         else f"{part} ({before} there, {now} here)"
-        for part in ("kind", "config", "model", "data", "methods", "heads", CHOSEN)
+        for part in ("config", "model", "data", "methods", "heads", CHOSEN)
         for name, before, now in _differing(_alike(part, there), _alike(part, here))
         if (part, name) not in VIEWS
     ]
@@ -386,7 +391,8 @@ def _check_same(stored: Header, asked: Header) -> None:
     if differing:
         more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         raise ConfigError(
-            f"cannot resume: {', '.join(differing[:SHOWN])}{more} differs from the stored run; "
+            f"cannot resume: {', '.join(differing[:SHOWN])}{more} "
+            f"{'differs' if len(differing) == 1 else 'differ'} from the stored run; "
             "repeat its options or choose another --out"
         )
 

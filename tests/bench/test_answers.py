@@ -72,6 +72,14 @@ def test_plain_prompts_stay_as_they_are(home: Path) -> None:
     assert all(line["text"].startswith(PROMPTS[n]) for n, line in written(home / "out").items())
 
 
+def test_a_text_without_a_prompt_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "empty.txt").write_text("\n\n", "utf-8")
+    words = ["answers", "--model", "./model", "--text", "empty.txt", *SMALL, "--out", "none"]
+    assert run(words) == 2
+    assert "empty.txt holds no prompt" in capsys.readouterr().err
+    assert not (home / "none").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -462,7 +462,7 @@ def test_resuming_with_other_options_names_them(capsys: pytest.CaptureFixture[st
     assert "dtype" in line
     assert "config.tasks" not in line
     line = complaint(capsys, ["decode", *SMALL, "--out", "run", "--resume"])
-    assert "kind" in line
+    assert "a probe run is stored there, and this is a decode run" in line
 
 
 def test_another_run_in_the_way_is_told_before_any_weights_load(

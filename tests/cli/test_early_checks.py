@@ -31,6 +31,7 @@ def nothing_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "said"),
     [
         (["env", "--model", "/nope"], "/nope does not exist"),
+        (["decode", "--model", "reference", "--gguf", "a.gguf"], "reference has none"),
         (["env", "--model", TINY, "--method", "speculative:draft_model=/nope"], "draft model"),
         (["decode", "--model", "./nope", "--task", "gsm8k"], "./nope does not exist"),
         (["decode", "--method", "speculative:draft_model=/nope"], "/nope does not exist"),

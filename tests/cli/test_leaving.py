@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+
+import pytest
+
+from ppdbench.cli.main import run
 
 SCRIPT = """
 import atexit, sys
@@ -41,3 +46,18 @@ def test_an_error_that_nobody_expected_is_shown_as_ever() -> None:
     assert done.returncode == 1
     assert "unheard of" in done.stderr
     assert "taken apart" in done.stdout
+
+
+def test_a_group_of_commands_without_one_shows_what_there_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["tree"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("Usage: ppdbench tree")
+    assert told.err == ""
+
+
+def test_closed_outputs_are_no_error() -> None:
+    words = [sys.executable, "-m", "ppdbench", "list", "methods"]
+    command = f"exec {shlex.join(words)} >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
