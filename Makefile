@@ -302,6 +302,8 @@ endef
 OF_STATES := --save-dtype bfloat16 --states $(SMOLLM2_WORK)/states --batch-size 4 --learning-rate 1e-3
 FOUR_HEADS := --draft-vocab 8192 --heads 4 --rank 32
 OF_ROWS := --save-dtype bfloat16 --batch-size 8 --micro-batch 1
+# Later runs read the model as it decodes, compiled: a quarter more in the same time.
+IN_HALF := --dtype bfloat16 --compile
 
 smollm2-parts: smollm2
 	$(call ANSWERED,$(SMOLLM2_WORK),--max-prompt-tokens 400)
@@ -317,8 +319,14 @@ smollm2-parts: smollm2
 	    --learning-rate 1e-2 --out $(SMOLLM2_WORK)/prompt-tokens-first
 	$(TRAIN) prompt-tokens $(LEARN) $(OF_ROWS) --prompts 3 --insertions 32 --steps 240 \
 	    --learning-rate 1e-2 --seed 1 --start $(SMOLLM2_WORK)/prompt-tokens-first \
-	    --out $(SMOLLM2_WORK)/prompt-tokens
+	    --out $(SMOLLM2_WORK)/prompt-tokens-second
+	$(TRAIN) prompt-tokens $(LEARN) $(OF_ROWS) $(IN_HALF) --prompts 3 --insertions 32 \
+	    --custom-head --rank 128 --of-state --steps 500 --learning-rate 2e-3 --seed 2 \
+	    --start $(SMOLLM2_WORK)/prompt-tokens-second --out $(SMOLLM2_WORK)/prompt-tokens
 	$(TRAIN) hidden-transfer $(LEARN) $(OF_ROWS) --steps 100 --learning-rate 3e-3 \
+	    --out $(SMOLLM2_WORK)/hidden-transfer-first
+	$(TRAIN) hidden-transfer $(LEARN) $(OF_ROWS) $(IN_HALF) --micro-batch 2 --steps 210 \
+	    --learning-rate 2e-3 --seed 1 --start $(SMOLLM2_WORK)/hidden-transfer-first \
 	    --out $(SMOLLM2_WORK)/hidden-transfer
 	$(TRAIN) heads $(LEARN) --batch-size 8 --micro-batch 1 --layers all --of-state --rank 64 \
 	    --loss kl --steps 44 --learning-rate 2e-3 --out $(SMOLLM2_WORK)/heads
