@@ -126,6 +126,8 @@ def test_an_interrupt_keeps_what_is_finished_and_leaves_nobody_working(tmp_path:
     words += ["--limit", "64", "--max-new-tokens", "96"]  # so that there is time to interrupt it
     command = [sys.executable, "-m", "ppdbench", *words]
     samples = tmp_path / "ppd-sampled" / "samples.jsonl"
+    # What a shell starts in the background would hand on that nobody can interrupt it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as table:
         deadline = time.monotonic() + 60
         while not (samples.is_file() and samples.stat().st_size) and time.monotonic() < deadline:
