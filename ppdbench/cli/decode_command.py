@@ -34,6 +34,18 @@ if TYPE_CHECKING:
     from ppdbench.runs.workload import FinishedRun
 
 
+def _the_one(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> str:
+    """The method that was asked for; of several, click by itself would take the last."""
+    if len(given) > 1 or "all" in given:
+        raise click.BadParameter(
+            "decode runs one method; `ppdbench bench` runs several, and `bench --methods all` "
+            "all of them",
+            context,
+            option,
+        )
+    return given[0]
+
+
 @click.command(
     "decode",
     cls=Command,
@@ -44,8 +56,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--method",
-    default="greedy",
+    multiple=True,
+    default=("greedy",),
     show_default=True,
+    callback=_the_one,
     metavar="NAME[:KEY=VALUE,...]",
     shell_complete=completion.complete_methods,
     help="A method, and its options as in bench; see `list methods`.",

@@ -31,6 +31,8 @@ def nothing_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "said"),
     [
         (["env", "--model", "/nope"], "/nope does not exist"),
+        (["decode", "--method", "jacobi", "--method", "medusa"], "decode runs one method"),
+        (["decode", "--method", "all"], "`bench --methods all`"),
         (["decode", "--model", "reference", "--gguf", "a.gguf"], "reference has none"),
         (["env", "--model", TINY, "--method", "speculative:draft_model=/nope"], "draft model"),
         (["decode", "--model", "./nope", "--task", "gsm8k"], "./nope does not exist"),
