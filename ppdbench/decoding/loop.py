@@ -281,7 +281,7 @@ def refuse_nan(
     try:
         check_finite(list(peaks.values()), depths or session.model.n_layers, list(peaks))
     except NumericalError:
-        session.cache.wipe()  # what was written must not enter later products
+        session.wipe()  # what was written must not enter later products
         raise
 
 

@@ -97,6 +97,11 @@ class SharedPrompt(Session):
                 tap(layer, hidden)
         return self._last
 
+    def wipe(self) -> None:
+        """Forget the prompt as well, whose rows are gone."""
+        super().wipe()
+        self._prompt = None
+
     def _keep(self, layer: int, hidden: Tensor) -> None:
         self._given[layer] = hidden
 

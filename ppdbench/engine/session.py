@@ -56,6 +56,10 @@ class Session:
         self.cache.truncate(0)
         self.prompt_ms = 0.0
 
+    def wipe(self) -> None:
+        """Forget the numbers that were written, too: those of a pass that gave NaN."""
+        self.cache.wipe()
+
     def ids(self, tokens: Sequence[int]) -> Tensor:
         """Tokens on the device: [1, n]."""
         return numbers(tokens, self.model.device)

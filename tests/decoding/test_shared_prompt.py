@@ -57,6 +57,17 @@ def test_outputs_are_those_of_a_session_that_runs_every_prompt(
     assert ran == [5, 3, 5]
 
 
+def test_a_prompt_whose_rows_were_wiped_runs_again() -> None:
+    model = StagedModel(stock_model("llama", vocab_size=20, num_hidden_layers=3))
+    shared, plain = (kind(model, 32, spare=5) for kind in (SharedPrompt, Session))
+    decoder = Greedy().prepare(None)  # type: ignore[arg-type]
+    wanted = output(decoder, plain, PROMPTS[0], 1)
+    assert output(decoder, shared, PROMPTS[0], 0) == output(decoder, plain, PROMPTS[0], 0)
+    shared.wipe()
+    shared._known = KnownTexts()
+    assert output(decoder, shared, PROMPTS[0], 1) == wanted
+
+
 # Beginnings
 
 
