@@ -35,7 +35,7 @@ def _table(title: str, checks: Sequence[Check]) -> Sheet:
     notes = tuple(
         f"{c.verdict} {c.subject} {c.metric}: {c.note}" for c in checks if c.note and not c.failed
     )
-    return Sheet(title, HEADER, rows, notes=notes)
+    return Sheet(title, HEADER, rows, notes=notes, spare=("limit", "baseline"))
 
 
 def _verdict(comparison: Comparison) -> Sheet:

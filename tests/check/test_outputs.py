@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from xml.etree import ElementTree as Xml
+
+from rich.console import Console
 
 from ppdbench.check.annotations import to_github
 from ppdbench.check.comparison import Comparison, compare_paths
 from ppdbench.check.junit import to_junit
 from ppdbench.check.thresholds import Thresholds
-from ppdbench.report.check_tables import summary
+from ppdbench.report.check_tables import sheets, summary
+from ppdbench.report.terminal import print_sheets
 from tests.check.made import Change, bench_run, drafting, failed
 
 WORSE = drafting(lambda s: {"accepted": [0] * 5}, 1)
@@ -74,3 +78,12 @@ def test_annotations_are_errors_for_checks_and_warnings_for_examples(tmp_path: P
     assert lines[0].startswith("::error title=squad%3A layerskip%2C accepted_per_proposed::0.2")
     assert lines[1] == "::warning title=example not run::squad 2, layerskip: 100%25: two%0Alines"
     assert not list(to_github(compared(tmp_path / "good")))
+
+
+def test_a_narrow_terminal_keeps_the_verdicts(tmp_path: Path) -> None:
+    out = io.StringIO()
+    print_sheets(sheets(compared(tmp_path, WORSE))[:1], Console(file=out, width=60))
+    head, *lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()][1:]
+    assert head.split() == ["what", "figure", "now", "verdict"]
+    assert sum(line.endswith(("ok", "FAILED")) for line in lines) > 3
+    assert "2 more columns (limit, baseline)" in " ".join(lines)
