@@ -139,10 +139,10 @@ class Draws:
                 raise ConfigError(f"{path} exists; use --resume, or another --out")
             write_whole(path, json.dumps(settings) + "\n", make_folder=True)
             return cls(path)
-        whole = path.read_text(encoding="utf-8")
-        first, *lines = whole[: whole.rfind("\n") + 1].splitlines()
         draws = cls(path)
         try:
+            whole = path.read_text(encoding="utf-8")
+            first, *lines = whole[: whole.rfind("\n") + 1].splitlines()
             if json.loads(first) != json.loads(json.dumps(settings)):
                 raise ConfigError(f"{path} was drawn with other options; use another --out")
             for line in map(json.loads, lines):
@@ -200,6 +200,11 @@ def verify(config: VerifyConfig, to: Destination) -> list[TestedMethod]:
         "seed": asked.seed,
         "prompts": hashlib.sha256(repr([item.ids for item in ready.items]).encode()).hexdigest(),
         "weights": ready.loaded.fingerprint,
+        "precision": ready.loaded.staged.precision,
+        "methods": {
+            label: chosen.values(strategy)
+            for label, (chosen, strategy) in zip(names, built, strict=True)
+        },
         "tokens": asked.max_new_tokens,
     }
     draws = Draws.open(to.out, settings, resume=to.resume)

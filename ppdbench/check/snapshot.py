@@ -135,9 +135,13 @@ def _groups(run: StoredRun) -> Groups:
     for task, data in run.header.data.items():
         for subject in subjects:
             by_id = found.get((task, subject), {})
-            if len(by_id) != data.examples:
+            # Later turns of a conversation are no examples of their own, but all have the same.
+            done = sum(not sample.is_later for sample in by_id.values())
+            every = {name for other in subjects for name in found.get((task, other), {})}
+            if done != data.examples or by_id.keys() != every:
+                turns = f" and {len(by_id)} of {len(every)} turns" if len(every) > done else ""
                 raise DataError(
-                    f"{run.path} is unfinished: {len(by_id)} of {data.examples} examples of "
+                    f"{run.path} is unfinished: {done} of {data.examples} examples{turns} of "
                     f"{task} with {subject}; continue it with --resume"
                 )
             # Interrupted runs finish their examples in another order.

@@ -18,6 +18,7 @@ from ppdbench.errors import ConfigError
 
 TARGETS = ("greedy", "top-k", "top-p", "min-p")
 COLDEST = 1e-6  # below it logits overflow
+HOTTEST = 1e30  # as much as a run can store
 
 Texts = Sequence[Sequence[int]]
 
@@ -49,9 +50,10 @@ class Target:
             raise ConfigError(f"top-p sampling with p={self.top_p}; use a value above 0, up to 1")
         if not 0 <= self.min_p <= 1:
             raise ConfigError(f"min-p sampling with p={self.min_p}; use 0 to 1")
-        if not self.temperature >= COLDEST:
+        if not COLDEST <= self.temperature <= HOTTEST:
             raise ConfigError(
-                f"temperature={self.temperature}; use a value above 0 ({COLDEST} at least)"
+                f"temperature={self.temperature}; use a value above 0 ({COLDEST} at least, "
+                f"{HOTTEST} at most)"
             )
         if not 0 < self.repetition_penalty < math.inf:
             raise ConfigError(

@@ -122,6 +122,28 @@ def test_others_lend_their_drafts_until_a_wrong_rule_shows(
     assert any("draft-verify" in label for label in asked) == (whose == "draft-verify")
 
 
+@pytest.mark.parametrize(
+    "other", [["--set", "draft_length=2"], ["--dtype", "bfloat16"]], ids=["option", "dtype"]
+)
+def test_draws_of_another_setting_or_type_are_not_judged_as_these(
+    other: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(capsys, *LAYERSKIP, "--draws", "20", "--out", "run")
+    words = [*WORDS, *LAYERSKIP, "--draws", "20", "--out", "run", "--resume", *other]
+    assert run(words) == 2
+    assert "was drawn with other options" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("held", [b"", b"\xff\n"])
+def test_a_file_of_draws_that_is_none_is_told_in_a_line(
+    held: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run").mkdir()
+    Path("run/draws.jsonl").write_bytes(held)
+    assert run([*WORDS, *LAYERSKIP, "--draws", "20", "--out", "run", "--resume"]) == 2
+    assert "draws.jsonl is damaged" in capsys.readouterr().err
+
+
 def test_draws_do_not_depend_on_where_a_run_was_interrupted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from ppdbench.check.comparison import compare_paths
 from ppdbench.check.thresholds import Thresholds
+from ppdbench.errors import DataError
 from tests.check.made import (
     Sample,
+    bench_run,
     checked,
     compared,
     drafting,
@@ -18,6 +20,24 @@ from tests.check.made import (
     one_accepted_less,
     probe_run,
 )
+
+
+def turns(sample: Sample) -> None:
+    """Make conversations of two turns out of single examples."""
+    number = int(sample["example_id"])
+    question, turn = number // 2, 1 + number % 2
+    name = str(question) if turn == 1 else f"{question}/{turn}"
+    sample.update(example_id=name, turn=turn, turns=2)
+
+
+def test_conversations_are_counted_by_their_questions(tmp_path: Path) -> None:
+    data = {"squad": {"version": 1, "sha256": "dd", "examples": 4}}
+    now = bench_run(tmp_path / "now", turns, data=data)
+    assert compare_paths(now, now, Thresholds(rules={})).exit_code == 0
+    samples = (now / "samples.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (now / "samples.jsonl").write_text("".join(samples[:-1]), "utf-8")  # a later turn is lacking
+    with pytest.raises(DataError, match="4 of 4 examples and 7 of 8 turns"):
+        compare_paths(now, now, Thresholds(rules={}))
 
 
 def test_a_run_is_as_good_as_itself(tmp_path: Path) -> None:

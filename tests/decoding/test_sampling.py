@@ -167,6 +167,7 @@ def test_one_generator_is_needed_for_each_row() -> None:
         ({"temperature": 0.0}, r"temperature=0\.0; use a value above 0"),
         ({"temperature": -1.0}, r"temperature=-1\.0; use a value above 0"),
         ({"temperature": math.nan}, "temperature=nan; use a value above 0"),
+        ({"temperature": math.inf}, "temperature=inf; use a value above 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, object], message: str) -> None:

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import to_builtins
+
 from ppdbench.report.page.runs import Run
-from ppdbench.runs.records import DecodeSettings, Header
+from ppdbench.runs.prompting import in_words, prompting
+from ppdbench.runs.records import AskedTarget, DecodeSettings, Header
+
+OF_DRAWS = ("top_k", "top_p", "min_p", "temperature")
 
 # What has to agree for times, in words, and where run.json has it.
 CONDITIONS: dict[str, Callable[[Header], Any]] = {
@@ -19,7 +24,8 @@ CONDITIONS: dict[str, Callable[[Header], Any]] = {
     "device": lambda header: header.model.device,
     "processor": lambda header: header.environment.cpu.model,
     "threads": lambda header: header.environment.torch.threads,
-    "target": lambda header: _decoded(header, lambda config: config.target.kind),
+    "target": lambda header: _decoded(header, lambda config: _target(config.target)),
+    "prompts": lambda header: in_words(prompting(header), whole=True),
     "fixed shapes": lambda header: _decoded(header, lambda config: config.strict),
 }
 
@@ -27,6 +33,15 @@ CONDITIONS: dict[str, Callable[[Header], Any]] = {
 def _decoded(header: Header, told: Callable[[DecodeSettings], Any]) -> Any:
     """Read from what a run that decodes was told; None of others."""
     return told(header.config) if isinstance(header.config, DecodeSettings) else None
+
+
+def _target(target: AskedTarget) -> str:
+    """The way to pick tokens in words; what only drawing knows is left out where none are drawn."""
+    rest = dict(to_builtins(target))
+    kind = rest.pop("kind")
+    if kind == "greedy":
+        rest = {name: value for name, value in rest.items() if name not in OF_DRAWS}
+    return ", ".join([kind, *(f"{name}={value}" for name, value in sorted(rest.items()))])
 
 
 def conditions(run: Run) -> dict[str, Any]:

@@ -98,6 +98,28 @@ def test_what_differs_keeps_runs_apart_and_is_named(
     assert groups([one, other], "gsm8k") == [[one], [other]]
 
 
+def test_other_temperatures_and_other_prompts_keep_runs_apart(tmp_path: Path) -> None:
+    drawn = {"kind": "top-p", "top_k": 3, "top_p": 0.5, "temperature": 0.3}
+    head = made.header("bench", methods=made.methods("swift"))
+    written = []
+    for name, changes in {
+        "plain": {},
+        "chat": {"chat": {"template": "abcd", "system": None, "settings": {}}},
+        "cool": {"config": {**head["config"], "target": drawn}},
+        "warm": {"config": {**head["config"], "target": {**drawn, "temperature": 1.0}}},
+    }.items():
+        samples = [made.decoded("swift")]
+        written.append(made.write(tmp_path / name, {**head, **changes}, samples))
+    plain, chat, cool, warm = read_runs(written)
+    (words,) = differences(plain, chat)
+    assert words.startswith("prompts (")
+    assert "chat template abcd" in words
+    (words,) = differences(cool, warm)
+    assert words.startswith("target (top-p, ")
+    assert "temperature=0.3" in words
+    assert groups([plain, chat, cool, warm], "gsm8k") == [[plain], [chat], [cool], [warm]]
+
+
 def test_times_of_a_shared_machine_are_not_those_of_an_idle_one(tmp_path: Path) -> None:
     head = made.header("bench", methods=made.methods("swift"))
     alone = made.write(tmp_path / "a", head, [made.decoded("swift")])
