@@ -133,11 +133,11 @@ def _groups(run: StoredRun) -> Groups:
     subjects = dict.fromkeys(subject for _, subject in found)
     groups = {}
     for task, data in run.header.data.items():
+        every = {name for subject in subjects for name in found.get((task, subject), {})}
         for subject in subjects:
             by_id = found.get((task, subject), {})
             # Later turns of a conversation are no examples of their own, but all have the same.
             done = sum(not sample.is_later for sample in by_id.values())
-            every = {name for other in subjects for name in found.get((task, other), {})}
             if done != data.examples or by_id.keys() != every:
                 turns = f" and {len(by_id)} of {len(every)} turns" if len(every) > done else ""
                 raise DataError(
