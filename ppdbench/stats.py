@@ -7,7 +7,7 @@ are clusters of tokens that go right or wrong together; a bootstrap over example
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+Pair = tuple[float, float]
 
 Z_95 = 1.959963984540054
 
@@ -48,6 +50,18 @@ def grouped(rows: Iterable[T], *names: str) -> dict[tuple[Any, ...], list[T]]:
     for row in rows:
         groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
     return groups
+
+
+def totals_by_key(pairs: Iterable[tuple[K, Pair]]) -> dict[K, Pair]:
+    """Add up the pairs of numbers that have the same key, in the order in which keys come.
+
+    So turns of a conversation, which are no examples of their own, count as one.
+    """
+    totals: dict[K, Pair] = {}
+    for key, (part, whole) in pairs:
+        parts, wholes = totals.get(key, (0.0, 0.0))
+        totals[key] = parts + part, wholes + whole
+    return totals
 
 
 def mean(values: Sequence[float]) -> float:

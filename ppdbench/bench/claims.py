@@ -13,14 +13,14 @@ from typing import Any, Literal
 from ppdbench.bench.added_times import closes
 from ppdbench.bench.sums import SampleSums
 from ppdbench.runs.records import DecodingMethod
-from ppdbench.stats import Ratio, ratio_of_timed
+from ppdbench.stats import Pair, Ratio, ratio_of_timed, totals_by_key
 
 LEAST_EXAMPLES = 5
 Reason = Literal["mismatch", "not measured", "not timed", "times do not add up", "too few examples"]
 TOO_FEW: Reason = "too few examples"
 WHY_TOO_FEW = f"{TOO_FEW.capitalize()}: fewer than {LEAST_EXAMPLES} give times, and no speedup."
 
-Pair = tuple[float, float]  # two times for as many tokens, greedy's first
+Question = tuple[str, str]  # a task and one of its examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,17 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True)
 class TimedPair:
-    """One example, decoded by two methods in turns, and what is compared of it."""
+    """One example or turn, decoded by two methods one after the other, and what is compared."""
 
     both: tuple[SampleSums, ...]
     """Of greedy beside a method the sample of the method alone: it holds the times of both."""
     times: Pair
+    """Two times for as many tokens, greedy's first."""
+
+    @property
+    def question(self) -> Question:
+        """The example: all turns of a conversation are one."""
+        return self.both[0].question
 
     @property
     def counts(self) -> bool:
@@ -67,12 +73,21 @@ def over_greedy(one: SampleSums) -> TimedPair:
 def claim(timed: Sequence[TimedPair]) -> Speedup:
     """The paired ratio over these examples, if everything about it holds."""
     reason = _doubt(timed)
-    return Speedup(None, reason) if reason else Speedup(ratio_of_timed([t.times for t in timed]))
+    return Speedup(None, reason) if reason else Speedup(_ratio(timed))
+
+
+def times_by_question(timed: Iterable[TimedPair]) -> dict[Question, Pair]:
+    """Both times of each example that took a step, the turns of a conversation added up."""
+    return totals_by_key((t.question, t.times) for t in timed if t.counts)
+
+
+def _ratio(timed: Iterable[TimedPair]) -> Ratio | None:
+    return ratio_of_timed(list(times_by_question(timed).values()))
 
 
 def measured(timed: Sequence[TimedPair]) -> float | None:
     """The ratio for a search, which has to go by few examples and claims nothing."""
-    ratio = ratio_of_timed([t.times for t in timed])
+    ratio = _ratio(timed)
     return None if ratio is None or _doubt(timed) == "mismatch" else ratio.value
 
 
@@ -89,15 +104,15 @@ def _doubt(timed: Sequence[TimedPair]) -> Reason | None:
         return "mismatch"
     if not timed:
         return "not measured"
-    questions = {t.both[0].question for t in timed if t.counts}
-    if not questions:
+    examples = len(times_by_question(timed))
+    if not examples:
         return "not timed"
     by_method: dict[str, list[SampleSums]] = {}
     for one in (one for t in timed for one in t.both):
         by_method.setdefault(one.method, []).append(one)
     if not all(map(closes, by_method.values())):
         return "times do not add up"
-    return TOO_FEW if len(questions) < LEAST_EXAMPLES else None
+    return TOO_FEW if examples < LEAST_EXAMPLES else None
 
 
 def noise(repeats: Iterable[Sequence[Pair]]) -> Ratio | None:
@@ -125,16 +140,14 @@ def noise_of(methods: Mapping[str, DecodingMethod], sums: Sequence[SampleSums]) 
     for one in sums:
         if not one.failed:
             by_label.setdefault(one.method, []).append(one)
-    repeats: list[list[Pair]] = []
+    repeats: list[list[TimedPair]] = []
     for label, group in by_label.items():
-        repeats.append([(one.baseline_step_ms, one.again_ms) for one in group])
+        repeats.append([TimedPair((one,), (one.baseline_step_ms, one.again_ms)) for one in group])
         if methods[label].name == "greedy":
-            times = [over_greedy(one).times for one in group]
-            repeats.append(times)
-            repeats.append(
-                [(one.again_ms, ours) for one, (_, ours) in zip(group, times, strict=True)]
-            )
-    return noise(repeats)
+            as_method = [over_greedy(one) for one in group]
+            repeats.append(as_method)
+            repeats.append([TimedPair(t.both, (t.both[0].again_ms, t.times[1])) for t in as_method])
+    return noise(list(times_by_question(timed).values()) for timed in repeats)
 
 
 def no_difference(summary: Mapping[str, Any]) -> bool:

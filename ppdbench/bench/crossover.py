@@ -13,15 +13,13 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any
 
-from ppdbench.bench.claims import LEAST_EXAMPLES, over_greedy
+from ppdbench.bench.claims import LEAST_EXAMPLES, Question, over_greedy, times_by_question
 from ppdbench.bench.counterparts import is_greedy
 from ppdbench.bench.labels import label_alone
 from ppdbench.bench.predicted import predicted_speedups
 from ppdbench.bench.sums import SampleSums
 from ppdbench.runs.records import DecodingMethod, PassModel
-from ppdbench.stats import Crossing, crossing
-
-Example = tuple[str, str]  # task and id
+from ppdbench.stats import Crossing, Pair, crossing
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,6 @@ def _crossover(alone: str, labels: Mapping[int, str], sums: Sequence[SampleSums]
     return Crossover(alone, sizes, crossing(sizes, greedy, ours))
 
 
-def _timed(group: Sequence[SampleSums]) -> dict[Example, tuple[float, float]]:
+def _timed(group: Sequence[SampleSums]) -> dict[Question, Pair]:
     """Greedy's time and the method's by example, of those that took a step."""
-    pairs = {(s.task, s.about.example_id): over_greedy(s) for s in group if not s.failed}
-    return {example: pair.times for example, pair in pairs.items() if pair.counts}
+    return times_by_question(over_greedy(s) for s in group if not s.failed)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.bench.claims import claim, over_greedy
+from ppdbench.bench.claims import claim, over_greedy, times_by_question
 from ppdbench.bench.conditions import Conditions
 from ppdbench.bench.counterparts import peers
 from ppdbench.bench.crossover import Crossover, crossovers
@@ -120,7 +120,8 @@ def _summary(
         "exact": method.exact,
         "task": task,
         "n_examples": len(group),
-        "n_timed": sum(timed.counts for timed in map(over_greedy, done)),
+        "n_questions": len({one.question for one in group}),
+        "n_timed": len(times_by_question([over_greedy(one) for one in done])),
         "n_tokens": sum(one.tokens for one in done),
         **{verdict: verdicts[verdict] for verdict in VERDICTS},
         "failed": verdicts["failed"],

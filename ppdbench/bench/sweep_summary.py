@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppdbench.bench.claims import LEAST_EXAMPLES, no_difference
+from ppdbench.bench.claims import (
+    LEAST_EXAMPLES,
+    Question,
+    no_difference,
+    over_greedy,
+    times_by_question,
+)
 from ppdbench.bench.grid import TEMPERATURE
 from ppdbench.bench.halving import expected_samples
 from ppdbench.bench.summary import overall
@@ -141,16 +147,10 @@ def _lead(ordered: Sequence[Cell], sums: Sequence[SampleSums]) -> Ratio | None:
     )
 
 
-def _relative_times(
-    sums: Sequence[SampleSums], label: str
-) -> dict[tuple[str, str], tuple[float, float]]:
+def _relative_times(sums: Sequence[SampleSums], label: str) -> dict[Question, tuple[float, float]]:
     """Return the time per token over the baseline's, and the baseline's time, by example."""
-    times: dict[tuple[str, str], tuple[float, float]] = {}
-    for one in sums:
-        if one.method != label or one.failed:
-            continue
-        ours, theirs = one.step_ms * one.same_length, one.baseline_step_ms
-        relative = ours / theirs if theirs > 0 else 0.0
-        if relative > 0:
-            times[one.task, one.about.example_id] = relative, theirs
-    return times
+    ours = [over_greedy(one) for one in sums if one.method == label and not one.failed]
+    return {
+        question: (ours_ms / theirs_ms, theirs_ms)
+        for question, (theirs_ms, ours_ms) in times_by_question(ours).items()
+    }

@@ -103,8 +103,13 @@ def _read(keys: Keys) -> Snapshot:
 
 
 def _task(keys: Keys) -> TaskData:
+    examples = keys.texts("examples")
     return TaskData(
-        keys.text("task"), keys.number("version"), keys.text("sha256"), keys.texts("examples")
+        keys.text("task"),
+        keys.number("version"),
+        keys.text("sha256"),
+        examples,
+        keys.texts("questions") if "questions" in keys.names() else examples,
     )
 
 
@@ -115,6 +120,7 @@ def _method(keys: Keys) -> MethodFacts:
         keys.flag("exact"),
         keys.mapping("options"),
         keys.mapping("loaded"),
+        keys.number("batch") if "batch" in keys.names() else 1,
         keys.mapping("chosen") if "chosen" in keys.names() else {},
     )
 
@@ -138,7 +144,8 @@ def _part(keys: Keys, part: Any) -> Part:
 def _refuse_unequal_lengths(keys: Keys, found: Snapshot) -> None:
     """Refuse lists per example that are not as long as their task has examples."""
     lengths = {data.task: len(data.examples) for data in found.data}
-    entries = [(o.task, o.subject, len(o.hashes)) for o in found.outputs]
+    entries = [(data.task, "questions", len(data.questions)) for data in found.data]
+    entries += [(o.task, o.subject, len(o.hashes)) for o in found.outputs]
     entries += [(f.task, f.subject, len(f.parts)) for f in found.figures]
     for task, subject, length in entries:
         if length != lengths.get(task):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ppdbench.bench import claims
 from ppdbench.bench.summary import ALL
 from ppdbench.check.comparable import machine_differences
-from ppdbench.check.figures import NOISE, Figure, Outputs
+from ppdbench.check.figures import NOISES, Figure, Outputs, by_question
 from ppdbench.check.judge import Check, Pairs, check_figure, noise_factor
 from ppdbench.check.metrics import IGNORED, Rule
 from ppdbench.check.snapshot import Snapshot
@@ -40,7 +40,7 @@ class Checks:
                 yield self._outputs(outputs, rule)
         mismatched = {(s.task, s.method) for s in self.run.samples if s.verdict == "mismatch"}
         for figure in self.baseline.figures:
-            if figure.metric == NOISE:
+            if figure.metric in NOISES:
                 continue
             rule = self._rule(figure.metric, figure.subject)
             # No speedup is ever quoted beside a mismatch.
@@ -97,16 +97,19 @@ class Checks:
                 f"not comparable with the baseline: {before.task} has no {before.metric} of "
                 f"{before.subject}; the baseline was made by `{' '.join(self.baseline.command)}`"
             )
-        pairs = Pairs.of(self.baseline.examples(before.task), before, now)
-        if before.metric == "speedup" and not claims.enough(pairs.before, pairs.now):
+        task = before.task
+        pairs = Pairs.of(self.baseline.examples(task), self.now.questions(task), before, now)
+        if before.metric == "speedup" and not claims.enough(*pairs.by_question):
             whose = f"{before.task}: {before.subject}"
             self.notes.append(f"{whose}, speedup: {claims.TOO_FEW}, so it is not judged.")
             return None
-        noise = self._noise(before.task) if before.metric == "speedup" else 1.0
+        noise = self._noise(task, before.subject) if before.metric == "speedup" else 1.0
         return check_figure(before, pairs, rule, alike=self.alike, noise=noise)
 
-    def _noise(self, task: str) -> float:
-        return noise_factor(_noise_in(self.baseline, task), _noise_in(self.now, task))
+    def _noise(self, task: str, label: str) -> float:
+        questions = self.now.questions(task)
+        before, now = (_noise(run, task, questions, label) for run in (self.baseline, self.now))
+        return noise_factor(before, now)
 
     def _memory(self) -> Iterator[Check]:
         """Check the memory of the process: several methods share it."""
@@ -125,10 +128,16 @@ class Checks:
             )
 
 
-def _noise_in(made: Snapshot, task: str) -> Ratio | None:
-    """Return the noise of all times that greedy decoding took on a task."""
-    repeats = [f.parts for f in made.figures if (f.task, f.metric) == (task, NOISE)]
-    return claims.noise([[part for part in parts if part] for parts in repeats])
+def _noise(made: Snapshot, task: str, questions: Sequence[str], label: str) -> Ratio | None:
+    """Return the noise of greedy decoding's times in batches of the size that a method had."""
+    repeats = [
+        by_question(questions, figure.parts)
+        for figure in made.figures
+        if figure.task == task
+        and figure.metric in NOISES
+        and made.batch(figure.subject) == made.batch(label)
+    ]
+    return claims.noise(repeats)
 
 
 def _identity(task: str, subject: str, verdicts: Counter[str | None], rule: Rule) -> Check:

@@ -17,10 +17,14 @@ from ppdbench.bench.claims import over_greedy
 from ppdbench.bench.sums import SampleSums, add_up
 from ppdbench.probe.summary import matches_by_example
 from ppdbench.runs.records import FailedSample, Sample
+from ppdbench.stats import totals_by_key
 
 Part = tuple[float, float]  # (part, whole)
 DECODED = ("committed_per_step", "accepted_per_proposed", "match_rate", "speedup")
-NOISE = "noise"  # greedy against itself: no metric, but what a speedup is judged by
+
+# Greedy against itself, beside a method of each batch and as one: no metrics, but what the
+# speedups of that batch are judged by.
+NOISE, NOISE_AS_METHOD = NOISES = ("noise", "noise as a method")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,12 @@ class Outputs:
     task: str
     subject: str
     hashes: tuple[str | None, ...]
+
+
+def by_question(questions: Sequence[str], parts: Sequence[Part | None]) -> list[Part]:
+    """Counts per example with the turns of a conversation added up, of what there is."""
+    pairs = zip(questions, parts, strict=True)
+    return list(totals_by_key((q, part) for q, part in pairs if part is not None).values())
 
 
 def rate(parts: Sequence[Part | None]) -> float | None:
@@ -83,22 +93,23 @@ def _decoded(sums: SampleSums) -> dict[str, Part]:
     }
 
 
-def noise_figure(task: str, group: Sequence[Sample]) -> Figure:
-    """Greedy decoding against itself on the examples of a task."""
+def noise_figure(task: str, label: str, group: Sequence[Sample]) -> Figure:
+    """Greedy decoding against itself on the examples of a task, in turns with a method."""
     sums = add_up(group)
-    times = ((one.baseline_step_ms, one.again_ms) for one in sums)
-    return _repeated(task, "greedy", sums, times)
+    return _repeated(task, label, NOISE, sums, ((s.baseline_step_ms, s.again_ms) for s in sums))
 
 
 def noise_of_method(task: str, label: str, group: Sequence[Sample]) -> Figure:
     """The same of greedy decoding as a method of the run."""
     sums = add_up(group)
-    return _repeated(task, f"{label} as a method", sums, (over_greedy(one).times for one in sums))
+    return _repeated(task, label, NOISE_AS_METHOD, sums, (over_greedy(s).times for s in sums))
 
 
-def _repeated(task: str, subject: str, sums: Sequence[SampleSums], times: Iterable[Part]) -> Figure:
+def _repeated(
+    task: str, label: str, metric: str, sums: Sequence[SampleSums], times: Iterable[Part]
+) -> Figure:
     parts = [None if o.failed else _times(*t) for o, t in zip(sums, times, strict=True)]
-    return Figure(task, subject, NOISE, tuple(parts))
+    return Figure(task, label, metric, tuple(parts))
 
 
 def _times(theirs: float, ours: float) -> Part:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppdbench.check.figures import Figure, Part, rate
+from ppdbench.check.figures import Figure, Part, by_question, rate
 from ppdbench.check.metrics import METRICS, Rule
 from ppdbench.stats import Change, Ratio, paired_change
 
@@ -52,15 +52,28 @@ class Pairs:
     """The examples that finished both times, and what they were counted as."""
 
     examples: list[str]
+    questions: list[str]
     before: list[Part]
     now: list[Part]
 
     @classmethod
-    def of(cls, examples: Sequence[str], before: Figure, now: Figure) -> Pairs:
+    def of(
+        cls, examples: Sequence[str], questions: Sequence[str], before: Figure, now: Figure
+    ) -> Pairs:
         """Pair what two figures have in common."""
-        pairs = zip(examples, before.parts, now.parts, strict=True)
-        found = [(e, b, n) for e, b, n in pairs if b is not None and n is not None]
-        return cls([e for e, _, _ in found], [b for _, b, _ in found], [n for _, _, n in found])
+        pairs = zip(examples, questions, before.parts, now.parts, strict=True)
+        found = [(e, q, b, n) for e, q, b, n in pairs if b is not None and n is not None]
+        return cls(
+            [example for example, _, _, _ in found],
+            [question for _, question, _, _ in found],
+            [before for _, _, before, _ in found],
+            [now for _, _, _, now in found],
+        )
+
+    @property
+    def by_question(self) -> tuple[list[Part], list[Part]]:
+        """Both sides with the turns of a conversation added up."""
+        return by_question(self.questions, self.before), by_question(self.questions, self.now)
 
     @property
     def changed(self) -> list[str]:
@@ -117,7 +130,7 @@ def _no_lower(metric: str, pairs: Pairs, rule: Rule, noise: float) -> Ruling:
     assert now is not None
     allowed = before * min(1 - rule.amount, noise)
     limit = _limit(metric, rule, allowed, noise)
-    change = paired_change(pairs.before, pairs.now)
+    change = paired_change(*pairs.by_question)
     # Counts are what they are; times, and what another machine counts, are draws.
     firm = rule.kind == "max_drop" and metric != "speedup"
     if now < allowed:

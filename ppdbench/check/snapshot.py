@@ -37,6 +37,8 @@ class TaskData:
     version: int | str
     sha256: str
     examples: tuple[str, ...]
+    questions: tuple[str, ...]
+    """The question of each example, the same for all turns of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class MethodFacts:
     exact: bool
     options: Mapping[str, Any]
     loaded: Mapping[str, Any]
+    batch: int = 1
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """The numbers that it chose for options which leave the choice to it."""
 
@@ -79,7 +82,18 @@ class Snapshot:
 
     def examples(self, task: str) -> tuple[str, ...]:
         """The examples of a task, in the order of everything that is kept per example."""
-        return next(data.examples for data in self.data if data.task == task)
+        return self._of(task).examples
+
+    def questions(self, task: str) -> tuple[str, ...]:
+        """The question of each of them."""
+        return self._of(task).questions
+
+    def batch(self, label: str) -> int:
+        """The size of the batches that a method decoded in."""
+        return next((method.batch for method in self.methods if method.label == label), 1)
+
+    def _of(self, task: str) -> TaskData:
+        return next(data for data in self.data if data.task == task)
 
 
 def snapshot(run: StoredRun, ks: Sequence[int] | None = None) -> Snapshot:
@@ -100,7 +114,7 @@ def snapshot(run: StoredRun, ks: Sequence[int] | None = None) -> Snapshot:
     if not decodes:
         settings["ks"] = list(ks or settings["ks"])
     settings[CHAT] = msgspec.to_builtins(prompting(header))
-    figures = _decoded(header, groups) if decodes else _probed(groups, settings["ks"])
+    figures = _decoded(decoding(header), groups) if decodes else _probed(groups, settings["ks"])
     return Snapshot(
         kind=kind,
         command=tuple(header.command),
@@ -154,13 +168,15 @@ def _by_number(example_id: str) -> tuple[int, str]:
     return (int(example_id), "") if example_id.isdecimal() else (-1, example_id)
 
 
-def _decoded(header: Header, groups: Groups) -> list[Figure]:
-    figures, tasks = [], set()
+def _decoded(header: DecodingHeader, groups: Groups) -> list[Figure]:
+    figures, told = [], set()
     for (task, label), group in groups.items():
-        if task not in tasks:
-            tasks.add(task)
-            figures.append(noise_figure(task, group))
-        figures += decode_figures(task, label, header.methods[label].name, group)
+        about = header.methods[label]
+        # Methods of one batch took turns, so one of them knows greedy decoding's times.
+        if (task, about.batch) not in told:
+            told.add((task, about.batch))
+            figures.append(noise_figure(task, label, group))
+        figures += decode_figures(task, label, about.name, group)
     return figures
 
 
@@ -173,9 +189,15 @@ def _probed(groups: Groups, ks: Sequence[int]) -> list[Figure]:
 
 
 def _data(header: Header, groups: Groups) -> tuple[TaskData, ...]:
-    examples = {task: tuple(s.example_id for s in group) for (task, _), group in groups.items()}
+    of_task = {task: group for (task, _), group in groups.items()}
     return tuple(
-        TaskData(task, data.version, data.sha256, examples[task])
+        TaskData(
+            task,
+            data.version,
+            data.sha256,
+            examples=tuple(sample.example_id for sample in of_task[task]),
+            questions=tuple(sample.question for sample in of_task[task]),
+        )
         for task, data in header.data.items()
     )
 
@@ -184,7 +206,13 @@ def _methods(header: DecodingHeader, groups: Groups) -> tuple[MethodFacts, ...]:
     ran, chosen = {label for _, label in groups}, header.chosen or {}
     return tuple(
         MethodFacts(
-            label, about.name, about.exact, about.options, about.loaded, chosen.get(label, {})
+            label,
+            about.name,
+            about.exact,
+            about.options,
+            about.loaded,
+            about.batch,
+            chosen.get(label, {}),
         )
         for label, about in header.methods.items()
         if label in ran

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ppdbench.bench.claims import TOO_FEW, enough
 from ppdbench.check.comparison import Comparison
-from ppdbench.check.figures import NOISE, Figure, rate
+from ppdbench.check.figures import NOISES, Figure, by_question, rate
 from ppdbench.check.judge import Check
 from ppdbench.check.metrics import METRICS
 from ppdbench.check.snapshot import Snapshot
@@ -83,14 +83,15 @@ def _failures(failed: Sequence[Check]) -> Sheet:
 
 def stored(made: Snapshot) -> Sheet:
     """Show a baseline's content, as rates."""
-    rows = tuple((f.task, f.subject, f.metric, _held(f)) for f in made.figures if f.metric != NOISE)
+    told = [figure for figure in made.figures if figure.metric not in NOISES]
+    rows = tuple((f.task, f.subject, f.metric, _held(f, made.questions(f.task))) for f in told)
     title = f"Baseline of {made.model['name']} ({made.model['dtype']})"
     return Sheet(title, ("task", "what", "figure", "value"), rows)
 
 
-def _held(figure: Figure) -> str:
+def _held(figure: Figure, questions: Sequence[str]) -> str:
     """A figure as a rate, unless it is a speedup that nobody may claim."""
-    value = rate(figure.parts)
-    if figure.metric == "speedup" and value is not None and not enough(figure.parts):
+    value, counted = rate(figure.parts), by_question(questions, figure.parts)
+    if figure.metric == "speedup" and value is not None and not enough(counted):
         return TOO_FEW
     return METRICS.get(figure.metric).text(value)

@@ -16,6 +16,7 @@ from ppdbench.report.evidence import (
     speedup_cells,
 )
 from ppdbench.report.sheet import Sheet
+from ppdbench.runs.samples import in_turns
 
 Summary = Mapping[str, Any]
 PER_STEP = "per step: tokens that one pass of the whole model commits; each of greedy's commits 1."
@@ -146,7 +147,7 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
     first = summaries[0]
     columns = {
         "task": "task",
-        "examples": "n_examples",
+        "examples": "examples",
         "timed": "n_timed",
         "tokens": "n_tokens",
         "prefill ms": "prefill_ms",
@@ -157,9 +158,10 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
     }
     if first["method"] == "greedy":
         del columns["accepted"]  # it proposes nothing
-    if all(s["n_timed"] == s["n_examples"] for s in summaries):
+    if all(s["n_timed"] == s["n_questions"] for s in summaries):
         del columns["timed"]
-    rows = tuple(tuple(s[name] for name in columns.values()) for s in summaries)
+    counted = [{**s, "examples": _examples(s)} for s in summaries]
+    rows = tuple(tuple(s[name] for name in columns.values()) for s in counted)
     peak = max((s["peak_memory_bytes"] or 0 for s in summaries), default=0)
     return Sheet(
         f"{first['method']}{_options(first)} on {where(first)}",
@@ -175,6 +177,12 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
         percent=frozenset({"accepted"}),
         spare=("prefill ms", "tokens", "tokens/s"),
     )
+
+
+def _examples(summary: Summary) -> int | str:
+    """Count the examples, and the turns where there are more of these."""
+    examples, turns = summary["n_questions"], summary["n_examples"]
+    return examples if examples == turns else in_turns(examples, turns)
 
 
 def _options(summary: Summary) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ppdbench.bench.claims import TOO_FEW, WHY_TOO_FEW, Speedup, no_difference
 from ppdbench.runs.prompting import PLAIN as PLAIN_PROMPTS
+from ppdbench.runs.samples import in_turns
 from ppdbench.stats import FEW, FEW_EXAMPLES
 
 Summary = Mapping[str, Any]
@@ -16,9 +17,11 @@ PAIRED = "Speedup: greedy's decode time over the method's, paired by example, 95
 
 def sized(summaries: Sequence[Summary]) -> str:
     """Say how many examples there were, and how many of them took a step that could be timed."""
-    examples, timed = summaries[0]["n_examples"], min(s["n_timed"] for s in summaries)
-    unit = "example" if examples == 1 else "examples"
-    return f"{examples} {unit}" + (f", {timed} timed" if timed < examples else "")
+    first, timed = summaries[0], min(s["n_timed"] for s in summaries)
+    examples = first["n_questions"]
+    unit = " example" if examples == 1 else " examples"
+    words = in_turns(examples, first["n_examples"], unit)
+    return words + (f", {timed} timed" if timed < examples else "")
 
 
 def speedup_cells(summary: Summary, name: str = "speedup") -> tuple[str, str]:

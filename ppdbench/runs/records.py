@@ -101,6 +101,11 @@ class Asked(SampleHead, frozen=True, kw_only=True):
         return False
 
     @property
+    def question(self) -> str:
+        """The id of the question; what has no turns is one of its own."""
+        return self.example_id
+
+    @property
     def shared_by(self) -> int | None:
         """Processes at once; one in runs of versions that did not say."""
         return 1 if isinstance(self.processes, UnsetType) else self.processes

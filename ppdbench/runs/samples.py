@@ -114,7 +114,7 @@ def in_turns(examples: int | str, turns: int | str, unit: str = "") -> str:
 
 def fewest_examples(samples: Iterable[Asked]) -> int:
     """Examples of the task that has the fewest; intervals are only as good as that."""
-    examples = {(sample.task, sample.example_id) for sample in samples}
+    examples = {(sample.task, sample.question) for sample in samples}
     return min(Counter(task for task, _ in examples).values())
 
 

@@ -15,6 +15,7 @@ from ppdbench.report import outputs
 from ppdbench.report.export import to_csv, to_latex, to_markdown
 from ppdbench.report.page.document import page
 from ppdbench.report.page.runs import Run, read_runs
+from ppdbench.stats import paired_ratio
 from tests import sweeps
 from tests.filled import add_up, overall, summarize, sums_of
 from tests.report.page import made
@@ -60,6 +61,29 @@ def test_turns_of_one_conversation_are_one_example() -> None:
         for turn, name in ((1, str(n)), (2, f"{n}/2"))
     ]
     assert claim(turns).withheld == "too few examples"
+
+
+def test_intervals_draw_conversations_and_not_their_turns() -> None:
+    speeds = [(1.0, 3.0), (1.2, 2.6), (1.5, 2.5), (1.1, 3.2), (1.3, 2.0), (2.0, 2.1)]
+    turns = [
+        one
+        for n, of in enumerate(speeds)
+        for one in (
+            made.decoded("swift", str(n), of[0], turn=1),
+            made.decoded("swift", f"{n}/2", of[1], turn=2),
+        )
+    ]
+    header = made.header("bench", methods=made.methods("swift"))
+    (found,) = summarize(header, [sums_of(turn) for turn in turns], scores=False)
+    # Greedy took 12 ms for each turn.
+    whole = paired_ratio([24.0] * 6, [12 / first + 12 / second for first, second in speeds])
+    assert found["speedup"] == pytest.approx(whole.value)
+    assert (found["speedup_low"], found["speedup_high"]) == pytest.approx((whole.low, whole.high))
+    again = [t["baseline_again_ms"] for t in turns]
+    floor = noise([[(24.0, sum(again[2 * n : 2 * n + 2])) for n in range(6)]])
+    assert floor is not None
+    assert (found["noise_low"], found["noise_high"]) == pytest.approx((floor.low, floor.high))
+    assert [found[f"n_{what}"] for what in ("examples", "questions", "timed")] == [12, 6, 6]
 
 
 def test_a_search_goes_by_what_nobody_may_claim_but_never_by_a_mismatch() -> None:

@@ -154,6 +154,14 @@ def one_accepted_less(sample: Sample) -> Sample:
     return {"accepted": [0, *sample["accepted"][1:]]}
 
 
+def two_turns(sample: Sample) -> None:
+    """Make conversations of two turns out of single examples."""
+    number = int(sample["example_id"])
+    question, turn = number // 2, 1 + number % 2
+    name = str(question) if turn == 1 else f"{question}/{turn}"
+    sample.update(example_id=name, turn=turn, turns=2)
+
+
 def slower(factor: float) -> Change:
     """A change of layerskip's times."""
     return drafting(lambda s: {"step_ms": [factor * ms for ms in s["step_ms"]]})

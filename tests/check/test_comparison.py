@@ -19,20 +19,13 @@ from tests.check.made import (
     failed,
     one_accepted_less,
     probe_run,
+    two_turns,
 )
-
-
-def turns(sample: Sample) -> None:
-    """Make conversations of two turns out of single examples."""
-    number = int(sample["example_id"])
-    question, turn = number // 2, 1 + number % 2
-    name = str(question) if turn == 1 else f"{question}/{turn}"
-    sample.update(example_id=name, turn=turn, turns=2)
 
 
 def test_conversations_are_counted_by_their_questions(tmp_path: Path) -> None:
     data = {"squad": {"version": 1, "sha256": "dd", "examples": 4}}
-    now = bench_run(tmp_path / "now", turns, data=data)
+    now = bench_run(tmp_path / "now", two_turns, data=data)
     assert compare_paths(now, now, Thresholds(rules={})).exit_code == 0
     samples = (now / "samples.jsonl").read_text("utf-8").splitlines(keepends=True)
     (now / "samples.jsonl").write_text("".join(samples[:-1]), "utf-8")  # a later turn is lacking

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ppdbench.check.baseline import write_baseline
+from ppdbench.check.comparison import compare_paths
 from ppdbench.check.metrics import Rule
-from tests.check.made import Sample, checked, compared, drafting, one_accepted_less, slower
+from ppdbench.check.thresholds import Thresholds
+from tests.check.made import (
+    METHODS,
+    Change,
+    Sample,
+    bench_run,
+    checked,
+    compared,
+    drafting,
+    one_accepted_less,
+    slower,
+    two_turns,
+)
 
 
 def test_a_tolerance_on_counts_is_firm_and_one_sided(tmp_path: Path) -> None:
@@ -44,6 +58,53 @@ def test_a_slowdown_within_the_noise_of_greedy_is_none(tmp_path: Path) -> None:
     found = compared(tmp_path, slower(1.3), noisy, rules={"speedup": Rule("max_drop", 0.1)})
     assert not found.failed
     assert checked(found, "speedup").limit.startswith("noise: ")
+
+
+LARGE = "layerskip (batch 4)"
+SIZES = {"layerskip": METHODS["layerskip"], LARGE: {**METHODS["layerskip"], "batch": 4}}
+
+
+def in_batches(again_ms: float) -> Change:
+    """Decodes in batches what greedy decoding had; every other example of these again so slowly."""
+
+    def apply(sample: Sample) -> None:
+        if sample["method"] == "greedy":
+            again = again_ms if int(sample["example_id"]) % 2 else 10.0
+            sample.update(method=LARGE, batch=4)
+            sample["full"] = {"ms": sum(sample["step_ms"]) / 2, "steps": 5, "tokens": 10}
+            sample["baseline_full"] = {"ms": 10.0, "steps": 10, "tokens": 10}
+            sample["baseline_again_full"] = {"ms": again, "steps": 10, "tokens": 10}
+
+    return apply
+
+
+def test_the_noise_of_a_large_batch_excuses_nothing_in_a_small_one(tmp_path: Path) -> None:
+    def slow(factor: float) -> Change:
+        def apply(sample: Sample) -> None:
+            if sample["method"] == LARGE:
+                sample["full"]["ms"] *= factor
+
+        return apply
+
+    baseline = bench_run(tmp_path / "baseline", in_batches(16.0), methods=SIZES)
+    rules = Thresholds(rules={"speedup": Rule("max_drop", 0.1)})
+    now = bench_run(tmp_path / "a", slower(1.3), in_batches(16.0), slow(1.3), methods=SIZES)
+    found = compare_paths(now, baseline, rules)
+    assert [(c.subject, c.metric) for c in found.failed] == [("layerskip", "speedup")]
+    assert checked(found, "speedup").limit == ">= 1.74x"
+    assert checked(found, "speedup", LARGE).limit.startswith("noise: ")
+    # The file that is committed knows the sizes too.
+    write_baseline(tmp_path / "baseline.json", tmp_path / "baseline")
+    assert compare_paths(now, tmp_path / "baseline.json", rules).checks == found.checks
+
+
+def test_turns_of_few_conversations_are_too_few_to_judge_a_speedup(tmp_path: Path) -> None:
+    data = {"squad": {"version": 1, "sha256": "dd", "examples": 4}}
+    baseline = bench_run(tmp_path / "baseline", two_turns, data=data)
+    now = bench_run(tmp_path / "now", slower(1.3), two_turns, data=data)
+    found = compare_paths(now, baseline, Thresholds(rules={}))
+    assert not [check for check in found.checks if check.metric == "speedup"]
+    assert found.notes == ("squad: layerskip, speedup: too few examples, so it is not judged.",)
 
 
 def test_a_slowdown_that_one_example_made_is_not_beyond_the_interval(tmp_path: Path) -> None:
