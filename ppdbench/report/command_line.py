@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ppdbench.bench.labels import APART
 from ppdbench.runs.records import Chat, DecodeSettings, DecodingHeader
 from ppdbench.tasks.chat_options import setting_text
 
@@ -44,6 +45,9 @@ def _settings(config: DecodeSettings) -> Iterator[tuple[str, Any, Any]]:
     yield "--dtype", model.dtype, "auto"
     yield "--quantize", model.quantize, None
     yield "--device", model.device, "auto"
+    yield "--device-map", model.device_map, None
+    yield "--max-memory", model.max_memory, None
+    yield "--no-family-check", not model.family_check, False
     yield "--trust-remote-code", model.trust_remote_code, False
     for task in config.tasks:
         yield "--task", task, None
@@ -55,7 +59,11 @@ def _settings(config: DecodeSettings) -> Iterator[tuple[str, Any, Any]]:
     yield "--seed", config.seed, 0
     yield "--threads", config.threads, None
     yield "--strict", config.strict, False
+    yield "--warmup", config.warmup, 2
     yield "--compile", config.compile, "auto"
+    yield "--profile", config.profile, False
+    yield "--prefill", config.prefill or APART, APART
+    yield "--allow-code-execution", config.allow_code_execution, False
     if target.kind != "greedy":
         drawn = target.kind.replace("-", "_")
         yield "--target", target.kind, None

@@ -61,7 +61,8 @@ class SampleHead(Record, frozen=True, kw_only=True):
     method: Name
     """The method's label in this run: its name, with its options where those tell it apart."""
     target: Name | None = None
-    """The way to pick the final layer's token (`greedy`, `top-k`, `top-p`), in probes."""
+    """The way to pick the final layer's token (`greedy`, `top-k`, `top-p`, `min-p`), in
+    probes."""
     verdict: str | None
     """The output compared with greedy decoding's; null where nothing was compared."""
     number: Count | None = None
@@ -394,6 +395,8 @@ class AskedModel(Record, frozen=True, kw_only=True):
     """True if products were to multiply by the few bits of a GGUF file."""
     adapter: str | None = None
     """The folder of an adapter that was to be merged into the weights."""
+    family_check: bool = True
+    """False if what was read of the model was not to be held against transformers."""
 
 
 class AskedTarget(Record, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ SHOWN, WIDTH = 6, 60  # differences told, and characters of each value
 # The hash of the first so many examples of a task, as the header of a run has it of all.
 Digest = Callable[[str, int], str]
 # Settings that change how samples are read, not what they are.
-VIEWS = {("config", "ks"), ("config", "bucket")}
+VIEWS = {("config", "ks"), ("config", "bucket"), ("config", "model.family_check")}
 CHOSEN = "chosen"  # by methods, of what was left to them
 CHOICE = "chat"  # of prompts in `config`; the header's `chat` says what came of it
 
