@@ -47,6 +47,7 @@ from ppdbench.machine.clock import Clock
 from ppdbench.methods import LENDERS, method
 from ppdbench.methods.base import Strategy
 from ppdbench.runs.running import Destination, Ready
+from ppdbench.runs.store import HEADER
 from ppdbench.runs.workload import Item, Workload, limits_of
 
 LOT = 100  # outputs that are stored at once
@@ -123,6 +124,17 @@ def _plain(
 CONTROLS = {"accepts with probability 1": keeps_all, "forgets the residual": forgets_residual}
 
 
+def check_folder(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder of something else, and to go on with nothing or to begin over something."""
+    path = folder / FILE
+    if (folder / HEADER).exists():
+        raise ConfigError(f"{folder} holds a run, and draws are none; choose another --out")
+    if resume and not path.exists():
+        raise ConfigError(f"{folder} holds no draws, so there is nothing to resume; drop --resume")
+    if path.exists() and not resume:
+        raise ConfigError(f"{path} exists; use --resume, or another --out")
+
+
 @dataclass
 class Draws:
     """The stored outputs of a test, by method (or method and control), prompt and lot."""
@@ -134,9 +146,7 @@ class Draws:
     def open(cls, folder: Path, settings: dict[str, Any], *, resume: bool) -> Draws:
         """Begin the file, or read what it holds; a torn last line is drawn again."""
         path = folder / FILE
-        if not resume or not path.exists():
-            if path.exists():
-                raise ConfigError(f"{path} exists; use --resume, or another --out")
+        if not resume:
             write_whole(path, json.dumps(settings) + "\n", make_folder=True)
             return cls(path)
         draws = cls(path)
@@ -191,6 +201,7 @@ class TestedMethod:
 def verify(config: VerifyConfig, to: Destination) -> list[TestedMethod]:
     """Draw what is missing of every method's outputs, and judge them."""
     asked = config.decode
+    check_folder(to.out, resume=to.resume)
     built = built_for(asked.model, asked.methods)
     ready = Ready.load(to, Workload.read(asked, to.warn))
     names = labels(asked.methods)

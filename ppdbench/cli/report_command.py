@@ -14,7 +14,7 @@ from ppdbench.cli.options import salvaging
 from ppdbench.errors import ConfigError
 from ppdbench.files.paths import check_path
 from ppdbench.files.whole import write_whole
-from ppdbench.report import FORMATS
+from ppdbench.report import FORMATS, PROGRAMS
 
 if TYPE_CHECKING:
     from ppdbench.report.page.runs import Run
@@ -79,6 +79,8 @@ def _print(runs: tuple[str, ...], form: str) -> int:
         raise ConfigError("--format prints the tables of one run; give one, or make a page of all")
     (run,) = read_runs(runs)
     of_run(run).emit(form)
+    if run.unfinished and form in PROGRAMS:  # every table of the others says so itself
+        notice(run.unfinished)
     reading_notes([run.stored])
     return _verdict(run)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.counterparts import Beside
@@ -15,11 +15,12 @@ from ppdbench.report.evidence import (
     sized,
     speedup_cells,
 )
-from ppdbench.report.sheet import Sheet
+from ppdbench.report.sheet import Cell, Sheet
 from ppdbench.runs.samples import in_turns
 
 Summary = Mapping[str, Any]
 PER_STEP = "per step: tokens that one pass of the whole model commits; each of greedy's commits 1."
+PARTED = ("profile", "memory", "quality")  # figures by name, each of which has a column
 ACCEPTED = "accepted: the share of drafted tokens that were kept."
 
 
@@ -187,9 +188,13 @@ def _examples(summary: Summary) -> int | str:
 
 def _options(summary: Summary) -> str:
     """The method's options: what was typed, or what it chose itself."""
-    told = as_used(summary["options"], summary["used"])
-    pairs = ", ".join(f"{name}={value}" for name, value in told.items())
+    pairs = _pairs(summary)
     return f" ({pairs})" if pairs else ""
+
+
+def _pairs(summary: Summary) -> str:
+    told = as_used(summary["options"], summary["used"])
+    return ", ".join(f"{name}={value}" for name, value in told.items())
 
 
 def as_used(options: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:
@@ -224,15 +229,20 @@ def scores_sheet(summaries: Sequence[Summary]) -> Sheet:
 
 def long(summaries: Sequence[Summary]) -> Sheet:
     """Every figure, one task and method per row, for other programs."""
-    # Some methods have figures that others lack, and what is no single figure has no column.
-    every = dict.fromkeys(name for s in summaries for name in s)
-    compound = {n for s in summaries for n, v in s.items() if isinstance(v, list | dict)}
-    names = tuple(name for name in every if name not in compound | {"quality"})
-    return Sheet(
-        "decoding",
-        names,
-        tuple(
-            tuple(str(v) if isinstance(v := s.get(n), bool) else v for n in names)
-            for s in summaries
-        ),
-    )
+    flat = [dict(_columns(summary)) for summary in summaries]
+    # Some methods have figures that others lack.
+    names = tuple(dict.fromkeys(name for figures in flat for name in figures))
+    return Sheet("decoding", names, tuple(tuple(map(each.get, names)) for each in flat))
+
+
+def _columns(summary: Summary) -> Iterator[tuple[str, Cell]]:
+    """Each figure with the name of its column; what is counted by length or layer has none."""
+    for name, value in summary.items():
+        if name == "options":
+            yield name, _pairs(summary)
+        elif name in PARTED:
+            yield from ((f"{name}_{part}", figure) for part, figure in (value or {}).items())
+        elif isinstance(value, list):
+            yield name, "+".join(map(str, value))
+        elif not isinstance(value, dict):
+            yield name, str(value) if isinstance(value, bool) else value

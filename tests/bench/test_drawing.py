@@ -144,6 +144,18 @@ def test_a_file_of_draws_that_is_none_is_told_in_a_line(
     assert "draws.jsonl is damaged" in capsys.readouterr().err
 
 
+def test_a_test_goes_on_with_draws_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*WORDS, *LAYERSKIP, "--draws", "20", "--out", "run"]
+    assert run([*words, "--resume"]) == 2
+    assert "run holds no draws, so there is nothing to resume" in capsys.readouterr().err
+    assert not Path("run").exists()
+    Path("run").mkdir()
+    Path("run/run.json").write_text("{}", "utf-8")
+    for more in ([], ["--resume"]):
+        assert run([*words, *more]) == 2
+        assert "run holds a run, and draws are none" in capsys.readouterr().err
+
+
 def test_draws_do_not_depend_on_where_a_run_was_interrupted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

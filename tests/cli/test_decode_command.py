@@ -364,14 +364,19 @@ def test_every_format_names_task_and_verdicts(
 def test_csv_has_one_row_per_task_with_the_figures_of_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = ("--out", "run", "--task", "squad", "--task", "gsm8k")
+    options = ("--out", "run", "--task", "squad", "--task", "gsm8k", "--profile")
     rows = list(csv.DictReader(io.StringIO(printed(capsys, *options, "--format", "csv"))))
-    truth = parsed(capsys, *options, "--resume")
+    assert run(["report", "run", "--format", "json"]) == 0
+    truth = json.loads(capsys.readouterr().out)
     assert [row["task"] for row in rows] == ["squad", "gsm8k"]
     for row, expected in zip(rows, truth, strict=True):
-        assert set(row) >= KEYS - {"options", "quality"}
+        assert set(row) >= KEYS - {"quality"}
         for name in ("n_tokens", "identical", "tokens_per_s", "peak_memory_bytes"):
             assert float(row[name]) == expected[name]
+        for name in ("profile", "memory", "quality"):
+            for part, figure in expected[name].items():
+                held = row[f"{name}_{part}"]
+                assert (float(held) if held else None) == figure
 
 
 def test_threads_are_set_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """`ppdbench report` as it is typed."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,26 @@ def test_a_run_prints_again_what_it_printed_when_it_was_made(
         printed = capsys.readouterr().out
         assert run(["report", stored, "--format", form]) == 0
         assert capsys.readouterr().out == printed
+
+
+def test_figures_of_an_unfinished_run_do_not_pass_for_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made.bench(tmp_path / "run")
+    lines = (folder / "samples.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (folder / "samples.jsonl").write_text("".join(lines[:-2]), "utf-8")
+    header = json.loads((folder / "run.json").read_text("utf-8"))
+    examples = {json.loads(line)["example_id"] for line in lines}
+    for source in header["data"].values():
+        source["examples"] = len(examples)
+    (folder / "run.json").write_text(json.dumps(header), "utf-8")
+    for form in ("json", "csv"):
+        run(["report", str(folder), "--format", form])
+        assert "Unfinished: " in capsys.readouterr().err
+    run(["report", str(folder), "--format", "markdown"])
+    told = capsys.readouterr()
+    assert "Unfinished: " in told.out
+    assert "Unfinished: " not in told.err
 
 
 RENDER = """
