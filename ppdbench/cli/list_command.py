@@ -20,8 +20,13 @@ SHOWN = {
     "tables": ("table", "title", "rows", "recipe"),
 }
 # What a narrow terminal does without, and what stands below its row there.
-SPARE = {"methods": ("options",), "tasks": ("dataset",), "tables": ("rows",)}
-PROSE = {"methods": "summary"}
+SPARE = {
+    "methods": ("options",),
+    "tasks": ("dataset",),
+    "models": ("what", "kind"),
+    "tables": ("rows",),
+}
+PROSE = {"methods": "summary", "models": "why"}
 KINDS = ("methods", "tasks", "models", "tables")
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
+import orjson
+
 from ppdbench.engine.families import FAMILIES, sizes
 from ppdbench.engine.known import known, of_text_and_more
 from ppdbench.engine.shapes import MOST
@@ -23,6 +25,10 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 QUANTISED = ("quantization_config", "compression_config")
 ZIPPED = b"PK"  # what files that torch writes begin with
 ADAPTER = "adapter_config.json"  # of weights that change others, such as LoRA
+READ = (  # besides config.json
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json"),
+    *("added_tokens.json", "generation_config.json", "chat_template.json"),
+)
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -37,6 +43,8 @@ def check_model_folder(folder: Path) -> None:
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise ConfigError(f"{folder} holds no tokenizer; expected one of {', '.join(TOKENIZERS)}")
     check_config(folder)
+    for path in filter(Path.is_file, map(folder.joinpath, READ)):
+        _check_json(folder, path)
     for index in sorted(folder.glob("*.index.json")):
         _check_shards(folder, index)
     files = sorted(folder.glob("*.safetensors"))
@@ -44,6 +52,18 @@ def check_model_folder(folder: Path) -> None:
     _check_types(folder, types)
     if not files:
         _check_pickles(folder)
+
+
+def _check_json(folder: Path, path: Path) -> None:
+    """Refuse a file that transformers would name no more than a line of, or go on without."""
+    content = path.read_bytes()
+    try:
+        orjson.loads(content)
+    except orjson.JSONDecodeError:
+        try:
+            json.loads(content)  # slower, but takes NaN
+        except (ValueError, RecursionError) as error:
+            raise _damaged(f"model {folder}", path) from error
 
 
 def _check_shards(folder: Path, index: Path) -> None:

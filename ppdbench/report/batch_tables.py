@@ -106,7 +106,9 @@ def _joining(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _over_alone(summary: Summary) -> Cell:
-    speed, alone = summary["tokens_per_s"], summary.get("alone_tokens_per_s")
+    # Beside a batch of one sequence greedy decoding has one prompt after the other itself.
+    of_greedy = "baseline_tokens_per_s" if summary["batch"] == 1 else "alone_tokens_per_s"
+    speed, alone = summary["tokens_per_s"], summary.get(of_greedy)
     return speed / alone if speed and alone else None
 
 

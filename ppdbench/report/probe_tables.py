@@ -180,6 +180,7 @@ def by_position(rates: Sequence[Rate], n_layers: int, task: str, target: str) ->
             else ()
         ),
         digits=dict.fromkeys(buckets, 1),
+        groups=(3, *[1] * len(buckets)),
     )
 
 

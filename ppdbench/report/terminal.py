@@ -102,9 +102,9 @@ def _reduced(sheet: Sheet, width: int) -> _Fitting:
         sheet = sheet.without(column)
         left_out.append(_one_line(column))
 
-    while sheet.spare and not _fits(sheet, width):
+    while sheet.spare and not (_fits(sheet, width) or _fits_without_prose(sheet, width)):
         leave_out(sheet.spare[0])
-    if sheet.prose is not None and _fits(sheet.without(sheet.prose), width):
+    if _fits_without_prose(sheet, width):
         return _Fitting((sheet,), tuple(_missing(left_out)))
     whole = sheet
     sheet = _shortened(whole, width)
@@ -167,6 +167,10 @@ def _parts(sheet: Sheet, width: int) -> list[Sheet]:
 
 def _fits(sheet: Sheet, width: int) -> bool:
     return _taken(_least_widths(sheet)) <= width
+
+
+def _fits_without_prose(sheet: Sheet, width: int) -> bool:
+    return sheet.prose is not None and _fits(sheet.without(sheet.prose), width)
 
 
 def _taken(widths: Sequence[int]) -> int:

@@ -315,6 +315,7 @@ def _group_sheet(task: str, target: str, rows: Sequence[TheoryRow]) -> Sheet:
             heads["speedup"]: 3,
         },
         percent=frozenset({heads["match_rate"]}),
+        groups=(3, *[1] * (len(heads) - 3)),
     )
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -67,6 +67,7 @@ SHOWN, WIDTH = 6, 60  # differences told, and characters of each value
 Digest = Callable[[str, int], str]
 # Settings that change how samples are read, not what they are.
 VIEWS = {("config", "ks"), ("config", "bucket"), ("config", "model.family_check")}
+METHODS, TYPED = "methods", ("config", "methods")
 CHOSEN = "chosen"  # by methods, of what was left to them
 CHOICE = "chat"  # of prompts in `config`; the header's `chat` says what came of it
 
@@ -358,15 +359,20 @@ def _with_more(stored: Header, asked: Header, digest: Digest) -> Header:
 
     With several tasks the examples of all but the first would change their places.
     """
-    before, now = stored.config.limit, asked.config.limit
-    raised = before is not None and (now is None or now > before)
-    if not raised or len(stored.data) != 1 or stored.data.keys() != asked.data.keys():
+    one_task = len(stored.data) == 1 and stored.data.keys() == asked.data.keys()
+    if not (one_task and _is_raised(stored, asked)):
         return stored
     ((task, about),) = stored.data.items()
     if digest(task, about.examples) != about.sha256:
         return stored
     more = replace(about, examples=asked.data[task].examples, sha256=asked.data[task].sha256)
-    return replace(stored, config=replace(stored.config, limit=now), data={task: more})
+    config = replace(stored.config, limit=asked.config.limit)
+    return replace(stored, config=config, data={task: more})
+
+
+def _is_raised(stored: Header, asked: Header) -> bool:
+    before, now = stored.config.limit, asked.config.limit
+    return before is not None and (now is None or now > before)
 
 
 def _check_same(stored: Header, asked: Header) -> None:
@@ -378,23 +384,37 @@ def _check_same(stored: Header, asked: Header) -> None:
         )
     there, here = _plain(stored), _plain(asked)
     there[CHOSEN], here[CHOSEN] = _of_both(there.get(CHOSEN), here.get(CHOSEN))
-    differing = [
-        f"{part}.{name} ({before} there, {now} here)"
-        if name
-        else f"{part} ({before} there, {now} here)"
-        for part in ("config", "model", "data", "methods", "heads", CHOSEN)
-        for name, before, now in _differing(_alike(part, there), _alike(part, here))
-        if (part, name) not in VIEWS
-    ]
+    differing = list(_only_in_one(there, here))
+    for part in (METHODS, "config", "model", "data", "heads", CHOSEN):
+        for name, before, now in _differing(_alike(part, there), _alike(part, here)):
+            # What was typed of methods says no more than how they differ.
+            if (part, name) not in VIEWS and not ((part, name) == TYPED and differing):
+                what = f"{part}.{name}" if name else part
+                differing.append(f"{what} ({before} there, {now} here)")
     if prompts := other_prompts(stored, asked):
         differing.append(prompts)
     if differing:
         more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+        differ = "differs" if len(differing) == 1 else "differ"
         raise ConfigError(
-            f"cannot resume: {', '.join(differing[:SHOWN])}{more} "
-            f"{'differs' if len(differing) == 1 else 'differ'} from the stored run; "
-            "repeat its options or choose another --out"
+            f"cannot resume: {', '.join(differing[:SHOWN])}{more} {differ} from the stored run; "
+            f"{_remedy(stored, asked)}"
         )
+
+
+def _remedy(stored: Header, asked: Header) -> str:
+    if _is_raised(stored, asked) and len(stored.data) > 1:
+        return "a larger --limit goes on only in runs of one task, so choose another --out"
+    return "repeat its options or choose another --out"
+
+
+def _only_in_one(there: dict[str, Any], here: dict[str, Any]) -> Iterator[str]:
+    """Name the methods that one of two headers lacks, and leave them out of the other's."""
+    ours, theirs = here.get(METHODS) or {}, there.get(METHODS) or {}
+    for held, others, where in ((theirs, ours, "there"), (ours, theirs, "here")):
+        for label in held.keys() - others.keys():
+            del held[label]
+            yield f"method {label} (only {where})"
 
 
 def _of_both(stored: Any, asked: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -86,6 +86,7 @@ def _positions(title: str, compared: Sequence[ComparedRate], of: int, depth: int
         ("head", "layer", "whose", *buckets.values()),
         tuple((*names, *map(cells.get, buckets)) for names, cells in rows.items()),
         digits=dict.fromkeys(buckets.values(), 1),
+        groups=(3, *[1] * len(buckets)),
     )
 
 

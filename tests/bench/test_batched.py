@@ -24,6 +24,7 @@ from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.session import Session
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
+from ppdbench.report import batch_tables
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
 from ppdbench.report.terminal import table_lines
@@ -109,6 +110,13 @@ def test_rows_say_what_all_sequences_give_and_what_one_user_sees(
     lookup = rows["prompt-lookup", 3]
     assert lookup["crossover"] == rows["prompt-lookup", 1]["crossover"]
     assert lookup["label"] == "prompt-lookup (batch 3)"
+    # The table has how much faster than greedy decoding of one prompt after the other all are.
+    (speed, *_) = batch_tables.sheets(found)
+    over = speed.header.index("x\nalone")
+    of_greedy = rows["greedy", 1]
+    times = {(row[0], row[1]): row[over] for row in speed.rows}
+    assert times["greedy", 1] == of_greedy["tokens_per_s"] / of_greedy["baseline_tokens_per_s"]
+    assert all(isinstance(value, float) and value > 0 for value in times.values())
 
 
 def test_a_row_of_one_sequence_is_a_batch_of_one(capsys: pytest.CaptureFixture[str]) -> None:

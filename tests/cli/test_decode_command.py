@@ -373,8 +373,10 @@ def test_csv_has_one_row_per_task_with_the_figures_of_json(
         assert set(row) >= KEYS - {"quality"}
         for name in ("n_tokens", "identical", "tokens_per_s", "peak_memory_bytes"):
             assert float(row[name]) == expected[name]
+        assert expected["profile"]
+        assert expected["memory"]
         for name in ("profile", "memory", "quality"):
-            for part, figure in expected[name].items():
+            for part, figure in (expected[name] or {}).items():
                 held = row[f"{name}_{part}"]
                 assert (float(held) if held else None) == figure
 
@@ -441,6 +443,30 @@ def test_resuming_may_raise_the_limit(capsys: pytest.CaptureFixture[str]) -> Non
     capsys.readouterr()
     assert run(["decode", *SMALL, "--out", "run", "--resume"]) == 2
     assert "config.limit (4 there, 2 here)" in capsys.readouterr().err
+
+
+def test_a_limit_is_raised_in_runs_of_one_task_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    two = [*SMALL, "--task", "squad", "--task", "gsm8k", "--out", "run"]
+    assert run(["decode", *two]) == 0
+    assert run(["decode", *two, "--limit", "4", "--resume"]) == 2
+    assert "a larger --limit goes on only in runs of one task" in capsys.readouterr().err
+
+
+def test_what_differs_between_methods_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "--method", "greedy", "--method", "prompt-lookup", "--out", "run"]
+    assert run([*words, *SMALL]) == 0
+    capsys.readouterr()
+    for others, said in (
+        (["greedy"], "method prompt-lookup (only there) differs"),
+        (["greedy", "prompt-lookup", "jacobi"], "method jacobi (only here) differs"),
+        (["greedy", "jacobi"], "prompt-lookup (only there), method jacobi (only here) differ"),
+        (["greedy", "prompt-lookup:max_draft=2"], "methods.prompt-lookup.options.max_draft ("),
+    ):
+        chosen = [word for name in others for word in ("--method", name)]
+        assert run(["bench", *chosen, *SMALL, "--out", "run", "--resume"]) == 2
+        told = capsys.readouterr().err
+        assert said in told
+        assert "config.methods" not in told
 
 
 def test_a_raised_limit_over_other_examples_is_refused(

@@ -70,6 +70,18 @@ def test_a_config_that_is_none_is_refused(content: str, said: str, tmp_path: Pat
         check_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
+def test_a_file_that_is_cut_off_is_named(name: str, folder: Path) -> None:
+    check_model_folder(folder)
+    (folder / name).write_text('{"a": NaN}', "utf-8")  # as some are written
+    check_model_folder(folder)
+    (folder / name).write_text('{"a": ', "utf-8")
+    with pytest.raises(ConfigError, match=f"{name} is cut off or damaged"):
+        check_model_folder(folder)
+
+
 def test_an_adapter_is_told_from_a_model(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}), "utf-8")
     with pytest.raises(ConfigError, match="and weights beside it: move it to a folder of its own"):
