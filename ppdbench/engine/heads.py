@@ -9,6 +9,7 @@ added to the model's own head; or, if they change the state before that head, `l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,11 +45,20 @@ class ExitHead:
             return adapter.cap(linear(normed, self.weight))
         assert self.down is not None
         assert self.up is not None
-        change = linear(linear(normed, self.down), self.up)
-        if self.of_state:
-            return adapter.readout(normed + change)
-        own: Tensor = adapter.head(normed)
-        return adapter.cap(own + change)
+        change = self.down, self.up
+        return adapter.cap(with_change(adapter.head, normed, change, of_state=self.of_state))
+
+
+def with_change(
+    own: Callable[[Tensor], Tensor],
+    normed: Tensor,
+    change: tuple[Tensor, Tensor],
+    *,
+    of_state: bool = False,
+) -> Tensor:
+    """Logits of a head with a low-rank change (down, up), or of a state so changed."""
+    moved = linear(linear(normed, change[0]), change[1])
+    return own(normed + moved) if of_state else own(normed) + moved
 
 
 def check_heads(folder: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ppdbench.engine.addons import save_addon
-from ppdbench.engine.heads import LAYOUT, METHOD
+from ppdbench.engine.heads import LAYOUT, METHOD, with_change
 from ppdbench.errors import ConfigError
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.evaluate import ExitQuality, by_layer
@@ -49,19 +49,14 @@ class TrainableHead(nn.Module):
             changed = width if of_state else vocab
             self.up = nn.Parameter(torch.zeros(changed, rank, device=own.device))
 
-    def forward(self, normed: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
-        """Logits of normed hidden states; `own` is the model's head, with its `bias` if it has one.
-
-        A matrix of its own has none.
-        """
+    def forward(self, normed: Tensor, own: Callable[[Tensor], Tensor]) -> Tensor:
+        """Logits of normed hidden states; `own` is the model's head, before any soft cap."""
         if self.rank is None:
             return linear(normed, self.weight.to(normed.dtype))
         if not self.rank:
-            return linear(normed, own, bias)
-        change = linear(linear(normed, self.down.to(normed.dtype)), self.up.to(normed.dtype))
-        if self.of_state:
-            return linear(normed + change, own, bias)
-        return linear(normed, own, bias) + change
+            return own(normed)
+        change = self.down.to(normed.dtype), self.up.to(normed.dtype)
+        return with_change(own, normed, change, of_state=self.of_state)
 
 
 class HeadsObjective(BesideStates):
@@ -132,7 +127,7 @@ class HeadsObjective(BesideStates):
 
     def _read(self, head: nn.Module, normed: Tensor) -> Tensor:
         layers = self.layers
-        return layers.adapter.cap(head(normed, layers.head_rows(None), layers.head_bias))
+        return layers.adapter.cap(head(normed, layers.adapter.head))
 
     def quality(
         self, ids: npt.NDArray[Any], sequence: int, watch: Report = silent

@@ -125,18 +125,12 @@ class TrainedLayers:
         weight: Tensor = self.adapter.head.get_parameter("weight").data
         return weight if words is None else weight[words.to(weight.device)]
 
-    @property
-    def head_bias(self) -> Tensor | None:
-        """The bias of the head [words], if it has one."""
-        bias: Tensor | None = getattr(self.adapter.head, "bias", None)
-        return None if bias is None else bias.data
-
     @torch.no_grad()
     def logits_of(self, hidden: Tensor, words: Tensor | None) -> Tensor:
         """The frozen model's logits for these tokens alone, for all without."""
         if words is None:
             return self.logits(hidden)
-        bias = self.head_bias
+        bias: Tensor | None = getattr(self.adapter.head, "bias", None)
         shift = None if bias is None else bias[words]
         return self.adapter.cap(linear(self.adapter.norm(hidden), self.head_rows(words), shift))
 

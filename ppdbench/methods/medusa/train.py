@@ -8,7 +8,7 @@ head learns the distribution that the model itself has when it gets there, with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,12 @@ class MedusaHead(nn.ModuleList):
         blocks = [Block(own.shape[1], own.device) for _ in range(plan.layers)]
         super().__init__([*blocks, TrainableHead(own, plan.rank)])
 
-    def forward(self, normed: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
-        """Logits of normed hidden states; `own` and `bias` are the model's head."""
+    def forward(self, normed: Tensor, own: Callable[[Tensor], Tensor]) -> Tensor:
+        """Logits of normed hidden states; `own` is the model's head."""
         *blocks, readout = self
         for block in blocks:
             normed = block(normed)
-        logits: Tensor = readout(normed, own, bias)
+        logits: Tensor = readout(normed, own)
         return logits
 
 
@@ -88,6 +88,14 @@ class MedusaObjective(BesideStates):
 
     def _own(self) -> Tensor:
         return self.layers.head_rows(self.words)
+
+    def _own_head(self) -> Callable[[Tensor], Tensor]:
+        """The model's head; rows of some words have no bias."""
+        if self.words is None:
+            head: Callable[[Tensor], Tensor] = self.layers.adapter.head
+            return head
+        rows = self._own()
+        return lambda normed: linear(normed, rows)
 
     def start_from(self, addon: Addon) -> None:
         """Go on with heads that were trained before, and with the words that they guess."""
@@ -131,8 +139,7 @@ class MedusaObjective(BesideStates):
         Of inputs [batch, n]: both [batch, n - distance, words], or [place, words] where only some
         are `learned` from; the second over the whole vocabulary if so asked.
         """
-        layers, own_head = self.layers, self._own()
-        bias = layers.head_bias if self.words is None else None  # rows of some words have none
+        layers, own_head = self.layers, self._own_head()
         states = layers.states(inputs, {self.after, layers.n_layers})
         words = None if whole else self.words
         last = states[layers.n_layers]
@@ -141,7 +148,7 @@ class MedusaObjective(BesideStates):
             normed = layers.adapter.norm(states[self.after])
         for distance, head in enumerate(self.heads, start=1):
             chosen = places(learned, distance)
-            logits = head(picked(normed[:, :-distance], chosen), own_head, bias)
+            logits = head(picked(normed[:, :-distance], chosen), own_head)
             yield layers.adapter.cap(logits), own.at(distance)
 
     def quality(

@@ -82,13 +82,9 @@ class PromptsObjective(BesideModel):
         if plan.aggregation == LEARNED:
             self.weights = nn.Parameter(self.embeddings.new_full((plan.epts,), 1 / plan.epts))
         if plan.custom_head:
-            self.head = TrainableHead(self._own_head(), plan.rank or None, of_state=plan.of_state)
+            self.head = TrainableHead(self.layers.head_rows(None), plan.rank or None, of_state=plan.of_state)
         if plan.prefix:
             self.prefix = TrainablePrefix(self.layers, ids[:, rows:])
-
-    def _own_head(self) -> Tensor:
-        weight: Tensor = self.layers.adapter.head.get_parameter("weight").data
-        return weight
 
     def _check(self, sequence: int) -> None:
         plan, n_layers = self.plan, self.layers.n_layers
@@ -215,7 +211,7 @@ class PromptsObjective(BesideModel):
 
     def save(self, folder: Path, tokenizer: Any, dtype: torch.dtype | None = None) -> None:
         """Write what `prompt-tokens` decodes with, in this type or else the model's."""
-        dtype = dtype or self._own_head().dtype
+        dtype = dtype or self.layers.head_rows(None).dtype
         tensors = {name: part.to(dtype) for name, part in self.named_parameters()}
         options = self.plan.facts(self)
         save_addon(folder, METHOD, self.layers.model, tokenizer, tensors, options)
