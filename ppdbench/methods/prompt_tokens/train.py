@@ -82,7 +82,9 @@ class PromptsObjective(BesideModel):
         if plan.aggregation == LEARNED:
             self.weights = nn.Parameter(self.embeddings.new_full((plan.epts,), 1 / plan.epts))
         if plan.custom_head:
-            self.head = TrainableHead(self.layers.head_rows(None), plan.rank or None, of_state=plan.of_state)
+            self.head = TrainableHead(
+                self.layers.head_rows(None), plan.rank or None, of_state=plan.of_state
+            )
         if plan.prefix:
             self.prefix = TrainablePrefix(self.layers, ids[:, rows:])
 
