@@ -103,7 +103,11 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 def stored(path: Path) -> MeasuredBatches:
     """Read what `--save` wrote."""
-    return msgspec.json.decode(path.read_bytes(), type=MeasuredBatches)
+    found = msgspec.json.decode(path.read_bytes(), type=MeasuredBatches)
+    for summary in (s for of in found.summaries.values() for s in of):
+        # Earlier records are of a task without turns, whose examples are questions.
+        summary.setdefault("n_questions", summary["n_examples"])
+    return found
 
 
 # Running
