@@ -17,17 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files import papers
 from ppdbench.files.papers import Paper as Paper
 from ppdbench.registry import Registry
-from ppdbench.report.sheet import Sheet
-from ppdbench.runs.prompting import other_prompts
-from ppdbench.runs.records import ModelFacts
+from ppdbench.report.sheet import Sheet, marked
 from ppdbench.runs.store import StoredRun
+from ppdbench.runs.unfinished import unfinished
+from ppdbench.tables.accepted import check_runs, check_shown
 from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe
 from ppdbench.tables.setting import setting_lines
 
@@ -56,6 +55,7 @@ class PaperTable:
     layout: TableLayout
     tasks: frozenset[str] = frozenset()
     draw: Draw | None = None
+    drawn: bool = False
 
     @property
     def needs(self) -> str:
@@ -66,12 +66,15 @@ class PaperTable:
     def build(self, runs: Sequence[StoredRun]) -> TableSheets:
         """The table from these runs, with both settings above it."""
         check_runs(runs)
+        lacking = _lacking(runs)
         runs, paper = self._on_its_tasks(runs), papers.read_paper(self.name)
+        check_shown(self.name, runs, drawn=self.drawn)
         made = self.layout(paper, runs)
         laid = TableSheets(made, (made,)) if isinstance(made, Sheet) else made
         above = setting_lines(paper, runs)
-        first, *others = laid.shown
-        return TableSheets(_under(laid.data, above), (_under(first, above), *others))
+        first, *others = marked(laid.shown, lacking)
+        (data,) = marked([laid.data], lacking)
+        return TableSheets(_under(data, above), (_under(first, above), *others))
 
     def picture(self, runs: Sequence[StoredRun]) -> Drawing:
         """The figure whose points the table holds, if it is one."""
@@ -97,6 +100,12 @@ class PaperTable:
         return [run for run in kept if run.samples]
 
 
+def _lacking(runs: Sequence[StoredRun]) -> str | None:
+    """Say how much of which runs is missing."""
+    told = [(run.path, unfinished(run.header, run.samples)) for run in runs]
+    return " ".join(f"{path}: {words}" for path, words in told if words) or None
+
+
 def _under(sheet: Sheet, above: Sequence[str]) -> Sheet:
     return replace(sheet, lead=(*above, *sheet.lead))
 
@@ -106,11 +115,17 @@ STEPS: dict[str, RecipeStep] = {}
 
 
 def table(
-    name: str, *, recipe: TableRecipe = (), tasks: Collection[str] = (), draw: Draw | None = None
+    name: str,
+    *,
+    recipe: TableRecipe = (),
+    tasks: Collection[str] = (),
+    draw: Draw | None = None,
+    drawn: bool = False,
 ) -> Callable[[TableLayout], TableLayout]:
     """Register a layout as the table called `name`.
 
-    It gets samples of `tasks`, or all if none are named; `draw` makes the picture of a figure.
+    It gets samples of `tasks`, or all if none are named; `draw` makes the picture of a figure. A
+    table is of greedy decoding, unless it tells by itself which tokens were `drawn`.
     """
 
     def register(layout: TableLayout) -> TableLayout:
@@ -121,7 +136,7 @@ def table(
             if unknown := step.names - known:
                 raise ValueError(f"{name}: step {step.name!r} uses {unknown}, not run before it")
             known.add(step.name)
-        TABLES.add(name, PaperTable(name, recipe, layout, frozenset(tasks), draw))
+        TABLES.add(name, PaperTable(name, recipe, layout, frozenset(tasks), draw, drawn))
         return layout
 
     return register
@@ -130,31 +145,3 @@ def table(
 def pair(ours: str, theirs: str) -> str:
     """A cell that holds both numbers."""
     return f"{ours} ({theirs})"
-
-
-def check_runs(runs: Sequence[StoredRun]) -> None:
-    """Refuse runs without samples, and models side by side as if they were one."""
-    for run in runs:
-        if not run.samples:
-            raise DataError(f"{run.path} holds no finished sample; finish it with --resume")
-    models = {_identity(run.header.model): run for run in runs}
-    if len(models) > 1:
-        (first, one), (second, other), *_ = models.items()
-        raise DataError(
-            f"{one.path} is of {_named(first)}, {other.path} of {_named(second)}; a table is of "
-            "one model, give runs of one"
-        )
-    for before, run in pairwise(runs):
-        if differ := other_prompts(before.header, run.header):
-            raise DataError(
-                f"{before.path} and {run.path} were asked otherwise: {differ}; give runs alike"
-            )
-
-
-def _identity(model: ModelFacts) -> tuple[Any, ...]:
-    return model.name, model.dtype, model.revision, model.weight_hash
-
-
-def _named(identity: tuple[Any, ...]) -> str:
-    name, dtype, *marks = identity
-    return f"{name} ({', '.join(str(mark) for mark in (dtype, *marks) if mark)})"

@@ -254,15 +254,16 @@ def _measured(runs: Sequence[StoredRun], tasks: set[str]) -> dict[Key, Summary]:
 
 def _plain(summary: Summary) -> bool:
     """True if a method ran as in the paper: fixed exits and lengths, everything reused."""
-    options = summary["options"]
     return summary["method"] in METHODS.values() and (
         summary["method"] == "draft-verify"
-        or (
-            not options.get("confidence")
-            and not options.get("adaptive")
-            and options.get("reuse", "kvq") == "kvq"
-        )
+        or (has_fixed_drafts(summary) and summary["options"].get("reuse", "kvq") == "kvq")
     )
+
+
+def has_fixed_drafts(summary: Summary) -> bool:
+    """True if exits and draft lengths were the same in every step."""
+    options = summary["options"]
+    return not options.get("confidence") and not options.get("adaptive")
 
 
 def depth_of(ours: Mapping[Any, Summary]) -> int:

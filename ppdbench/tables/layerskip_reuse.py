@@ -12,7 +12,7 @@ from ppdbench.runs.store import StoredRun
 from ppdbench.tables import decoded
 from ppdbench.tables.base import TableSheets, table
 from ppdbench.tables.compared import ComparedRow, blanks, compared
-from ppdbench.tables.layerskip import SPEEDUP, TIME, depth_of, values
+from ppdbench.tables.layerskip import SPEEDUP, TIME, depth_of, has_fixed_drafts, values
 from ppdbench.tables.recipe import RecipeStep, layers_at
 
 Key = tuple[str, str, int]  # task, what is reused, layers run
@@ -45,11 +45,12 @@ def reuse(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
         for name, reused in REUSES.items():
             theirs = {} if reused is None else printed[task, exit_layer, reused]
             summary = ours.get((task, name, at))
-            names = (task, f"{exit_layer}/{layers}", f"{at}/{depth}", name)
+            drafts = decoded.settled(summary)["draft_length"] if summary else None
+            names = (task, f"{exit_layer}/{layers}", f"{at}/{depth}", drafts, name)
             rows.append(ComparedRow(names, theirs, values(summary, {}) if summary else {}))
     return compared(
         "Table 6: reuse of the KV cache and the exit query cache",
-        ("task", "E paper", "E", "reuse"),
+        ("task", "E paper", "E", "d", "reuse"),
         (TIME, SPEEDUP),
         rows,
         (
@@ -63,17 +64,26 @@ def reuse(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
 NOTES = (
     "kvq: drafting and checking share one cache and what the exit gave; kv: checking runs the "
     "drafting layers again; none: drafting has a cache and a prefill of its own too.",
-    "The paper prints all of it reused and nothing; kv is ours alone. It does not say d.",
+    "The paper prints all of it reused and nothing; kv is ours alone. d: tokens drafted, which it "
+    "does not say.",
 )
 
 
 def _measured(runs: Sequence[StoredRun], tasks: set[str]) -> dict[Key, Mapping[str, Any]]:
-    """Summaries of LayerSkip; of several alike the last one counts."""
-    found: dict[Key, Mapping[str, Any]] = {
-        (s["task"], s["options"]["reuse"], s["options"]["exit_layer"]): s
-        for s in decoded.summaries(runs, tasks)
-        if s["method"] == "layerskip"
-    }
+    """Summaries of LayerSkip, alike but for what they reuse."""
+    found: dict[Key, Mapping[str, Any]] = {}
+    lengths: dict[tuple[str, int], int] = {}
+    for summary in decoded.summaries(runs, tasks):
+        if summary["method"] != "layerskip" or not has_fixed_drafts(summary):
+            continue
+        options, task = decoded.settled(summary), summary["task"]
+        at, length = options["exit_layer"], options["draft_length"]
+        if lengths.setdefault((task, at), length) != length:
+            raise DataError(
+                f"layerskip on {task} after layer {at} drafts {lengths[task, at]} tokens and "
+                f"{length}, but this table compares reuse alone; give runs of one draft_length"
+            )
+        found[task, options["reuse"], at] = summary
     if not found:
         raise DataError(
             "none of these runs has layerskip on topv2 or cnn_dailymail; table layerskip/6 needs "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from ppdbench import theory
@@ -27,7 +27,7 @@ LATENCY = RecipeStep(
     f"--task squad --max-new-tokens {TOKENS}",
 )
 
-Key = tuple[str, str, int]  # task, form, k
+Place = tuple[str, str]  # task and form
 UNCLAIMED = (
     "No speedup where an output differs from greedy decoding's, or fewer than "
     f"{LEAST_EXAMPLES} examples were timed."
@@ -56,6 +56,14 @@ class LatencyRow:
         return {**asdict(self), "tokens_per_s": TOKENS / self.seconds}
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of one form on one task: greedy decoding on one unit, and the units by k."""
+
+    greedy: LatencyRow
+    by_k: dict[int, LatencyRow]
+
+
 @table("ppd/3", recipe=(LATENCY,), tasks=TASKS.values())
 def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Latency for 128 tokens, with and without PPD: the paper's, and each form that was run."""
@@ -74,25 +82,49 @@ def measured_latency(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
             f"s: seconds for {TOKENS} tokens, prompt included; speedup: those of greedy decoding "
             "on one unit over these; theory: equation 3 with the match rate beside it. The paper: "
             "one replica per candidate.",
-            *([UNCLAIMED] if any(k and of.speedup is None for (*_, k), of in ours.items()) else []),
+            *_extrapolated(runs),
+            *([UNCLAIMED] if any(row.speedup is None for row in _with_units(ours)) else []),
         ),
     )
 
 
+def _extrapolated(runs: Sequence[StoredRun]) -> list[str]:
+    """Say of outputs that were shorter what the seconds for so many tokens are."""
+    longest = max(len(sample.output_ids) for run in runs for sample in run.samples)
+    if longest >= TOKENS:
+        return []
+    return [
+        f"Our outputs have {longest} tokens at most: s is what {TOKENS} would take at their pace."
+    ]
+
+
 def _rows(
-    printed: Mapping[tuple[str, int], LatencyRow], ours: Mapping[Key, LatencyRow]
+    printed: Mapping[tuple[str, int], LatencyRow], ours: Mapping[Place, Sequence[Measured]]
 ) -> list[ComparedRow]:
     """Put every form that was run beside what was printed."""
-    ks = sorted({k for _, _, k in ours} | {k for _, k in printed})
-    rows = []
-    for form in sorted({form for _, form, _ in ours}):
+    ks = sorted({k for of in ours.values() for run in of for k in run.by_k})
+    rows: list[ComparedRow] = []
+    for form in sorted({form for _, form in ours}):
         for task in TASKS.values():
-            for k in ks:
-                theirs, measured = printed.get((task, k)), ours.get((task, form, k))
+            found = ours.get((task, form), ())
+            rows += _greedy_rows(task, printed.get((task, 0)), found)
+            for k in sorted({*ks, *(k for _, k in printed if k)}):
+                theirs = printed.get((task, k))
+                measured = next((run.by_k[k] for run in found if k in run.by_k), None)
                 if theirs or measured:
-                    names = (task, form if k else "greedy", k)
-                    rows.append(ComparedRow(names, _values(theirs), _values(measured)))
+                    rows.append(ComparedRow((task, form, k), _values(theirs), _values(measured)))
     return rows
+
+
+def _greedy_rows(
+    task: str, theirs: LatencyRow | None, found: Sequence[Measured]
+) -> Iterator[ComparedRow]:
+    """One row for each run, as a speedup is over the greedy decoding of its own."""
+    if not found and theirs:
+        yield ComparedRow((task, "greedy", 0), _values(theirs), {})
+    for run in found:
+        beside = f" (for k={','.join(map(str, run.by_k))})" if len(found) > 1 else ""
+        yield ComparedRow((task, f"greedy{beside}", 0), _values(theirs), run.greedy.values())
 
 
 def _values(timed: LatencyRow | None) -> dict[str, Cell]:
@@ -114,24 +146,32 @@ def _printed(paper: Paper) -> dict[tuple[str, int], LatencyRow]:
     return found
 
 
-def _ours(runs: Sequence[StoredRun]) -> dict[Key, LatencyRow]:
-    """Read the runs with units, by task, form and k; greedy on one unit as k = 0."""
-    found: dict[Key, LatencyRow] = {}
+def _ours(runs: Sequence[StoredRun]) -> dict[Place, list[Measured]]:
+    """Read the runs with units, by task and form: what one unit took, and units by k."""
+    found: dict[Place, list[Measured]] = {}
     for run in runs:
+        of_run: dict[Place, Measured] = {}
         for summary in summarize(run.header, add_up(run.samples), scores=False):
             if summary.get("units", 1) < 2 or summary["greedy_ms_per_token"] is None:
                 continue
-            k = run.header.facts[summary["label"]]["k"]
-            task, form = summary["task"], summary["form"]
             greedy = _seconds(summary["greedy_prefill_ms"], summary["greedy_ms_per_token"])
             seconds = _seconds(summary["prefill_ms"], summary["ms_per_token"])
             # None where it may not be claimed.
             speedup = greedy / seconds if summary["speedup_one_unit"] else None
-            found[task, form, 0] = LatencyRow(None, greedy, None, None)
-            found[task, form, k] = LatencyRow(
+            alone = LatencyRow(None, greedy, None, None)
+            measured = of_run.setdefault((summary["task"], summary["form"]), Measured(alone, {}))
+            measured.by_k[run.header.facts[summary["label"]]["k"]] = LatencyRow(
                 summary["p"], seconds, speedup, summary["predicted_speedup"]
             )
+        for place, measured in of_run.items():
+            found.setdefault(place, []).append(measured)
     return found
+
+
+def _with_units(ours: Mapping[Place, Sequence[Measured]]) -> Iterator[LatencyRow]:
+    for of in ours.values():
+        for run in of:
+            yield from run.by_k.values()
 
 
 def _seconds(prefill_ms: float, ms_per_token: float) -> float:

@@ -46,7 +46,7 @@ NOTES = (
 DRAWN = "The paper's 7B and 13B rows are sampled with MT-Bench's default temperature; ours "
 
 
-@table("prompt_ppd/1", recipe=(COMPARISON, SAMPLED), tasks=(TASK,))
+@table("prompt_ppd/1", recipe=(COMPARISON, SAMPLED), tasks=(TASK,), drawn=True)
 def comparison_with_medusa(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """Throughput, accept length, latency of a pass, trained share and tree sizes."""
     summaries = decoded.summaries(runs, (TASK,))

@@ -140,6 +140,23 @@ def test_what_is_reused_decides_the_row(tmp_path: Path, capsys: Capture) -> None
         "none": (143.0, pytest.approx(4)),
     }
     assert rows["cnn_dailymail", "4/8", "none"]["ms/token"] is None
+    assert rows["topv2", "6/8", "kv"]["d"] == 12
+
+
+def test_reuse_is_compared_among_drafts_of_one_length(tmp_path: Path, capsys: Capture) -> None:
+    options = {**METHODS["skip"]["options"], "exit_layer": 6}
+    kvq, none = (about("layerskip", **{**options, "reuse": reuse}) for reuse in ("kvq", "none"))
+    adaptive = about("layerskip", **{**options, "adaptive": True})
+    shorter = about("layerskip", **{**options, "reuse": "none", "draft_length": 2})
+    samples = [sample("topv2", "kvq", step_ms=[5.0] * 4), sample("topv2", "other")]
+    methods = {"kvq": kvq, "other": adaptive}
+    content = table(capsys, "layerskip/6", decoded(tmp_path / "a", methods, samples))
+    rows = {(r["task"], r["E"], r["reuse"]): r for r in content["rows"]}
+    assert rows["topv2", "6/8", "kvq"]["ms/token"] == pytest.approx(2.5)  # not the adaptive one's
+    table(capsys, "layerskip/6", decoded(tmp_path / "b", {"kvq": kvq, "other": none}, samples))
+    mixed = decoded(tmp_path / "c", {"kvq": kvq, "other": shorter}, samples)
+    assert run(["table", "layerskip/6", mixed]) == 2
+    assert "drafts 12 tokens and 2, but this table compares reuse alone" in capsys.readouterr().err
 
 
 # Table 1

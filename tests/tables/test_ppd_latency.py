@@ -37,7 +37,9 @@ def stored(folder: Path, tasks: list[str], verdict: str = "identical", **facts: 
         for number in range(5)
     ]
     write_run(folder, "bench", rows, n_layers=4, synthetic=True)
-    with_header(folder, methods={"ppd": METHOD}, facts={"ppd": {**FACTS, **facts}})
+    known = {**FACTS, **facts}
+    method = {**METHOD, "options": {name: known[name] for name in ("form", "k")}}
+    with_header(folder, methods={"ppd": method}, facts={"ppd": known})
     return folder
 
 
@@ -77,6 +79,27 @@ def test_forms_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("split", 3),
         ("replicated", 1),
     }
+
+
+def test_each_run_has_the_greedy_decoding_that_its_speedup_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three, one = stored(tmp_path / "a", ["squad"]), stored(tmp_path / "b", ["squad"], k=1)
+    samples = one / "samples.jsonl"
+    lines = [json.loads(line) for line in samples.read_text("utf-8").splitlines()]
+    for line in lines:
+        line.pop("checksum")
+        line["greedy_by_threads"]["1"]["step_ms"] *= 2
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    rows = {row["form"]: row for row in rows_of(capsys, three, one) if row["s"] is not None}
+    by_k = {row["k"]: row for row in rows_of(capsys, three, one) if row["form"] == "split"}
+    assert set(rows) == {"greedy (for k=3)", "greedy (for k=1)", "split"}
+    for k in (1, 3):
+        over = rows[f"greedy (for k={k})"]["s"] / by_k[k]["s"]
+        assert by_k[k]["speedup"] == pytest.approx(over)
+    assert run(["table", "ppd/3", str(one)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Our outputs have 5 tokens at most: s is what 128 would take at their pace." in told
 
 
 def test_no_speedup_stands_beside_a_mismatch(
