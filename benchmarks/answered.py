@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoder import Request, Setup
-from ppdbench.decoding.limits import visible_text
+from ppdbench.decoding.written import visible_text
 from ppdbench.engine.loading import Loaded
 from ppdbench.errors import DataError
 from ppdbench.machine.clock import Clock
@@ -52,7 +52,7 @@ def answers(loaded: Loaded, config: RunConfig) -> list[Answer]:
             item.ids,
             output,
             done.decoded.finish,
-            visible_text(loaded.tokenizer, output, limits[done.key]),
+            visible_text(loaded.tokenizer, item.ids, output, limits[done.key]),
             list(item.example.references),
         )
     return [found[i] for i in range(len(items))]

@@ -8,8 +8,9 @@ interrupted goes on with the prompts that have no answer yet.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoder import Request, Setup
 from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.written import text_behind
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.whole import write_whole
@@ -27,6 +29,7 @@ from ppdbench.tasks.chat_options import ChatOptions, ChatTemplate
 from ppdbench.training.text import TextSpec, documents
 
 FILE, RECORD = "answers.jsonl", "answers.json"
+SHA = "sha256"  # of all prompts, as the model sees them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +71,16 @@ def write_answers(
     loaded = load(config.model)
     template = config.chat.template(loaded.tokenizer)
     asked = _prompts(config, loaded, template)
-    settings = _settings(config, loaded, template)
     if not asked:
         raise DataError(f"--text {' '.join(config.prompts.sources)} holds no prompt")
-    lines = _begun(out, settings, resume=resume)
+    if not any(ids for _, _, ids in asked):
+        raise DataError(
+            f"every prompt has more than {config.max_prompt_tokens} tokens; raise "
+            "--max-prompt-tokens"
+        )
+    prompts = [text for _, text, _ in asked]
+    settings = _settings(config, loaded, template, prompts)
+    lines = _begun(out, settings, prompts, resume=resume)
     done = {line["number"] for line in lines}
     wanted = {number: (text, ids) for number, text, ids in asked if ids and number not in done}
     too_long = sum(not ids for _, _, ids in asked)
@@ -80,7 +89,7 @@ def write_answers(
             text, ids = wanted[number]
             line = {
                 "number": number,
-                "text": text + loaded.tokenizer.decode(output, skip_special_tokens=False),
+                "text": text + text_behind(loaded.tokenizer, ids, output, special=True),
                 "prompt_chars": len(text),
                 "prompt_tokens": len(ids),
                 "answer_tokens": len(output),
@@ -107,9 +116,15 @@ def _prompts(
     """The number, text and tokens of each prompt; no tokens where there are too many."""
     tokenizer, found = loaded.tokenizer, []
     room = min(config.max_prompt_tokens, loaded.max_positions - config.max_new_tokens)
+    if room < 1:
+        raise ConfigError(
+            f"--max-new-tokens {config.max_new_tokens} leaves no room for a prompt: the model has "
+            f"{loaded.max_positions} positions"
+        )
     for number, text in enumerate(documents(config.prompts)):
         shown = text if template is None else template.render(tokenizer, [text])
-        ids = tokenizer(shown, add_special_tokens=False, verbose=False)["input_ids"]
+        # A template writes the special tokens itself.
+        ids = tokenizer(shown, add_special_tokens=template is None, verbose=False)["input_ids"]
         found.append((number, shown, ids if len(ids) <= room else []))
     return found
 
@@ -133,9 +148,9 @@ def _decoded(
 
 
 def _settings(
-    config: AnswersConfig, loaded: Loaded, template: ChatTemplate | None
+    config: AnswersConfig, loaded: Loaded, template: ChatTemplate | None, prompts: Sequence[str]
 ) -> dict[str, Any]:
-    """The options that answers depend on."""
+    """The options that answers depend on, and the prompts as a hash."""
     return {
         "model": config.model.name,
         "weights": loaded.fingerprint,
@@ -144,10 +159,13 @@ def _settings(
         "system": config.chat.system,
         "max_new_tokens": config.max_new_tokens,
         "max_prompt_tokens": config.max_prompt_tokens,
+        SHA: hashlib.sha256(repr(list(prompts)).encode()).hexdigest()[:16],
     }
 
 
-def _begun(out: Path, settings: dict[str, Any], *, resume: bool) -> list[dict[str, Any]]:
+def _begun(
+    out: Path, settings: dict[str, Any], prompts: Sequence[str], *, resume: bool
+) -> list[dict[str, Any]]:
     """Begin a folder, or return what it holds; a torn last line is answered again."""
     record, file = out / RECORD, out / FILE
     if not resume:
@@ -164,7 +182,20 @@ def _begun(out: Path, settings: dict[str, Any], *, resume: bool) -> list[dict[st
     except (OSError, ValueError) as error:
         raise DataError(f"{out} holds no answers to go on with: {error}") from error
     asked = json.loads(json.dumps(settings))
+    # Earlier versions kept no hash: there the lines themselves have to tell.
+    asked[SHA] = asked[SHA] if SHA in held else None
     if changed := ", ".join(name for name, value in asked.items() if held.get(name) != value):
         raise ConfigError(f"{out} was written with other options ({changed}); use another --out")
+    for line in lines:
+        if not _answers(line, prompts):
+            raise DataError(f"{file} answers other prompts than these; use another --out")
     write_whole(file, whole)
     return lines
+
+
+def _answers(line: Any, prompts: Sequence[str]) -> bool:
+    """True if a line of a folder answers the prompt of its number."""
+    try:
+        return bool(line["text"][: line["prompt_chars"]] == prompts[line["number"]])
+    except (KeyError, TypeError, IndexError):
+        return False

@@ -29,7 +29,6 @@ from ppdbench.decoding.identity import (
     judge,
     one_row_logits,
 )
-from ppdbench.decoding.limits import visible_text
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.decoding.stock_check import (
@@ -40,6 +39,7 @@ from ppdbench.decoding.stock_check import (
     check_greedy,
     hold_to_stock,
 )
+from ppdbench.decoding.written import visible_text
 from ppdbench.engine.experts import Routed, by_rows, watched
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.logit_watch import LogitWatch
@@ -286,7 +286,8 @@ class Interleaved:
         if self._answered is None or self._answered[0] != before:
             self._answered = before, self._greedy(before, BASELINE[0], self.session)
         limits = limits_of(before, self.loaded)
-        answer = visible_text(self.loaded.tokenizer, self._answered[1].output_ids, limits)
+        output = self._answered[1].output_ids
+        answer = visible_text(self.loaded.tokenizer, before.ids, output, limits)
         return continued(item, before, answer, self.loaded.tokenizer)
 
     def _attempt(self, item: Item, method: PreparedMethod) -> Decoded | str:

@@ -9,7 +9,7 @@ import msgspec
 
 from ppdbench.bench.full_batches import Place
 from ppdbench.bench.interleaved import BASELINE, ExampleResult
-from ppdbench.decoding.limits import visible_text
+from ppdbench.decoding.written import visible_text
 from ppdbench.engine.loading import Loaded
 from ppdbench.runs.records import (
     DecodedSample,
@@ -50,7 +50,7 @@ def sample_of(
     ours, theirs, floor = outcome.decoded, baseline.decoded, again.decoded
     assert theirs is not None
     assert floor is not None
-    text = visible_text(loaded.tokenizer, ours.output_ids, limits_of(item, loaded))
+    text = visible_text(loaded.tokenizer, item.ids, ours.output_ids, limits_of(item, loaded))
     return DecodedSample(
         **known,
         verdict=outcome.verdict,

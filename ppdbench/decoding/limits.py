@@ -84,10 +84,3 @@ class _ByToken(dict[int, int]):
 
 # For all examples of a task; the tokenizer is known by what it is, not by what it holds.
 _letters = lru_cache(maxsize=64)(Letters)
-
-
-def visible_text(tokenizer: Any, output: Sequence[int], limits: Limits) -> str:
-    """Return an output as a reader sees it: no special tokens, cut before the first stop string."""
-    text: str = tokenizer.decode(list(output), skip_special_tokens=True)
-    ends = [at for s in limits.stop if (at := text.find(s)) >= 0]
-    return text[: min(ends)] if ends else text

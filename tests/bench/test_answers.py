@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
 from tests.families import stock_model
+from tests.words import sentencepiece
 
 PROMPTS = ["The first prompt", "Another one, a little longer", "Three", "x " * 60]
 TOKENS = 8
@@ -72,6 +73,44 @@ def test_plain_prompts_stay_as_they_are(home: Path) -> None:
     assert all(line["text"].startswith(PROMPTS[n]) for n, line in written(home / "out").items())
 
 
+def test_plain_prompts_are_read_as_by_generate(home: Path) -> None:
+    words = sentencepiece()
+    model = stock_model("llama", vocab_size=len(words))
+    for part in (model, words):
+        part.save_pretrained(home / "model")
+    assert run([*ANSWERS, *SMALL, "--chat", "off", "--out", "out"]) == 0
+    found = written(home / "out")
+    for number, line in found.items():
+        ids = words(PROMPTS[number], return_tensors="pt").input_ids
+        assert ids[0, 0] == words.bos_token_id
+        output = model.generate(ids, max_new_tokens=TOKENS, do_sample=False)[0]
+        whole = words.decode(output).removeprefix("<s>").removeprefix(" ")
+        assert line["text"] == whole
+        assert line["prompt_tokens"] == ids.shape[1]
+
+
+def test_answers_to_other_prompts_are_not_gone_on_with(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = [*ANSWERS, *SMALL, "--out", "out", "--resume"]
+    assert run(again[:-1]) == 0
+    assert run(again) == 0
+    prompts, record = home / "prompts.jsonl", home / "out" / "answers.json"
+    lines = prompts.read_text("utf-8").splitlines(keepends=True)
+    prompts.write_text("".join([lines[1], lines[0], *lines[2:]]), "utf-8")
+    capsys.readouterr()
+    assert run(again) == 2
+    assert "written with other options (sha256)" in capsys.readouterr().err
+    # Folders of earlier versions say it by their lines.
+    kept = json.loads(record.read_text("utf-8"))
+    del kept["sha256"]
+    record.write_text(json.dumps(kept), "utf-8")
+    assert run(again) == 2
+    assert "answers other prompts than these" in capsys.readouterr().err
+    prompts.write_text("".join(lines), "utf-8")
+    assert run(again) == 0
+
+
 def test_a_text_without_a_prompt_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "empty.txt").write_text("\n\n", "utf-8")
     words = ["answers", "--model", "./model", "--text", "empty.txt", *SMALL, "--out", "none"]
@@ -86,6 +125,8 @@ def test_a_text_without_a_prompt_is_refused(home: Path, capsys: pytest.CaptureFi
         ("--batch 0", "--batch 0: use 1 or more"),
         ("--max-new-tokens 0", "--max-new-tokens 0: use 1 or more"),
         ("--resume", "holds no answers to go on with"),
+        ("--max-new-tokens 5000", "--max-new-tokens 5000 leaves no room for a prompt"),
+        ("--max-prompt-tokens 2", "every prompt has more than 2 tokens"),
         ("--out out", "holds answers already; use --resume, or another --out"),
         ("--out out --resume --max-new-tokens 4", "with other options (max_new_tokens)"),
     ],

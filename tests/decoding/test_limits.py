@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
-
-from ppdbench.decoding.limits import Limits, visible_text
+from ppdbench.decoding.limits import Limits
 from ppdbench.engine.synthetic import tokenizer
 
 WORDS: Any = tokenizer(300, 64)
@@ -130,28 +128,3 @@ def test_only_what_has_the_characters_of_a_stop_string_is_read_as_a_whole() -> N
     for n in range(1, 7):
         assert limits.finish(WORDS.encode("bcabcb"[:n])) == ("stop" if n >= 4 else None)
     assert tokenizer.read == [1, 1, 1, 3, 4, 5, 6]
-
-
-# What is visible
-
-
-@pytest.mark.parametrize(
-    ("text", "stop", "seen"),
-    [
-        ("An answer.\n\nQ: more", ("\n\nQ:",), "An answer."),
-        ("one two three", ("three", "two"), "one "),
-        ("one two three", ("four",), "one two three"),
-        ("one two three", (), "one two three"),
-        ("stop at once", ("stop",), ""),
-        ("a b a b", ("b",), "a "),
-    ],
-)
-def test_text_is_cut_before_the_first_stop_string(
-    text: str, stop: tuple[str, ...], seen: str
-) -> None:
-    assert visible_text(WORDS, WORDS.encode(text), stopping_at(*stop)) == seen
-
-
-def test_special_tokens_are_not_visible() -> None:
-    ids = (1, *WORDS.encode("hi"), EOS)
-    assert visible_text(WORDS, ids, Limits(9)) == "hi"

@@ -53,7 +53,7 @@ def texts_of(header: Header, samples: Iterable[Sample]) -> Texts | None:
         return None
     written = (s for s in samples if isinstance(s, DecodedSample) and s.text and s.output_ids)
     first = islice(written, CHECKED)
-    same = all(texts.joined(s.output_ids).startswith(s.text.rstrip()) for s in first)
+    same = all(texts.joined(s.output_ids).strip().startswith(s.text.strip()) for s in first)
     return texts if same else None
 
 
