@@ -152,8 +152,9 @@ def _groups(run: StoredRun) -> Groups:
             by_id = found.get((task, subject), {})
             # Later turns of a conversation are no examples of their own, but all have the same.
             done = sum(not sample.is_later for sample in by_id.values())
-            if done != data.examples or by_id.keys() != every:
-                turns = f" and {len(by_id)} of {len(every)} turns" if len(every) > done else ""
+            wanted = len(every) if probed else data.turns or len(every)
+            if done != data.examples or len(by_id) != wanted or by_id.keys() != every:
+                turns = f" and {len(by_id)} of {wanted} turns" if wanted > done else ""
                 raise DataError(
                     f"{run.path} is unfinished: {done} of {data.examples} examples{turns} of "
                     f"{task} with {subject}; continue it with --resume"

@@ -613,6 +613,8 @@ class Source(Record, frozen=True, kw_only=True):
     """The number of examples."""
     sha256: str
     """Hash of their prompts."""
+    turns: Count | None = None
+    """The turns that they have together; null where each has one, or its run did not say."""
     unscored: Sequence[str] | None = None
     """Examples whose reference cannot be scored; they are decoded and have no score."""
     hub_id: str | None = None

@@ -365,7 +365,8 @@ def _with_more(stored: Header, asked: Header, digest: Digest) -> Header:
     ((task, about),) = stored.data.items()
     if digest(task, about.examples) != about.sha256:
         return stored
-    more = replace(about, examples=asked.data[task].examples, sha256=asked.data[task].sha256)
+    now = asked.data[task]
+    more = replace(about, examples=now.examples, sha256=now.sha256, turns=now.turns)
     config = replace(stored.config, limit=asked.config.limit)
     return replace(stored, config=config, data={task: more})
 
@@ -424,8 +425,10 @@ def _of_both(stored: Any, asked: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _alike(part: str, header: Mapping[str, Any]) -> Any:
-    """A part of a header, less which of several equal devices was used."""
+    """A part of a header, less what follows from the rest and which of equal devices was used."""
     content = header.get(part)
+    if part == "data" and isinstance(content, dict):
+        return {task: {**of, "turns": None} for task, of in content.items()}
     if part == "config" and isinstance(content, dict):
         return {name: value for name, value in content.items() if name != CHOICE}
     if part == "model" and isinstance(content, dict) and "device" in content:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ppdbench.runs.records import Asked, Header, ProbeHeader
+from ppdbench.runs.records import Asked, DraftsHeader, Header, ProbeHeader
 
 
 def unfinished(header: Header, samples: Iterable[Asked]) -> str | None:
@@ -14,8 +14,13 @@ def unfinished(header: Header, samples: Iterable[Asked]) -> str | None:
     """
     if header.kind == "sweep" or not header.data:
         return None
-    wanted = sum(source.examples for source in header.data.values()) * _subjects(header)
-    done = sum(not sample.is_later for sample in samples)
+    # Earlier versions did not say how many turns there are, so there first turns have to do.
+    turns = {task: source.turns for task, source in header.data.items() if source.turns}
+    if isinstance(header, ProbeHeader | DraftsHeader):
+        turns = {}
+    each = sum(turns.get(task, source.examples) for task, source in header.data.items())
+    wanted = each * _subjects(header)
+    done = sum(sample.task in turns or not sample.is_later for sample in samples)
     if done >= wanted:
         return None
     return f"Unfinished: {wanted - done} of {wanted} samples are missing; finish it with --resume."

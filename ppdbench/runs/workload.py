@@ -166,6 +166,7 @@ class Workload:
             metrics=list(task.metrics),
             examples=len(examples),
             sha256=self._digest(task, examples),
+            turns=sum(len(e.turns) for e in examples) if task.turns else None,
             # They will be decoded all the same.
             unscored=[e.id for e in examples if unscored(task.metrics, e.references)] or None,
             **self._file(task),
@@ -189,7 +190,9 @@ class Workload:
         """A hash of the prompts themselves: same hash, same questions."""
         digest = hashlib.sha256(task.name.encode())
         for example in examples:
-            digest.update(f"\0{example.id}\0{example.prompt.shots}{example.prompt.text}".encode())
+            first = f"{example.prompt.shots}{example.prompt.text}"
+            for part in (example.id, first, *example.turns[1:]):
+                digest.update(f"\0{part}".encode())
         return digest.hexdigest()[:16]
 
     def context(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def test_conversations_are_counted_by_their_questions(tmp_path: Path) -> None:
     samples = (now / "samples.jsonl").read_text("utf-8").splitlines(keepends=True)
     (now / "samples.jsonl").write_text("".join(samples[:-1]), "utf-8")  # a later turn is lacking
     with pytest.raises(DataError, match="4 of 4 examples and 7 of 8 turns"):
+        compare_paths(now, now, Thresholds(rules={}))
+    firsts = "".join(line for line in samples if '"turn": 1' in line)
+    (now / "samples.jsonl").write_text(firsts, "utf-8")
+    compare_paths(now, now, Thresholds(rules={}))  # as runs that do not say how many there are
+    header = json.loads((now / "run.json").read_text("utf-8"))
+    header["data"]["squad"]["turns"] = 8
+    (now / "run.json").write_text(json.dumps(header), "utf-8")
+    with pytest.raises(DataError, match="4 of 4 examples and 4 of 8 turns"):
         compare_paths(now, now, Thresholds(rules={}))
 
 

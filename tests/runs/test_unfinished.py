@@ -37,6 +37,17 @@ def test_later_turns_are_no_further_examples() -> None:
     assert "1 of 4" in str(unfinished(head, turns))
 
 
+def test_turns_are_counted_where_the_run_says_how_many_there_are() -> None:
+    data = {"gsm8k": {**DATA["gsm8k"], "examples": 3, "turns": 6}}
+    head = made.header("bench", methods=made.methods("swift"), data=data)
+    turns = [made.decoded("swift", f"{n}/{t}", turn=t) for t in (1, 2) for n in range(3)]
+    assert unfinished(head, turns) is None
+    assert "1 of 6" in str(unfinished(head, turns[:-1]))
+    assert "3 of 6" in str(unfinished(head, turns[:3]))  # the first turns alone
+    probe = made.header("probe", data=data, config__targets=[{"kind": "greedy"}])
+    assert unfinished(probe, [made.probed(str(n)) for n in range(3)]) is None
+
+
 def stored(folder: Path, kind: str, n: int) -> Path:
     if kind == "probe":
         samples = [made.probed(str(i)) for i in range(n)]

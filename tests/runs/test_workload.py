@@ -86,6 +86,16 @@ def test_the_source_says_what_was_asked_and_by_a_hash_which_questions(data: Path
     assert read(data).digest("topv2", 2) == read(data, limit=2).sources["topv2"].sha256
 
 
+def test_every_turn_of_a_conversation_counts_and_has_its_part_in_the_hash(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"question_id": n, "turns": ["a", f"b{n}"], "reference": []} for n in range(3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    source = read(path, tasks=("mt_bench",)).sources["mt_bench"]
+    assert (source.examples, source.turns) == (3, 6)
+    path.write_text(path.read_text("utf-8").replace("b2", "c2"), "utf-8")
+    assert read(path, tasks=("mt_bench",)).sources["mt_bench"].sha256 != source.sha256
+
+
 def test_prompts_and_the_cache_have_room_for_the_longest_output(data: Path, loaded: Loaded) -> None:
     work = read(data, max_new_tokens=100)
     items = work.encode(loaded)
