@@ -13,7 +13,7 @@ CONTEXT = 8  # tokens before an output that are decoded with it
 def text_behind(
     tokenizer: Any, before: Sequence[int], output: Sequence[int], *, special: bool = False
 ) -> str:
-    """What `output` adds to the text before it; with `special` tokens, or without.
+    """The text that `output` adds to what stands before it; with `special` tokens, or without.
 
     Decoded alone it may lose the blank that it begins with: tokenizers of SentencePiece's kind
     have none at the beginning of a text.

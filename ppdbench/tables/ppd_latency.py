@@ -57,7 +57,7 @@ class LatencyRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredForm:
     """One run of one form on one task: greedy decoding on one unit, and the units by k."""
 
     greedy: LatencyRow
@@ -99,7 +99,7 @@ def _extrapolated(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _rows(
-    printed: Mapping[tuple[str, int], LatencyRow], ours: Mapping[Place, Sequence[Measured]]
+    printed: Mapping[tuple[str, int], LatencyRow], ours: Mapping[Place, Sequence[MeasuredForm]]
 ) -> list[ComparedRow]:
     """Put every form that was run beside what was printed."""
     ks = sorted({k for of in ours.values() for run in of for k in run.by_k})
@@ -117,7 +117,7 @@ def _rows(
 
 
 def _greedy_rows(
-    task: str, theirs: LatencyRow | None, found: Sequence[Measured]
+    task: str, theirs: LatencyRow | None, found: Sequence[MeasuredForm]
 ) -> Iterator[ComparedRow]:
     """One row for each run, as a speedup is over the greedy decoding of its own."""
     if not found and theirs:
@@ -146,11 +146,11 @@ def _printed(paper: Paper) -> dict[tuple[str, int], LatencyRow]:
     return found
 
 
-def _ours(runs: Sequence[StoredRun]) -> dict[Place, list[Measured]]:
+def _ours(runs: Sequence[StoredRun]) -> dict[Place, list[MeasuredForm]]:
     """Read the runs with units, by task and form: what one unit took, and units by k."""
-    found: dict[Place, list[Measured]] = {}
+    found: dict[Place, list[MeasuredForm]] = {}
     for run in runs:
-        of_run: dict[Place, Measured] = {}
+        of_run: dict[Place, MeasuredForm] = {}
         for summary in summarize(run.header, add_up(run.samples), scores=False):
             if summary.get("units", 1) < 2 or summary["greedy_ms_per_token"] is None:
                 continue
@@ -159,7 +159,9 @@ def _ours(runs: Sequence[StoredRun]) -> dict[Place, list[Measured]]:
             # None where it may not be claimed.
             speedup = greedy / seconds if summary["speedup_one_unit"] else None
             alone = LatencyRow(None, greedy, None, None)
-            measured = of_run.setdefault((summary["task"], summary["form"]), Measured(alone, {}))
+            measured = of_run.setdefault(
+                (summary["task"], summary["form"]), MeasuredForm(alone, {})
+            )
             measured.by_k[run.header.facts[summary["label"]]["k"]] = LatencyRow(
                 summary["p"], seconds, speedup, summary["predicted_speedup"]
             )
@@ -168,7 +170,7 @@ def _ours(runs: Sequence[StoredRun]) -> dict[Place, list[Measured]]:
     return found
 
 
-def _with_units(ours: Mapping[Place, Sequence[Measured]]) -> Iterator[LatencyRow]:
+def _with_units(ours: Mapping[Place, Sequence[MeasuredForm]]) -> Iterator[LatencyRow]:
     for of in ours.values():
         for run in of:
             yield from run.by_k.values()
