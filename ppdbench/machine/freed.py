@@ -7,9 +7,11 @@ sizes: with a vocabulary of 49,152 words the clearing of pages took a quarter of
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from ppdbench.machine.pages import trim
 
@@ -40,6 +42,38 @@ def reuse_freed() -> Iterator[None]:
         if not _keepers:
             _set(USUAL)
             trim()
+
+
+class Scattered:
+    """Watches over memory that is kept: where sizes change it lies in pieces that nothing fits.
+
+    Then the process grows with every step, though it uses no more. `look` after each step gives all
+    that is free back to the system once that has become much.
+    """
+
+    SETTLING = 3  # looks after which a process has what its steps need
+    GROWTH, SLACK = 1.5, 1 << 30
+
+    def __init__(self) -> None:
+        self._looks, self._usual = 0, 0
+
+    def look(self) -> None:
+        """Give back what is free, where the process has grown by half and a gigabyte."""
+        held, self._looks = resident_bytes(), self._looks + 1
+        if self._looks <= self.SETTLING:
+            self._usual = max(self._usual, held)
+        elif held > self.GROWTH * self._usual + self.SLACK:
+            trim()
+            self._looks, self._usual = 0, 0
+
+
+def resident_bytes() -> int:
+    """Memory that this process has in use, as the system sees it; 0 where nobody says."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _set(values: dict[int, int]) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError, one_line
 from ppdbench.files.whole import write_whole
+from ppdbench.machine.freed import Scattered
 from ppdbench.runs.workload import Report
 from ppdbench.training.record import read_log, read_state
 from ppdbench.training.text import TokenBlocks
@@ -150,10 +151,11 @@ class Trainer:
         first = self._begin(resume)
         self.objective.train()
         self.started, began = time.perf_counter(), first
-        step = first
+        step, kept = first, Scattered()
         try:
             for step in range(first, self.config.steps):
                 losses, norm = self._step(step)
+                kept.look()
                 self._log(step, losses, norm, began)
                 loss, rate = losses["loss"], self._tokens_per_s(step, began)
                 watch(f"loss {loss:.4f}, {rate:,.0f} tokens/s", step + 1, self.config.steps)

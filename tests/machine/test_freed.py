@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ppdbench.machine import freed
 from ppdbench.machine.freed import MMAP_MAX, USUAL, reuse_freed
 
 gnu = pytest.mark.skipif(
@@ -54,6 +55,46 @@ def test_blocks_of_one_size_take_their_pages_once_and_give_them_back_in_the_end(
     # The process lets go of some pages of its own meanwhile.
     assert kept > 0.9 * BLOCK
     assert afterwards < 0.1 * BLOCK
+
+
+LOOKED = f"""
+import torch
+from ppdbench.machine.freed import Scattered, resident_bytes, reuse_freed
+
+torch.ones(8)
+kept = Scattered()
+with reuse_freed():
+    torch.ones({BLOCK} // 4)
+    for _ in range(kept.SETTLING):
+        kept.look()
+    small = resident_bytes()
+    torch.ones(24 * {BLOCK} // 4)
+    large = resident_bytes()
+    kept.look()
+    print(small, large, resident_bytes())
+"""
+
+
+@gnu
+def test_a_process_that_grew_by_what_is_free_gives_it_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKED], capture_output=True, text=True, check=True, timeout=120
+    )
+    small, large, afterwards = map(int, done.stdout.split())
+    assert large > small + 20 * BLOCK
+    assert afterwards < small + BLOCK
+
+
+def test_what_every_step_needs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[int] = []
+    held = iter([4, 5, 6, 9, 9, 9.9, 10.1, 3, 6, 6, 6])
+    gigabytes = 1 << 30
+    monkeypatch.setattr(freed, "resident_bytes", lambda: int(next(held) * gigabytes))
+    kept = freed.Scattered()
+    monkeypatch.setattr(freed, "trim", lambda: trimmed.append(kept._looks))
+    for _ in range(11):
+        kept.look()
+    assert trimmed == [7]  # at the seventh look, beyond 1.5 x 6 + 1, and not again
 
 
 def test_what_goes_wrong_meanwhile_goes_on_and_memory_is_given_back(
