@@ -48,7 +48,7 @@ class Saturation:
     """The layers where the final token first appears as first choice, and from where on it stays.
 
     Where the last layer was not probed some tokens need more layers than were: the counts lack
-    them, and there is no mean.
+    them. A mean is told only of all layers, since it depends on which are looked at.
     """
 
     task: str
@@ -58,7 +58,16 @@ class Saturation:
     stays_mean: float | None
     earliest: dict[int, int]  # layers run -> tokens
     stays: dict[int, int]
-    deepest: int  # layer that was probed
+    layers: tuple[int, ...]  # that were probed
+
+    @property
+    def deepest(self) -> int:
+        """The deepest layer that was probed."""
+        return self.layers[-1]
+
+    def follows_a_gap(self, layer: int) -> bool:
+        """True if the layer before this one was not probed: a token may be there already then."""
+        return layer > 1 and layer - 1 not in self.layers
 
 
 def match_rates(ranks: StoredRanks, ks: Sequence[int], buckets: Mapping[str, int]) -> list[Rate]:
@@ -131,28 +140,26 @@ def _saturation(all_ranks: StoredRanks, group: Group, n_layers: int | None) -> S
     first = np.where(hits.any(0), hits.argmax(0), len(layers))
     settled = np.where(hits.all(0), len(layers), hits[::-1].argmin(0))  # layers from the last on
     # A sampled token may be nobody's first choice; with the last layer it is settled all the same.
-    whole = n_layers is None or layers[-1] >= n_layers
-    deeper = [layers[-1]] if whole else [BEYOND]
+    last = layers[-1] if n_layers is None else n_layers
+    deeper = [layers[-1]] if layers[-1] >= last else [BEYOND]
     earliest, stays = (
         Counter(np.array(layers + deeper)[at].tolist()) for at in (first, len(layers) - settled)
     )
     del earliest[BEYOND], stays[BEYOND]
+    whole = layers == list(range(1, last + 1))
     return Saturation(
         *group,
         n,
-        _mean(earliest, n),
-        _mean(stays, n),
+        _mean(earliest) if whole else None,
+        _mean(stays) if whole else None,
         dict(sorted(earliest.items())),
         dict(sorted(stays.items())),
-        layers[-1],
+        tuple(layers),
     )
 
 
-def _mean(counts: Counter[int], n: int) -> float | None:
-    """Return the mean over all `n` tokens; None where some of them are not counted."""
-    if counts.total() < n:
-        return None
-    return sum(value * times for value, times in counts.items()) / max(1, n)
+def _mean(counts: Counter[int]) -> float:
+    return sum(value * times for value, times in counts.items()) / max(1, counts.total())
 
 
 def probed_json(header: Header, samples: Sequence[Asked]) -> dict[str, Any]:

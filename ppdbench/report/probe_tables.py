@@ -19,8 +19,10 @@ MANY_LAYERS = 8
 FULL = "--full-length"
 MOST_ROWS = 12  # layers of one task and head in the pooled table
 PARTLY = (
-    "Not all layers were probed: > means more than the deepest of them, and no mean can be told."
+    "Not all layers were probed, so that no mean can be told: <= means this layer or one before it "
+    "that was not, > more than the deepest; there to stay is among the probed ones."
 )
+UNCHOSEN = "A drawn token that is no layer's first choice counts as there after the last."
 
 
 def paper_layers(layers: Sequence[int], n_layers: int) -> list[int]:
@@ -188,19 +190,19 @@ def saturation_sheet(saturations: Sequence[Saturation], n_layers: int) -> Sheet:
     """Show after how many layers the final token is there, and there to stay."""
     rows: list[tuple[Cell, ...]] = []
     for s in saturations:
-        for name, mean, counts in (
-            ("first there", s.earliest_mean, s.earliest),
-            ("there to stay", s.stays_mean, s.stays),
-        ):
-            marks = [_layer_at(s, counts, share) for share in (0.25, 0.5, 0.75, 0.95)]
-            rows.append((s.task, s.target, name, mean, *marks))
+        shares = (0.25, 0.5, 0.75, 0.95)
+        first = [_at_most(s, _layer_at(s, s.earliest, share)) for share in shares]
+        stays = [_layer_at(s, s.stays, share) for share in shares]
+        rows.append((s.task, s.target, "first there", s.earliest_mean, *first))
+        rows.append((s.task, s.target, "there to stay", s.stays_mean, *stays))
     return Sheet(
         f"Layers needed, of {n_layers}",
         ("task", "target", "final token", "mean", "25%", "50%", "75%", "95%"),
         tuple(rows),
         notes=(
             "25% ... 95%: layers after which so many of the tokens are settled.",
-            *([PARTLY] if any(s.deepest < n_layers for s in saturations) else []),
+            *([PARTLY] if any(len(s.layers) < n_layers for s in saturations) else []),
+            *([UNCHOSEN] if any(s.target != "greedy" for s in saturations) else []),
         ),
         digits={"mean": 2},
     )
@@ -214,6 +216,12 @@ def _layer_at(saturation: Saturation, counts: Mapping[int, int], share: float) -
         if seen >= needed:
             return layer
     return f">{saturation.deepest}"
+
+
+def _at_most(saturation: Saturation, layer: Cell) -> Cell:
+    """The same for what is there first: `<=25` where the layer before was not looked at."""
+    unsure = isinstance(layer, int) and saturation.follows_a_gap(layer)
+    return f"<={layer}" if unsure else layer
 
 
 def long(rates: Sequence[Rate]) -> Sheet:

@@ -12,7 +12,7 @@ from tests.filled import StoredRanks
 
 
 def sample(*by_layer: list[int], task: str = "a") -> dict[str, Any]:
-    ranks = {str(2 * n): ranks for n, ranks in enumerate(by_layer, start=1)}  # layers 2, 4, ...
+    ranks = {str(n): ranks for n, ranks in enumerate(by_layer, start=1)}
     return {"task": task, "target": "greedy", "ranks": ranks}
 
 
@@ -20,26 +20,29 @@ def test_a_token_is_known_where_it_first_is_the_first_choice_and_settled_where_i
     # One token is settled early, one is known early and lost again, one comes late.
     (found,) = saturation(StoredRanks([sample([0, 0, 5], [0, 3, 1], [0, 0, 0])]))
     assert found.n == 3
-    assert (found.earliest, found.stays) == ({2: 2, 6: 1}, {2: 1, 6: 2})
-    assert found.earliest_mean == pytest.approx((2 + 2 + 6) / 3)
-    assert found.stays_mean == pytest.approx((2 + 6 + 6) / 3)
+    assert (found.earliest, found.stays) == ({1: 2, 3: 1}, {1: 1, 3: 2})
+    assert found.earliest_mean == pytest.approx((1 + 1 + 3) / 3)
+    assert found.stays_mean == pytest.approx((1 + 3 + 3) / 3)
 
 
 def test_a_sampled_token_that_nobody_would_have_chosen_counts_for_the_last_layer() -> None:
     (found,) = saturation(StoredRanks([sample([4], [3], [2])]))
-    assert (found.earliest, found.stays) == ({6: 1}, {6: 1})
+    assert (found.earliest, found.stays) == ({3: 1}, {3: 1})
+    (drawn,) = saturation(StoredRanks([{**sample([4], [3], [2]), "target": "top-k"}]))
+    assert any("A drawn token" in note for note in saturation_sheet([drawn], 3).notes)
+    assert not any("A drawn token" in note for note in saturation_sheet([found], 3).notes)
 
 
 def test_a_token_that_only_an_early_layer_chose_is_known_there_and_settles_nowhere() -> None:
     (found,) = saturation(StoredRanks([sample([0], [0], [1])]))
-    assert (found.earliest, found.stays) == ({2: 1}, {6: 1})
+    assert (found.earliest, found.stays) == ({1: 1}, {3: 1})
 
 
 def test_outputs_of_unequal_length_and_several_tasks() -> None:
     samples = [sample([0, 0], [0, 0]), sample([1], [0]), sample([0], [0], task="b")]
     assert [(s.task, s.n, s.stays) for s in saturation(StoredRanks(samples))] == [
-        ("a", 3, {2: 2, 4: 1}),
-        ("b", 1, {2: 1}),
+        ("a", 3, {1: 2, 2: 1}),
+        ("b", 1, {1: 1}),
     ]
 
 
@@ -50,13 +53,34 @@ def test_matches_are_counted_by_example(rows: list[list[int]]) -> None:
 
 
 def test_tokens_that_no_probed_layer_settles_need_more_than_the_last_probed_one() -> None:
-    probed = StoredRanks([sample([0, 0, 5, 5], [0, 3, 1, 0])])  # layers 2 and 4
-    (found,) = saturation(probed, n_layers=6)
-    assert (found.n, found.earliest, found.stays) == (4, {2: 2, 4: 1}, {2: 1, 4: 1})
+    probed = StoredRanks([sample([0, 0, 5, 5], [0, 3, 1, 0])])
+    (found,) = saturation(probed, n_layers=3)
+    assert (found.n, found.earliest, found.stays) == (4, {1: 2, 2: 1}, {1: 1, 2: 1})
     assert (found.earliest_mean, found.stays_mean) == (None, None)
-    sheet = saturation_sheet([found], 6)
+    sheet = saturation_sheet([found], 3)
     rows = {row[2]: row[3:] for row in sheet.rows}
-    assert rows == {"first there": (None, 2, 2, 4, ">4"), "there to stay": (None, 2, 4, ">4", ">4")}
-    assert any("> means more" in note for note in sheet.notes)
-    (whole,) = saturation(probed, n_layers=4)
-    assert whole.stays == {2: 1, 4: 3}
+    assert rows == {"first there": (None, 1, 1, 2, ">2"), "there to stay": (None, 1, 2, ">2", ">2")}
+    assert any("> more than the deepest" in note for note in sheet.notes)
+    (whole,) = saturation(probed, n_layers=2)
+    assert whole.stays == {1: 1, 2: 3}
+    assert whole.stays_mean == pytest.approx(7 / 4)
+
+
+def test_layers_that_were_left_out_leave_no_mean_and_bounds() -> None:
+    ranks = {"1": [0, 5, 5, 5], "2": [3, 0, 7, 7], "3": [0, 0, 0, 9], "4": [0, 0, 0, 0]}
+    whole, some = (
+        saturation(
+            StoredRanks(
+                [{"task": "a", "target": "greedy", "ranks": {n: ranks[n] for n in layers}}]
+            ),
+            n_layers=4,
+        )[0]
+        for layers in ("1234", "134")
+    )
+    assert whole.earliest_mean == pytest.approx((1 + 2 + 3 + 4) / 4)
+    assert (some.earliest_mean, some.stays_mean) == (None, None)
+    assert some.earliest == {1: 1, 3: 2, 4: 1}
+    sheet = saturation_sheet([some], 4)
+    assert sheet.rows[0][3:] == (None, 1, "<=3", "<=3", 4)
+    assert any("<= means this layer or one before it" in note for note in sheet.notes)
+    assert saturation_sheet([whole], 4).rows[0][3:] == (2.5, 1, 2, 3, 4)
