@@ -100,7 +100,7 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
 
 
 def clustered_wilson(
-    matches_per_example: Sequence[tuple[int, int]] | npt.NDArray[Any],
+    matches_per_example: Sequence[tuple[int, int]] | npt.NDArray[Any], at_most: float | None = None
 ) -> tuple[float, float, float]:
     """Wilson's interval for sum(matched) / sum(n), as wide as unequal examples ask for.
 
@@ -109,7 +109,8 @@ def clustered_wilson(
     that of independent tokens, is the design effect, and n shrinks by it. It never counts
     as less than 1. With one example, or all or none matched, there is no variance to
     estimate it from and the plain Wilson interval over all tokens is returned, which is
-    then too narrow if examples do differ.
+    then too narrow if examples do differ. Where one token was tried several times, effective_n
+    is `at_most` the number of tokens.
     """
     counts = np.asarray(matches_per_example, dtype=np.float64).reshape(-1, 2)
     counts = counts[counts[:, 1] != 0]
@@ -118,7 +119,7 @@ def clustered_wilson(
     if (counts[:, 0] < 0).any() or (counts[:, 0] > counts[:, 1]).any():
         raise ValueError("an example has more matches than trials, or fewer than none")
     matched, n = float(counts[:, 0].sum()), float(counts[:, 1].sum())
-    effective = n / _design_effect(counts, matched / n)
+    effective = min(n / _design_effect(counts, matched / n), n if at_most is None else at_most)
     low, high = wilson(matched / n * effective, effective)
     return low, high, effective
 

@@ -70,7 +70,8 @@ def _rates(
             continue
         pooled = np.sum([counts[layer] for layer in own], axis=0)
         matched, n = map(int, pooled.sum(0))
-        low, high, _ = clustered_wilson(pooled)
+        # Of one token the layers of a kind say much the same.
+        low, high, _ = clustered_wilson(pooled, at_most=int(counts[own[0]][:, 1].sum()))
         steps = [_rate(counts[i]) - _rate(counts[i - 1]) for i in own if i - 1 in counts]
         added = mean(steps) if steps else None
         rates.append(

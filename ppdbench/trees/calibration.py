@@ -20,15 +20,15 @@ from typing import Any
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_versioned, write_versioned
 from ppdbench.files.keys import Keys, kind
-from ppdbench.stats import wilson
+from ppdbench.stats import clustered_wilson, wilson
 from ppdbench.trees.guessing import guessing_of
 from ppdbench.trees.record import RankedOutput
 
 FORMAT, VERSION = "ppdbench-calibration", 2
 COUNTS_ALONE = 1  # the version without outputs
 
-# From here on a likely guess's accuracy is known to 3 points or better.
-ENOUGH_TOKENS = 1000
+# A first guess's accuracy should be known to so many points, up and down.
+CLOSE = 0.03
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,22 @@ class Accuracies:
         return self.hits[j][r] / self.n
 
     def interval(self, j: int, r: int) -> tuple[float, float]:
-        """Return its 95% interval."""
-        return wilson(self.hits[j][r], self.n)
+        """Return its 95% interval: by output, or by token where the outputs are not known."""
+        if not self.outputs:
+            return wilson(self.hits[j][r], self.n)
+        rows = [(output.counts[j][r], len(output.ranks[-1])) for output in self.outputs]
+        low, high, _ = clustered_wilson(rows)
+        return low, high
 
     def doubt(self) -> str:
         """Return a warning about a calibration on too few tokens; nothing about any other."""
-        if self.n >= ENOUGH_TOKENS:
-            return ""
         low, high = self.interval(0, 0)
+        if high - low <= 2 * CLOSE:
+            return ""
         return (
             f"calibrated on only {self.n} tokens: the first guess is right {100 * self.p(0, 0):.1f}"
-            f"% of the time, anything from {100 * low:.1f}% to {100 * high:.1f}% (95%); use "
-            f"{ENOUGH_TOKENS} tokens or more"
+            f"% of the time, anything from {100 * low:.1f}% to {100 * high:.1f}% (95%); use more "
+            f"until that is {100 * CLOSE:.0f} points up and down"
         )
 
     @classmethod

@@ -176,11 +176,18 @@ def test_a_calibration_says_where_guesses_were_right(capsys: pytest.CaptureFixtu
 
 
 def test_few_tokens_are_warned_of_with_the_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*SMALL, "--method", "seer", "--calibration", "c.json"]) == 0
-    err = capsys.readouterr().err
+    words = [*SMALL, "--method", "seer", "--calibration", "c.json", "--format", "json"]
+    assert run(words) == 0
+    told = capsys.readouterr()
+    err, rows = told.err, json.loads(told.out)["rows"]
     n = Accuracies.load("c.json").n
     assert f"warning: calibrated on only {n} tokens" in err
-    assert "95%" in err
+    low, high = next(
+        (row["low"], row["high"])
+        for row in rows
+        if (row["task"], row["distance"], row["k"]) == ("gsm8k", 1, 1)
+    )
+    assert f"anything from {100 * low:.1f}% to {100 * high:.1f}% (95%)" in err
     assert "calibration: c.json" in err
 
 

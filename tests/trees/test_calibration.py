@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ppdbench.errors import ConfigError
-from ppdbench.trees.calibration import ENOUGH_TOKENS, Accuracies
+from ppdbench.trees.calibration import CLOSE, Accuracies
 from ppdbench.trees.record import RankedOutput
 from tests.trees.made import outputs
 
@@ -34,8 +34,22 @@ def test_few_tokens_are_warned_of_with_the_interval() -> None:
     assert "only 50 tokens" in few.doubt()
     assert "60.0% of the time" in few.doubt()
     assert "from 46.2% to 72.4%" in few.doubt()
-    assert str(ENOUGH_TOKENS) in few.doubt()
-    assert SOME.doubt() == ""
+    assert Accuracies("medusa", ((600,),), 1000).doubt() != ""  # 57 to 63 and a little
+    assert Accuracies("medusa", ((1200,),), 2000).doubt() == ""
+    assert Accuracies("medusa", ((20,),), 1000).doubt() == ""  # what is rare is known sooner
+
+
+def test_outputs_and_not_their_tokens_are_what_an_interval_is_over() -> None:
+    """Ten outputs, each all right or all wrong, say no more than ten tokens."""
+    lines = [("0" if n % 2 else ".") * 400 for n in range(10)]
+    known = Accuracies.counted("medusa", [RankedOutput("a", (line,)) for line in lines])
+    low, high = known.interval(0, 0)
+    assert (low, high) == pytest.approx((0.5 - high + 0.5, high))
+    assert 0.22 < low < 0.27  # Wilson's of 5 in 10: [0.237, 0.763]
+    assert high - low > 2 * CLOSE
+    assert "only 4000 tokens" in known.doubt()
+    one = Accuracies("medusa", known.hits, known.n)
+    assert one.doubt() == ""
 
 
 def test_saved_accuracies_are_read_back(tmp_path: Path) -> None:
