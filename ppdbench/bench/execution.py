@@ -62,7 +62,7 @@ class CodeRuns:
         test = self._tests.get((sample.task, sample.example_id))
         if test is None or isinstance(sample, FailedSample):
             return sample
-        program = test.program(code_of(sample.text) if chat else sample.text)
+        program = test.program(code_of(sample.text, test) if chat else sample.text)
         found = self._execute(program, test.exam, unprotected=self._unprotected)
         return replace(
             sample,

@@ -20,7 +20,7 @@ from ppdbench.runs.workload import Item, RunConfig, Workload
 from ppdbench.sandbox import outside
 from ppdbench.sandbox.outside import Execution
 from ppdbench.tasks import load_rows, load_task
-from ppdbench.tasks.code import code_of, code_test
+from ppdbench.tasks.code import CodeTest, code_of, code_test
 from ppdbench.tasks.examples import Example, build_examples
 from tests.cli.test_decode_command import model_folder
 from tests.filled import add_up, summarize, typed
@@ -66,10 +66,12 @@ def items(work: Workload) -> list[Item]:
     return [Item(t, e, [1], 0, 4) for t, examples in work.examples for e in examples]
 
 
-def facts(runs: CodeRuns, item: Item, told: dict[str, Any]) -> dict[str, Any]:
+def facts(
+    runs: CodeRuns, item: Item, told: dict[str, Any], *, chat: bool = False
+) -> dict[str, Any]:
     """What is known of a sample once its program has run."""
     named = {"task": item.task.name, "example_id": item.example.id}
-    found = runs.examined(typed("decode", {**told, **named}))
+    found = runs.examined(typed("decode", {**told, **named}), chat=chat)
     known = {name: getattr(found, name, None) for name in FACTS}
     return {name: value for name, value in known.items() if value is not None}
 
@@ -96,22 +98,90 @@ def test_the_program_is_the_one_of_the_reference_harness() -> None:
     )
 
 
+# An answer of a chat: FUNCTION is the whole function, BODY what completes the prompt.
+SAID = {
+    "a block": "Here it is:\n\n```python\nFUNCTION```\nIt adds. ```no```",
+    "a block with the body": "```\nBODY```",
+    "a block without its end": "  ```py\nFUNCTION",
+    "a block that was cut": "```python\nFUNCTION\n# Test\nprint(two(1, 2)\nassert two(",
+    "a block in a list": "1. Do:\n   ```python\n   FUNCTION   ```\n2. Done",
+    "a block that is an item": "- ```python\n  FUNCTION  ```",
+    "an indented block": "```python\n    FUNCTION```",
+    "tildes": "~~~python\nFUNCTION~~~\nDone.",
+    "four backticks": "````\nFUNCTION````",
+    "a block of another language": "First:\n```bash\npip install x\n```\n```python\nFUNCTION```",
+    "a body behind another language": "```bash\npip install x\n```\n```Python\nBODY```",
+    "the use before the function": "```python\ntwo() == 2\n```\n```\nFUNCTION```",
+    "a block with a late import": "```python\nfrom __future__ import annotations\nFUNCTION```",
+    "a block that shows the use alone": "FUNCTION\nUse it:\n```python\nprint(two(),\n```",
+    "a function": "FUNCTION",
+    "a body": "BODY",
+    "a constant before the function": "TWO = 2\n\nFUNCTION\nIt uses TWO.",
+    "a function and a cut one": "FUNCTION\ndef three(a, b, c",
+    "a function and a sentence": "FUNCTION\nThis adds the numbers.",
+    "a sentence and a function": "Sure! Here it is:\n\nFUNCTION",
+    "a sentence and an import": "from the top, then:\n\nimport math\n\nFUNCTION\nDone.",
+    "a sentence and an indented function": "Sure! Here it is:\n\n    FUNCTION\nDone.",
+    "a body and a sentence": "BODY\nThis adds the numbers.",
+    "a body with a function, and a cut one": "    def one():\n        return 1\n\nBODY\ndef (",
+    "an odd escape": "```python\nFUNCTION\nodd = '\\d'\n```",
+}
+
+
+def written(answer: str, expression: str) -> str:
+    """The answer with its function, each line as far in as the first."""
+    body = f'    """Say `two`."""\n    return {expression}\n'
+    for name, code in {"FUNCTION": f"def two():\n{body}", "BODY": body}.items():
+        margin = answer.partition(name)[0].rpartition("\n")[2]
+        inner = code.rstrip("\n").replace("\n", f"\n{margin}") + "\n"
+        answer = answer.replace(name, inner)
+    return answer
+
+
+@pytest.mark.parametrize("shape", SAID)
+def test_a_chats_answer_is_run_from_the_function_in_it(shape: str) -> None:
+    prompt = 'def two():\n    """Return 2."""\n'
+    test = CodeTest(prompt=prompt, test=TEST, entry_point="two")
+    for expression, passes in {"1 + 1": True, "1 + 2": False}.items():
+        said = written(SAID[shape], expression)
+        found = execution.execute(test.program(code_of(said, test)), test.exam)
+        assert (found.passed, found.raised) == (passes, None if passes else "AssertionError")
+
+
 @pytest.mark.parametrize(
     "answer",
     [
-        "Here it is:\n\n```python\n{prompt}{solution}```\nIt adds. ```no```",
-        "```\n{solution}```",
-        "  ```py\n{prompt}{solution}",  # the output was too short for its end
-        "{solution}",
+        "I cannot do that.",
+        "",
+        "```python\ndef two(:\n    return 2\n```",
+        "def two()\n    return 2",
+        "Two: " + "(" * 400,
+        "-" * 50_000,
+        "\x00\ud800",
     ],
 )
-def test_a_chats_answer_is_run_from_its_first_fenced_block(answer: str) -> None:
-    (task, example), *_ = examples("builtin")
-    test, solution = code_test(task, example), example.references[0]
-    said = answer.format(prompt=test.prompt, solution=solution)
-    assert execution.execute(test.program(code_of(said)), test.exam).passed
-    if "`" in said:
-        assert not execution.execute(test.program(said), test.exam).passed
+def test_an_answer_without_a_program_fails(answer: str) -> None:
+    test = CodeTest(prompt='def two():\n    """Return 2."""\n', test=TEST, entry_point="two")
+    code = code_of(answer, test)
+    assert "".join(code.split()) in "".join(answer.split())
+    assert code == answer or "`" in answer
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "    return 2\n\nThis adds the numbers.",
+        "```python\ndef two():\n    return 2\n```",
+        "Sure:\n\ndef two():\n    return 2\n",
+        "    return 2\n\ndef three(a, b",
+    ],
+)
+def test_a_completion_of_the_prompt_is_run_as_it_stands(completion: str, tmp_path: Path) -> None:
+    work = workload(data(tmp_path / "d.jsonl", rows('def two():\n    """Return 2."""\n')))
+    runs, (item,) = CodeRuns.read(work), items(work)
+    plain, chat = (facts(runs, item, decoded(completion), chat=chat) for chat in (False, True))
+    assert (plain["execution"], plain["raised"]) == ("failed", "SyntaxError")
+    assert chat["execution"] == "passed"
 
 
 def test_solutions_of_the_builtin_examples_pass_and_nothing_else_does() -> None:
