@@ -79,6 +79,26 @@ def texts_at(
     )
 
 
+def any_texts_at(row: Mapping[str, object], columns: Columns, where: str) -> tuple[str, ...]:
+    """The texts in a column that may be absent or null, and whose lists may hold lists."""
+    path, value = find_first(row, columns)
+    if value is MISSING or value is None:
+        return ()
+    found = _flat(value) if isinstance(value, list) else value
+    return texts_at({path: found}, (path,), where, may_be_empty=True)
+
+
+def _flat(values: list[object]) -> list[object]:
+    flat, left = list[object](), values[::-1]
+    while left:
+        item = left.pop()
+        if isinstance(item, list):
+            left.extend(item[::-1])
+        else:
+            flat.append(item)
+    return flat
+
+
 def missing_column(row: Mapping[str, object], columns: Columns, where: str) -> DataError:
     """The complaint about a column that is not there."""
     wanted = " or ".join(repr(path) for path in columns if path is not None)

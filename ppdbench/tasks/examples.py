@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files.keys import kind
-from ppdbench.tasks.columns import find_first, refuse_halves, text_at, texts_at
+from ppdbench.tasks.columns import any_texts_at, find_first, refuse_halves, text_at, texts_at
 from ppdbench.tasks.data import Row
 from ppdbench.tasks.spec import Task, opening_field
 from ppdbench.tasks.templates import Template
@@ -93,11 +93,14 @@ def _example(task: Task, row: Row) -> Example:
 
 
 def _references(task: Task, columns: Mapping[str, object], where: str) -> tuple[str, ...]:
-    """Reference texts; one per turn in conversations, where some turns have none."""
-    if not task.reference:
-        return ()
+    """Reference texts; one per turn in conversations, where some turns have none.
+
+    Where no metric reads them a row may do without, and have them in any nesting.
+    """
+    if not task.reference or not task.metrics:
+        return any_texts_at(columns, task.reference, where)
     references = texts_at(columns, task.reference, where, may_be_empty=True)
-    if task.metrics and not any(references):
+    if not any(references):
         names = " or ".join(map(repr, task.reference))
         raise DataError(
             f"{where}: column {names} holds no reference, which {task.metrics[0]} needs"
