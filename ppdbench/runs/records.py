@@ -620,7 +620,7 @@ class Source(Record, frozen=True, kw_only=True):
     hub_id: str | None = None
     """The data set on the hub."""
     file: str | None = None
-    """The file that they are in."""
+    """The file that they are in, or a pattern of several."""
     in_place_of: str | None = None
     """The split that the file stands in for."""
     tests_sha256: str | None = None

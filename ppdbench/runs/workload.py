@@ -21,7 +21,7 @@ from ppdbench.tasks import (
     Example,
     Task,
     build_examples,
-    data_file,
+    data_files,
     encode_prompt,
     load_rows,
     load_shot_rows,
@@ -143,7 +143,7 @@ class Workload:
             if task.name in tasks:
                 raise ConfigError(f"task {task.name} is given twice, once as {name}")
             if config.data != "hub":
-                data_file(task, config.data, config.split)
+                data_files(task, config.data, config.split)
             tasks[task.name] = task
         for task in tasks.values():
             work._read_task(task)
@@ -175,10 +175,10 @@ class Workload:
     def _file(self, task: Task) -> dict[str, str]:
         if self.config.data == "hub":
             return {"hub_id": str(task.dataset.hub_id)}
-        file = data_file(task, self.config.data, self.config.split)
-        if self.config.split is None and stands_in(task, self.config.data, file):
-            return {"file": file.name, "in_place_of": task.dataset.split}
-        return {"file": file.name}
+        files = data_files(task, self.config.data, self.config.split)
+        if self.config.split is None and stands_in(task, self.config.data, files):
+            return {"file": files.name, "in_place_of": task.dataset.split}
+        return {"file": files.name}
 
     def digest(self, name: str, count: int) -> str:
         """The hash of the first examples of a task, to be held against that of an earlier run."""

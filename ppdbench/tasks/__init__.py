@@ -7,10 +7,11 @@ encoded = encode_prompt(task, examples[0], tokenizer, max_tokens=496)
 """
 
 from ppdbench.tasks.chat_options import ChatOptions, ChatTemplate
-from ppdbench.tasks.data import Row, data_file, load_rows, load_shot_rows, stands_in
+from ppdbench.tasks.data import Row, load_rows, load_shot_rows
 from ppdbench.tasks.encode import Encoded, encode_conversation, encode_prompt
 from ppdbench.tasks.examples import Example, Prompt, build_examples
 from ppdbench.tasks.spec import METRICS, Dataset, Task, load_task, task_names
+from ppdbench.tasks.splits import data_files, stands_in
 from ppdbench.tasks.templates import Template
 
 __all__ = [
@@ -25,7 +26,7 @@ __all__ = [
     "Task",
     "Template",
     "build_examples",
-    "data_file",
+    "data_files",
     "encode_conversation",
     "encode_prompt",
     "load_rows",

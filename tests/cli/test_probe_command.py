@@ -352,6 +352,9 @@ def test_a_folder_without_the_tasks_split_says_which_file_was_read(
     assert [sample["example_id"] for sample in samples("run")] == ["q1", "q2"]
     assert run(["probe", *words, "--data", "data", "--split", "validation"]) == 0
     assert "there is no split" not in capsys.readouterr().err
+    (tmp_path / "data" / "validation.jsonl").unlink()
+    assert run(["probe", *words, "--data", "data"]) == 0
+    assert "note: asked: train.jsonl, as there is no split test" in capsys.readouterr().err
 
 
 def test_show_prints_prompt_and_output_of_each_task(capsys: pytest.CaptureFixture[str]) -> None:

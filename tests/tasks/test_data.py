@@ -8,13 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ppdbench.errors import ConfigError, DataError
-from ppdbench.tasks import (
-    data_file,
-    load_rows,
-    load_shot_rows,
-    load_task,
-    stands_in,
-)
+from ppdbench.tasks import load_rows, load_shot_rows, load_task
 from tests.tasks.made import SQUAD, data_fails, rows_of
 
 
@@ -36,51 +30,6 @@ def test_a_seed_samples_in_file_order(write_jsonl):
     assert numbers == [row.number for row in rows_of(path, limit=10, seed=3)]
     assert numbers != [row.number for row in rows_of(path, limit=10, seed=4)]
     assert len(rows_of(path, limit=99, seed=3)) == 50
-
-
-def test_a_folder_gives_the_tasks_split(write_jsonl, tmp_path):
-    write_jsonl(SQUAD[:1], "a/validation.jsonl")
-    write_jsonl(SQUAD[:2], "a/train.jsonl")
-    write_jsonl(SQUAD[:3], "b/squad/validation.jsonl")
-    write_jsonl(SQUAD[:4], "c/anything.jsonl")
-    assert len(rows_of(tmp_path / "a")) == 1
-    assert len(rows_of(tmp_path / "a", split="train")) == 2
-    assert len(rows_of(tmp_path / "b")) == 3
-    assert len(rows_of(tmp_path / "c")) == 4
-
-
-def test_without_the_tasks_split_the_only_one_to_evaluate_on_is_taken(write_jsonl, tmp_path):
-    write_jsonl(SQUAD[:1], "a/dev.jsonl")
-    write_jsonl(SQUAD[:2], "a/train.jsonl")
-    task = load_task("squad")
-    assert len(rows_of(tmp_path / "a")) == 1
-    folder = str(tmp_path / "a")
-    file = data_file(task, folder, None)
-    assert stands_in(task, folder, file)
-    assert not stands_in(task, str(file), file)  # who names a file knows which it is
-    assert not stands_in(task, folder, file.with_name("validation.jsonl"))
-    assert not stands_in(task, folder, file.with_name("anything.jsonl"))
-    write_jsonl(SQUAD, "a/test.jsonl")
-    data_fails(tmp_path / "a", "no split 'validation'", "dev, test, train")
-    write_jsonl(SQUAD, "b/train.jsonl")
-    write_jsonl(SQUAD, "b/more.jsonl")
-    data_fails(tmp_path / "b", "no split 'validation'", "more, train")
-
-
-def test_a_folder_without_the_split_says_which_exist(write_jsonl, tmp_path):
-    write_jsonl(SQUAD, "a/dev.jsonl")
-    data_fails(tmp_path / "a", "no split 'test'", "dev", split="test")
-    (tmp_path / "empty").mkdir()
-    data_fails(tmp_path / "empty", "no data file for squad", ".parquet")
-    write_jsonl(SQUAD, "a/validation.jsonl")
-    (tmp_path / "a" / "validation.json").write_text("[]")
-    data_fails(tmp_path / "a", "validation.json, validation.jsonl", "--data")
-
-
-def test_a_split_of_a_single_file_is_refused(write_jsonl):
-    path = write_jsonl(SQUAD)
-    data_fails(path, "--split test", "leave --split out", error=ConfigError, split="test")
-    assert data_file(load_task("squad"), str(path), "data") == path
 
 
 def test_a_task_without_builtin_rows_says_so(write_task):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ppdbench.files import resources
-from ppdbench.tasks import build_examples, data_file, load_rows, load_shot_rows, load_task
+from ppdbench.tasks import build_examples, data_files, load_rows, load_shot_rows, load_task
 from ppdbench.tasks import task_names as names
 
 EXPECTED = {
@@ -132,7 +132,7 @@ def test_shots_come_from_the_real_training_split(real_data):
 
 
 def test_a_missing_default_split_gives_way_to_the_only_other_one(real_data):
-    assert data_file(load_task("cnn_dailymail"), str(real_data), None).name == "validation.jsonl"
+    assert data_files(load_task("cnn_dailymail"), str(real_data), None).name == "validation.jsonl"
 
 
 def test_importing_tasks_stays_light():
