@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ppdbench.errors import DataError
 from ppdbench.files.keys import kind
@@ -122,21 +122,33 @@ def refuse_halves(text: str, where: str) -> None:
         ) from error
 
 
-def decode_cells(row: dict[str, object], task: Task) -> dict[str, object]:
-    """Parse the cells of a CSV row that the task expects to be nested.
+def decode_cells(rows: Sequence[dict[str, object]], task: Task) -> Iterator[dict[str, object]]:
+    """Parse the cells of a CSV file that the task expects to be nested.
 
-    Only those: a text that happens to look like JSON must stay the text it is.
+    Only those: a text that happens to look like JSON must stay the text it is. References are
+    lists in conversations, one per turn, and elsewhere if they are in all rows of the file.
     """
     columns = [*task.fields.values(), task.id, task.reference, task.turns]
     paths = {path for alternatives in columns for path in alternatives if path is not None}
     nested = {path.split(".")[0] for path in paths if "." in path} - paths
-    lists = {path for path in (*task.reference, *task.turns) if path is not None}
-    decoded = dict(row)
-    for name in row.keys() & (nested | lists):
-        value = _decoded(row[name])
-        if isinstance(value, list) or (name in nested and isinstance(value, dict)):
-            decoded[name] = value
-    return decoded
+    plain = {path for path in (*task.reference, *task.turns) if path is not None}
+    lists = {name for name in plain if task.turns or _holds_lists(rows, name)}
+    for row in rows:
+        found = {name: _decoded(row[name]) for name in row.keys() & (nested | lists)}
+        yield row | {
+            name: value
+            for name, value in found.items()
+            if _is_texts(value) or (name in nested and isinstance(value, list | dict))
+        }
+
+
+def _holds_lists(rows: Sequence[dict[str, object]], name: str) -> bool:
+    return all(_is_texts(_decoded(row[name])) for row in rows if row.get(name))
+
+
+def _is_texts(value: object) -> bool:
+    """True for a list of texts, in lists or not."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in _flat(value))
 
 
 def _decoded(cell: object) -> object:

@@ -64,7 +64,7 @@ def _local_rows(task: Task, paths: Iterable[Path]) -> Iterator[dict[str, object]
     for path in paths:
         rows = read_rows(path)
         if path.suffix.lower() == ".csv":
-            yield from (decode_cells(row, task) for row in rows)
+            yield from decode_cells(list(rows), task)
         else:
             yield from rows
 

@@ -1,11 +1,13 @@
-"""Texts of a row's columns: references that are there, absent or nested."""
+"""Texts of a row's columns: references that are there, absent or nested, and cells of CSV."""
 
 from __future__ import annotations
 
 import pytest
 
-from ppdbench.tasks import load_task
+from ppdbench.tasks import build_examples, load_task
+from tests.tasks.made import rows_of
 from tests.tasks.test_examples import build, fails
+from tests.tasks.test_readers import write_csv
 
 # As FastChat's and Spec-Bench's question.jsonl have them, with texts of our own.
 ASKED = {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Now in prose."]}
@@ -59,3 +61,37 @@ def test_references_that_a_metric_scores_are_there(write_task, change, parts):
     task = load_task(str(write_task(reference="reference", metrics=["rouge1"])))
     good = {"question": "q", "reference": "a"}
     fails(good, {"question": "r", **change}, task=task, parts=["mine example 1 (row 1)", *parts])
+
+
+def references(path, rows, task, **options):
+    write_csv(path, rows)
+    examples = build_examples(load_task(task), rows_of(path, task, **options))
+    return [example.references for example in examples]
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["[1, 2, 3]", "[]", '["red"]', '[["red"]]', '{"a": "b"}', "3", "null", '"x"', '["red", 1]'],
+)
+def test_a_reference_in_csv_that_looks_like_json_stays_text(output, tmp_path):
+    rows = [{"instruction": "List.", "input": "", "output": text} for text in (output, "Say.")]
+    for limit in (None, 1):
+        found = references(tmp_path / "a.csv", rows, "alpaca", limit=limit)
+        assert found == [(output,), ("Say.",)][:limit]
+
+
+def test_a_list_of_numbers_in_csv_stays_text_in_every_row(tmp_path):
+    rows = [{"document": "d", "summary": f"[{i}, 2]", "id": i} for i in range(3)]
+    assert references(tmp_path / "x.csv", rows, "xsum") == [(f"[{i}, 2]",) for i in range(3)]
+
+
+def test_columns_of_csv_that_hold_lists_are_read_as_lists(tmp_path):
+    rows = [{"document": "d", "summary": '["a", "b"]', "id": i} for i in range(2)]
+    assert references(tmp_path / "x.csv", rows, "xsum") == [("a", "b")] * 2
+    told = ['["Ann"]', "Ann", '[["Ann", "A."]]', "", "[3]"]
+    rows = [
+        {"question_id": i, "turns": '["Who sang?"]', "reference": text}
+        for i, text in enumerate(told)
+    ]
+    found = references(tmp_path / "s.csv", rows, "spec_bench")
+    assert found == [("Ann",), ("Ann",), ("Ann", "A."), (), ("[3]",)]
