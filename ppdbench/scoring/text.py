@@ -14,8 +14,9 @@ from decimal import Decimal
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-# A minus after a digit, a word or a bracket subtracts; elsewhere it is a sign.
-_NUMBER = r"(?:(?<![\w.)])-)?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+# A minus after a digit, a word or a bracket subtracts; elsewhere it is a sign. Unicode has its own.
+_NUMBER = r"(?:(?<![\w.)])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+_PLAIN = str.maketrans("\u2212", "-", ",$")
 _ANY_NUMBER = re.compile(_NUMBER)
 _MARKED_NUMBER = re.compile(r"####\s*(\$?" + _NUMBER + ")")
 
@@ -62,4 +63,4 @@ def numbers_in(text: str) -> list[Decimal]:
 
 
 def _value(number: str) -> Decimal:
-    return Decimal(number.replace(",", "").replace("$", ""))
+    return Decimal(number.translate(_PLAIN))
