@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -32,6 +32,7 @@ from ppdbench.engine.loading import Loaded, ModelSpec, check_there
 from ppdbench.engine.quiet import quiet
 from ppdbench.engine.staged import restored
 from ppdbench.errors import PpdbenchError
+from ppdbench.files.arguments import read_arguments
 from ppdbench.machine.environment import set_threads
 from ppdbench.methods import USUAL
 from ppdbench.probe.runner import ProbeConfig, run_probe
@@ -44,7 +45,9 @@ from ppdbench.tasks.chat_options import ChatOptions, Setting
 
 __all__ = ["Model", "PpdbenchError", "Result", "bench", "decode", "load", "probe", "read"]
 
-Several = str | Sequence[str]  # one name, or some
+Place = str | Path
+Several = Place | Sequence[Place]  # one name or file, or some
+Switch = Literal["auto", "on", "off"]
 Config = TypeVar("Config", ProbeConfig, DecodeConfig)
 
 
@@ -68,22 +71,22 @@ class Model:
 
 
 def load(
-    model: str = loading.REFERENCE,
+    model: Place = loading.REFERENCE,
     *,
     revision: str | None = None,
     dtype: str = "auto",
     quantize: str | None = None,
     device: str = "auto",
-    device_map: str | None = None,
+    device_map: Place | None = None,
     max_memory: str | None = None,
     offline: bool = False,
     trust_remote_code: bool = False,
-    gguf: str | None = None,
-    adapter: str | None = None,
+    gguf: Place | None = None,
+    adapter: Place | None = None,
     family_check: bool = True,
 ) -> Model:
     """Load a model by its hub id, its folder, its GGUF file, `reference` or `synthetic:SPEC`."""
-    given = locals()
+    given = read_arguments(load, locals())
     spec = ModelSpec(name=given.pop("model"), **given)
     quiet()
     check_there(spec)
@@ -91,128 +94,136 @@ def load(
 
 
 def probe(
-    model: str | Model = loading.REFERENCE,
+    model: Place | Model = loading.REFERENCE,
     task: Several = "gsm8k",
     *,
-    layers: str | None = None,
-    k: Sequence[int] = (1, 3, 5),
-    targets: Sequence[str | Target] = ("greedy",),
+    layers: str | int | Sequence[int] | None = None,
+    k: int | Sequence[int] = (1, 3, 5),
+    targets: str | Target | Sequence[str | Target] = ("greedy",),
     bucket: int | None = None,
-    head: str | None = None,
+    head: Place | None = None,
     stop_at_eos: bool | None = None,
     batch_size: int = 1,
-    compile: str = "auto",
-    data: str | None = None,
+    compile: Switch = "auto",
+    data: Place | None = None,
     split: str | None = None,
     limit: int | None = None,
     shots: int = 0,
     max_new_tokens: int | None = None,
     seed: int = 0,
     threads: int | None = None,
-    chat: str = "auto",
+    chat: Switch = "auto",
     system: str | None = None,
     chat_set: Mapping[str, Setting] | None = None,
-    out: str | Path | None = None,
+    out: Place | None = None,
     resume: bool = False,
     progress: bool = False,
 ) -> Result:
     """Match rates: how often each layer's top k already holds the final token."""
-    given = locals()
-    config = _config(ProbeConfig, given, ks=tuple(sorted(set(k))), targets=_targets(targets))
+    given = read_arguments(probe, locals())
+    ks = tuple(sorted(set(_several(given["k"]))))
+    config = _config(ProbeConfig, given, ks=ks, targets=_targets(given["targets"]))
     names = ("probe", "+".join(config.tasks), config.model.name)
     with _running(probe, given, names) as (to, loaded):
-        return Result.of(run_probe(config, layers, to, loaded=loaded))
+        return Result.of(run_probe(config, _layers(given["layers"]), to, loaded=loaded))
 
 
 def decode(
-    model: str | Model = loading.REFERENCE,
+    model: Place | Model = loading.REFERENCE,
     method: str = "greedy",
     task: Several = "gsm8k",
     *,
     target: str | Target = "greedy",
     strict: bool = False,
     warmup: int = 2,
-    compile: str = "auto",
+    compile: Switch = "auto",
     profile: bool = False,
     batch: int | Sequence[int] | None = None,
-    prefill: str = APART,
+    prefill: str | int = APART,
     allow_code_execution: bool | str = False,
-    data: str | None = None,
+    data: Place | None = None,
     split: str | None = None,
     limit: int | None = None,
     shots: int = 0,
     max_new_tokens: int | None = None,
     seed: int = 0,
     threads: int | None = None,
-    chat: str = "auto",
+    chat: Switch = "auto",
     system: str | None = None,
     chat_set: Mapping[str, Setting] | None = None,
-    out: str | Path | None = None,
+    out: Place | None = None,
     resume: bool = False,
     progress: bool = False,
 ) -> Result:
     """One method on tasks: tokens, time, acceptance, identity, quality."""
-    given = locals()
-    config = _decoding(given, method)
+    given = read_arguments(decode, locals())
+    config = _decoding(given, given["method"])
     names = ("decode", config.methods[0].name, "+".join(config.tasks), config.model.name)
     with _running(decode, given, names) as (to, loaded):
         return Result.of(run_decode(config, to, loaded=loaded))
 
 
 def bench(
-    model: str | Model = loading.REFERENCE,
-    methods: Several = USUAL,
+    model: Place | Model = loading.REFERENCE,
+    methods: str | Sequence[str] = USUAL,
     tasks: Several = "gsm8k",
     *,
     target: str | Target = "greedy",
     strict: bool = False,
     warmup: int = 2,
-    compile: str = "auto",
+    compile: Switch = "auto",
     profile: bool = False,
     batch: int | Sequence[int] | None = None,
-    prefill: str = APART,
+    prefill: str | int = APART,
     allow_code_execution: bool | str = False,
-    data: str | None = None,
+    data: Place | None = None,
     split: str | None = None,
     limit: int | None = None,
     shots: int = 0,
     max_new_tokens: int | None = None,
     seed: int = 0,
     threads: int | None = None,
-    chat: str = "auto",
+    chat: Switch = "auto",
     system: str | None = None,
     chat_set: Mapping[str, Setting] | None = None,
-    out: str | Path | None = None,
+    out: Place | None = None,
     resume: bool = False,
     progress: bool = False,
 ) -> Result:
     """Several methods on several tasks, in turns with greedy, in one comparison."""
-    given = locals()
-    config = _decoding(given, *_several(methods))
+    given = read_arguments(bench, locals())
+    config = _decoding(given, *_several(given["methods"]))
     what = f"{len(config.methods)}-methods"
     names = ("bench", what, "+".join(config.tasks), config.model.name)
     with _running(bench, given, names) as (to, loaded):
         return Result.of(run_decode(config, to, kind="bench", loaded=loaded))
 
 
-def read(folder: str | Path) -> Result:
+def read(folder: Place) -> Result:
     """A stored run of any kind, without its model."""
-    (run,) = read_runs([folder])
+    given = read_arguments(read, locals())
+    (run,) = read_runs([given["folder"]])
     return Result(run)
 
 
-def _several(names: Several) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _several(given: Any) -> tuple[Any, ...]:
+    """One value or several, as several."""
+    return given if isinstance(given, tuple) else (given,)
 
 
-def _sizes(batch: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if batch is None:
-        return None
-    return tuple(sorted({batch} if isinstance(batch, int) else set(batch)))
+def _layers(layers: str | int | tuple[int, ...] | None) -> str | None:
+    """Layers as the command line names them."""
+    if layers is None or isinstance(layers, str):
+        return layers
+    return ",".join(map(str, _several(layers)))
 
 
-def _targets(kinds: Sequence[str | Target]) -> tuple[Target, ...]:
-    return tuple(Target(kind=kind) if isinstance(kind, str) else kind for kind in kinds)
+def _sizes(batch: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return None if batch is None else tuple(sorted(set(_several(batch))))
+
+
+def _targets(kinds: str | Target | tuple[str | Target, ...]) -> tuple[Target, ...]:
+    return tuple(Target(kind=kind) if isinstance(kind, str) else kind for kind in _several(kinds))
 
 
 def _spec(model: str | Model) -> ModelSpec:
@@ -235,14 +246,14 @@ def _config(kind: type[Config], given: Mapping[str, Any], **read: Any) -> Config
 
 
 def _decoding(given: Mapping[str, Any], *methods: str) -> DecodeConfig:
-    (target,) = _targets([given["target"]])
+    (target,) = _targets(given["target"])
     return _config(
         DecodeConfig,
         given,
         methods=tuple(map(Choice.parse, methods)),
         target=target,
         batch=_sizes(given["batch"]),
-        prefill=parse_prefill(given["prefill"]),
+        prefill=parse_prefill(str(given["prefill"])),
     )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import inspect
 import io
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -17,6 +20,7 @@ import ppdbench
 from ppdbench.cli.main import run
 from ppdbench.report import progress
 from ppdbench.report.result import BROKEN, WRONG, Result
+from tests.conftest import ROOT
 from tests.filled import problems
 from tests.pages import DOCS, blocks
 
@@ -164,6 +168,104 @@ def test_errors_are_those_of_the_command(
     assert line == f"ppdbench: {caught.value}"
 
 
+@pytest.mark.parametrize(
+    ("verb", "options", "said"),
+    [
+        ("decode", {"task": []}, "--task is empty"),
+        (
+            "decode",
+            {"task": None},
+            "task must be text, a path or a list of texts or paths, not None",
+        ),
+        ("probe", {"task": ["gsm8k", 3]}, r"task must be .*, not \['gsm8k', 3\]"),
+        ("probe", {"targets": ()}, "no --target is given; use greedy, top-k"),
+        ("probe", {"targets": "hot"}, "target 'hot' is not known"),
+        ("probe", {"targets": [3]}, "targets must be text, a Target or a list of texts or Targets"),
+        ("probe", {"k": []}, "-k nothing"),
+        ("probe", {"k": 1.5}, "k must be a whole number or a list of whole numbers, not 1.5"),
+        ("probe", {"layers": []}, "--layers ''"),
+        ("probe", {"layers": [1, 9]}, "layer 9, but this model has 4"),
+        ("decode", {"batch": []}, "--batch is empty"),
+        ("decode", {"batch": "2"}, "batch must be a whole number, a list of whole numbers or None"),
+        ("decode", {"prefill": 0}, "--prefill 0"),
+        ("decode", {"prefill": 2.5}, "prefill must be text or a whole number, not 2.5"),
+        ("decode", {"limit": 2.5}, "limit must be a whole number or None, not 2.5"),
+        ("decode", {"limit": True}, "limit must be a whole number or None, not True"),
+        (
+            "decode",
+            {"max_new_tokens": "4"},
+            "max_new_tokens must be a whole number or None, not '4'",
+        ),
+        ("decode", {"method": ["greedy"]}, r"method must be text, not \['greedy'\]"),
+        ("decode", {"chat": False}, "chat must be 'auto', 'on' or 'off', not False"),
+        ("decode", {"chat_set": ["a"]}, r"chat_set must be a mapping from texts or None"),
+        ("decode", {"strict": 1}, "strict must be True or False, not 1"),
+        ("bench", {"methods": []}, "no method given"),
+        ("bench", {"model": 3}, "model must be text, a path or a Model, not 3"),
+        ("load", {"offline": "no"}, "offline must be True or False, not 'no'"),
+        ("read", {"folder": None}, "folder must be text or a path, not None"),
+    ],
+)
+def test_arguments_that_cannot_be_are_one_line_and_no_run(
+    verb: str,
+    options: dict[str, object],
+    said: str,
+    model: ppdbench.Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if verb not in ("load", "read"):
+        options = {"model": model, "data": "builtin", "limit": 2, "max_new_tokens": 4, **options}
+    with pytest.raises(ppdbench.PpdbenchError, match=said) as caught:
+        getattr(ppdbench, verb)(**options)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_single_values_and_lists_are_taken(model: ppdbench.Model, tmp_path: Path) -> None:
+    task = tmp_path / "asked.yaml"
+    task.write_text(
+        (ROOT / "tasks" / "gsm8k.yaml").read_text("utf-8").replace(": gsm8k", ": asked", 1)
+    )
+    data = ROOT / "ppdbench" / "builtin" / "gsm8k" / "test.jsonl"
+    asked = {"data": data, "limit": 2, "max_new_tokens": 4}
+    one = ppdbench.probe(model, task, k=3, layers=2, targets="greedy", out=tmp_path / "a", **asked)
+    few = ppdbench.probe(
+        model, [task], k=[3], layers=[2], targets=["greedy"], **asked, out=tmp_path / "b"
+    )
+    assert one.header.config == few.header.config
+    assert (one.header.config.ks, one.header.config.layers) == ([3], [2])
+    assert one.header.config.data == str(data)
+    numbers = ppdbench.probe(
+        model,
+        k=np.arange(1, 3),
+        layers=range(1, 4),
+        bucket=np.int64(2),
+        out=tmp_path / "c",
+        **asked,
+    )
+    assert (numbers.header.config.ks, numbers.header.config.layers) == ([1, 2], [1, 2, 3])
+    rows = ppdbench.decode(model, batch=2, prefill=8, out=tmp_path / "d", **asked)
+    assert rows.header.config.prefill == 8
+
+
+def test_the_page_names_the_options_of_the_command_line_alone() -> None:
+    page = (DOCS / "python.md").read_text("utf-8")
+    section = page.partition("## Options of the command line alone")[2]
+    named = set(re.findall(r"`(--[a-z-]+)`", section))
+    loaded = inspect.signature(ppdbench.load).parameters
+    missing = set()
+    for verb in ("probe", "decode", "bench"):
+        taken = {*inspect.signature(getattr(ppdbench, verb)).parameters, *loaded}
+        for option in import_module(f"ppdbench.cli.{verb}_command").command.params:
+            known = {option.name, *(name.lstrip("-").replace("-", "_") for name in option.opts)}
+            if not known & taken:
+                missing |= {name for name in option.opts if name.startswith("--")}
+    assert missing
+    assert named - {"--target", "--full-length"} == missing
+
+
 def test_problems_are_told_with_their_codes() -> None:
     sample = {"verdict": "identical", "method": "m", "task": "t", "example_id": "1"}
     failed = {**sample, "verdict": "failed", "error": "out of luck"}
@@ -188,4 +290,4 @@ def test_the_code_of_the_page_runs(
     for block in blocks(DOCS / "python.md", "python"):
         exec(compile(block, "python.md", "exec"), names)
     assert "exit_layer" in capsys.readouterr().out
-    assert len(list(tmp_path.glob("results/*/run.json"))) == 3
+    assert len(list(tmp_path.glob("results/*/run.json"))) == 4

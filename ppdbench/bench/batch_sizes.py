@@ -31,7 +31,9 @@ def parse_prefill(text: str) -> int | None:
 
 
 def check_sizes(sizes: Sequence[int]) -> None:
-    """Refuse sizes that no batch has."""
+    """Refuse no size, and sizes that no batch has."""
+    if not sizes:
+        raise ConfigError("--batch is empty: use 1 or more, such as 1,2,4,8")
     for size in sizes:
         if size < 1:
             raise ConfigError(f"--batch {size}: use 1 or more, such as 1,2,4,8")

@@ -135,7 +135,7 @@ class DecodeConfig(RunConfig):
     @property
     def sizes(self) -> tuple[int, ...]:
         """The numbers of sequences that are decoded together, one by one unless told."""
-        return self.batch or (1,)
+        return (1,) if self.batch is None else self.batch
 
     def _check_together(self) -> None:
         """Refuse what batches cannot do."""

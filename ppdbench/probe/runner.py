@@ -10,7 +10,7 @@ from functools import partial
 from ppdbench.bench.compiling import check_mode, settle
 from ppdbench.decoding.decoder import Decoder
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.sampling import Target, generator_for
+from ppdbench.decoding.sampling import TARGETS, Target, generator_for
 from ppdbench.decoding.stock_check import hold_ranks
 from ppdbench.engine.heads import ExitHead, check_heads, load_heads
 from ppdbench.engine.loading import Loaded
@@ -56,6 +56,8 @@ class ProbeConfig(RunConfig):
             raise ConfigError(
                 "--compile on is for one sequence at a time; leave it or --batch-size out"
             )
+        if not self.targets:
+            raise ConfigError(f"no --target is given; use {', '.join(TARGETS)}")
         kinds = [target.kind for target in self.targets]
         if len(set(kinds)) < len(kinds):
             raise ConfigError("a --target is given twice")

@@ -81,7 +81,7 @@ class RunConfig:
     chat: ChatOptions = field(default_factory=ChatOptions)
 
     def __post_init__(self) -> None:
-        if not all(self.tasks):
+        if not self.tasks or not all(self.tasks):
             raise ConfigError("--task is empty; give a task's name or a task file")
         repeated = sorted({t for t in self.tasks if self.tasks.count(t) > 1})
         if repeated:
