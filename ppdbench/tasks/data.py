@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def load_rows(
         rows = _local_rows(task, data_files(task, data, split).paths)
     numbered = (Row(number, columns) for number, columns in enumerate(rows))
     if seed is None or limit is None:
-        return list(islice(numbered, limit))
+        return list(islice(numbered, None if limit is None else min(limit, sys.maxsize)))
     return _sample(list(numbered), limit, seed)
 
 
