@@ -49,9 +49,14 @@ def _text(tokens: Ratio) -> str:
 
 def main(folders: Sequence[str]) -> None:
     """Every method that both runs probed."""
-    ours, theirs = (read_whole(folder).samples for folder in folders)
-    both = _methods(ours) & _methods(theirs)
-    print_sheets([sheet(m, calibration(ours, m), calibration(theirs, m)) for m in sorted(both)])
+    runs = [read_whole(folder) for folder in folders]
+    ours, theirs = (_methods(run.samples) for run in runs)
+    print_sheets(
+        [
+            sheet(m, *(calibration(r.header, r.samples, m) for r in runs))
+            for m in sorted(ours & theirs)
+        ]
+    )
 
 
 def _methods(samples: Sequence[Sample]) -> set[str]:

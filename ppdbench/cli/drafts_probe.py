@@ -33,6 +33,8 @@ def probe_methods(
     if calibration is not None and len(methods) > 1:
         raise ConfigError(f"--calibration is of one method, but there are {len(methods)}")
     command = RunCommand.begin(options)
+    if calibration is not None and command.shard.is_job:
+        raise ConfigError("--calibration is of all examples, which no shard has; leave one out")
     config = _config(what, methods, options)
     named = "+".join(choice.name for choice in config.methods)
     make = partial(run_drafts, config, kind=what, measures=_measures(what))
@@ -89,7 +91,7 @@ def _calibrate(run: FinishedRun, path: str) -> None:
     from ppdbench.probe.accuracy import calibration
 
     (method,) = {sample.method for sample in run.samples}
-    found = calibration(run.samples, method)
+    found = calibration(run.header, run.samples, method)
     found.save(path)
     if found.doubt():
         notice(f"warning: {found.doubt()}")

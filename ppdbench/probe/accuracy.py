@@ -80,14 +80,14 @@ def _lines(sample: GuessedSample) -> dict[int, Sequence[int]]:
     return {key: sample.ranks[str(key)] for key in sorted(map(int, sample.ranks))}
 
 
-def calibration(samples: Sequence[Sample], method: str) -> Accuracies:
+def calibration(header: Header, samples: Sequence[Sample], method: str) -> Accuracies:
     """Return the accuracies that trees for `method`, the label of its samples, are grown from."""
     group = [sample for sample in _guessed(samples) if sample.method == method]
     if not _distances(group):
         raise DataError("no output is long enough to guess in; raise --max-new-tokens")
     ranks = ((sample.task, [*_lines(sample).values()]) for sample in group)
     outputs = [RankedOutput.of(task, lines) for task, lines in ranks if any(lines)]
-    return Accuracies.counted(method, outputs)
+    return Accuracies.counted(method, outputs, header.model.name, header.model.weight_hash)
 
 
 def accuracies_json(

@@ -428,7 +428,8 @@ def _alike(part: str, header: Mapping[str, Any]) -> Any:
     """A part of a header, less what follows from the rest and which of equal devices was used."""
     content = header.get(part)
     if part == "data" and isinstance(content, dict):
-        return {task: {**of, "turns": None} for task, of in content.items()}
+        said = {"turns": None, "in_place_of": None}  # by later versions
+        return {task: {**of, **said} for task, of in content.items()}
     if part == "config" and isinstance(content, dict):
         return {name: value for name, value in content.items() if name != CHOICE}
     if part == "model" and isinstance(content, dict) and "device" in content:

@@ -70,13 +70,15 @@ def build_tree(config: BuildConfig, report: Report | None = None) -> Built:
     plan = TreePlan.of(accuracies, config.depth, config.rows_per_guess, config.seed)
     kind = config.kind or plan.kinds[0]
     latency = _stored(config)
+    if latency is not None:
+        accuracies.check_model(latency.model, latency.weight_hash)
     sizes = config.sizes or (SIZES if latency is None else latency.sizes)
     wanted = set(sizes) if config.size is None else {*sizes, config.size}
     points = curve(plan, kind, wanted)
     if latency is None and (config.size is None or config.measuring):
         # Trees need not have all the rows they may have.
         rows = {*wanted, *(point.rows for point in points)}
-        latency = _measured(config, rows, report)
+        latency = _measured(config, accuracies, rows, report)
     if latency is not None:
         points = timed(points, latency)
     chosen = fastest(points) if config.size is None else _of_size(config.size, kind, points)
@@ -107,13 +109,16 @@ def _stored(config: BuildConfig) -> Latency | None:
     return latency
 
 
-def _measured(config: BuildConfig, rows: set[int], report: Report | None) -> Latency:
+def _measured(
+    config: BuildConfig, accuracies: Accuracies, rows: set[int], report: Report | None
+) -> Latency:
     from ppdbench.engine.loading import load
     from ppdbench.machine.environment import set_threads
 
     quiet()
     set_threads(config.threads)
     loaded = load(config.model, context=config.context)
+    accuracies.check_model(config.model.name, loaded.fingerprint)
     latency = measure_latency(
         loaded, rows, context=config.context, rounds=config.rounds, report=report
     )

@@ -35,13 +35,16 @@ CLOSE = 0.03
 class Accuracies:
     """`hits[j][r]`: how often, of `n` times, rank r at distance j + 1 was the model's token.
 
-    `outputs` say where, unless counts are all there is.
+    `outputs` say where, unless counts are all there is. `model` and `weights` say whose they are,
+    but in files of earlier versions.
     """
 
     method: str
     hits: tuple[tuple[int, ...], ...]
     n: int
     outputs: tuple[RankedOutput, ...] = ()
+    model: str | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -89,8 +92,22 @@ class Accuracies:
             f"until that is {100 * CLOSE:.0f} points up and down"
         )
 
+    def check_model(self, model: str, weights: str) -> None:
+        """Refuse another model than the one that guessed; in another type its weights differ."""
+        if self.model is not None and self.model != model and self.weights != weights:
+            raise ConfigError(
+                f"guesses were measured with {self.model}, passes with {model}; a tree is for one "
+                "model, so measure both with it"
+            )
+
     @classmethod
-    def counted(cls, method: str, outputs: Sequence[RankedOutput]) -> Accuracies:
+    def counted(
+        cls,
+        method: str,
+        outputs: Sequence[RankedOutput],
+        model: str | None = None,
+        weights: str | None = None,
+    ) -> Accuracies:
         """Count the hits of outputs at the places where every distance has a token to guess."""
         if not outputs:
             raise ConfigError("there are no outputs; list one or more")
@@ -100,7 +117,7 @@ class Accuracies:
         n = sum(len(output.ranks[-1]) for output in outputs)
         by_distance = zip(*(output.counts for output in outputs), strict=True)
         hits = tuple(tuple(map(sum, zip(*each, strict=True))) for each in by_distance)
-        return cls(method, hits, n, tuple(outputs))
+        return cls(method, hits, n, tuple(outputs), model, weights)
 
     @classmethod
     def load(cls, path: str | Path) -> Accuracies:
@@ -113,9 +130,10 @@ class Accuracies:
         method = keys.text("method")
         if keys.number("version") > COUNTS_ALONE:
             outputs = [_output(section) for section in keys.sections("outputs", "output")]
+            whose = [keys.optional_text(name, None) for name in ("model", "weights")]
             keys.refuse_the_rest()
             with keys.telling():
-                return cls.counted(method, outputs)
+                return cls.counted(method, outputs, *whose)
         n, hits = keys.number("n"), keys.items("hits")
         keys.refuse_the_rest()
         for ranks in hits:
@@ -128,6 +146,8 @@ class Accuracies:
         """Write what `load` reads, in the version that has room for what there is."""
         content: dict[str, Any] = {"method": self.method}
         if self.outputs:
+            whose = {"model": self.model, "weights": self.weights}
+            content |= {name: text for name, text in whose.items() if text is not None}
             content["outputs"] = [{"task": o.task, "ranks": list(o.ranks)} for o in self.outputs]
         else:
             content |= {"n": self.n, "hits": [list(ranks) for ranks in self.hits]}

@@ -156,6 +156,7 @@ def test_a_calibration_is_what_trees_are_grown_from(
     found = Accuracies.load("made/c.json")
     best = {row["distance"]: row["accuracy"] for row in result["rows"] if row["k"] == 10}
     assert found.method == "seer"
+    assert (found.model, bool(found.weights)) == (result["model"], True)
     assert found.n == result["rows"][0]["n"]
     for j in range(FAR):
         assert [r for r, hits in enumerate(found.hits[j]) if hits] == [j]
@@ -296,6 +297,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "head": (["--method", "seer", "--head", "x"], "--head goes with --what matches"),
     "target": (["--method", "seer", "--target", "top-p"], "--target goes with --what matches"),
     "twice": (["--method", "seer", "--method", "seer"], "seer is given twice"),
+    "a shard's calibration": (
+        ["--method", "seer", "--shard", "1/2", "--out", "o", "--calibration", "c.json"],
+        "--calibration is of all examples",
+    ),
     "two calibrations": (
         ["--method", "seer", "--method", "medusa", "--calibration", "c.json"],
         "--calibration is of one method, but there are 2",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ppdbench.trees import build as building
 from ppdbench.trees.build import SIZES, BuildConfig, build_tree
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.latency import Latency
-from tests.trees.made import drawn
+from tests.trees.made import drawn, outputs
 from tests.trees.test_latency import MODEL
 from tests.trees.test_latency import curve as times
 
@@ -49,6 +50,29 @@ def test_the_best_of_all_sizes_is_chosen(config: dict[str, Any], stored: Path) -
     speedups = [point.speedup or 0 for point in built.points]
     assert built.chosen.speedup == max(speedups)
     assert built.chosen.size == 4
+
+
+def test_guesses_and_passes_of_two_models_make_no_tree(
+    config: dict[str, Any], stored: Path, tmp_path: Path, no_model: None
+) -> None:
+    held = Latency.load(stored)
+    known = Accuracies.counted("medusa", outputs(0))
+    for model, weights, fits in (
+        (held.model, held.weight_hash, True),
+        (held.model, "another type", True),
+        ("a copy", held.weight_hash, True),
+        ("another", "one", False),
+    ):
+        replace(known, model=model, weights=weights).save(config["calibration"])
+        again = Accuracies.load(config["calibration"])
+        assert (again.model, again.weights) == (model, weights)
+        if fits:
+            build_tree(BuildConfig(**config, latency=stored))
+    with pytest.raises(ConfigError, match=f"measured with another, passes with {held.model}"):
+        build_tree(BuildConfig(**config, latency=stored))
+    # Of a model that has no times yet it is told before any is taken.
+    with pytest.raises(ConfigError, match="measured with another, passes with"):
+        build_tree(BuildConfig(**config))
 
 
 def test_the_curve_of_a_file_is_read_and_no_pass_timed(
