@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import to_builtins
 
 from ppdbench.errors import DataError
 from ppdbench.probe.kinds import KindRate
 from ppdbench.probe.ranks import RANKS_OF_HEAD, Group, RankMatrix, StoredRanks, rank_matrix
+from ppdbench.runs.drawing import GREEDY
 from ppdbench.runs.prompting import in_words, prompting
-from ppdbench.runs.records import Asked, Header
+from ppdbench.runs.records import Asked, AskedTarget, Header, ProbeHeader
 from ppdbench.stats import clustered_wilson
 
 TOTAL = "total"
@@ -173,8 +175,15 @@ def probed_json(header: Header, samples: Sequence[Asked]) -> dict[str, Any]:
     }
 
 
+def _drawn(targets: Sequence[AskedTarget]) -> dict[str, Any]:
+    """All that is known of how tokens were picked, where some were drawn."""
+    if all(target.kind == GREEDY for target in targets):
+        return {}
+    return {"targets": [to_builtins(target) for target in targets]}
+
+
 def match_rates_json(
-    header: Header,
+    header: ProbeHeader,
     samples: Sequence[Asked],
     rates: Sequence[Rate],
     saturations: Sequence[Saturation],
@@ -186,6 +195,7 @@ def match_rates_json(
         **probed_json(header, samples),
         "n_tokens": sum(len(s.output_ids) for s in samples),
         "n_layers": header.model.n_layers,
+        **_drawn(header.config.targets),
         "interval": INTERVAL,
         "rows": [asdict(rate) for rate in rates],
         "saturation": [asdict(s) for s in saturations],

@@ -18,7 +18,7 @@ from ppdbench.probe.ranks import StoredRanks
 from ppdbench.report import batch_tables, decode_tables, draft_tables, probe_tables, sweep_tables
 from ppdbench.report.export import PrintedOutput
 from ppdbench.report.page.runs import DECODES, PROBES, SIMILARITY, SWEEPS, Run
-from ppdbench.runs.records import Header, Sample
+from ppdbench.runs.records import Header, ProbeHeader, Sample
 from ppdbench.runs.samples import fewest_examples
 from ppdbench.runs.unfinished import unfinished
 
@@ -70,6 +70,7 @@ def of_matches(
     header: Header, samples: Samples, ranks: StoredRanks, rates: Sequence[summary.Rate], run: str
 ) -> PrintedOutput:
     """Build the output of `probe`."""
+    assert isinstance(header, ProbeHeader)
     saturations = summary.saturation(ranks, header.model.n_layers)
     kinds = by_kind(header.model.layer_kinds, ranks, sorted({rate.k for rate in rates}))
     sheets = probe_tables.sheets(header, rates, kinds, saturations, fewest_examples(samples))

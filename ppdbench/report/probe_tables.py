@@ -9,8 +9,9 @@ from ppdbench.probe.kinds import KindRate
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, Saturation
 from ppdbench.report.evidence import chat_notes
 from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.runs.drawing import drawn_note
 from ppdbench.runs.prompting import in_words, prompting
-from ppdbench.runs.records import Header, ProbeSettings
+from ppdbench.runs.records import Header, ProbeHeader, ProbeSettings
 from ppdbench.stats import FEW, FEW_EXAMPLES, grouped
 
 # The paper reads 40 layers out after these; deeper tables show the same fractions.
@@ -104,6 +105,7 @@ def pooled(header: Header, rates: Sequence[Rate], n_examples: int) -> Sheet:
             f"±, < and >: {INTERVAL}.",
             "head N: the model's own; Y: trained for the layer. layer: number of layers run.",
             *prompt_notes(header),
+            *(drawn_note(header.config.targets) if isinstance(header, ProbeHeader) else ()),
             *_left_out(len(shown), len(layers)),
             *((FEW,) if n_examples < FEW_EXAMPLES else ()),
         ),

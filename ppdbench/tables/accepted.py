@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from ppdbench.errors import DataError
+from ppdbench.runs.drawing import GREEDY, drawn_words
 from ppdbench.runs.prompting import other_prompts
 from ppdbench.runs.records import DecodingHeader, DraftsHeader, ModelFacts
 from ppdbench.runs.store import StoredRun
-
-GREEDY = "greedy"
 
 
 def check_runs(runs: Sequence[StoredRun]) -> None:
@@ -61,7 +60,7 @@ def _check_decoding(name: str, run: StoredRun, header: DecodingHeader, *, drawn:
     target = header.config.target
     if target.kind != GREEDY and not drawn:
         raise DataError(
-            f"{run.path} draws its tokens ({target.kind}, temperature {target.temperature:g}), and "
+            f"{run.path} draws its tokens ({drawn_words(target)}), and "
             f"table {name} is of greedy decoding; give a run without --target"
         )
     most = max(about.batch for about in header.methods.values())

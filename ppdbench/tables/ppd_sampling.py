@@ -6,16 +6,22 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from ppdbench.errors import DataError
 from ppdbench.files.papers import Paper
 from ppdbench.probe.ranks import StoredRanks
 from ppdbench.probe.summary import INTERVAL, TOTAL, Rate, match_rates
 from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.runs.drawing import drawn_note, drawn_words
+from ppdbench.runs.records import AskedTarget, ProbeHeader
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import table
 from ppdbench.tables.matches import BUCKETS, TASKS, our_depth, probes
 from ppdbench.tables.recipe import RecipeStep, layer_at
 
 K = 3  # early candidates, in all of the table
+DRAWN = tuple(
+    AskedTarget(kind=kind, top_k=3, top_p=0.95, temperature=1.0) for kind in ("top-k", "top-p")
+)
 TARGETS = {"greedy": "greedy", "top_k_sampling": "top-k", "top_p_sampling": "top-p"}
 
 SAMPLED = RecipeStep(
@@ -28,6 +34,8 @@ SAMPLED = RecipeStep(
 @table("ppd/5", recipe=(SAMPLED,), tasks=(TASKS["cnn_dm"], TASKS["squad"]))
 def sampled(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
     """A row for each way of drawing and task, as printed."""
+    for run in runs:
+        _check_drawn(run)
     depth = our_depth(runs)
     layer = layer_at(Fraction(1, 2), depth)
     rates = match_rates(StoredRanks(probes(runs, SAMPLED.command)), (K,), BUCKETS)
@@ -43,11 +51,23 @@ def sampled(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
         notes=(
             f"How often the token that was picked is among the {K} early candidates. Early: after "
             f"layer {layer} of {depth} here, the model's own head; the paper does not say.",
-            "top-k draws among 3 tokens, top-p from 95% of the probability, at temperature 1.",
+            *drawn_note(DRAWN),
             f"low, high: {INTERVAL}.",
         ),
         digits=dict.fromkeys(("paper", "here", "diff", "low", "high"), 3),
     )
+
+
+def _check_drawn(run: StoredRun) -> None:
+    """Refuse tokens that were drawn otherwise than the recipe draws."""
+    if isinstance(run.header, ProbeHeader):
+        asked = {target.kind: drawn_words(target) for target in DRAWN}
+        for target in run.header.config.targets:
+            if (words := asked.get(target.kind)) and drawn_words(target) != words:
+                raise DataError(
+                    f"{run.path} draws {drawn_words(target)}, and table ppd/5 {words}; give a run "
+                    "that draws so"
+                )
 
 
 def _row(row: Mapping[str, Any], ours: Mapping[tuple[str, str], Rate]) -> tuple[Cell, ...]:

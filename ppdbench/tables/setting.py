@@ -7,6 +7,7 @@ from typing import Any
 
 from ppdbench.files.papers import Paper
 from ppdbench.runs.prompting import in_words, prompting
+from ppdbench.runs.records import ProbeHeader
 from ppdbench.runs.samples import count_examples, count_turns, in_turns
 from ppdbench.runs.store import StoredRun
 
@@ -70,9 +71,20 @@ def _ours(runs: Sequence[StoredRun]) -> str:
         "examples": _text(_examples(runs)),
         "tokens": _text(_tokens(runs)),
     }
+    said |= _more_asked(runs)
     if (found := prompting(runs[0].header)) is not None:  # tables refuse several of these too
         said["prompts"] = in_words(found)
     return _line("Here", f"{model.name}, {model.n_layers} layers{marks}", said)
+
+
+def _more_asked(runs: Sequence[StoredRun]) -> dict[str, str]:
+    """What else changes the outputs: worked examples before the prompt, and where a probe ends."""
+    shots = sorted({run.header.config.shots for run in runs})
+    said = {"shots": " or ".join(map(str, shots))} if any(shots) else {}
+    probes = [run.header for run in runs if isinstance(run.header, ProbeHeader)]
+    if any(header.config.stop_at_eos for header in probes):
+        said["outputs"] = "end with the text"
+    return said
 
 
 def _hardware(run: StoredRun) -> str:

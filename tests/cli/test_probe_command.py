@@ -85,6 +85,16 @@ def test_the_last_layer_always_agrees_with_a_greedy_target(
     assert any(row["match_rate"] < 1 for row in rows if row["layer"] < LAYERS)
 
 
+def test_what_drawn_targets_draw_from_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--target", "greedy", "--target", "top-k", "--top-k", "50", "--temperature", "2"]
+    found = parsed(capsys, *words, "--out", "run")
+    assert [target["kind"] for target in found["targets"]] == ["greedy", "top-k"]
+    assert (found["targets"][1]["top_k"], found["targets"][1]["temperature"]) == (50, 2.0)
+    assert run(["report", "run", "--format", "markdown"]) == 0
+    assert "Drawn: top-k from 50 tokens at temperature 2." in capsys.readouterr().out
+    assert "targets" not in parsed(capsys, "--out", "plain")
+
+
 def test_several_tasks_targets_layers_and_ks_come_from_one_pass(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -114,11 +114,13 @@ def test_scores_say_what_had_none() -> None:
     )
 
 
-def test_other_programs_get_every_single_figure_and_no_compound_one() -> None:
-    one = summary(parts=[1, 2], extra=7, quality={"em": 1.0})
+def test_other_programs_get_every_single_figure_in_a_column_of_its_own() -> None:
+    one = summary(parts=[1, 2], extra=7, quality={"em": 1.0}, run_lengths={1: 3})
     sheet = long([one, summary()])
-    assert {"extra", "speedup", "exact"} <= {*sheet.header}
-    assert not {"parts", "quality"} & {*sheet.header}
+    assert {"extra", "speedup", "exact", "quality_em"} <= {*sheet.header}
+    assert not {"quality", "run_lengths"} & {*sheet.header}
     rows = [dict(zip(sheet.header, row, strict=True)) for row in sheet.rows]
+    assert [row["parts"] for row in rows] == ["1+2", None]
+    assert [row["quality_em"] for row in rows] == [1.0, None]
     assert [row["extra"] for row in rows] == [7, None]
     assert rows[0]["exact"] == "True"

@@ -45,7 +45,8 @@ def test_drawn_tokens_are_not_shown_as_greedy(
 ) -> None:
     drawn = stored(tmp_path / "a", task, target=DRAWN)
     said = refused(capsys, name, drawn)
-    assert f"top-p, temperature 0.7), and table {name} is of greedy decoding" in said
+    assert "draws its tokens (top-p from 100% of the probability at temperature 0.7)" in said
+    assert f"and table {name} is of greedy decoding" in said
 
 
 def test_a_table_with_drawn_rows_takes_one_way_to_draw(

@@ -12,6 +12,7 @@ import pytest
 
 from ppdbench.cli.main import run
 from tests.tables.made import probed, squad, write_run
+from tests.tables.stored import with_header
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +122,24 @@ def test_drawn_tokens_are_compared_by_how_they_were_drawn(
     assert found["top-k", "squad"]["here"] == 0.25
     assert found["top-k", "squad"]["diff"] == pytest.approx(0.25 - 0.4378)
     assert found["top-p", "squad"]["here"] is None
+
+
+@pytest.mark.parametrize("changed", [{"top_k": 50}, {"temperature": 2.0}])
+def test_tokens_that_were_drawn_otherwise_are_refused(
+    changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = {"kind": "top-k", "top_k": 3, "top_p": 0.95, "temperature": 1.0}
+    samples = [probed("squad", 0, {4: [2, 3, 3, 3]}, target="top-k")]
+    folder = write_run(Path("a"), "probe", samples)
+    for targets, fits in (([target], True), ([{**target, **changed}], False)):
+        header = json.loads((folder / "run.json").read_text("utf-8"))
+        with_header(folder, config={**header["config"], "targets": targets})
+        assert run(["table", "ppd/5", str(folder)]) == (0 if fits else 2)
+        told = capsys.readouterr()
+        assert (
+            "from 3 tokens at temperature 1" in " ".join((told.out or told.err).split())
+        ) is True
+        assert ("and table ppd/5 top-k from 3 tokens" in told.err) == (not fits)
 
 
 def test_figures_place_ours_by_theory_and_repeat_what_the_text_says(
