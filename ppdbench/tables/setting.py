@@ -78,7 +78,7 @@ def _ours(runs: Sequence[StoredRun]) -> str:
 
 
 def _more_asked(runs: Sequence[StoredRun]) -> dict[str, str]:
-    """Settings that change outputs besides: worked examples before the prompt, and where they end."""
+    """Settings that change outputs besides: worked examples before prompts, and where they end."""
     shots = sorted({run.header.config.shots for run in runs})
     said = {"shots": " or ".join(map(str, shots))} if any(shots) else {}
     probes = [run.header for run in runs if isinstance(run.header, ProbeHeader)]
