@@ -22,6 +22,7 @@ from ppdbench.cli.options import format_option, model_options
 from ppdbench.errors import ConfigError
 from ppdbench.files.paths import check_path
 from ppdbench.report.progress import progress
+from ppdbench.trees.guessing import guessers, guessing_of
 
 if TYPE_CHECKING:
     from ppdbench.trees.build import BuildConfig, Built
@@ -196,11 +197,13 @@ def show_command(file: str, calibration: str | None, plot: str | None, form: str
     from ppdbench.report import tree_tables
     from ppdbench.report.export import emit
     from ppdbench.trees.calibration import Accuracies
-    from ppdbench.trees.dynamic import load_tree
+    from ppdbench.trees.dynamic import DynamicTree, load_tree
 
     check_pictures(plot)
     tree = load_tree(file)
     accuracies = None if calibration is None else Accuracies.load(calibration)
+    if accuracies is not None and isinstance(tree, DynamicTree):
+        _check_dynamic(file, accuracies.method)
     shown = tree_tables.show(tree, accuracies)
     if form == "table":
         tree_tables.print_shown(shown)
@@ -213,3 +216,13 @@ def show_command(file: str, calibration: str | None, plot: str | None, form: str
     if accuracies is not None and accuracies.doubt():
         notice(f"warning: {accuracies.doubt()}")
     return 0
+
+
+def _check_dynamic(file: str, method: str) -> None:
+    """Refuse the accuracies of a method that has no trees like a dynamic one."""
+    if not guessing_of(method).dynamic_trees:
+        able = " and ".join(guessers("dynamic_trees"))
+        raise ConfigError(
+            f"{file} is a dynamic tree, for {able}, and these are the accuracies of {method}; "
+            "give --calibration of the same method"
+        )

@@ -35,6 +35,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times(2, 2.4, 2.5, 9, sizes=(1, 8, 16, 32)).save("times.json")
     grow(MEDUSA, 12).save("static.json")
     Tree(((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))).save("deep.json")
+    DynamicTree.uniform(Tree(((0,), (0, 0))), 3).save("dynamic.json")
 
 
 def build(*arguments: object, calibration: str = "medusa.json", out: str = "t.json") -> int:
@@ -226,6 +227,9 @@ BAD = {
     "show twice.json": "twice.json: node [0] stands there twice",
     "show orphan.json": "orphan.json: node [1, 0] has no parent [1]",
     "show deep.json --calibration medusa.json": "4 deep, but accuracies reach 3 tokens ahead",
+    "show dynamic.json --calibration medusa.json": (
+        "dynamic.json is a dynamic tree, for prompt-tokens, and these are the accuracies of medusa"
+    ),
     "show static.json --plot a.txt": "a.txt: no picture format",
     "grow": "No such command 'grow'",
 }
