@@ -28,7 +28,7 @@ FORMAT, VERSION = "ppdbench-calibration", 2
 COUNTS_ALONE = 1  # the version without outputs
 
 # A first guess's accuracy should be known to so many points, up and down.
-CLOSE = 0.03
+CLOSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Accuracies:
         """Refuse another model than the one that guessed; in another type its weights differ."""
         if self.model is not None and self.model != model and self.weights != weights:
             raise ConfigError(
-                f"guesses were measured with {self.model}, passes with {model}; a tree is for one "
-                "model, so measure both with it"
+                f"guesses were measured with {self.model}, passes with {model}, but a tree is for "
+                f"one model; give --model {self.model}, or another --calibration or --latency"
             )
 
     @classmethod

@@ -34,9 +34,9 @@ def test_few_tokens_are_warned_of_with_the_interval() -> None:
     assert "only 50 tokens" in few.doubt()
     assert "60.0% of the time" in few.doubt()
     assert "from 46.2% to 72.4%" in few.doubt()
-    assert Accuracies("medusa", ((600,),), 1000).doubt() != ""  # 57 to 63 and a little
-    assert Accuracies("medusa", ((1200,),), 2000).doubt() == ""
-    assert Accuracies("medusa", ((20,),), 1000).doubt() == ""  # what is rare is known sooner
+    assert Accuracies("medusa", ((180,),), 300).doubt() != ""
+    assert Accuracies("medusa", ((240,),), 400).doubt() == ""
+    assert Accuracies("medusa", ((6,),), 300).doubt() == ""  # what is rare is known sooner
 
 
 def test_outputs_and_not_their_tokens_are_what_an_interval_is_over() -> None:
