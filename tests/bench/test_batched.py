@@ -247,7 +247,8 @@ def test_resuming_with_other_batches_is_refused(capsys: pytest.CaptureFixture[st
     for other in (["--batch", "3"], [], ["--batch", "2", "--prefill", "8"]):
         assert run(["bench", *SMALL, "--method", "greedy", *other, "--out", "run", "--resume"]) == 2
         told = capsys.readouterr().err
-        assert "cannot resume: config." in told
+        assert told.startswith("ppdbench: cannot resume: ")
+        assert "config." in told
         assert told.count("\n") == 1
 
 
