@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from ppdbench.errors import DataError
 from ppdbench.files.keys import kind
@@ -122,8 +122,8 @@ def refuse_halves(text: str, where: str) -> None:
         ) from error
 
 
-def decode_cells(rows: Sequence[dict[str, object]], task: Task) -> Iterator[dict[str, object]]:
-    """Parse the cells of a CSV file that the task expects to be nested.
+def decode_cells(rows: Iterable[dict[str, object]], task: Task) -> Iterator[dict[str, object]]:
+    """Parse the cells of a CSV file, which is gone through more than once, that a task has nested.
 
     Only those: a text that happens to look like JSON must stay the text it is. References are
     lists in conversations, one per turn, and elsewhere if they are in all rows of the file.
@@ -142,7 +142,7 @@ def decode_cells(rows: Sequence[dict[str, object]], task: Task) -> Iterator[dict
         }
 
 
-def _holds_lists(rows: Sequence[dict[str, object]], name: str) -> bool:
+def _holds_lists(rows: Iterable[dict[str, object]], name: str) -> bool:
     return all(_is_texts(_decoded(row[name])) for row in rows if row.get(name))
 
 

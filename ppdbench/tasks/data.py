@@ -63,11 +63,20 @@ def _has_split(task: Task, data: str, split: str) -> bool:
 
 def _local_rows(task: Task, paths: Iterable[Path]) -> Iterator[dict[str, object]]:
     for path in paths:
-        rows = read_rows(path)
         if path.suffix.lower() == ".csv":
-            yield from decode_cells(list(rows), task)
+            yield from decode_cells(_FileRows(path), task)
         else:
-            yield from rows
+            yield from read_rows(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _FileRows:
+    """The rows of a file, read anew each time, so that not all are held at once."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        return read_rows(self.path)
 
 
 def _hub_rows(task: Task, split: str, offline: bool) -> Iterator[dict[str, object]]:
