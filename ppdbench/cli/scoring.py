@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdbench.cli import completion
 from ppdbench.cli.common import chosen_chat, notice
-from ppdbench.cli.options import chat_options, stack
+from ppdbench.cli.options import chat_options, data_option, stack
 from ppdbench.errors import ConfigError
 from ppdbench.report.progress import progress
 
@@ -21,13 +20,7 @@ if TYPE_CHECKING:
 
 scoring_options = stack(
     click.option("--task", "tasks", multiple=True, help="Task to score every exit on afterwards."),
-    click.option(
-        "--data",
-        default="hub",
-        show_default=True,
-        shell_complete=completion.complete_data,
-        help="Data of the tasks: hub, builtin or a path.",
-    ),
+    data_option,
     click.option("--limit", type=int, help="Use the first N examples of each task (all)."),
     chat_options,
 )
@@ -46,13 +39,15 @@ class Scoring:
     @classmethod
     def asked(cls, options: dict[str, Any]) -> Scoring | None:
         """Take what is to be scored, if anything is, out of `options`."""
+        from ppdbench.runs.workload import usual_data
+
         tasks, data, limit = (options.pop(name) for name in ("tasks", "data", "limit"))
         chat = chosen_chat(options)
         if tasks:
-            return cls(tasks, data, limit, options["device"], chat)
+            return cls(tasks, usual_data(data, options["model"]), limit, options["device"], chat)
         if chat != type(chat)():
             raise ConfigError("chat templates are for what is scored afterwards; add --task")
-        if limit is not None or data != "hub":
+        if limit is not None or data is not None:
             raise ConfigError("--data and --limit are for what is scored afterwards; add --task")
         return None
 
