@@ -21,6 +21,7 @@ from ppdbench.cli.training import (
     job_of,
     print_forecast,
     save_dtype_option,
+    states_option,
     training_options,
 )
 from ppdbench.engine.shapes import parse
@@ -84,8 +85,13 @@ def _command(trainable: Trainable) -> click.Command:
     types = option_types(trainable.plan)
     own = [_option(field, types[field.name]) for field in _fields(trainable)]
     saving = [save_dtype_option] if trainable.save_dtype else []
+    keeping = [states_option] if trainable.of_states else []
     decorate = stack(
-        *own, *([whole_options] if trainable.whole else saving), training_options, model_options
+        *own,
+        *([whole_options] if trainable.whole else saving),
+        training_options,
+        *keeping,
+        model_options,
     )
     first = [field.name for field in _fields(trainable) if field.metadata.get("first")]
     named = click.command(

@@ -20,6 +20,8 @@ from ppdbench.files.whole import write_whole
 from ppdbench.report.progress import progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from ppdbench.training.objective import Objective
@@ -65,16 +67,16 @@ training_options = stack(
     click.option("--clip", type=float, help="Largest gradient norm (no limit)."),
     click.option("--precision", default="no", show_default=True, help="no, bf16 or fp16."),
     click.option("--compile", is_flag=True, help="Compile the model: a slow start, faster steps."),
-    click.option(
-        "--states",
-        metavar="DIR",
-        help="Keep the frozen model's states of the text here, for later epochs and trainings.",
-    ),
     click.option("--checkpoint-every", type=int, default=200, show_default=True, help="Steps."),
     click.option("--seed", type=int, default=0, show_default=True),
     click.option("--dry-run", is_flag=True, help="Only say what it would do, need and take."),
 )
 
+states_option = click.option(
+    "--states",
+    metavar="DIR",
+    help="Keep the frozen model's states of the text here, for later epochs and trainings.",
+)
 save_dtype_option = click.option("--save-dtype", help="Type of the saved weights (the model's).")
 
 
@@ -125,7 +127,7 @@ def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
         epochs=None if steps is not None else epochs or 3,
         out=out,
         held_out_tokens=take("held_out_tokens"),
-        states=None if (states := take("states")) is None else check_folder("--states", states),
+        states=_states_folder(options),
     )
     for source in filter(None, (job.text, job.held_out)):
         check_sources(source)
@@ -135,6 +137,12 @@ def job_of(options: dict[str, Any]) -> tuple[Job, bool, bool]:
             "nothing of other text; give --held-out text of its own"
         )
     return job, take("resume"), take("dry_run")
+
+
+def _states_folder(options: dict[str, Any]) -> Path | None:
+    """The folder to keep states in; None if there is none, or the training reads more."""
+    states = options.pop("states", None)
+    return None if states is None else check_folder("--states", states)
 
 
 def print_forecast(training: Training) -> int:

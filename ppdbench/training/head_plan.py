@@ -24,7 +24,7 @@ def some_exits(n_layers: int) -> list[int]:
     return sorted({min(n_layers - 1, max(1, round(n_layers * share))) for share in SPREAD})
 
 
-@training_plan("heads", save_dtype=False, learning_rate=2e-5)
+@training_plan("heads", save_dtype=False, of_states=True, learning_rate=2e-5)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsPlan(TrainingPlan):
     """A head for each of some exit layers, everything else frozen.

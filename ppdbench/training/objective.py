@@ -23,16 +23,15 @@ class Objective(nn.Module):
     `first_row` is the place of `blocks` in this process's share of the batch: not 0 for all but
     the first of several micro-batches. From `shortest` tokens on a sequence is like longer ones:
     it has room for all that is guessed in it. `varies`: later steps train other parts than early
-    ones. `of_states`: states are all that it reads of a frozen model.
+    ones.
     """
 
     first_row = 0
     shortest = 1
     varies = False
-    of_states = False
 
     def keep_states(self, store: StatesOnDisk) -> None:
-        """Read the frozen model's states from `store`, where they are all that is read of it."""
+        """Read the frozen model's states from `store`; only if its plan says `of_states`."""
         raise NotImplementedError
 
     def forward(self, blocks: Tensor, t: int, total: int) -> dict[str, Tensor]:
@@ -75,8 +74,6 @@ class BesideModel(Objective):
 
 class BesideStates(BesideModel):
     """The same for what learns from the states of the model alone."""
-
-    of_states = True
 
     def keep_states(self, store: StatesOnDisk) -> None:
         self.layers.store = store

@@ -129,13 +129,15 @@ class Trainable:
     """A registered plan.
 
     `usual` are settings of the steps that its command has as defaults; `save_dtype` says that
-    the type of what is saved can be chosen.
+    the type of what is saved can be chosen, `of_states` that only states of a frozen model are
+    read, which can be kept.
     """
 
     name: str
     plan: type[TrainingPlan]
     usual: Mapping[str, Any]
     save_dtype: bool
+    of_states: bool
 
     @property
     def whole(self) -> bool:
@@ -146,11 +148,14 @@ class Trainable:
 TRAINABLES: Registry[Trainable] = Registry("kind of training")
 
 
-def training_plan(name: str, *, save_dtype: bool = True, **usual: Any) -> Callable[[C], C]:
+def training_plan(
+    name: str, *, save_dtype: bool = True, of_states: bool = False, **usual: Any
+) -> Callable[[C], C]:
     """Register a frozen dataclass as the options of `ppdbench train NAME`."""
 
     def register(plan: C) -> C:
-        TRAINABLES.add(name, Trainable(name, plan, MappingProxyType(usual), save_dtype))
+        settings = MappingProxyType(usual)
+        TRAINABLES.add(name, Trainable(name, plan, settings, save_dtype, of_states))
         return plan
 
     return register

@@ -107,11 +107,6 @@ class Training:
         self.objective, self.model, self.tokenizer, self.job = objective, model, tokenizer, job
         check_numbers(model, "the model")  # before anything is written
         check_numbers(objective, "what training begins with")
-        if job.states is not None and not objective.of_states:
-            raise ConfigError(
-                "--states keeps the states of a frozen model, and this training needs more than "
-                "these; leave it out"
-            )
         self.processes = _processes(next(model.parameters()).device)
         self.ids = ids = self._tokenized(job.text, TOKENS)
         self.blocks = TokenBlocks(ids, job.config.sequence + 1, job.config.seed)

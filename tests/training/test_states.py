@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError
 from ppdbench.training.layers import TrainedLayers
+from ppdbench.training.plans import TRAINABLES
 from ppdbench.training.states import StatesOnDisk
 from tests.families import stock_model
 from tests.helpers import tokens
@@ -90,9 +91,11 @@ def test_trainings_with_kept_states_end_with_the_same_weights(home: Path) -> Non
     ]
 
 
-def test_what_needs_more_than_states_says_so(
-    home: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", sorted(TRAINABLES))
+def test_states_are_offered_where_nothing_else_is_read(
+    name: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [*training("prompt-tokens"), "--steps", "1", "--insertions", "4"]
-    assert run([*asked, "--states", "states", "--out", "prompts"]) == 2
-    assert "this training needs more than these; leave it out" in capsys.readouterr().err
+    asked = [*training(name), "--steps", "1", "--states", "states", "--out", "out", "--dry-run"]
+    offered = name in {"heads", "medusa", "eagle"}
+    assert run(asked) == (0 if offered else 2)
+    assert ("No such option '--states'" in capsys.readouterr().err) != offered

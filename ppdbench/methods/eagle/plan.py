@@ -26,7 +26,7 @@ DISTANCES = 5  # measured afterwards, and the passes of version 3 unless told
 MOST = 1 << 20  # of anything that is counted below
 
 
-@training_plan("eagle", learning_rate=3e-5)
+@training_plan("eagle", of_states=True, learning_rate=3e-5)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EaglePlan(GoingOn):
     """A network of one layer that continues the model's features, everything else frozen.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ppdbench.training.run import Material
 
 
-@training_plan("medusa", learning_rate=1e-3)
+@training_plan("medusa", of_states=True, learning_rate=1e-3)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaPlan(GoingOn):
     """Heads that guess the tokens after the next one, everything else frozen.
