@@ -319,9 +319,7 @@ def salvaging(*names: str) -> Callable[[F], F]:
 
 
 run_options = stack(
-    click.option(
-        "--out", metavar="DIR", help="Folder of the run (results/COMMAND-TASK-MODEL-TIME)."
-    ),
+    click.option("--out", metavar="DIR", help="Folder of the run (results/WHAT-TASK-MODEL-TIME)."),
     click.option("--resume", is_flag=True, help="Continue the run in --out."),
     click.option(
         "--shard",

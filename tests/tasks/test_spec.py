@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 
 import pytest
 
 from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.tasks import load_task
+from ppdbench.tasks.spec import METRICS, Dataset, Task
+from tests.conftest import ROOT
 
 
 def fails(path, *parts: str, error=ConfigError) -> None:
@@ -181,3 +184,11 @@ def test_bad_yaml_is_one_line_with_its_place(tmp_path, text, expected):
     path = tmp_path / "bad.yaml"
     path.write_bytes(text)
     fails(path, "bad.yaml", expected)
+
+
+def test_the_page_on_task_files_has_every_key_and_every_metric():
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    keys = {field.name for field in fields(Task)} - {"source"} | {"prompt_text"}
+    keys |= {field.name for field in fields(Dataset)}
+    table = page.partition("Every key there is")[2].partition("A row without")[0]
+    assert [name for name in sorted({*keys, *METRICS}) if f"`{name}" not in table] == []
