@@ -37,6 +37,11 @@ def unmarked(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
     return torch.where(learned, blocks, ~blocks), learned
 
 
+def learned_places(blocks: Tensor) -> Tensor:
+    """Count the places [batch] of blocks whose guesses of the next token are learned from."""
+    return (blocks[:, 1:] >= 0).sum(1)
+
+
 def places(learned: Tensor | None, distance: int) -> Tensor | None:
     """Places [batch, n - 1 - distance] of blocks [batch, n] whose guesses at a distance count.
 

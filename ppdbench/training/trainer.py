@@ -24,6 +24,7 @@ from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError,
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.freed import Scattered
 from ppdbench.runs.workload import Report
+from ppdbench.training.marks import learned_places
 from ppdbench.training.record import read_log, read_state
 from ppdbench.training.text import TokenBlocks
 
@@ -178,15 +179,17 @@ class Trainer:
         """One optimizer step over this process's share of the batch, in micro-batches."""
         config, accelerator = self.config, self.accelerator
         rows = torch.from_numpy(self.blocks.batch(step, config.batch_size))
-        mine = rows[accelerator.process_index * self.share :][: self.share]
-        pieces = torch.split(mine, config.micro_batch or self.share)
+        # A place weighs the same in each piece and process; what processes have is averaged.
+        places = learned_places(rows).double()
+        weights = places * accelerator.num_processes / places.sum().clamp(min=1)
+        pieces, shares = map(self._pieces, (rows, weights))
         sums: dict[str, Tensor] = {}
         done = 0
-        for number, piece in enumerate(pieces):
+        for number, (piece, weight) in enumerate(zip(pieces, shares, strict=True)):
             self.trained().first_row, done = done, done + len(piece)
             with self._sync(last=number == len(pieces) - 1):
                 losses = self.objective(piece.to(accelerator.device), step, config.steps)
-                part = len(piece) / self.share
+                part = float(weight.sum())
                 accelerator.backward(losses["loss"] * part)
             for name, value in losses.items():
                 sums[name] = sums.get(name, torch.zeros(())) + part * value.detach().float().cpu()
@@ -205,6 +208,11 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return found, norm
+
+    def _pieces(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Split what there is of each sequence of a batch: our share, by micro-batches."""
+        ours = rows[self.accelerator.process_index * self.share :][: self.share]
+        return torch.split(ours, self.config.micro_batch or self.share)
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters that are trained."""

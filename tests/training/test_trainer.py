@@ -99,6 +99,30 @@ def test_micro_batches_add_up_to_the_batch(home: Path) -> None:
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
+def answers(home: Path) -> str:
+    """A text of long answers and short ones, so that blocks have many or few places that count."""
+    words = (home / "text.txt").read_text("utf-8").split()[:400]
+    lines = [
+        {"text": " ".join(words[i : i + 40]), "prompt_chars": 150 if i % 80 else 2}
+        for i in range(0, 400, 40)
+    ]
+    (home / "answers.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines), "utf-8")
+    return "answers.jsonl"
+
+
+@pytest.mark.parametrize("what", [["layerskip", "--p-max", "0"], ["heads", "--layers", "2"]])
+def test_a_token_of_an_answer_weighs_the_same_in_every_micro_batch(
+    what: list[str], home: Path
+) -> None:
+    name, *options = what
+    plain = ["train", name, "--model", "./model", "--text", answers(home), *SMALL, *options]
+    plain += ["--steps", "5"]
+    assert run([*plain, "--out", "one"]) == 0
+    assert run([*plain, "--micro-batch", "1", "--out", "four"]) == 0
+    for a, b in zip(log(home / "one"), log(home / "four"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
 def test_a_loss_that_turns_nan_stops_and_keeps_the_last_checkpoint(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +211,16 @@ def test_two_processes_have_the_losses_of_one(home: Path) -> None:
     assert (home / "together" / "model.safetensors").is_file()
     # What a run draws depends on how many share it.
     assert run([*words, "--out", "together", "--resume"]) == 2
+
+
+@pytest.mark.slow
+def test_two_processes_learn_from_answers_as_one_does(home: Path) -> None:
+    words = ["train", "layerskip", "--model", "./model", "--text", answers(home), *SMALL]
+    words += ["--p-max", "0", "--steps", "4"]
+    assert run([*words, "--out", "alone"]) == 0
+    forked_by_two(*words, "--out", "together")
+    for a, b in zip(log(home / "alone"), log(home / "together"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
 @pytest.mark.slow
