@@ -38,7 +38,7 @@ help:
 	@echo "make attack     kills, damaged records, planted bugs, hostile input: what is survived"
 	@echo "make smollm2    fetch SmolLM2-135M-Instruct (93 MB, Apache-2.0) for --model smollm2"
 	@echo "make smollm2-parts     train what guesses ahead for SmolLM2 (a night; ROWS: training rows)"
-	@echo "make smollm2-layerskip train SmolLM2 itself by LayerSkip (two hours; ROWS: training rows)"
+	@echo "make smollm2-layerskip train SmolLM2 itself by LayerSkip (three hours; ROWS: training rows)"
 	@echo "make smollm2-checks    what docs/smollm2.md shows (an hour or two; ROWS: rows of tasks)"
 	@echo "make showcase   SmolLM2: every task, method and table on one page (hours; docs/showcase.md)"
 	@echo "make families   try every family that transformers has; docs/families.md (minutes)"
@@ -289,14 +289,14 @@ SMOLLM2 := --model smollm2 --offline
 LEARN_IN = $(SMOLLM2) --dtype float32 --precision bf16 --text $(1)/answers \
     --held-out $(1)/held-out --held-out-tokens 8192 --sequence 256 --clip 1
 LEARN := $(call LEARN_IN,$(SMOLLM2_WORK))
-# Prompts and what it answers to them, in a folder; the second word: options of the answers.
+# Prompts and what it answers to them, in a folder.
 define ANSWERED
 	mkdir -p $(1)
 	$(BIN)/python -m benchmarks.prompts $(ROWS) $(1)/prompts.jsonl \
 	    --limit 5280 --held-out $(1)/unseen.jsonl
 	for part in prompts:answers unseen:held-out; do \
 	    $(BIN)/ppdbench answers $(SMOLLM2) --dtype bfloat16 --text $(1)/$${part%:*}.jsonl \
-	        $(2) --max-new-tokens 192 --out $(1)/$${part#*:} || exit 1; \
+	        --max-prompt-tokens 400 --max-new-tokens 192 --out $(1)/$${part#*:} || exit 1; \
 	done
 endef
 OF_STATES := --save-dtype bfloat16 --states $(SMOLLM2_WORK)/states --batch-size 4 --learning-rate 1e-3
@@ -306,7 +306,7 @@ OF_ROWS := --save-dtype bfloat16 --batch-size 8 --micro-batch 1
 IN_HALF := --dtype bfloat16 --compile
 
 smollm2-parts: smollm2
-	$(call ANSWERED,$(SMOLLM2_WORK),--max-prompt-tokens 400)
+	$(call ANSWERED,$(SMOLLM2_WORK))
 	$(TRAIN) eagle $(LEARN) $(OF_STATES) --draft-vocab 8192 --rank 64 --passes 4 --epochs 2 \
 	    --out $(SMOLLM2_WORK)/eagle-first
 	$(TRAIN) eagle $(LEARN) $(OF_STATES) --draft-vocab 8192 --rank 64 --passes 3 --decay 0.6 \
@@ -346,10 +346,10 @@ OWN_DRAFTS := layerskip layerskip:exit_layer=6,draft_length=1 layerskip:exit_lay
     layerskip:exit_layer=15,draft_length=2 layerskip:exit_layer=20,draft_length=3
 
 smollm2-layerskip: smollm2
-	$(call ANSWERED,$(SKIPPING),--max-documents 3000 --max-prompt-tokens 300)
+	$(call ANSWERED,$(SKIPPING))
 	$(TRAIN) layerskip $(call LEARN_IN,$(SKIPPING)) --compile --threads 2 --save-dtype bfloat16 \
-	    --checkpoint-every 100 --batch-size 8 --learning-rate 3e-4 --e-scale 1 --rotation 15 \
-	    --p-max 0.1 --steps 650 --out $(SKIPPING)/layerskip
+	    --checkpoint-every 25 --batch-size 8 --learning-rate 3e-4 --e-scale 1 --rotation 29 \
+	    --p-max 0.2 --steps 1465 --out $(SKIPPING)/layerskip
 	$(BIN)/python -m benchmarks.skipping $(SKIPPING)/layerskip --held-out $(SKIPPING)/held-out \
 	    --method $(OWN_DRAFTS) --threads 2 --work $(SKIPPING)/runs \
 	    --save $(REAL)/skipping.json
