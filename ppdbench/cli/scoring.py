@@ -37,14 +37,17 @@ class Scoring:
     chat: ChatOptions
 
     @classmethod
-    def asked(cls, options: dict[str, Any]) -> Scoring | None:
-        """Take what is to be scored, if anything is, out of `options`."""
+    def asked(cls, options: dict[str, Any], trained: str | None) -> Scoring | None:
+        """Take what is to be scored, if anything is, out of `options`.
+
+        `trained` is the model that is trained further, or the shape of a new one.
+        """
         from ppdbench.runs.workload import usual_data
 
         tasks, data, limit = (options.pop(name) for name in ("tasks", "data", "limit"))
         chat = chosen_chat(options)
         if tasks:
-            return cls(tasks, usual_data(data, options["model"]), limit, options["device"], chat)
+            return cls(tasks, usual_data(data, trained), limit, options["device"], chat)
         if chat != type(chat)():
             raise ConfigError("chat templates are for what is scored afterwards; add --task")
         if limit is not None or data is not None:

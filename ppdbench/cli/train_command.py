@@ -46,7 +46,9 @@ def _train(trainable: Trainable, options: dict[str, Any]) -> int:
 
     dtype = saved_dtype(options.pop("save_dtype", None))
     plan = trainable.plan(**{f.name: options.pop(f.name) for f in _fields(trainable)})
-    scoring = Scoring.asked(options) if isinstance(plan, WholePlan) else None
+    scoring = None
+    if isinstance(plan, WholePlan):
+        scoring = Scoring.asked(options, plan.shape or options["model"])
     fill_in(options, plan.usual())
     job, resume, dry = job_of(options)
     if scoring is not None:

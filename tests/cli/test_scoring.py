@@ -13,7 +13,6 @@ ASKED: dict[str, Any] = {
     "tasks": ("gsm8k",),
     "data": None,
     "limit": 4,
-    "model": None,
     "device": "cpu",
     "chat": "auto",
     "system": None,
@@ -22,13 +21,18 @@ ASKED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "taken"),
-    [(None, None, "builtin"), ("org/m", None, "hub"), ("org/m", "./rows.jsonl", "./rows.jsonl")],
+    ("trained", "data", "taken"),
+    [
+        (None, None, "builtin"),
+        ("org/m", None, "hub"),
+        ("org/m", "./rows.jsonl", "./rows.jsonl"),
+        ("layers=2,hidden=32", None, "hub"),
+    ],
 )
 def test_examples_come_from_where_those_of_runs_do(
-    model: str | None, data: str | None, taken: str
+    trained: str | None, data: str | None, taken: str
 ) -> None:
-    scoring = Scoring.asked({**ASKED, "model": model, "data": data})
+    scoring = Scoring.asked({**ASKED, "data": data}, trained)
     assert scoring is not None
     assert scoring.data == taken
 
@@ -36,6 +40,6 @@ def test_examples_come_from_where_those_of_runs_do(
 @pytest.mark.parametrize("given", [{"data": "builtin"}, {"limit": 2}, {"system": "Be brief."}])
 def test_what_is_said_of_examples_that_nobody_asked_for_is_refused(given: dict[str, Any]) -> None:
     nothing = {**ASKED, "tasks": (), "limit": None}
-    assert Scoring.asked(dict(nothing)) is None
+    assert Scoring.asked(dict(nothing), None) is None
     with pytest.raises(ConfigError, match="add --task"):
-        Scoring.asked({**nothing, **given})
+        Scoring.asked({**nothing, **given}, None)
