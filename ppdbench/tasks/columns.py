@@ -123,7 +123,7 @@ def refuse_halves(text: str, where: str) -> None:
 
 
 def decode_cells(rows: Iterable[dict[str, object]], task: Task) -> Iterator[dict[str, object]]:
-    """Parse the cells of a CSV file, which is gone through more than once, that a task has nested.
+    """Parse the cells that a task has nested, of the rows of a CSV file, which are read twice.
 
     Only those: a text that happens to look like JSON must stay the text it is. References are
     lists in conversations, one per turn, and elsewhere if they are in all rows of the file.
