@@ -21,7 +21,8 @@ from ppdbench.report.pictures.frame import (
 from ppdbench.report.pictures.palette import series
 
 HEIGHT = 190.0
-MANY = 16  # points from which on marks would hide their line
+MANY = 16  # points from which on marks at all of them would hide their line
+FEW = 8  # marks that such a line gets about
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +144,21 @@ def _intervals(curve: Curve, frame: Frame) -> list[Shape]:
 def _drawn(curve: Curve, frame: Frame, upward: Upward) -> list[Shape]:
     points = [frame.at(v.x, v.y) for v in curve.values]
     shapes: list[Shape] = [Line(points, curve.paint, 1.8, curve.dash)] if curve.line else []
-    if curve.marks and (len(points) <= MANY or not curve.line):
-        for (x, y), value in zip(points, curve.values, strict=True):
-            shape = curve.family if value.shape is None else value.shape
-            hint = value.hint or _hint(curve.label, value, upward)
-            shapes.append(PointMark(x, y, curve.paint, shape, curve.hollow, hint))
+    for (x, y), value in list(zip(points, curve.values, strict=True))[_marked(curve)]:
+        shape = curve.family if value.shape is None else value.shape
+        hint = value.hint or _hint(curve.label, value, upward)
+        shapes.append(PointMark(x, y, curve.paint, shape, curve.hollow, hint))
     return shapes
+
+
+def _marked(curve: Curve) -> slice:
+    """The values that get a mark: of a long line some, elsewhere than on the lines beside it."""
+    if not curve.marks:
+        return slice(0)
+    if not curve.line or len(curve.values) <= MANY:
+        return slice(None)
+    every = math.ceil(len(curve.values) / FEW)
+    return slice((curve.family + 2 * curve.hollow) % every, None, every)
 
 
 def _hint(label: str, value: Value, upward: Upward) -> str:

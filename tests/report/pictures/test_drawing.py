@@ -113,6 +113,22 @@ def test_one_layer_alone_can_be_drawn() -> None:
     assert 0 < mark.x < WIDTH
 
 
+@pytest.mark.parametrize("points", [16, 17, 30, 80])
+def test_every_line_bears_the_mark_that_its_legend_shows(points: int) -> None:
+    given = [
+        Curve(f"{family} {hollow}", family, [Value(x, 0.2) for x in range(points)], hollow=hollow)
+        for family in range(3)
+        for hollow in (False, True)
+    ]
+    marks = [s for s in curves("c", "t", "d", "layer", given).shapes if isinstance(s, PointMark)]
+    for curve in given:
+        own = [m.x for m in marks if m.hint.startswith(curve.label)]
+        assert len(own) == points if points <= 16 else 5 <= len(own) <= 8
+    if points > 16:
+        solid = [m.x for m in marks if "False" in m.hint]
+        assert len(set(solid)) == len(solid)  # marks of lines that lie on each other are all seen
+
+
 def test_what_has_no_interval_has_no_band_and_none_in_its_words() -> None:
     drawing = curves("c", "t", "d", "layer", [Curve("k", 0, [Value(1, 0.5), Value(2, 0.6)])])
     assert not [shape for shape in drawing.shapes if isinstance(shape, Area)]
