@@ -12,6 +12,7 @@ from ppdbench.stats import FEW, FEW_EXAMPLES
 
 Summary = Mapping[str, Any]
 PLAIN = (None, "mismatch", "not measured")  # a mismatch and failures stand under output
+MANY_NAMES = 6  # methods from which on a note rather names the others
 PAIRED = "Speedup: greedy's decode time over the method's, paired by example, 95% bootstrap."
 
 
@@ -53,10 +54,19 @@ def degenerate_note(summaries: Sequence[Summary]) -> str | None:
             whose.setdefault(_counted(summary), []).append(summary["label"])
     if not whose:
         return None
-    words = "; ".join(f"{n} ({', '.join(labels)})" for n, labels in whose.items())
+    all_of = [summary["label"] for summary in summaries]
+    words = "; ".join(f"{n} ({_listed(labels, all_of)})" for n, labels in whose.items())
     most = any(map(mostly_degenerate, summaries))
     warning = " A speedup over mostly such outputs says little of others." if most else ""
     return f"Degenerate outputs: {words}.{warning}"
+
+
+def _listed(labels: Sequence[str], all_of: Sequence[str]) -> str:
+    """Name methods; of many, where the others are fewer, those that are not among them."""
+    others = [label for label in all_of if label not in labels]
+    if len(labels) <= MANY_NAMES or len(labels) <= len(others):
+        return ", ".join(labels)
+    return f"all but {', '.join(others)}" if others else "all"
 
 
 def _counted(summary: Summary) -> str:

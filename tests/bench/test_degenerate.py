@@ -8,6 +8,7 @@ import pytest
 
 from ppdbench.bench.degenerate import degenerate
 from ppdbench.report import outputs
+from ppdbench.report.evidence import degenerate_note
 from ppdbench.report.page.document import page
 from ppdbench.report.page.runs import Run, read_runs
 from tests.report.page import made
@@ -59,6 +60,22 @@ def test_empty_outputs_stand_beside_the_speedup_and_most_of_them_are_warned_of(
         text = page([found]).text
         tiles = text.partition('class="tiles"')[2].partition("</ul>")[0]
         assert ("4 of 6 outputs are empty or loop" in tiles) == warned
+
+
+@pytest.mark.parametrize(
+    ("looping", "said"),
+    [
+        (range(6), "method-0, method-1, method-2, method-3, method-4, method-5"),
+        (range(7), "all but method-7, method-8"),
+        (range(9), "all"),
+    ],
+)
+def test_a_note_on_most_of_many_methods_names_the_others(looping: range, said: str) -> None:
+    summaries = [
+        {"label": f"method-{n}", "empty": 0, "loops": int(n in looping), "n_examples": 4}
+        for n in range(9)
+    ]
+    assert degenerate_note(summaries) == f"Degenerate outputs: 1 looping of 4 ({said})."
 
 
 def test_loops_are_counted_by_their_tokens(tmp_path: Path) -> None:
