@@ -61,10 +61,10 @@ class ChainPattern:
         return torch.cat([*(words[:length] for length in lengths), empty])[None]
 
 
-def first_pattern(known: int, prompts: Prompts) -> ChainPattern:
-    """A chain of tokens that are known, with all prompt tokens behind the last."""
+def first_pattern(known: int, reach: int, prompts: Prompts) -> ChainPattern:
+    """A chain of tokens that are known, with so many prompt tokens behind the last."""
     chain = Tree(tuple((0,) * depth for depth in range(1, known)))
-    return ChainPattern(chain, (*(0,) * (known - 1), prompts.chain.prompts), prompts)
+    return ChainPattern(chain, (*(0,) * (known - 1), reach), prompts)
 
 
 def within_any_room(state: TreeState, prompts: Prompts) -> list[ChainPattern]:

@@ -112,7 +112,7 @@ class PromptTokensProposer(Proposer):
         return self.prompts.logits(self.model.adapter, self._exits).topk(self.top).indices
 
     def behind(self, known: Sequence[int]) -> Draft:
-        """Return all prompt tokens behind the last of some known tokens, the first the newest."""
+        """Return prompt tokens behind the last of some known tokens, the first the newest."""
         self._pattern = self._opening(len(known))
         return Draft.chain(known[1:], insertions=(self._pattern.insertion,))
 
@@ -120,7 +120,8 @@ class PromptTokensProposer(Proposer):
         from ppdbench.methods.prompt_tokens.chains import first_pattern
 
         if known not in self._first_patterns:
-            self._first_patterns[known] = first_pattern(known, self.prompts)
+            # A tree may have been built for fewer prompt tokens than there are.
+            self._first_patterns[known] = first_pattern(known, len(self.patterns), self.prompts)
         return self._first_patterns[known]
 
     def learn(self, session: Session, verified: Verified) -> None:

@@ -31,8 +31,8 @@ from ppdbench.methods.prompt_tokens.strategy import PromptTokens, PromptTokensPr
 from ppdbench.methods.speculative import ModelDrafter, PromptedDrafter, Speculative
 from ppdbench.runs.store import read_run
 from ppdbench.testing import assert_order_is_nothing
-from ppdbench.trees.choice import ROWS
-from ppdbench.trees.dynamic import DynamicTree
+from ppdbench.trees.choice import ROWS, general
+from ppdbench.trees.dynamic import DynamicTree, search
 from ppdbench.trees.tree import Tree
 from tests.decoding.matrix import (
     CAPACITY,
@@ -114,6 +114,14 @@ def test_at_every_end_of_an_output(tree: str) -> None:
     decoder = knowing(model, TREES[tree])
     runs = [assert_exact(decoder, case, model) for case in cases(model)]
     assert {n for ours in runs for n in ours.accepted} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("reach", [1, 2])
+def test_with_a_tree_for_fewer_prompt_tokens_than_there_are(reach: int) -> None:
+    model = staged("llama")
+    decoder = knowing(model, search(general(reach), ROWS))
+    runs = [assert_exact(decoder, case, model) for case in cases(model)]
+    assert max(n for ours in runs for n in ours.accepted) == reach
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "opt-350m-like"])
@@ -241,7 +249,7 @@ def test_a_pattern_is_a_chain_behind_every_node() -> None:
 
 
 def test_known_tokens_have_prompt_tokens_behind_the_last_alone() -> None:
-    pattern = first_pattern(3, prompts_of(staged("llama")))
+    pattern = first_pattern(3, 3, prompts_of(staged("llama")))
     assert pattern.tree.parents == (-1, 0)
     assert pattern.chains == ((0, 0), (0, 0), (0, 3))
     assert pattern.insertion.sees == ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4))
