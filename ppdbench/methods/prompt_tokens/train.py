@@ -35,6 +35,7 @@ from ppdbench.training.heads import TrainableHead
 from ppdbench.training.layers import TrainedLayers, cross_entropy
 from ppdbench.training.marks import picked, places, unmarked
 from ppdbench.training.objective import BesideModel
+from ppdbench.training.plans import check_alike
 
 
 def ordinary_words(tokenizer: Any, vocab_size: int, n: int, seed: int) -> list[int]:
@@ -204,6 +205,12 @@ class PromptsObjective(BesideModel):
 
     def start_from(self, addon: Addon) -> None:
         """Go on with what was trained before; what it lacks starts as it always does."""
+        # Rows are told apart by their place alone.
+        options, ours = (
+            addon.options,
+            {name: getattr(self.plan, name) for name in ("prompts", "epts")},
+        )
+        check_alike(addon, {name: (options.get(name), value) for name, value in ours.items()})
         trained = addon.names()
         with torch.no_grad():
             for name, part in self.named_parameters():

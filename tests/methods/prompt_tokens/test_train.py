@@ -365,6 +365,17 @@ def test_a_second_stage_starts_where_the_first_ended(home: Path) -> None:
     assert stored["start"] == first.fingerprint
 
 
+def test_a_start_whose_rows_mean_something_else_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*TRAIN, "--steps", "1", "--prompts", "4", "--out", "four"]) == 0
+    capsys.readouterr()
+    # As many rows: four guesses ahead, or two of two embeddings each.
+    otherwise = ["--prompts", "2", "--epts", "2", "--start", "four", "--out", "two"]
+    assert run([*TRAIN, "--steps", "1", *otherwise]) == 2
+    assert "--start four: made with --prompts 4, not 2" in capsys.readouterr().err
+
+
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,7 +429,7 @@ def test_a_start_whose_parts_do_not_fit_is_refused(
     capsys.readouterr()
     for words, message in (
         ("", "unexpected tensors: head.weight"),
-        ("--custom-head --epts 2", "embeddings has shape [3, 32], not [6, 32]"),
+        ("--custom-head --epts 2", "made with --epts 1, not 2; give --epts 1"),
         ("--custom-head --rank 2", "unexpected tensors: head.weight"),
     ):
         command = [*TRAIN, "--steps", "1", "--out", "next", "--start", "headed", *words.split()]
