@@ -13,6 +13,7 @@ import torch
 from ppdbench.cli.main import run
 from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.files.resources import reference_is_there
+from ppdbench.trees.tree import Tree
 from tests.pretend import There, gpus
 
 MODEL = ("--model", "synthetic:layers=4,hidden=32,heads=4,vocab=300,context=1024,agree=0.9")
@@ -84,6 +85,15 @@ def test_every_method_gives_on_a_gpu_what_it_gives_on_the_cpu(
 def test_methods_with_trained_parts_run_on_a_gpu(gpu: str, tmp_path: Path) -> None:
     found = bench(tmp_path / "run", "--device", gpu, "--max-new-tokens", "6", methods=TRAINED)
     assert len(set(map(tuple, found.values()))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not reference_is_there(), reason="no embedded model in this copy")
+def test_methods_with_trained_parts_draw_on_a_gpu(gpu: str, tmp_path: Path) -> None:
+    Tree(((0,), (1,), (0, 0), (0, 1))).save(tmp_path / "tree.json")
+    methods = (*TRAINED, f"eagle:tree={tmp_path / 'tree.json'}", "eagle:tree=chain")
+    words = ("--device", gpu, "--max-new-tokens", "6", "--target", "top-p")
+    assert set(bench(tmp_path / "run", *words, methods=methods)) >= {"eagle", "medusa"}
 
 
 def test_a_gpu_computes_in_the_models_own_type(gpu: str) -> None:

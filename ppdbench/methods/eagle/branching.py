@@ -121,7 +121,8 @@ class DynamicGrower:
             if level + 1 < levels and left > 0:
                 totals = scores[origin] + found
                 best = totals.topk(min(self.top, len(totals))).indices.sort().values
-                branches.extend(origin[best].to(tokens.device), tokens[best])
+                on = best.to(tokens.device)
+                branches.extend(origin[best].to(tokens.device), tokens[on])
                 scores, places = totals[best], first + best
             elif left <= 0:
                 break
@@ -231,7 +232,7 @@ def _drawn(branches: NewestLevel, levels: list[TreeLevel], chooser: Chooser) -> 
     for level in levels:
         first = len(grown)
         logits = branches.logits()
-        origin, tokens, _ = grown.draw(branches, logits, level.count, places, chooser)
+        origin, tokens, _ = grown.draw(branches, logits, level.count.cpu(), places, chooser)
         inner = level.inner.cpu()
         if level is not levels[-1]:
             branches.extend(origin[inner].to(tokens.device), tokens[inner.to(tokens.device)])
