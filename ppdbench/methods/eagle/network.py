@@ -48,7 +48,9 @@ SETTINGS = (
 def default_settings(target: Adapter) -> dict[str, Any]:
     """A layer of the target's own size, with its rotary positions where these will do."""
     config, hidden = layer_config(target.config, 0), target.hidden_size
-    heads = int(config.num_attention_heads)
+    heads = int(getattr(config, "num_attention_heads", None) or 0)
+    if not heads:
+        raise UnsupportedModel("eagle: this model has no attention heads to make a layer with")
     rope = dict(getattr(config, "rope_parameters", None) or {})
     kind = rope.get("rope_type")
     # Learned positions, several tables, or one that changes with the length: plain ones then.
@@ -64,7 +66,9 @@ def default_settings(target: Adapter) -> dict[str, Any]:
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "rope_parameters": rope,
-        "max_position_embeddings": int(config.max_position_embeddings),
+        "max_position_embeddings": int(
+            getattr(config, "max_position_embeddings", None) or target.max_positions
+        ),
     }
 
 
