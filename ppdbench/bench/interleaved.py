@@ -58,6 +58,7 @@ from ppdbench.runs.conversation import continued
 from ppdbench.runs.workload import Item, limits_of
 
 BASELINE = ("baseline", "baseline again")
+IN_ONE_SHAPE = "baseline in one shape"  # what --strict compares with, where that is not the same
 ResultVerdict = Literal["identical", "tie", "mismatch", "inexact", "sampled", "failed"]
 
 
@@ -300,6 +301,7 @@ class Interleaved:
                     decoded = decoder.decode(session, request)
                 return wall.over(decoded)
             with self.meter.over(decoder), self._watched(method.label, session) as wall:
+                self.meter.begin()
                 decoded = decoder.decode(session, request)
             return replace(wall.over(decoded), profile=self.meter.profile(decoded))
         except UnitError:
@@ -338,7 +340,7 @@ class Interleaved:
         session = self._session(method)
         # As many threads as its units have sum in the same order; others may round otherwise.
         with confined((), decoder.threads or self._threads):
-            reference = self._greedy(item, BASELINE[0], session) if fixed else fast
+            reference = self._greedy(item, IN_ONE_SHAPE, session) if fixed else fast
         if not method.exact:
             position = first_difference(ours.output_ids, reference.output_ids)
             if position is None:

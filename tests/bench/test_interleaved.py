@@ -94,6 +94,26 @@ def test_a_strict_reference_has_the_threads_of_the_units(
     assert [threads for fixed, threads in seen if fixed] == [UNIT]
 
 
+def test_logits_of_a_strict_reference_are_not_taken_for_those_of_the_baseline(
+    loaded: Loaded, item: Item, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed: dict[bool, set[str]] = {True: set(), False: set()}
+    real = Interleaved._greedy
+
+    def greedy(self: Interleaved, item: Item, label: str, session: Session) -> Decoded:
+        fixed[session.fixed_rows is not None].add(label)
+        return real(self, item, label, session)
+
+    monkeypatch.setattr(Interleaved, "_greedy", greedy)
+    setup = Setup(loaded, len(item.ids) + item.max_new_tokens)
+    decoder = METHODS.get("prompt-lookup").build({}).prepare(setup)
+    entry = PreparedMethod("prompt-lookup", METHODS.get("prompt-lookup"), decoder)
+    # What its passes gave is kept by its label, beside the output of that label.
+    Interleaved(loaded, [entry], setup, Target(), strict=True).hold(item)
+    assert fixed[True]
+    assert not fixed[True] & fixed[False]
+
+
 class Drafting(Decoder):
     """Greedy decoding with another token somewhere, said to come from a tree."""
 

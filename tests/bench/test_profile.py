@@ -10,6 +10,7 @@ import torch
 
 from ppdbench.bench.profile import Costs, Meter
 from ppdbench.bench.roofline import profile
+from ppdbench.decoding import passes
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.limits import Limits
@@ -79,6 +80,32 @@ def test_nothing_of_the_prefill_is_counted(loaded: Loaded) -> None:
     flat = loaded.staged.flat
     pieces = 1 if flat is not None and flat.looks_up else 2
     assert meter.profile(decoded)["pass_ms"] == 1e3 * pieces * len(decoded.step_ms)
+
+
+def test_what_is_prepared_before_decoding_is_no_part_of_the_prefill(loaded: Loaded) -> None:
+    decoder = method("greedy").build({}).prepare(Setup(loaded, 64))
+    clock = Ticking()
+    meter, session = Meter(loaded.staged, clock), Session(loaded.staged, 64)
+    with meter.over(decoder):
+        clock.seconds = itertools.count(100)  # as if modules had been looked through
+        meter.begin()
+        decoded = decoder.decode(session, Request(tokens(9), Limits(12), clock))
+    other, plain, _ = metered(loaded, "greedy")
+    assert meter.profile(decoded) == plain.profile(other)
+
+
+def test_rows_of_passes_that_draft_are_counted_once(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = method("prompt-lookup").build({}).prepare(Setup(loaded, 64))
+    monkeypatch.setattr(passes, "new_rows", lambda: None)
+    monkeypatch.setattr(decoder, "propose", lambda: passes.new_rows(), raising=False)
+    meter = Meter(loaded.staged, Ticking())
+    with meter.over(decoder):
+        decoder.propose()  # type: ignore[attr-defined]
+        assert meter.joining == []
+        passes.new_rows()
+        assert meter.joining == [1.0]
 
 
 def test_what_was_changed_for_the_meter_is_as_before(loaded: Loaded) -> None:
