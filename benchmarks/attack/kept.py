@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.attack.base import AttackKind, Attempt, CommandEnd, spread
 from benchmarks.attack.forks import forked
@@ -59,8 +60,10 @@ def _latency(place: Path) -> None:
     from ppdbench.trees.latency import Latency, PassTime
 
     passes = tuple(PassTime(rows, 0.01 * rows, 0.009 * rows, 0.011 * rows) for rows in (1, 4, 8))
-    facts = {"model": "reference", "weight_hash": "0", "dtype": "float32", "device": "cpu"}
-    made = Latency(synthetic=False, threads=1, context=256, rounds=3, passes=passes, **facts)
+    facts: dict[str, Any] = {"model": "reference", "weight_hash": "0", "dtype": "float32"}
+    made = Latency(
+        synthetic=False, threads=1, context=256, rounds=3, passes=passes, device="cpu", **facts
+    )
     made.save(place / "kept.json")
 
 

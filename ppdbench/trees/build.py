@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +100,10 @@ def _stored(config: BuildConfig) -> Latency | None:
         return None
     latency = Latency.load(config.latency)
     for name, asked in config.measuring.items():
-        held = getattr(latency, name, None)
-        if asked not in ("auto", held):
+        if (otherwise := latency.other(name, asked)) is not None:
             raise ConfigError(
-                f"{config.latency} was measured with {name} {held}, not {asked}; drop "
-                f"--{name} or give --latency another file"
+                f"{config.latency} was measured {otherwise}, not {asked}; drop "
+                f"--{name.replace('_', '-')} or give --latency another file"
             )
     return latency
 
@@ -122,6 +121,8 @@ def _measured(
     latency = measure_latency(
         loaded, rows, context=config.context, rounds=config.rounds, report=report
     )
+    settings = {n: asked for n, asked in config.measuring.items() if not hasattr(latency, n)}
+    latency = replace(latency, settings=settings)
     if config.latency is not None:
         latency.save(config.latency)
     return latency

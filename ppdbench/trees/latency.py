@@ -13,8 +13,8 @@ noise is what a maximum over sizes would pick out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "ppdbench-latency", 1
 WARMUP = 3  # rounds that do not count
+ENDS = {"device": ":", "dtype": ","}  # what stands between a name and more about it
 LONG = 1 / 16  # of the time that there is: such a pass needs no second one
 
 
@@ -55,7 +56,10 @@ class PassTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """The time of a pass by its rows, and where it was measured; the first has one row."""
+    """The time of a pass by its rows, and where it was measured; the first has one row.
+
+    `settings` are the options of the measurement that no other field tells, by their names.
+    """
 
     model: str
     synthetic: bool
@@ -66,6 +70,7 @@ class Latency:
     context: int
     rounds: int
     passes: tuple[PassTime, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if list(self.sizes) != sorted({1, *self.sizes}):
@@ -96,6 +101,16 @@ class Latency:
         random = ", random weights" if self.synthetic else ""
         return f"{self.model} ({self.dtype}{random})"
 
+    def other(self, name: str, asked: Any) -> str | None:
+        """Say how it was measured, if not with an option as it is asked for."""
+        if name in self.settings or not hasattr(self, name):
+            held = self.settings.get(name)
+            return None if asked == held else _set(name, held)
+        held = getattr(self, name)
+        # A device has a number behind its name, and numbers have the type of weights.
+        whole = str(held).partition(ENDS.get(name, "\0"))[0]
+        return None if asked in ("auto", held, whole) else _set(name, held)
+
     @classmethod
     def load(cls, path: str | Path) -> Latency:
         """Read what `save` wrote."""
@@ -105,6 +120,8 @@ class Latency:
         facts: dict[str, Any] = {"synthetic": keys.flag("synthetic")}
         facts |= {name: keys.text(name) for name in ("model", "weight_hash", "dtype", "device")}
         facts |= {name: keys.number(name) for name in ("threads", "context", "rounds")}
+        if "settings" in keys.names():  # earlier versions wrote none
+            facts["settings"] = keys.mapping("settings")
         keys.refuse_the_rest()
         with keys.telling():
             return cls(**facts, passes=passes)
@@ -113,6 +130,10 @@ class Latency:
         """Write what `load` reads."""
         content = {**asdict(self), "passes": [asdict(each) for each in self.passes]}
         write_versioned(Path(path), FORMAT, VERSION, content)
+
+
+def _set(name: str, held: Any) -> str:
+    return f"without --{name.replace('_', '-')}" if held is None else f"with {name} {held}"
 
 
 def _pass(keys: Keys) -> PassTime:

@@ -128,6 +128,41 @@ def test_a_given_size_is_timed_where_that_is_asked_for(config: dict[str, Any]) -
     assert built.chosen.speedup is not None
 
 
+def test_times_are_read_again_with_the_options_that_they_were_measured_with(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config |= {"latency": tmp_path / "here.json", "size": 5, "sizes": (2,)}
+    asked = {"model": MODEL, "device": "cpu", "revision": "v1", "max_memory": "cpu=1GiB"}
+    first = build_tree(BuildConfig(**{**config, "measuring": asked}))
+    assert first.latency is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "measure_latency", None)
+        assert build_tree(BuildConfig(**{**config, "measuring": asked})).latency == first.latency
+        assert build_tree(BuildConfig(**config)).latency == first.latency
+        other = {**asked, "max_memory": "cpu=2GiB"}
+        with pytest.raises(ConfigError, match=r"with max_memory cpu=1GiB, .*drop --max-memory"):
+            build_tree(BuildConfig(**{**config, "measuring": other}))
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "said"),
+    [
+        ("device", "cuda", None),
+        ("device", "cuda:0", None),
+        ("device", "cuda:1", "with device cuda:0"),
+        ("device", "cpu", "with device cuda:0"),
+        ("dtype", "bfloat16", None),
+        ("dtype", "float32", "with dtype bfloat16, int8 weights"),
+        ("dtype", "auto", None),
+    ],
+)
+def test_times_know_a_device_and_a_type_by_what_is_typed(
+    name: str, asked: str, said: str | None
+) -> None:
+    held = replace(times(2, 2.2, 2.5, 9), device="cuda:0", dtype="bfloat16, int8 weights")
+    assert held.other(name, asked) == said
+
+
 def test_a_given_size_beats_a_faster_one(config: dict[str, Any], stored: Path) -> None:
     assert build_tree(BuildConfig(**config, latency=stored, size=8)).chosen.size == 8
 
@@ -151,6 +186,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "other threads": (
         {"measuring": {"dtype": "auto", "threads": 2}, "latency": "stored"},
         "measured with threads 1, not 2",
+    ),
+    "other weights": (
+        {"measuring": {"quantize": "int8"}, "latency": "stored"},
+        "measured without --quantize, not int8; drop --quantize",
     ),
     "latency as text": ({"latency": Path("times.txt")}, "no latency format has this suffix"),
     "beyond the cache": ({"sizes": (60,)}, "cache of 64 at most"),
