@@ -41,7 +41,7 @@ from ppdbench.decoding.draft import Draft, offspring
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.decoding.shared_prompt import KnownTexts, SharedPrompt
 from ppdbench.decoding.verify import Outcome, accept_sampled
-from ppdbench.errors import ConfigError, DataError
+from ppdbench.errors import ConfigError, DataError, PpdbenchError
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.clock import Clock
 from ppdbench.methods import LENDERS, method
@@ -286,13 +286,23 @@ class Drawer:
         return TestedMethod(self.label, exact, found, before, controls, drafts, token)
 
     def _drafting(self) -> Iterator[tuple[str, str, Sequence[Decoder]]]:
-        """Yield who drafts, the method first if it does, and what its draws are stored as."""
+        """Yield who drafts, the method first if it does, and what its draws are stored as.
+
+        A lender that this model is nothing for, such as one of a single layer, lends nothing.
+        """
         if isinstance(self.decoders[0], Proposer):
             yield self.label, self.label, self.decoders
         for name in LENDERS:
             if name not in self.lenders:
-                self.lenders[name] = self.batch.prepare(method(name).build({}).prepare, SLOTS)
-            yield name, f"drafts of {name}", self.lenders[name]
+                self.lenders[name] = self._lender(name)
+            if self.lenders[name]:
+                yield name, f"drafts of {name}", self.lenders[name]
+
+    def _lender(self, name: str) -> Sequence[Decoder]:
+        try:
+            return self.batch.prepare(method(name).build({}).prepare, SLOTS)
+        except PpdbenchError:
+            return ()
 
     def _decided(self, draws: int) -> tuple[Faithfulness, Faithfulness | None]:
         """Judge the method; where chance may have refused it, by new outputs alone."""

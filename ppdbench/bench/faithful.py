@@ -280,10 +280,10 @@ def _largest(groups: Sequence[Group]) -> Deviation | None:
 
 
 def verdict(found: Faithfulness, controls: Sequence[Faithfulness]) -> Verdict:
-    """Refuse what deviates; decide nothing where a wrong rule would not have been refused."""
+    """Refuse what deviates; decide nothing where a wrong rule was not refused, or none tried."""
     if found.p_value < ALARM:
         return "unfaithful"
-    weak = any(control.p_value >= ALARM for control in controls)
+    weak = not controls or any(control.p_value >= ALARM for control in controls)
     return "undecided" if weak or found.power < POWERFUL else "faithful"
 
 

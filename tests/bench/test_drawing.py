@@ -97,6 +97,17 @@ def test_what_no_chance_explains_is_not_drawn_again(
     assert "again" not in Path("run/draws.jsonl").read_text("utf-8")
 
 
+def test_where_nobody_can_lend_drafts_nothing_is_decided(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one_layer = ["--model", "synthetic:layers=1,hidden=32,heads=2,vocab=300"]
+    words = [*one_layer, "--method", "greedy", "--max-new-tokens", "3", "--draws", "20"]
+    content = found(capsys, *words)
+    drafts = [control["drafts"] for control in content["controls"]]
+    assert (content["faithful"], content["code"]) == ("undecided", 0)
+    assert drafts in ([], ["draft-verify"] * 2)  # which has no exit to choose
+
+
 @pytest.mark.parametrize(
     ("shown", "whose"),
     [
