@@ -308,7 +308,7 @@ def memory(interleaved: Interleaved, methods: Sequence[PreparedMethod]) -> Memor
     return Memory(
         weights=loaded.staged.weight_bytes(),
         cache=cache,
-        methods={c.label: own_bytes(c.decoder, loaded) for c in methods},
+        methods={c.label: own_bytes(c.slots or c.decoder, loaded) for c in methods},
         batches={str(size): size * cache for size in sizes} or None,
     )
 

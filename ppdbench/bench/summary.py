@@ -173,13 +173,14 @@ def _alone(group: Sequence[SampleSums]) -> dict[str, float | None]:
 
 
 def _memory(header: DecodingHeader, label: str) -> dict[str, int] | None:
-    """Bytes of the model, of its cache, and of what the method holds besides."""
+    """Bytes of the model, of its caches, and of what the method holds besides."""
     held = header.memory
     if held is None or label not in held.methods:
         return None
+    size = header.methods[label].batch
     return {
         "weight_bytes": held.weights,
-        "cache_bytes": held.cache,
+        "cache_bytes": (held.batches or {}).get(str(size), held.cache),
         "method_bytes": held.methods[label],
     }
 
