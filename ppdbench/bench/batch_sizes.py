@@ -41,14 +41,15 @@ def check_sizes(sizes: Sequence[int]) -> None:
 
 def check_examples(work: Workload, size: int, shard: Shard) -> None:
     """Refuse a batch that a task has not enough examples to fill."""
+    fewest = shard.fewest((task.name, each) for task, some in work.examples for each in some)
     for task, examples in work.examples:
-        ours = len(examples) // shard.count
+        ours = fewest.get(task.name, 0)
         if size > ours:
-            whose = f"each of {shard.count} processes gets {ours}" if shard.count > 1 else ""
+            whose = f", of which one of {shard.count} processes gets {ours}"
+            here = f"{len(examples)} examples here{whose if shard.count > 1 else ''}"
             raise ConfigError(
-                f"--batch {size}: {task.name} has {len(examples)} examples here"
-                f"{f', of which {whose}' if whose else ''}; use {max(1, ours)} or less, or a "
-                "higher --limit"
+                f"--batch {size}: {task.name} has {here}; use {max(1, ours)} or less, or a higher "
+                "--limit"
             )
 
 

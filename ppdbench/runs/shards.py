@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from ppdbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from ppdbench.runs.workload import Item
+    from ppdbench.tasks.examples import Example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,31 +79,41 @@ class Shard:
     def part(self, items: Sequence[Item]) -> list[Item]:
         """The examples of this process, in their order; turns of one question stay together.
 
-        They are dealt out in rounds, one to each process, task by task and the longest first; in
-        each round a hash of their names decides who gets which. So parts are equal in number and
-        as good as equal in work, however long and short examples stand.
+        So parts are equal in number and as good as equal in work, however long and short examples
+        stand.
         """
-        kinds = {_name(item): _kind(item) for item in items}
-        order = sorted(kinds, key=lambda name: (kinds[name], _hash(name)))
-        ours: set[str] = set()
-        for first in range(0, len(order), self.count):
-            dealt = sorted(order[first : first + self.count], key=_hash)
-            ours.update(dealt[self.index : self.index + 1])
-        return [item for item in items if _name(item) in ours]
+        questions = {_question(item): item for item in map(_first_turn, items)}
+        dealt = self._dealt((item.task.name, item.example) for item in questions.values())
+        ours = set(dealt[self.index])
+        return [item for item in items if _question(_first_turn(item)) in ours]
+
+    def fewest(self, work: Iterable[tuple[str, Example]]) -> dict[str, int]:
+        """The examples of each task in work [task, example] that any process gets at least."""
+        dealt = [Counter(task for task, _ in part) for part in self._dealt(work)]
+        return {task: min(part[task] for part in dealt) for task in set[str]().union(*dealt)}
+
+    def _dealt(self, work: Iterable[tuple[str, Example]]) -> list[list[tuple[str, str]]]:
+        """Deal out task and name of examples, to every process its part.
+
+        It is done in rounds, one to each, task by task and the longest first; in each round a hash
+        of their names decides who gets which.
+        """
+        # Examples next to each other by this take about as long.
+        kinds = {(task, each.id): (task, -len(each.prompt.text)) for task, each in work}
+        order = sorted(kinds, key=lambda name: (kinds[name], _hash("\0".join(name))))
+        rounds = [order[first : first + self.count] for first in range(0, len(order), self.count)]
+        sorted_rounds = [sorted(each, key=lambda name: _hash("\0".join(name))) for each in rounds]
+        return [
+            [each[index] for each in sorted_rounds if index < len(each)]
+            for index in range(self.count)
+        ]
 
 
 ALONE = Shard()
 
 
-def _name(item: Item) -> str:
-    first = _first_turn(item)
-    return f"{first.task.name}\0{first.example.id}"
-
-
-def _kind(item: Item) -> tuple[str, int]:
-    """Examples next to each other by this take about as long."""
-    first = _first_turn(item)
-    return first.task.name, -len(first.example.prompt.text)
+def _question(item: Item) -> tuple[str, str]:
+    return item.task.name, item.example.id
 
 
 def _first_turn(item: Item) -> Item:

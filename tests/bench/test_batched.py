@@ -172,6 +172,20 @@ def test_what_is_stored_says_what_was_timed_and_what_was_left_out(
     assert set(stored.header.memory.batches or {}) == {"4"}
 
 
+def test_memory_is_that_of_all_places_of_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    draft = "draft_model=synthetic:layers=1,hidden=32,heads=2,vocab=300"
+    by_batch = {}
+    for size in (1, 4):
+        words = [*SMALL, "--method", "speculative", "--set", draft, "--batch", str(size)]
+        assert run(["decode", *words, "--format", "json"]) == 0
+        by_batch[size] = json.loads(capsys.readouterr().out)["memory"]
+    one, four = by_batch[1], by_batch[4]
+    assert 3 * one["cache_bytes"] < four["cache_bytes"] <= 4 * one["cache_bytes"]
+    # One draft model for all, and for each a cache of its own: of one layer where ours has three.
+    more = four["method_bytes"] - one["method_bytes"]
+    assert 0.8 * one["cache_bytes"] < more < 3 * one["method_bytes"]
+
+
 def test_a_wrong_output_in_a_batch_ends_the_claim_and_the_run(
     odd: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,7 +281,7 @@ def test_resuming_with_other_batches_is_refused(capsys: pytest.CaptureFixture[st
         (["--batch", "2", "--verify-distribution"], "--batch is not for --verify-distribution"),
         (["--plot", "x.png"], "--plot draws speeds by batch"),
         (["--batch", "2", "--plot", "x.txt"], ".png"),
-        (["--batch", "4", "--shard", "1/2", "--out", "run"], "each of 2 processes gets 3"),
+        (["--batch", "4", "--shard", "1/2", "--out", "run"], "of which one of 2 processes gets 3"),
         (["--batch", "2", "--method", "ppd:exit_after=2"], "its units share"),
     ],
 )

@@ -122,7 +122,7 @@ def test_ranks_decode_their_parts_in_batches(whole: Whole) -> None:
     }
     with ranks([*words[:-1], "4", "--out", "four"], Path("said"), 2) as started:
         assert [rank.wait() for rank in started] == [2, 2]
-    assert "each of 2 processes gets 3; use 3 or less" in started[0].said()
+    assert "of which one of 2 processes gets 3; use 3 or less" in started[0].said()
 
 
 def test_ranks_of_a_search_wait_for_each_other_before_they_drop_cells(

@@ -72,6 +72,17 @@ def test_parts_differ_in_work_by_no_more_than_the_longest_and_shortest_example(c
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+def test_what_a_process_gets_at_least_is_what_the_poorest_gets() -> None:
+    every = [*items(2, "gsm8k"), *items(6, "squad")]
+    work = [(item.task.name, item.example) for item in every]
+    for count in (1, 2, 3, 5):
+        shards = [Shard(index=index, count=count, launch="x") for index in range(count)]
+        gets = [[item.task.name for item in shard.part(every)] for shard in shards]
+        poorest = {name: min(got.count(name) for got in gets) for name in ("gsm8k", "squad")}
+        assert [shard.fewest(work) for shard in shards] == [poorest] * count
+    assert poorest["gsm8k"] == 0
+
+
 def test_every_process_gets_as_many_examples_of_each_task() -> None:
     every = [*items(16, "gsm8k"), *items(24, "squad")]
     for index in range(4):
