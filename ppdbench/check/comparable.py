@@ -10,7 +10,7 @@ import msgspec
 from ppdbench.check.metrics import DECODING
 from ppdbench.check.snapshot import CHAT, MethodFacts, Snapshot
 from ppdbench.errors import DataError
-from ppdbench.runs.prompting import as_then, in_words, prompted_alike
+from ppdbench.runs.prompting import as_then, prompted_alike, told_apart
 from ppdbench.runs.records import AskedTarget, Chat
 from ppdbench.runs.validation import Unsound, convert
 
@@ -50,7 +50,7 @@ def _differences(now: Snapshot, baseline: Snapshot) -> Iterator[str]:
             yield _was(name, ours, theirs)
     asked, was_asked = _prompting(now), _prompting(baseline)
     if not prompted_alike(asked, was_asked):
-        yield _was("prompts:", in_words(asked), in_words(was_asked))
+        yield _was("prompts:", *told_apart(asked, was_asked))
     yield from _other_data(now, baseline)
     yield from _other_methods(now, baseline)
 

@@ -73,6 +73,7 @@ def run_header(
             system=chat.system,
             settings=dict(chat.settings),
             thinking=chat.thinking,
+            rendering=chat.rendering(loaded.tokenizer),
         ),
         data=work.sources,
         environment=msgspec.convert(describe(), Environment),

@@ -45,9 +45,20 @@ def prompted_alike(one: Chat | None, other: Chat | None) -> bool:
         if this is not None and this.template in (UNTOLD, MIXED):
             # Beside plain prompts nobody knows better: the tokenizer may have had no template.
             known = that is not None and that.template not in (UNTOLD, MIXED)
-            as_told = replace(that, template=UNTOLD, thinking=None) if that and known else that
+            as_told = (
+                replace(that, template=UNTOLD, thinking=None, rendering=None)
+                if that and known
+                else that
+            )
             return as_told in (None, this)
-    return one == other
+    return one == other or _alike_as_told(one, other)
+
+
+def _alike_as_told(one: Chat | None, other: Chat | None) -> bool:
+    """True if they differ in nothing but that one does not say what its template wrote."""
+    if one is None or other is None or None not in (one.rendering, other.rendering):
+        return False
+    return replace(one, rendering=None) == replace(other, rendering=None)
 
 
 def other_prompts(stored: Header, asked: Header) -> str | None:
@@ -58,7 +69,19 @@ def other_prompts(stored: Header, asked: Header) -> str | None:
         one is not None and other is None and chosen is not None and chosen.mode == "off"
     ):
         return None
-    return f"chat ({in_words(one)} there, {in_words(other)} here)"
+    there, here = told_apart(one, other)
+    return f"chat ({there} there, {here} here)"
+
+
+def told_apart(one: Chat | None, other: Chat | None) -> tuple[str, str]:
+    """Two ways of prompts in words that differ, if only by what a template wrote."""
+    there, here = in_words(one), in_words(other)
+    if there == here and one is not None and other is not None:
+        there, here = (
+            f"{words} with text {chat.rendering} around a prompt"
+            for words, chat in ((there, one), (here, other))
+        )
+    return there, here
 
 
 def in_words(found: Chat | None, *, whole: bool = False) -> str:

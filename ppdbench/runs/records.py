@@ -588,6 +588,9 @@ class Chat(Record, frozen=True, kw_only=True):
     thinking: Name | None = None
     """The state of its switch for thinking: `on`, `off`, or `default` where nobody set it; null
     where it has none."""
+    rendering: Name | None = None
+    """Hash of what it makes of a greeting, and so of all else that it reads, such as the day; null
+    in earlier versions."""
 
 
 class Passes(Record, frozen=True, kw_only=True):

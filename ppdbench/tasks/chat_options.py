@@ -81,6 +81,10 @@ class ChatTemplate:
         """A hash of the template's text."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
+    def rendering(self, tokenizer: Any) -> str:
+        """A hash of what it makes of a greeting: some templates write the day's date."""
+        return hashlib.sha256(self.render(tokenizer, [GREETING]).encode()).hexdigest()[:16]
+
     @property
     def thinking(self) -> str | None:
         """`on`, `off`, `default` where nobody said, or None: the template has no such switch."""

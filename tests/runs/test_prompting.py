@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from msgspec.structs import replace
 from ppdbench.cli.main import run
 from ppdbench.engine.loading import ModelSpec, load_words
 from ppdbench.engine.synthetic import tokenizer
-from ppdbench.runs.prompting import other_prompts, prompting
+from ppdbench.runs.prompting import other_prompts, prompted_alike, prompting, told_apart
 from ppdbench.runs.records import Chat, Header
 from ppdbench.runs.store import read_run, read_run_header
+from ppdbench.tasks import chat
 from ppdbench.tasks.chat_options import ChatOptions
 from tests.cli.test_decode_command import model_folder
 
@@ -63,7 +66,9 @@ def test_the_header_names_the_template_and_what_it_was_given(
         "system": "Be kind.",
         "settings": {"enable_thinking": False},
         "thinking": "off",
+        "rendering": told["rendering"],
     }
+    assert len(told["rendering"]) == 16
     prompts = f"chat template {hashed.fingerprint}, system text 'Be kind.', enable_thinking=false"
     assert f"Prompts: {prompts}, thinking off." in " ".join(printed.split())
     words, _ = load_words(ModelSpec(name=str(chatty)))
@@ -93,6 +98,39 @@ def test_a_run_goes_on_only_as_it_was_asked(
     assert decode(chatty, tmp_path / "run", "--resume", *asked) == 2
     (line,) = (n for n in capsys.readouterr().err.splitlines() if n.startswith("ppdbench:"))
     assert "cannot resume: chat (chat template" in line and " there, " in line
+
+
+def test_a_run_does_not_go_on_where_the_template_writes_another_day(
+    chatty: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dated = tmp_path / "dated"
+    shutil.copytree(chatty, dated)
+    words = tokenizer(300, 1024)
+    words.chat_template = (
+        "{{ day if day is defined else strftime_now('%d') }}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    )
+    words.save_pretrained(dated)
+    now = [datetime(2026, 1, 1)]
+
+    class Clock:
+        @staticmethod
+        def now() -> datetime:
+            return now[-1]
+
+    monkeypatch.setattr(chat, "datetime", Clock)
+    assert decode(dated, tmp_path / "run") == 0
+    assert decode(dated, tmp_path / "run", "--resume") == 0
+    assert decode(dated, tmp_path / "fixed", "--chat-set", "day=1") == 0
+    now.append(datetime(2026, 1, 2))
+    capsys.readouterr()
+    assert decode(dated, tmp_path / "run", "--resume") == 2
+    (line,) = (n for n in capsys.readouterr().err.splitlines() if n.startswith("ppdbench:"))
+    assert "cannot resume: chat (chat template" in line and "around a prompt" in line
+    assert decode(dated, tmp_path / "fixed", "--chat-set", "day=1", "--resume") == 0
 
 
 def test_a_check_refuses_a_baseline_that_was_asked_otherwise(
@@ -178,3 +216,13 @@ def test_an_earlier_run_of_a_model_without_template_had_plain_prompts(
     earlier: Any = header_of(chatty, tmp_path, UNSET, "mt_bench")
     for name in ("reference", "synthetic:layers=2"):
         assert prompting(replace(earlier, model=replace(earlier.model, name=name))) is None
+
+
+def test_what_a_template_wrote_tells_runs_apart_where_both_say_it() -> None:
+    one, other = (replace(KNOWN, rendering=rendering) for rendering in ("one", "other"))
+    assert prompted_alike(one, one)
+    assert prompted_alike(one, KNOWN) and prompted_alike(KNOWN, other)
+    assert not prompted_alike(one, other)
+    assert not prompted_alike(one, replace(GIVEN, rendering=None))
+    there, here = told_apart(one, other)
+    assert there != here
