@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoder import Request, Setup
@@ -21,6 +21,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.written import text_behind
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.lock import written_alone
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.clock import Clock
 from ppdbench.methods import METHODS
@@ -30,6 +31,8 @@ from ppdbench.training.text import TextSpec, documents
 
 FILE, RECORD = "answers.jsonl", "answers.json"
 SHA = "sha256"  # of all prompts, as the model sees them
+PRECISION = "precision"
+UNTOLD = (SHA, PRECISION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,23 @@ class Written:
     ended: int
     too_long: int
 
+    @classmethod
+    def of(cls, lines: Sequence[Mapping[str, Any]], too_long: int) -> Written:
+        """Count what the lines of a folder say."""
+        sums = {
+            name: sum(line[name] for line in lines)
+            for name in ("prompt_tokens", "answer_tokens", "ended")
+        }
+        return cls(answers=len(lines), too_long=too_long, **sums)
+
+
+class AskedPrompt(NamedTuple):
+    """The number, text and tokens of a prompt; no tokens where there are too many."""
+
+    number: int
+    text: str
+    ids: list[int]
+
 
 def write_answers(
     config: AnswersConfig, out: Path, *, resume: bool = False, report: Report = silent
@@ -80,10 +100,28 @@ def write_answers(
         )
     prompts = [text for _, text, _ in asked]
     settings = _settings(config, loaded, template, prompts)
-    lines = _begun(out, settings, prompts, resume=resume)
+    if resume and not (out / RECORD).exists():
+        raise DataError(f"{out} holds no answers to go on with")
+    with written_alone(out):
+        lines = _begun(out, settings, prompts, resume=resume)
+        _answer(config, loaded, asked, lines, out, report)
+        written = Written.of(lines, too_long=sum(not ids for _, _, ids in asked))
+        record = {**settings, "written": asdict(written)}
+        write_whole(out / RECORD, json.dumps(record, indent=2) + "\n")
+    return written
+
+
+def _answer(
+    config: AnswersConfig,
+    loaded: Loaded,
+    asked: Sequence[AskedPrompt],
+    lines: list[dict[str, Any]],
+    out: Path,
+    report: Report,
+) -> None:
+    """Write an answer, and add its line, to each prompt that has none and is not too long."""
     done = {line["number"] for line in lines}
     wanted = {number: (text, ids) for number, text, ids in asked if ids and number not in done}
-    too_long = sum(not ids for _, _, ids in asked)
     with (out / FILE).open("a", encoding="utf-8") as file:
         for number, output in _decoded(config, loaded, {n: ids for n, (_, ids) in wanted.items()}):
             text, ids = wanted[number]
@@ -98,22 +136,13 @@ def write_answers(
             file.write(json.dumps(line) + "\n")
             file.flush()
             lines.append(line)
-            report("answers", len(lines), len(asked) - too_long)
-    written = Written(
-        answers=len(lines),
-        prompt_tokens=sum(line["prompt_tokens"] for line in lines),
-        answer_tokens=sum(line["answer_tokens"] for line in lines),
-        ended=sum(line["ended"] for line in lines),
-        too_long=too_long,
-    )
-    write_whole(out / RECORD, json.dumps({**settings, "written": asdict(written)}, indent=2) + "\n")
-    return written
+            report("answers", len(lines), sum(bool(ids) for _, _, ids in asked))
 
 
 def _prompts(
     config: AnswersConfig, loaded: Loaded, template: ChatTemplate | None
-) -> list[tuple[int, str, list[int]]]:
-    """The number, text and tokens of each prompt; no tokens where there are too many."""
+) -> list[AskedPrompt]:
+    """Every prompt of the text."""
     tokenizer, found = loaded.tokenizer, []
     room = min(config.max_prompt_tokens, loaded.max_positions - config.max_new_tokens)
     if room < 1:
@@ -125,7 +154,7 @@ def _prompts(
         shown = text if template is None else template.render(tokenizer, [text])
         # A template writes the special tokens itself.
         ids = tokenizer(shown, add_special_tokens=template is None, verbose=False)["input_ids"]
-        found.append((number, shown, ids if len(ids) <= room else []))
+        found.append(AskedPrompt(number, shown, ids if len(ids) <= room else []))
     return found
 
 
@@ -135,7 +164,7 @@ def _decoded(
     """Yield the output of each prompt, in the order in which they end."""
     if not prompts:
         return
-    capacity = max(map(len, prompts.values())) + config.max_new_tokens + 1
+    capacity = max(map(len, prompts.values())) + config.max_new_tokens
     batch = Batch(Setup(loaded, capacity))
     greedy = METHODS.get("greedy")
     decoders = batch.prepare(greedy.make().prepare, min(config.batch, len(prompts)))
@@ -154,6 +183,7 @@ def _settings(
     return {
         "model": config.model.name,
         "weights": loaded.fingerprint,
+        PRECISION: loaded.staged.precision,
         "prompts": asdict(config.prompts),
         "chat": None if template is None else template.fingerprint,
         "system": config.chat.system,
@@ -182,8 +212,9 @@ def _begun(
     except (OSError, ValueError) as error:
         raise DataError(f"{out} holds no answers to go on with: {error}") from error
     asked = json.loads(json.dumps(settings))
-    # Earlier versions kept no hash: there the lines themselves have to tell.
-    asked[SHA] = asked[SHA] if SHA in held else None
+    # Earlier versions kept no hash: there the lines themselves have to tell. Nor did they say the
+    # type of the numbers.
+    asked = {name: value for name, value in asked.items() if name in held or name not in UNTOLD}
     if changed := ", ".join(name for name, value in asked.items() if held.get(name) != value):
         raise ConfigError(f"{out} was written with other options ({changed}); use another --out")
     for line in lines:

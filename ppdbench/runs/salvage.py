@@ -7,11 +7,12 @@ from itertools import chain, count
 from pathlib import Path
 
 from ppdbench.errors import ConfigError
+from ppdbench.files.lock import written_by_others
 from ppdbench.files.whole import replacing
 from ppdbench.runs.samples import opened, parse_sample, sample_paths
 from ppdbench.runs.store import read_run_header
 from ppdbench.runs.validation import Unsound
-from ppdbench.runs.writers import is_written, lock_run, written_by_others
+from ppdbench.runs.writers import is_written, lock_run
 
 
 def salvage(folder: Path) -> int:

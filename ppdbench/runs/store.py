@@ -22,6 +22,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from ppdbench.errors import ConfigError, DataError, Interrupted
+from ppdbench.files.lock import written_by_others
 from ppdbench.files.whole import replacing
 from ppdbench.runs.prompting import other_prompts
 from ppdbench.runs.records import KINDS, SCHEMA_VERSION, DecodingHeader, Header, Sample
@@ -46,7 +47,6 @@ from ppdbench.runs.writers import (
     claim_turn,
     lock_run,
     take,
-    written_by_others,
 )
 
 __all__ = [

@@ -18,10 +18,10 @@ from typing import IO, Any
 from filelock import lock_descriptor
 
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.lock import LOCK, written_by_others
 from ppdbench.runs.samples import sample_path, sample_paths
 from ppdbench.runs.shards import Shard
 
-LOCK = ".lock"
 # The longest wait for the process that holds `.lock`, which may be reading a large run, and for a
 # rank that has yet to load its model.
 PATIENCE_S = 600.0
@@ -89,13 +89,6 @@ def lock_run(folder: Path) -> Iterator[LockContent]:
         yield content
         if content != before:
             content.write(file)
-
-
-def written_by_others(folder: Path) -> ConfigError:
-    """Return the error that a second run gets."""
-    return ConfigError(
-        f"{folder} is being written by another process; wait for it or choose another --out"
-    )
 
 
 def claim_turn(folder: Path, shard: Shard, content: LockContent) -> bool:

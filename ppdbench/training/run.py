@@ -25,7 +25,7 @@ from ppdbench.training.memory import LOW, FreeRoom, MemoryNeed, held_by, measure
 from ppdbench.training.objective import Objective
 from ppdbench.training.states import StatesOnDisk
 from ppdbench.training.text import TextSpec, TokenBlocks, commonest, tokenized
-from ppdbench.training.trainer import TrainConfig, Trainer
+from ppdbench.training.trainer import STATES_KEPT, TrainConfig, Trainer
 
 TOKENS, HELD_OUT = "tokens.bin", "held-out.bin"
 
@@ -124,6 +124,7 @@ class Training:
         text = {name: value for name, value in asdict(job.text).items() if name != "offline"}
         words = vocabulary_hash(tokenizer)
         self.facts = {"text": text, "tokens": len(ids), "vocabulary": words, **facts}
+        self.facts[STATES_KEPT] = job.states is not None  # which rounds them
 
     def _tokenized(self, text: TextSpec, name: str) -> npt.NDArray[Any]:
         vocab = int(self.model.config.vocab_size)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError, one_line
+from ppdbench.files.lock import written_alone
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.freed import Scattered
 from ppdbench.runs.workload import Report
@@ -34,10 +35,11 @@ LOG, STATE = "train.jsonl", "training.json"
 CHECKPOINTS = "checkpoints"
 # Beyond these a typing error would cost hours or all memory before anybody noticed.
 MOST = {"steps": 10**9, "batch_size": 1 << 16, "sequence": 1 << 20}
+STATES_KEPT = "states_kept"  # in STATE, whether states of the model lie on disk
 KEEP = 2  # the newest one may be the one that was being written
 BROKEN = "stopped"  # in STATE, why a run cannot go on as it was
 MENDING = ("learning_rate", "clip")  # what may be changed then
-UNTOLD = ("dtype", "of_state")  # facts that earlier versions did not write down
+UNTOLD = ("dtype", "of_state", STATES_KEPT)  # facts that earlier versions did not write down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,11 @@ class Trainer:
 
     def run(self, *, resume: bool, watch: Report) -> None:
         """Train from the beginning or from the newest checkpoint to the last step."""
+        writes = self.accelerator.is_main_process
+        with written_alone(self.out) if writes else nullcontext():
+            self._run(resume=resume, watch=watch)
+
+    def _run(self, *, resume: bool, watch: Report) -> None:
         first = self._begin(resume)
         self.objective.train()
         self.started, began = time.perf_counter(), first
@@ -301,9 +308,9 @@ class Trainer:
         spared = MENDING if stored.get(BROKEN) else ()
         differing = sorted(
             name
-            for name in self.facts
+            for name in {*self.facts, *stored} - {BROKEN}
             if (name in stored or name not in UNTOLD)
-            and _without(stored.get(name), spared) != _without(self.facts[name], spared)
+            and _without(stored.get(name), spared) != _without(self.facts.get(name), spared)
         )
         if differing:
             what = f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}"

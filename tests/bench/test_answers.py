@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
+from ppdbench.files.lock import written_alone
 from tests.families import stock_model
 from tests.words import sentencepiece
 
@@ -109,6 +110,43 @@ def test_answers_to_other_prompts_are_not_gone_on_with(
     assert "answers other prompts than these" in capsys.readouterr().err
     prompts.write_text("".join(lines), "utf-8")
     assert run(again) == 0
+
+
+def test_a_prompt_and_its_answer_may_take_all_positions_of_the_model(home: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained("./model")
+    words = AutoTokenizer.from_pretrained("./model")
+    asked = [{"role": "user", "content": PROMPTS[1]}]
+    prompt = words.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    ids = words(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+    room = model.config.max_position_embeddings - ids.shape[1]
+    assert room > 1
+    size = ["--max-new-tokens", str(room), "--max-prompt-tokens", "1000", "--batch", "2"]
+    assert run([*ANSWERS, *size, "--out", "out"]) == 0
+    output = model.generate(ids, max_new_tokens=room, do_sample=False)[0]
+    assert written(home / "out")[1]["text"] == prompt + words.decode(output[ids.shape[1] :])
+
+
+def test_answers_in_numbers_of_another_type_are_not_gone_on_with(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock_model("llama", vocab_size=300).bfloat16().save_pretrained(home / "model")
+    assert run([*ANSWERS, *SMALL, "--out", "out", "--dtype", "bfloat16"]) == 0
+    assert run([*ANSWERS, *SMALL, "--out", "out", "--resume", "--dtype", "float32"]) == 2
+    assert "written with other options (precision)" in capsys.readouterr().err
+    record = home / "out" / "answers.json"
+    earlier = json.loads(record.read_text("utf-8"))
+    del earlier["precision"]  # earlier versions did not say
+    record.write_text(json.dumps(earlier), "utf-8")
+    assert run([*ANSWERS, *SMALL, "--out", "out", "--resume", "--dtype", "bfloat16"]) == 0
+
+
+def test_a_folder_that_another_process_writes_is_left_alone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with written_alone(home / "out"):
+        assert run([*ANSWERS, *SMALL, "--out", "out"]) == 2
+    assert "out is being written by another process" in capsys.readouterr().err
+    assert run([*ANSWERS, *SMALL, "--out", "out"]) == 0
 
 
 def test_a_text_without_a_prompt_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,13 +20,40 @@ from torch import Tensor
 
 from ppdbench.cli.main import run
 from ppdbench.engine.synthetic import tokenizer
+from ppdbench.files.lock import written_alone
 from ppdbench.methods.layerskip import train as layerskip
 from ppdbench.training.text import TextSpec, tokenized
 from ppdbench.training.trainer import TrainConfig, Trainer
 from tests.processes import ranks
-from tests.training.made import LAYERSKIP, log
+from tests.training.made import LAYERSKIP, log, training
 
 Capture = pytest.CaptureFixture[str]
+
+
+def test_a_folder_that_another_process_writes_is_left_alone(home: Path, capsys: Capture) -> None:
+    words = [*LAYERSKIP, "--steps", "2", "--out", "out"]
+    with written_alone(home / "out"):
+        assert run(words) == 2
+    assert "out is being written by another process" in capsys.readouterr().err
+    assert not (home / "out" / "train.jsonl").exists()
+    assert run([*words, "--resume"]) == 0
+
+
+@pytest.mark.parametrize("more", [["--start", "first"], ["--states", "kept"]])
+def test_a_run_goes_on_with_all_the_options_that_it_had(
+    home: Path, capsys: Capture, more: list[str]
+) -> None:
+    medusa = [*training("medusa"), "--heads", "1", "--steps", "2"]
+    assert run([*medusa, "--out", "first"]) == 0
+    assert run([*medusa, *more, "--out", "out"]) == 0
+    capsys.readouterr()
+    assert run([*medusa, "--out", "out", "--resume"]) == 2
+    name = {"--start": "start", "--states": "states_kept"}[more[0]]
+    assert f"cannot resume: {name} differs from the stored run" in capsys.readouterr().err
+    assert run([*medusa, *more, "--out", "out", "--resume"]) == 0
+    capsys.readouterr()
+    assert run([*medusa, *more, "--out", "first", "--resume"]) == 2  # nor with more of them
+    assert f"cannot resume: {name} differs" in capsys.readouterr().err
 
 
 def steps_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
