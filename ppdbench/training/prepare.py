@@ -83,6 +83,7 @@ def _whole(
     # Trained in float32; mixed precision is the accelerator's business.
     model = model.float().train().requires_grad_(True)
     job = material.job
+    torch.manual_seed(job.config.seed)  # for dropout of the model's own, where it has any
     objective = plan.objective(model, material, compiled=job.config.compile)
     facts = {"kind": name, **facts, **plan.facts(objective)}
     return Training(objective, model, tokenizer, job, facts)

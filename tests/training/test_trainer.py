@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
 from ppdbench.training.trainer import TrainConfig, Trainer
+from tests.families import stock_model
 from tests.processes import meeting, ranks, wait_for
 from tests.training.conftest import HELD_OUT
 from tests.training.made import LAYERSKIP, SMALL, log, training
@@ -68,6 +69,19 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
     assert len(log(home / "killed")) < 14
     assert run([*command, "--resume"]) == 0
     assert log(home / "killed") == log(home / "whole")
+
+
+def test_the_same_seed_gives_the_same_losses_where_the_model_has_dropout_of_its_own(
+    home: Path,
+) -> None:
+    stock_model("gpt2", vocab_size=300, resid_pdrop=0.3).save_pretrained(home / "model")
+    plain = [*LAYERSKIP, "--steps", "3"]
+    for name in ("one", "two"):
+        torch.rand(3)  # drawn by somebody else in between
+        assert run([*plain, "--out", name]) == 0
+    assert log(home / "one") == log(home / "two")
+    assert run([*plain, "--seed", "1", "--out", "other"]) == 0
+    assert log(home / "other") != log(home / "one")
 
 
 def test_ctrl_c_in_the_middle_of_a_step_leaves_a_checkpoint_of_whole_steps(
