@@ -22,6 +22,10 @@ from ppdbench.errors import ConfigError, UnsupportedModel
 BY_LAYER = ("intermediate_size",)  # what may be a list of numbers, one of each layer
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+INDEXES = {  # by the file that they stand for, in the order in which they are looked for
+    "model.safetensors": "model.safetensors.index.json",
+    "pytorch_model.bin": "pytorch_model.bin.index.json",
+}
 QUANTISED = ("quantization_config", "compression_config")
 ZIPPED = b"PK"  # what files that torch writes begin with
 ADAPTER = "adapter_config.json"  # of weights that change others, such as LoRA
@@ -45,7 +49,8 @@ def check_model_folder(folder: Path) -> None:
     check_config(folder)
     for path in filter(Path.is_file, map(folder.joinpath, READ)):
         _check_json(folder, path)
-    for index in sorted(folder.glob("*.index.json")):
+    index = _index_in_use(folder)
+    if index is not None:
         _check_shards(folder, index)
     files = sorted(folder.glob("*.safetensors"))
     types = {file: check_tensors(f"model {folder}", file) for file in files}
@@ -64,6 +69,16 @@ def _check_json(folder: Path, path: Path) -> None:
             json.loads(content)  # slower, but takes NaN
         except (ValueError, RecursionError) as error:
             raise _damaged(f"model {folder}", path) from error
+
+
+def _index_in_use(folder: Path) -> Path | None:
+    """The index that weights are found by, if any; others may have stayed behind."""
+    for whole, name in INDEXES.items():
+        if (folder / whole).is_file():
+            return None
+        if (folder / name).is_file():
+            return folder / name
+    return None
 
 
 def _check_shards(folder: Path, index: Path) -> None:

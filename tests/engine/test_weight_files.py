@@ -115,6 +115,19 @@ def test_a_shard_that_is_not_there_is_named(
         load(ModelSpec(name=str(folder)))
 
 
+@pytest.mark.parametrize("save", [as_one, as_shards])
+@pytest.mark.parametrize("left", ["pytorch_model.bin", "flax_model.msgpack", "tf_model.h5"])
+def test_an_index_of_another_format_may_have_stayed_behind(
+    save: Callable[[Any, Path], None], left: str, tmp_path: Path
+) -> None:
+    model = stock_model("llama", vocab_size=300)
+    folder = folder_of(model, tmp_path)
+    save(model, folder)
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "pytorch_model-00001-of-00002.bin"}}
+    (folder / f"{left}.index.json").write_text(json.dumps(index), "utf-8")
+    assert ours(folder) == truth(model)
+
+
 def test_an_index_that_is_none_is_damaged(tmp_path: Path) -> None:
     folder = folder_of(stock_model("llama", vocab_size=300), tmp_path)
     (folder / "model.safetensors.index.json").write_text("[]", "utf-8")
