@@ -137,7 +137,7 @@ def _off_limits(source: str) -> DataError:
 
 def _of_file(path: Path, spec: TextSpec) -> Iterator[Document]:
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             if path.suffix == ".jsonl":
                 yield from _of_jsonl(path, lines, spec.column)
             elif spec.split == "file":
@@ -173,9 +173,11 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 def _of_jsonl(path: Path, lines: Iterable[str], column: str) -> Iterator[Document]:
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path} line {number} is not valid JSON") from error
         if not isinstance(row, dict) or not isinstance(row.get(column), str):
             found = ", ".join(row) if isinstance(row, dict) else type(row).__name__

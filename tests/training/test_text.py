@@ -42,6 +42,13 @@ def test_a_file_may_be_one_document(corpus: Path) -> None:
     assert list(documents(spec(corpus / "a.txt", split="file"))) == ["first\n\nsécond\n"]
 
 
+def test_byte_order_marks_and_blank_lines_are_no_text(tmp_path: Path) -> None:
+    lines = "\ufeff" + json.dumps({"text": "first"}) + "\n\n  \n" + json.dumps({"text": "second"})
+    (tmp_path / "a.jsonl").write_text(f"{lines}\n\n", "utf-8")
+    (tmp_path / "b.txt").write_text("\ufeffthird\n", "utf-8")
+    assert list(documents(spec(tmp_path))) == ["first", "second", "third"]
+
+
 def test_documents_can_be_limited(corpus: Path) -> None:
     assert list(documents(spec(corpus, max_documents=2))) == ["first", "sécond"]
 
@@ -167,12 +174,14 @@ def test_bad_text_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n", "utf-8")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "torn.jsonl").write_text('{"text": "a"}\n{"te', "utf-8")
+    (tmp_path / "deep.jsonl").write_text("[" * 200_000, "utf-8")
     (tmp_path / "column.jsonl").write_text('{"body": "a"}\n', "utf-8")
     (tmp_path / "none").mkdir()
     cases = {
         "empty.txt": "holds no words",
         "latin.txt": "not UTF-8: byte 3",
         "torn.jsonl": "line 2 is not valid JSON",
+        "deep.jsonl": "line 1 is not valid JSON",
         "column.jsonl": "no text in 'text'; found: body",
         "none": "holds no .txt or .jsonl",
         "missing": "neither a file nor a folder",
