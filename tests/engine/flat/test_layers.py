@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers.activations import ACT2FN
 
 from benchmarks.families import tiny
+from ppdbench.engine.flat.activations import activation_of
 from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.flat.layers import LayerWriter
+from ppdbench.engine.flat.understood import NotUnderstoodError
 from ppdbench.engine.masks import TrainedRows
 from ppdbench.engine.session import Session
 from ppdbench.engine.skipping import SkippedModel
@@ -77,3 +80,21 @@ def test_a_readout_without_what_stands_before_the_head_is_refused(
     model = StagedModel(tiny("modernbert-decoder"), passes=FLAT)
     assert model.flat is None
     assert "the readout is off by" in model.path.why
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        *(("silu", "silu"), ("swish", "silu"), ("gelu", "gelu"), ("relu", "relu")),
+        *(("gelu_new", "gelu_tanh"), ("gelu_fast", "gelu_tanh"), ("relu2", "relu2")),
+        *(("gelu_pytorch_tanh", "gelu_tanh"), ("sigmoid", "sigmoid")),
+        # The same as others up to a limit.
+        *(("relu6", None), ("gelu_10", None), ("quick_gelu", None)),
+    ],
+)
+def test_activations_are_known_by_all_that_they_compute(name: str, known: str | None) -> None:
+    if known is None:
+        with pytest.raises(NotUnderstoodError, match="is not known"):
+            activation_of(ACT2FN[name])
+    else:
+        assert activation_of(ACT2FN[name]) == known
