@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ppdbench.errors import ConfigError
 from ppdbench.training.plans import TrainingPlan, option, training_plan
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # Where heads are trained unless layers are named: shares of all layers.
 SPREAD = (0.25, 0.5, 0.75)
+RANK = 64
 
 
 def some_exits(n_layers: int) -> list[int]:
@@ -44,13 +46,21 @@ class HeadsPlan(TrainingPlan):
         "and three quarters of the layers).",
     )
     loss: str = option("ce", "ce: the text; kl: the model itself.")
-    rank: int = option(
-        64, "Numbers per token of a head, which is a low-rank change of the model's own."
+    rank: int | None = option(
+        None,
+        f"Numbers per token of a head, which is a low-rank change of the model's own ({RANK}).",
     )
     of_state: bool = option(
         False, "Change the state before the head, not the head: far fewer numbers."
     )
-    whole: bool = option(False, "A whole matrix for each head, as in the paper.")
+    whole: bool = option(
+        False,
+        "A whole matrix for each head, as in the paper, without the bias that heads may have.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.whole and self.rank is not None:
+            raise ConfigError("--rank is of a low-rank change, --whole a matrix; give one of them")
 
     def objective(self, model: Any, material: Material, *, compiled: bool) -> HeadsObjective:
         """Heads after the layers asked for."""
@@ -63,7 +73,7 @@ class HeadsPlan(TrainingPlan):
             every or some_exits(n_layers),
             material.job.config.sequence,
             loss=self.loss,
-            rank=None if self.whole else self.rank,
+            rank=None if self.whole else RANK if self.rank is None else self.rank,
             of_state=self.of_state,
             compiled=compiled,
         )

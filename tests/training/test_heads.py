@@ -68,6 +68,8 @@ def test_a_change_of_the_state_is_no_matrix(home: Path, capsys: pytest.CaptureFi
     words = ["--model", "./model", "--text", "text.txt", "--out", "heads", "--steps", "1", *SMALL]
     assert run(["train", "heads", *words, "--of-state", "--whole"]) == 2
     assert "--of-state is a low-rank change, --whole a matrix" in capsys.readouterr().err
+    assert run(["train", "heads", *words, "--rank", "8", "--whole"]) == 2
+    assert "--rank is of a low-rank change, --whole a matrix" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [[], ["--of-state", "--rank", "16", "--learning-rate", "1e-2"]])

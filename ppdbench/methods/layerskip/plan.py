@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ppdbench.errors import UnknownName
+from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.methods.layerskip.recipe import PRESETS, Preset, Recipe, within_depth
 from ppdbench.training.plans import WholePlan, option, training_plan
 
@@ -51,6 +51,10 @@ class LayerSkipPlan(WholePlan):
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset not in PRESETS:
             raise UnknownName("preset", self.preset, PRESETS)
+        if self.no_early_exit_loss and self.e_scale is not None:
+            raise ConfigError(
+                "--e-scale is of a loss that --no-early-exit-loss leaves out; give one of them"
+            )
         self.usual()  # refuses a recipe that there is not
 
     @property
