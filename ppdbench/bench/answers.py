@@ -122,6 +122,7 @@ def _answer(
     """Write an answer, and add its line, to each prompt that has none and is not too long."""
     done = {line["number"] for line in lines}
     wanted = {number: (text, ids) for number, text, ids in asked if ids and number not in done}
+    in_all = len(lines) + len(wanted)
     with (out / FILE).open("a", encoding="utf-8") as file:
         for number, output in _decoded(config, loaded, {n: ids for n, (_, ids) in wanted.items()}):
             text, ids = wanted[number]
@@ -136,7 +137,7 @@ def _answer(
             file.write(json.dumps(line) + "\n")
             file.flush()
             lines.append(line)
-            report("answers", len(lines), sum(bool(ids) for _, _, ids in asked))
+            report("answers", len(lines), in_all)
 
 
 def _prompts(
