@@ -182,9 +182,34 @@ struct Tilt {
     Vec of(int64_t i) const { return rounded_if(coarse, load(places + i) * slope); }
 };
 
-// Makes weights of the scores [low, high) of a part: e^(score - the largest of them).
+// The tilts of the heads of a row, over the places [low, high) of a part that begins at `begin`.
+class Tilts {
+   public:
+    Tilts(const Operation& op, const Sight& seen, int64_t begin, int64_t low, int64_t high)
+        : op_(op) {
+        if (!op.weight) return;
+        // From the row itself, where numbers are small; what is rounded, as the model counts.
+        const int64_t from = is_coarse() ? 0 : seen.position(seen.end - 1);
+        for (int64_t i = 0; i < PART; i++)
+            places_[i] = low <= i && i < high ? float(seen.position(begin + i) - from) : 0;
+    }
+    Tilt of(int64_t head) const {
+        if (!op_.weight) return {nullptr, 0, false};
+        return {places_, op_.weight[head], is_coarse()};
+    }
+
+   private:
+    bool is_coarse() const { return op_.flags & COARSE; }
+
+    const Operation& op_;
+    float places_[PART];
+};
+
+// Makes weights of the scores [low, high) of a part: e^(score - the largest of them). Calls
+// `put(i, weights)` for each vector of them, those outside being nought.
+template <class Put>
 inline void weigh(float* scores, int64_t low, int64_t high, float scale, float softcap, Tilt tilt,
-                  Gathered gathered) {
+                  Gathered gathered, Put put) {
     const int64_t first = low / LANES * LANES;
     Vec most = all(-INFINITY);
     for (int64_t i = first; i < high; i += LANES) {
@@ -192,8 +217,10 @@ inline void weigh(float* scores, int64_t low, int64_t high, float scale, float s
         if (tilt.places) s = s + tilt.of(i);
         s = s * scale;
         if (softcap > 0) s = tanh(s / softcap) * softcap;
-        const Ints place = counted(int32_t(i));
-        s = (place >= int32_t(low)) & (place < int32_t(high)) ? s : all(-INFINITY);
+        if (i < low || i + LANES > high) {
+            const Ints place = counted(int32_t(i));
+            s = (place >= int32_t(low)) & (place < int32_t(high)) ? s : all(-INFINITY);
+        }
         store(scores + i, s);
         most = larger(s, most);
     }
@@ -201,7 +228,7 @@ inline void weigh(float* scores, int64_t low, int64_t high, float scale, float s
     Vec total{};
     for (int64_t i = first; i < high; i += LANES) {
         Vec w = exp(load(scores + i) - gathered.peak);
-        store(scores + i, w);
+        put(i, w);
         total = total + w;
     }
     gathered.total = sum(total);
@@ -271,8 +298,8 @@ class Unit {
         for (int64_t r = first_row; r < end_row; r++)
             sights_[r - first_row] = sight(pass, r, op.layer, op.window);
     }
-    static int64_t room_floats(int64_t dim, int64_t heads) {
-        return KeyTile<T>::floats(dim) + heads * PART;
+    static int64_t room_floats(const Operation& op, int64_t heads) {
+        return KeyTile<T>::floats(op.head_dim) + heads * PART;
     }
 
     // Only rows that see something of the part gather; `place(row, group)` says where.
@@ -329,22 +356,15 @@ class Unit {
                                 float* const*);
         static constexpr Gather some[] = {gather<1, T>, gather<2, T>, gather<3, T>, gather<4, T>};
         const Sight& seen = sights_[row - first_row_];
-        float places[PART];
-        Tilt tilt{nullptr, 0, (op_.flags & COARSE) != 0};
-        if (op_.weight) {
-            // From the row itself, where numbers are small; what is rounded, as the model counts.
-            const int64_t from = tilt.coarse ? 0 : seen.position(seen.end - 1);
-            for (int64_t i = 0; i < PART; i++)
-                places[i] = low <= i && i < high ? float(seen.position(begin + i) - from) : 0;
-            tilt.places = places;
-        }
+        const Tilts tilts(op_, seen, begin, low, high);
         for (int64_t g = 0; g < groups_; g += MOST) {
             const int64_t n = groups_ - g < MOST ? groups_ - g : MOST;
             float* out[MOST];
             for (int64_t i = 0; i < n; i++) {
                 Gathered gathered = place(row, g + i);
-                if (op_.weight) tilt.slope = op_.weight[first_head_ + g + i];
-                weigh(scores(row, g + i), low, high, op_.value, op_.cap, tilt, gathered);
+                float* weights = scores(row, g + i);
+                weigh(weights, low, high, op_.value, op_.cap, tilts.of(first_head_ + g + i),
+                      gathered, [&](int64_t at, Vec w) { store(weights + at, w); });
                 out[i] = gathered.values;
             }
             some[n - 1](seen, begin, low, high, rows_.values, scores(row, g), out);

@@ -14,6 +14,7 @@
 #include "pool.h"
 #include "rows.h"
 #include "stored.h"
+#include "tiled_attention.h"
 
 namespace flat {
 
@@ -21,8 +22,8 @@ namespace flat {
 constexpr int64_t WORTH_SHARING = 1 << 14;
 // Rows whose sums a thread holds at once.
 constexpr int64_t ROWS_OF_SUMS = 96;
-// Rows up to which attention shares out parts of the keys.
-constexpr int64_t MOST_SPLIT = 64;
+// Units of attention for each thread that are enough not to share out parts of the keys.
+constexpr int64_t ENOUGH_UNITS = 3;
 // Rows of a product that is run for itself.
 constexpr int64_t ROWS_ALONE = 4 * ROWS_OF_SUMS;
 // Numbers among which one unit of work looks for the largest.
@@ -36,9 +37,11 @@ struct Buffers {
     explicit Buffers(const int64_t* given, int count) : rooms(count) {
         for (int i = 0; i < count; i++) widths.push_back((given[i] + TILE - 1) / TILE * TILE);
     }
-    bool reserve(int64_t rows) {
+    // All but one of them, which nobody reads or writes.
+    bool reserve(int64_t rows, int32_t but) {
         for (size_t i = 0; i < rooms.size(); i++)
-            if (!rooms[i].reserve(rows * widths[i] * sizeof(float))) return false;
+            if (int32_t(i) != but && !rooms[i].reserve(rows * widths[i] * sizeof(float)))
+                return false;
         return true;
     }
     float* row(Columns columns, int64_t row) const {
@@ -47,10 +50,10 @@ struct Buffers {
     int64_t stride(Columns columns) const { return widths[columns.buffer]; }
 };
 
-inline int64_t whole_tiles(int64_t n) { return (n + TILE_DEEP - 1) / TILE_DEEP * TILE_DEEP; }
 inline int64_t blocks(int64_t out) { return (out + BLOCK - 1) / BLOCK; }
 
-// Runs the operations of a program, each as one job or two.
+// Runs the operations of a program, each in one step or two. Steps that treat every row for itself
+// are done row by row, as many as follow each other: a job of rows.
 class Runner : public Work {
    public:
     int path = VECTORS_ONLY;
@@ -61,79 +64,139 @@ class Runner : public Work {
         buffers_ = (Buffers*)run.buffers, pass_ = run.pass;
         span_ = 0, next_ = n_spans_ ? spans_[0].first : 0, second_ = false;
         parts_ = pass_->slots ? parts() : 0;  // passes that attend say where they store
-        return reserve(threads);
+        threads_ = threads, leaving_ = straight_out();
+        return reserve();
     }
 
     int64_t next() override {
-        while (span_ < n_spans_) {
-            if (next_ >= spans_[span_].end) {
-                if (++span_ < n_spans_) next_ = spans_[span_].first;
-                continue;
+        by_rows_.clear();
+        int64_t numbers = 0;
+        while (find()) {
+            if (!found_.run || found_.units == 0) {
+                pass_over();
+            } else if (found_.rows) {
+                by_rows_.push_back(found_);
+                numbers += found_.numbers;
+                pass_over();
+            } else if (!by_rows_.empty()) {
+                if (const int64_t units = begin_rows(numbers)) return units;
+                numbers = 0;
+            } else {
+                step_ = found_;
+                pass_over();
+                if (step_.numbers >= WORTH_SHARING && step_.units > 1) return step_.units;
+                for (int64_t i = 0; i < step_.units; i++) unit(i, 0);
             }
-            op_ = &ops_[next_];
-            job_ = second_ ? two(*op_) : one(*op_);
-            if (second_ || !two(*op_).run) second_ = false, next_++;
-            else second_ = true;
-            if (!job_.run || job_.units == 0) continue;
-            if (job_.numbers >= WORTH_SHARING && job_.units > 1) return job_.units;
-            for (int64_t i = 0; i < job_.units; i++) (this->*job_.run)(i, 0);
         }
-        return 0;
+        return by_rows_.empty() ? 0 : begin_rows(numbers);
     }
-    void unit(int64_t unit, int thread) override { (this->*job_.run)(unit, thread); }
+    void unit(int64_t unit, int thread) override {
+        if (by_rows_.empty()) return (this->*step_.run)(*step_.op, unit, thread);
+        for (const Step& step : by_rows_) (this->*step.run)(*step.op, unit, thread);
+    }
 
    private:
-    struct Job {
-        void (Runner::*run)(int64_t unit, int thread);
+    // A step of an operation.
+    struct Step {
+        void (Runner::*run)(const Operation& op, int64_t unit, int thread);
         int64_t units;
-        int64_t numbers;  // that it works on: how much work it is
+        int64_t numbers;    // that it works on: how much work it is
+        bool rows = false;  // each unit is a row, which needs no other row's
+        const Operation* op = nullptr;
     };
 
-    // The first job of an operation, and the second where it has one.
-    Job one(const Operation& op) const {
+    // Finds the step that is due; false at the end.
+    bool find() {
+        while (span_ < n_spans_ && next_ >= spans_[span_].end)
+            if (++span_ < n_spans_) next_ = spans_[span_].first;
+        if (span_ >= n_spans_) return false;
+        const Operation& op = ops_[next_];
+        found_ = second_ ? two(op) : one(op);
+        found_.op = &op;
+        return true;
+    }
+    void pass_over() {
+        second_ = !second_ && two(ops_[next_]).run;
+        if (!second_) next_++;
+    }
+    // The rows' number where they are worth sharing out; else does them all.
+    int64_t begin_rows(int64_t numbers) {
+        const int64_t n = pass_->rows;
+        if (numbers >= WORTH_SHARING && n > 1) return n;
+        for (int64_t i = 0; i < n; i++) unit(i, 0);
+        by_rows_.clear();
+        return 0;
+    }
+
+    // The first step of an operation, and the second where it has one.
+    Step one(const Operation& op) const {
         const int64_t n = pass_->rows, rows = n * op.width;
         switch (op.kind) {
-            case ENTER: return {&Runner::enter, n, rows};
-            case LEAVE: return {&Runner::leave, n * stretches(op), rows};
+            case ENTER: return {&Runner::enter, n, rows, true};
+            case LEAVE:
+                if (leaving_) return {nullptr, 0, 0};
+                return {&Runner::leave, n * stretches(op), rows};
             case LINEAR:
             case GATED:
                 if (!narrow_) return {nullptr, 0, 0};
-                return {&Runner::narrow, n, n * op.products->in * sources(op)};
-            case RMS_NORM: return {&Runner::norm, n, rows};
-            case LAYER_NORM: return {&Runner::center, n, rows};
-            case ROTATE: return {&Runner::turn, n, rows};
-            case STORE: return {&Runner::keep, n, rows};
+                return {&Runner::narrow, n, n * op.products->in * sources(op), true};
+            case RMS_NORM: return {&Runner::norm, n, rows, true};
+            case LAYER_NORM: return {&Runner::center, n, rows, true};
+            case ROTATE: return {&Runner::turn, n, rows, true};
+            case STORE: return {&Runner::keep, n, rows, true};
             case ATTEND: {
-                const int64_t units = op.kv_heads * row_blocks(op) * parts_apart();
+                const int64_t units = op.kv_heads * row_blocks(op) * parts_apart(op);
                 return {&Runner::attend, units, n * parts_ * PART * op.heads * op.head_dim / 4};
             }
             case ACT:
             case CAP:
-            case XIELU: return {&Runner::simple, n, 4 * rows};
-            default: return {&Runner::simple, n, rows};
+            case XIELU: return {&Runner::simple, n, 4 * rows, true};
+            default: return {&Runner::simple, n, rows, true};
         }
     }
-    Job two(const Operation& op) const {
+    Step two(const Operation& op) const {
         const int64_t n = pass_->rows;
         switch (op.kind) {
             case LEAVE:
                 if (!pass_->likeliest) return {nullptr, 0, 0};
-                return {&Runner::settle, n, n * stretches(op)};
+                return {&Runner::settle, n, n * threads_, true};
             case LINEAR: {
                 int64_t units = 0, numbers = 0;
                 for (int64_t i = 0; i < op.count; i++) {
                     units += blocks(op.products[i].out);
                     numbers += op.products[i].out * op.products[i].in;
                 }
-                return {&Runner::linear, units, numbers};
+                return {&op == leaving_ ? &Runner::linear_out : &Runner::linear, units, numbers};
             }
             case GATED:
                 return {&Runner::gated, blocks(op.products->out),
                         2 * op.products->out * op.products->in};
             case ATTEND:
-                return {&Runner::merge, n, n * op.heads * op.head_dim * parts_apart()};
+                return {&Runner::merge, n, n * op.heads * op.head_dim * parts_apart(op), true};
             default: return {nullptr, 0, 0};
         }
+    }
+
+    // The product that the run ends with, if all that it makes goes out: then no buffer holds it.
+    const Operation* straight_out() const {
+        const Operation *last = nullptr, *before = nullptr;
+        for_each([&](const Operation& op) { before = last, last = &op; });
+        if (!before || last->kind != LEAVE || before->kind != LINEAR || before->count != 1)
+            return nullptr;
+        const Columns out = last->source, made = before->products->target;
+        if (before->flags & ONTO || before->products->out != last->width ||
+            out.buffer != made.buffer || out.first != made.first)
+            return nullptr;
+        bool used = false;
+        for_each([&](const Operation& op) {
+            if (&op == last) return;
+            auto uses = [&](Columns columns) { used |= columns.buffer == out.buffer; };
+            uses(op.source), uses(op.other), uses(op.target);
+            if (op.kind != LINEAR && op.kind != GATED) return;
+            for (int64_t i = 0; i < op.count; i++)
+                if (&op != before) uses(op.products[i].target);
+        });
+        return used ? nullptr : before;
     }
 
     // Memory
@@ -152,14 +215,14 @@ class Runner : public Work {
                 }
             if (op.kind != ATTEND) return;
             const int64_t heads = op.heads / op.kv_heads * rows_of_block(op);
-            const int64_t floats = Unit<float>::room_floats(op.head_dim, heads) +
-                                   heads * Gathered::floats(op.value_dim);
+            const int64_t floats =
+                unit_floats(op, heads) + heads * Gathered::floats(op.value_dim);
             most = floats > most ? floats : most;
         });
         return (most + TILE - 1) / TILE * TILE;
     }
-    bool reserve(int threads) {
-        int64_t deep = 0, gathered = 0, peaks = 0;
+    bool reserve() {
+        int64_t deep = 0, gathered = 0;
         for_each([&](const Operation& op) {
             if (op.kind == LINEAR || op.kind == GATED) {
                 const int64_t numbers = whole_tiles(op.products->in) * sources(op);
@@ -167,15 +230,15 @@ class Runner : public Work {
             }
             if (op.kind == ATTEND) {
                 const int64_t floats =
-                    pass_->rows * op.heads * parts_apart() * Gathered::floats(op.value_dim);
+                    pass_->rows * op.heads * parts_apart(op) * Gathered::floats(op.value_dim);
                 gathered = floats > gathered ? floats : gathered;
             }
-            if (op.kind == LEAVE) peaks = pass_->rows * stretches(op);
         });
         own_ = own_floats();
-        return buffers_->reserve(pass_->rows) && room_.reserve(threads * own_ * sizeof(float)) &&
+        const int32_t but = leaving_ ? leaving_->products->target.buffer : -1;
+        return buffers_->reserve(pass_->rows, but) && room_.reserve(threads_ * own_ * sizeof(float)) &&
                (!narrow_ || narrow_room_.reserve(pass_->rows * deep * narrow_size())) &&
-               gathered_.reserve(gathered * sizeof(float)) && peaks_.reserve(peaks * sizeof(Peak));
+               gathered_.reserve(gathered * sizeof(float)) && begin_peaks();
     }
     template <class Each>
     void for_each(Each each) const {
@@ -186,37 +249,46 @@ class Runner : public Work {
 
     // In and out
 
-    void enter(int64_t row, int) {
-        float* to = buffers_->row(op_->target, row);
-        const int64_t from = (pass_->tokens ? pass_->tokens[row] : row) * op_->width;
+    void enter(const Operation& op, int64_t row, int) {
+        float* to = buffers_->row(op.target, row);
+        const int64_t from = (pass_->tokens ? pass_->tokens[row] : row) * op.width;
         if (narrow_)
-            copy((const Bfloat16*)pass_->source + from, to, op_->width);
+            copy((const Bfloat16*)pass_->source + from, to, op.width);
         else
-            copy((const float*)pass_->source + from, to, op_->width);
+            copy((const float*)pass_->source + from, to, op.width);
     }
     int64_t stretches(const Operation& op) const { return (op.width + STRETCH - 1) / STRETCH; }
-    void leave(int64_t unit, int) {
-        const int64_t row = unit / stretches(*op_), first = unit % stretches(*op_) * STRETCH;
-        const int64_t end = first + STRETCH < op_->width ? first + STRETCH : op_->width;
-        const float* from = buffers_->row(op_->source, row);
-        if (narrow_)
-            copy_out(from + first, (Bfloat16*)pass_->target + row * op_->width + first, end - first);
-        else
-            copy_out(from + first, (float*)pass_->target + row * op_->width + first, end - first);
-        if (!pass_->likeliest) return;
-        Peak peak;
-        peak.take(from, first, end);
-        peaks_.as<Peak>()[unit] = peak;
+    void leave(const Operation& op, int64_t unit, int thread) {
+        const int64_t row = unit / stretches(op), first = unit % stretches(op) * STRETCH;
+        const int64_t end = first + STRETCH < op.width ? first + STRETCH : op.width;
+        const float* from = buffers_->row(op.source, row);
+        for (int64_t i = first; i < end; i += LANES)
+            put_out(op, row, i, load_some(from + i, end - i), end - i, thread);
     }
-    void settle(int64_t row, int) {
-        const int64_t n = stretches(*op_);
-        Peak peak;
-        for (int64_t i = 0; i < n; i++) {
-            const Peak& part = peaks_.as<Peak>()[row * n + i];
-            peak.take(part.value, part.at);
-        }
-        pass_->likeliest[row] = peak.at;
-        pass_->peaks[row] = peak.value;
+    // Some numbers of a row, from the one that is numbered `at` on.
+    void put_out(const Operation& op, int64_t row, int64_t at, Vec x, int64_t n, int thread) {
+        const int64_t place = row * op.width + at;
+        if (narrow_)
+            store_some((Bfloat16*)pass_->target + place, x, n);
+        else
+            store_some((float*)pass_->target + place, x, n);
+        if (pass_->likeliest) peak(row, thread).take(x, at, n);
+    }
+    // The largest number of a row that a thread has seen.
+    Peak& peak(int64_t row, int thread) const {
+        return peaks_.as<Peak>()[thread * pass_->rows + row];
+    }
+    bool begin_peaks() {
+        if (!pass_->likeliest) return true;
+        if (!peaks_.reserve(threads_ * pass_->rows * sizeof(Peak))) return false;
+        for (int64_t i = 0; i < threads_ * pass_->rows; i++) peaks_.as<Peak>()[i] = Peak{};
+        return true;
+    }
+    void settle(const Operation&, int64_t row, int) {
+        Peak most;
+        for (int i = 0; i < threads_; i++) most.take(peak(row, i));
+        pass_->likeliest[row] = most.at;
+        pass_->peaks[row] = most.value;
     }
 
     // Products
@@ -225,29 +297,29 @@ class Runner : public Work {
     static int64_t sources(const Operation& op) { return op.flags & APART ? op.count : 1; }
     bool widens() const { return path == VECTORS_ONLY; }
     int64_t narrow_size() const { return widens() ? sizeof(float) : sizeof(Bfloat16); }
-    void narrow(int64_t row, int) {
-        if (widens()) return narrow_as<float>(row);
-        narrow_as<Bfloat16>(row);
+    void narrow(const Operation& op, int64_t row, int) {
+        if (widens()) return narrow_as<float>(op, row);
+        narrow_as<Bfloat16>(op, row);
     }
     template <class T>
-    void narrow_as(int64_t row) {
-        const int64_t in = op_->products->in, deep = whole_tiles(in), n = sources(*op_);
+    void narrow_as(const Operation& op, int64_t row) {
+        const int64_t in = op.products->in, deep = whole_tiles(in), n = sources(op);
         for (int64_t i = 0; i < n; i++)
-            narrowed(buffers_->row(op_->source, row) + op_->products[i].first,
+            narrowed(buffers_->row(op.source, row) + op.products[i].first,
                      narrow_room_.as<T>() + (row * n + i) * deep, in, deep);
     }
     // Sums of some rows with a block of a product.
-    void multiply(const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
+    void multiply(const Operation& op, const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
                   int thread) {
         const int64_t deep = narrow_ ? whole_tiles(product.in) : product.in;
-        int64_t stride = buffers_->stride(op_->source);
+        int64_t stride = buffers_->stride(op.source);
         const void* rows;
         if (narrow_) {
-            const int64_t part = op_->flags & APART ? &product - op_->products : 0;
-            stride = sources(*op_) * deep;
+            const int64_t part = op.flags & APART ? &product - op.products : 0;
+            stride = sources(op) * deep;
             rows = narrow_room_.as<char>() + (first * stride + part * deep) * narrow_size();
         } else {
-            rows = buffers_->row(op_->source, first) + product.first;
+            rows = buffers_->row(op.source, first) + product.first;
         }
         if (product.form != PLAIN) {
             const int64_t words = deep / GROUP * group_words(int(product.form));
@@ -271,35 +343,50 @@ class Runner : public Work {
             each(first, rest < ROWS_OF_SUMS ? rest : ROWS_OF_SUMS, own(thread));
         }
     }
-    void linear(int64_t unit, int thread) {
-        const Product* product = op_->products;
-        while (unit >= blocks(product->out)) unit -= blocks(product++->out);
-        const int64_t from = unit * BLOCK, left = product->out - from;
+    // Calls `put(row, at, x, n)` for the numbers that one unit of products makes.
+    template <class Put>
+    void linear_by(const Operation& op, const Product& product, int64_t block, int thread, Put put) {
+        const int64_t from = block * BLOCK, left = product.out - from;
         by_rows(thread, [&](int64_t first, int64_t n, float* sums) {
-            multiply(*product, unit, first, n, sums, thread);
-            for (int64_t i = 0; i < n; i++) {
-                float* to = buffers_->row(product->target, first + i) + from;
-                const float* onto =
-                    op_->flags & ONTO ? buffers_->row(op_->other, first + i) + from : nullptr;
+            multiply(op, product, block, first, n, sums, thread);
+            for (int64_t i = 0; i < n; i++)
                 by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {
-                    Vec x = finished(*product, sums + i * BLOCK + j, from + j);
-                    if (onto) x = rounded_if(narrow_, load_some(onto + j, some) + x);
-                    store_some(to + j, x, some);
+                    Vec x = finished(product, sums + i * BLOCK + j, from + j);
+                    put(first + i, from + j, x, some);
                 });
-            }
         });
     }
-    void gated(int64_t unit, int thread) {
-        const Product &gate = op_->products[0], &up = op_->products[1];
+    void linear(const Operation& op, int64_t unit, int thread) {
+        const Product* product = op.products;
+        while (unit >= blocks(product->out)) unit -= blocks(product++->out);
+        auto to = [&](int64_t row, int64_t at) { return buffers_->row(product->target, row) + at; };
+        if (!(op.flags & ONTO))
+            return linear_by(op, *product, unit, thread,
+                             [&](int64_t row, int64_t at, Vec x, int64_t n) {
+                                 store_some(to(row, at), x, n);
+                             });
+        linear_by(op, *product, unit, thread, [&](int64_t row, int64_t at, Vec x, int64_t n) {
+            const Vec onto = load_some(buffers_->row(op.other, row) + at, n);
+            store_some(to(row, at), rounded_if(narrow_, onto + x), n);
+        });
+    }
+    void linear_out(const Operation& op, int64_t unit, int thread) {
+        const Operation& leaving = ops_[spans_[n_spans_ - 1].end - 1];
+        linear_by(op, *op.products, unit, thread, [&](int64_t row, int64_t at, Vec x, int64_t n) {
+            put_out(leaving, row, at, x, n, thread);
+        });
+    }
+    void gated(const Operation& op, int64_t unit, int thread) {
+        const Product &gate = op.products[0], &up = op.products[1];
         const int64_t from = unit * BLOCK, left = gate.out - from;
         by_rows(thread, [&](int64_t first, int64_t n, float* sums) {
             float* others = sums + ROWS_OF_SUMS * BLOCK;
-            multiply(gate, unit, first, n, sums, thread);
-            multiply(up, unit, first, n, others, thread);
+            multiply(op, gate, unit, first, n, sums, thread);
+            multiply(op, up, unit, first, n, others, thread);
             for (int64_t i = 0; i < n; i++) {
                 float* to = buffers_->row(gate.target, first + i) + from;
                 by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {
-                    Vec x = activated(op_->act, finished(gate, sums + i * BLOCK + j, from + j));
+                    Vec x = activated(op.act, finished(gate, sums + i * BLOCK + j, from + j));
                     Vec y = finished(up, others + i * BLOCK + j, from + j);
                     store_some(to + j, rounded_if(narrow_, rounded_if(narrow_, x) * y), some);
                 });
@@ -309,51 +396,51 @@ class Runner : public Work {
 
     // Rows for themselves
 
-    void norm(int64_t row, int) {
-        for (int64_t i = 0; i < op_->width; i += op_->count)
-            rms_norm(buffers_->row(op_->source, row) + i, buffers_->row(op_->target, row) + i,
-                     op_->count, op_->weight, op_->value, op_->flags & PLUS_ONE,
-                     op_->flags & ROUND_FIRST, narrow_);
+    void norm(const Operation& op, int64_t row, int) {
+        for (int64_t i = 0; i < op.width; i += op.count)
+            rms_norm(buffers_->row(op.source, row) + i, buffers_->row(op.target, row) + i,
+                     op.count, op.weight, op.value, op.flags & PLUS_ONE,
+                     op.flags & ROUND_FIRST, narrow_);
     }
-    void center(int64_t row, int) {
-        layer_norm(buffers_->row(op_->source, row), buffers_->row(op_->target, row), op_->width,
-                   op_->weight, op_->bias, op_->value, narrow_);
+    void center(const Operation& op, int64_t row, int) {
+        layer_norm(buffers_->row(op.source, row), buffers_->row(op.target, row), op.width,
+                   op.weight, op.bias, op.value, narrow_);
     }
-    void turn(int64_t row, int) {
-        const int64_t width = op_->rotary_dim, at = pass_->turned(row) * width;
-        auto way = op_->flags & NEIGHBOURS ? rotate_neighbours : rotate;
-        for (int64_t i = 0; i < op_->heads; i++)
-            way(buffers_->row(op_->target, row) + i * op_->head_dim, width,
-                pass_->cos[op_->turn] + at, pass_->sin[op_->turn] + at, narrow_,
-                op_->flags & ROUND_FIRST);
+    void turn(const Operation& op, int64_t row, int) {
+        const int64_t width = op.rotary_dim, at = pass_->turned(row) * width;
+        auto way = op.flags & NEIGHBOURS ? rotate_neighbours : rotate;
+        for (int64_t i = 0; i < op.heads; i++)
+            way(buffers_->row(op.target, row) + i * op.head_dim, width,
+                pass_->cos[op.turn] + at, pass_->sin[op.turn] + at, narrow_,
+                op.flags & ROUND_FIRST);
     }
-    void keep(int64_t row, int) {
-        if (narrow_) return keep_as<Bfloat16>(row);
-        keep_as<float>(row);
+    void keep(const Operation& op, int64_t row, int) {
+        if (narrow_) return keep_as<Bfloat16>(op, row);
+        keep_as<float>(op, row);
     }
     template <class T>
-    void keep_as(int64_t row) {
+    void keep_as(const Operation& op, int64_t row) {
         if (pass_->slots[row] < 0) return;  // its keys and values are there already
-        const int64_t cache = pass_->held(row, op_->layer), width = pass_->widths[op_->layer];
+        const int64_t cache = pass_->held(row, op.layer), width = pass_->widths[op.layer];
         auto put = [&](Columns from, void* const* caches, int64_t head, int64_t dim) {
             const int64_t at = (head * pass_->capacity + pass_->slots[row]) * width;
             copy_out(buffers_->row(from, row) + head * dim, (T*)caches[cache] + at, dim);
         };
-        for (int64_t i = 0; i < op_->heads; i++) {
-            put(op_->source, pass_->keys, i, op_->head_dim);
-            put(op_->other, pass_->values, i, op_->value_dim);
+        for (int64_t i = 0; i < op.heads; i++) {
+            put(op.source, pass_->keys, i, op.head_dim);
+            put(op.other, pass_->values, i, op.value_dim);
         }
     }
-    void simple(int64_t row, int) {
-        const float* x = buffers_->row(op_->source, row);
-        float* out = buffers_->row(op_->target, row);
-        const int64_t width = op_->width;
-        switch (op_->kind) {
+    void simple(const Operation& op, int64_t row, int) {
+        const float* x = buffers_->row(op.source, row);
+        float* out = buffers_->row(op.target, row);
+        const int64_t width = op.width;
+        switch (op.kind) {
             case ACT:
-                return act(x, op_->flags & TIMES ? buffers_->row(op_->other, row) : nullptr, out,
-                           width, op_->act, narrow_);
+                return act(x, op.flags & TIMES ? buffers_->row(op.other, row) : nullptr, out,
+                           width, op.act, narrow_);
             case ADD: {
-                const float* y = buffers_->row(op_->other, row);
+                const float* y = buffers_->row(op.other, row);
                 return by_vectors(width, [&](int64_t i, int64_t n) {
                     Vec total = load_some(x + i, n) + load_some(y + i, n);
                     store_some(out + i, rounded_if(narrow_, total), n);
@@ -361,13 +448,13 @@ class Runner : public Work {
             }
             case COPY: return copy(x, out, width);
             case PICK:
-                for (int64_t head = 0; head < op_->heads; head++)
-                    for (int64_t i = 0; i < op_->count; i++)
-                        out[head * op_->head_dim + i] = x[op_->order[head * op_->count + i]];
+                for (int64_t head = 0; head < op.heads; head++)
+                    for (int64_t i = 0; i < op.count; i++)
+                        out[head * op.head_dim + i] = x[op.order[head * op.count + i]];
                 return;
-            case CAP: return cap(x, out, width, op_->value, narrow_);
+            case CAP: return cap(x, out, width, op.value, narrow_);
             case XIELU: {
-                const float* by = op_->weight;
+                const float* by = op.weight;
                 return by_vectors(width, [&](int64_t i, int64_t n) {
                     Vec v = xielu(load_some(x + i, n), by[0], by[1], by[2]);
                     store_some(out + i, rounded_if(narrow_, v), n);
@@ -375,20 +462,20 @@ class Runner : public Work {
             }
             case SCALE:
                 return by_vectors(width, [&](int64_t i, int64_t n) {
-                    Vec v = load_some(x + i, n) * op_->value;
-                    if (op_->weight) v = v * load_some(op_->weight + i, n);
+                    Vec v = load_some(x + i, n) * op.value;
+                    if (op.weight) v = v * load_some(op.weight + i, n);
                     store_some(out + i, rounded_if(narrow_, v), n);
                 });
             case MIX: {
-                const float* by = buffers_->row(op_->other, row);
-                for (int64_t part = 0; part < op_->heads; part++, by += op_->count, out += width)
-                    mix(x, op_->count, by, out, width, narrow_);
+                const float* by = buffers_->row(op.other, row);
+                for (int64_t part = 0; part < op.heads; part++, by += op.count, out += width)
+                    mix(x, op.count, by, out, width, narrow_);
                 return;
             }
-            case CUT: return cut(x, out, width, op_->value, narrow_);
+            case CUT: return cut(x, out, width, op.value, narrow_);
             case CLIP:
                 return by_vectors(width, [&](int64_t i, int64_t n) {
-                    Vec v = clipped(load_some(x + i, n), op_->value);
+                    Vec v = clipped(load_some(x + i, n), op.value);
                     store_some(out + i, rounded_if(narrow_, v), n);
                 });
         }
@@ -403,8 +490,11 @@ class Runner : public Work {
     int64_t row_blocks(const Operation& op) const {
         return (pass_->rows + rows_of_block(op) - 1) / rows_of_block(op);
     }
-    // Parts that are units of their own: where rows are few. Elsewhere a unit takes them in turn.
-    int64_t parts_apart() const { return pass_->rows > MOST_SPLIT ? 1 : parts_; }
+    // Parts that are units of their own: where there are too few for all threads else. Elsewhere a
+    // unit takes them in turn.
+    int64_t parts_apart(const Operation& op) const {
+        return op.kv_heads * row_blocks(op) >= ENOUGH_UNITS * threads_ ? 1 : parts_;
+    }
     int64_t parts() const {
         int64_t longest = 0;
         for (int64_t i = 0; i < pass_->rows; i++) {
@@ -413,59 +503,65 @@ class Runner : public Work {
         }
         return (longest + PART - 1) / PART;
     }
-    Gathered gathered(int64_t part, int64_t row, int64_t head) const {
-        const int64_t at = (part * pass_->rows + row) * op_->heads + head;
-        return {gathered_.as<float>() + at * Gathered::floats(op_->value_dim), op_->value_dim};
+    Gathered gathered(const Operation& op, int64_t part, int64_t row, int64_t head) const {
+        const int64_t at = (part * pass_->rows + row) * op.heads + head;
+        return {gathered_.as<float>() + at * Gathered::floats(op.value_dim), op.value_dim};
     }
-    void attend(int64_t unit, int thread) {
-        if (narrow_) return attend_as<Bfloat16>(unit, thread);
-        attend_as<float>(unit, thread);
+    void attend(const Operation& op, int64_t unit, int thread) {
+        if (!narrow_) return attend_by<Unit<float>>(op, unit, thread);
+        if (path == TILES) return attend_by<TiledUnit<ProcessorTiles>>(op, unit, thread);
+        if (path == EMULATED_TILES) return attend_by<TiledUnit<EmulatedTiles>>(op, unit, thread);
+        attend_by<Unit<Bfloat16>>(op, unit, thread);
     }
-    template <class T>
-    void attend_as(int64_t unit, int thread) {
-        const Operation& op = *op_;
+    bool in_tiles() const { return narrow_ && (path == TILES || path == EMULATED_TILES); }
+    int64_t unit_floats(const Operation& op, int64_t heads) const {
+        return in_tiles() ? TiledUnit<ProcessorTiles>::room_floats(op, heads)
+                          : Unit<float>::room_floats(op, heads);
+    }
+    template <class Some>
+    void attend_by(const Operation& op, int64_t unit, int thread) {
         const int64_t groups = op.heads / op.kv_heads;
-        const int64_t part = unit % parts_apart(), block = unit / parts_apart() % row_blocks(op);
-        const int64_t kv_head = unit / parts_apart() / row_blocks(op);
-        const int64_t first = block * rows_of_block(op), rest = pass_->rows - first;
-        const int64_t end = first + (rest < rows_of_block(op) ? rest : rows_of_block(op));
-        Unit<T> some(*pass_, op, kv_head, first, end, buffers_->row(op.source, 0),
-                     buffers_->stride(op.source), own(thread));
-        if (parts_apart() > 1 || parts_ == 1) {
+        const int64_t part = unit % parts_apart(op), block = unit / parts_apart(op) % row_blocks(op);
+        const int64_t kv_head = unit / parts_apart(op) / row_blocks(op);
+        const int64_t first = pass_->rows * block / row_blocks(op);
+        const int64_t end = pass_->rows * (block + 1) / row_blocks(op);
+        Some some(*pass_, op, kv_head, first, end, buffers_->row(op.source, 0),
+                  buffers_->stride(op.source), own(thread));
+        if (parts_apart(op) > 1 || parts_ == 1) {
             auto place = [&](int64_t row, int64_t group) {
-                return gathered(part, row, kv_head * groups + group);
+                return gathered(op, part, row, kv_head * groups + group);
             };
             return some.run(part, place);
         }
-        float* room = own(thread) + Unit<T>::room_floats(op.head_dim, rows_of_block(op) * groups);
+        float* room = own(thread) + unit_floats(op, rows_of_block(op) * groups);
         for (int64_t p = 0; p < parts_; p++) {
             auto place = [&](int64_t row, int64_t group) -> Gathered {
-                if (p == first_part(row)) return gathered(0, row, kv_head * groups + group);
+                if (p == first_part(op, row)) return gathered(op, 0, row, kv_head * groups + group);
                 const int64_t at = (row - first) * groups + group;
                 return {room + at * Gathered::floats(op.value_dim), op.value_dim};
             };
             some.run(p, place);
             for (int64_t r = first; r < end; r++)
                 for (int64_t g = 0; g < groups; g++)
-                    if (first_part(r) < p && p < end_part(r))
-                        join(gathered(0, r, kv_head * groups + g), place(r, g), op.value_dim);
+                    if (first_part(op, r) < p && p < end_part(op, r))
+                        join(gathered(op, 0, r, kv_head * groups + g), place(r, g), op.value_dim);
         }
     }
-    int64_t first_part(int64_t row) const { return sight(*pass_, row, 0, op_->window).first / PART; }
-    int64_t end_part(int64_t row) const {
-        return (sight(*pass_, row, 0, op_->window).end + PART - 1) / PART;
+    int64_t first_part(const Operation& op, int64_t row) const { return sight(*pass_, row, 0, op.window).first / PART; }
+    int64_t end_part(const Operation& op, int64_t row) const {
+        return (sight(*pass_, row, 0, op.window).end + PART - 1) / PART;
     }
-    void merge(int64_t row, int) {
-        const int64_t dim = op_->value_dim;
-        const bool apart = parts_apart() > 1 || parts_ == 1;
-        const int64_t first = apart ? first_part(row) : 0;
-        const int64_t end = apart ? end_part(row) : 1;
-        for (int64_t head = 0; head < op_->heads; head++) {
-            Gathered all_parts = gathered(first, row, head);
-            for (int64_t p = first + 1; p < end; p++) join(all_parts, gathered(p, row, head), dim);
+    void merge(const Operation& op, int64_t row, int) {
+        const int64_t dim = op.value_dim;
+        const bool apart = parts_apart(op) > 1 || parts_ == 1;
+        const int64_t first = apart ? first_part(op, row) : 0;
+        const int64_t end = apart ? end_part(op, row) : 1;
+        for (int64_t head = 0; head < op.heads; head++) {
+            Gathered all_parts = gathered(op, first, row, head);
+            for (int64_t p = first + 1; p < end; p++) join(all_parts, gathered(op, p, row, head), dim);
             float total = all_parts.total;
-            if (op_->bias) total += exp(all(op_->bias[head] - all_parts.peak))[0];
-            float* out = buffers_->row(op_->target, row) + head * dim;
+            if (op.bias) total += exp(all(op.bias[head] - all_parts.peak))[0];
+            float* out = buffers_->row(op.target, row) + head * dim;
             by_vectors(dim, [&](int64_t i, int64_t n) {
                 Vec x = load_some(all_parts.values + i, n) / total;
                 store_some(out + i, rounded_if(narrow_, x), n);
@@ -475,13 +571,14 @@ class Runner : public Work {
 
     const Operation* ops_ = nullptr;
     const Span* spans_ = nullptr;
-    int n_spans_ = 0, span_ = 0, next_ = 0;
+    int n_spans_ = 0, span_ = 0, next_ = 0, threads_ = 1;
     int64_t parts_ = 0;  // of the longest list
     bool second_ = false, narrow_ = false;
     Buffers* buffers_ = nullptr;
     const Pass* pass_ = nullptr;
-    const Operation* op_ = nullptr;
-    Job job_{};
+    const Operation* leaving_ = nullptr;  // see `straight_out`
+    Step found_{}, step_{};
+    std::vector<Step> by_rows_;  // the steps of a job of rows; none where it is another job
     int64_t own_ = 0;
     Room room_, narrow_room_, gathered_, peaks_;
 };

@@ -227,7 +227,7 @@ void tiled_block_over(const Bfloat16* weights, int64_t deep, const Bfloat16* row
         const int count = int(n - i < 2 * TILE_ROWS ? n - i : 2 * TILE_ROWS);
         tiles.shape(count);
         auto over = count > TILE_ROWS ? tiles_over<true, Tiles> : tiles_over<false, Tiles>;
-        over(tiles, weights, deep, rows + i * stride, stride, sums + i * BLOCK,
+        over(tiles, weights, deep, rows + i * stride, stride, sums + i * BLOCK, BLOCK,
              AHEAD / sizeof(Bfloat16));
     }
 }

@@ -154,31 +154,28 @@ inline void mix(const float* x, int64_t count, const float* by, float* out, int6
     });
 }
 
-// The first of the largest numbers from `first` to `end`, NaN above all.
+// The first of the largest numbers, in whatever order they come; NaN above all.
 struct Peak {
     float value = -INFINITY;
     int64_t at = -1;
 
     void take(float x, int64_t i) {
-        if (at < 0 || x > value || (x != x && value == value)) value = x, at = i;
+        const bool is_first = i < at, none = x != x, held_none = value != value;
+        if (at < 0 || x > value || (x == value && is_first) ||
+            (none && (!held_none || is_first)))
+            value = x, at = i;
     }
-    void take(const float* row, int64_t first, int64_t end) {
-        for (int64_t i = first; i < end;) {
-            if (end - i >= LANES) {
-                // Nothing in a vector of which no number is above the peak.
-                Vec v = load(row + i);
-                Ints above = (v <= value) == 0;
-                int32_t any = 0;
-                for (int j = 0; j < LANES; j++) any |= above[j];
-                if (!any || (at >= 0 && value != value)) {
-                    if (at < 0) take(row[i], i);
-                    i += LANES;
-                    continue;
-                }
-            }
-            const int64_t stop = end - i < LANES ? end : i + LANES;
-            for (; i < stop; i++) take(row[i], i);
-        }
+    void take(const Peak& other) {
+        if (other.at >= 0) take(other.value, other.at);
+    }
+    // The first `n` numbers of a vector, which are counted from `first`.
+    void take(Vec x, int64_t first, int64_t n) {
+        // Mostly none is above the peak.
+        const Ints below = first < at ? x < value : x <= value;
+        if (at >= 0 && n >= LANES && !any(~below)) return;
+        float lanes[LANES];
+        store(lanes, x);
+        for (int64_t i = 0; i < n && i < LANES; i++) take(lanes[i], first + i);
     }
 };
 

@@ -88,6 +88,9 @@ inline Vec load(const Bfloat16* from) {
 
 // The nearest bfloat16, of two equally near ones the even; NaN stays NaN.
 inline Vec rounded(Vec x) {
+#if defined(__AVX512BF16__)
+    return as_floats(widened((Halves)_mm512_cvtneps_pbh((__m512)x)) << 16);
+#endif
     Ints bits = as_ints(x);
     Ints near = (bits + 0x7fff + ((bits >> 16) & 1)) & (int32_t)0xffff0000;
     return x == x ? as_floats(near) : as_floats(all_ints(0x7fc00000));
@@ -115,6 +118,17 @@ inline void store_some(T* to, Vec x, int64_t n) {
     T some[LANES];
     store(some, x);
     memcpy(to, some, n * sizeof(T));
+}
+
+// True if any lane has a bit.
+inline bool any(Ints x) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x);
+#else
+    int32_t bits = 0;
+    for (int i = 0; i < LANES; i++) bits |= x[i];
+    return bits;
+#endif
 }
 
 // Numbers of two vectors, those of the second counted on from LANES.

@@ -147,34 +147,68 @@ inline bool tiles_granted() { return false; }
 
 #endif
 
+inline int64_t whole_tiles(int64_t n) { return (n + TILE_DEEP - 1) / TILE_DEEP * TILE_DEEP; }
+
+// The four tiles of sums of up to 32 rows and 32 columns; those of the second 16 rows where there
+// are `two`. Their place in memory is [rows, 32], `stride` apart.
+template <bool two, class Tiles>
+class SumTiles {
+   public:
+    SumTiles(Tiles& tiles, float* sums, int64_t stride)
+        : tiles_(tiles), sums_(sums), second_(sums + TILE_ROWS * stride), stride_(stride * 4) {}
+
+    void zero() {
+        tiles_.template zero<SUM_0_LEFT>();
+        tiles_.template zero<SUM_0_RIGHT>();
+        if (two) tiles_.template zero<SUM_1_LEFT>();
+        if (two) tiles_.template zero<SUM_1_RIGHT>();
+    }
+    void load() {
+        tiles_.template load<SUM_0_LEFT>(sums_, stride_);
+        tiles_.template load<SUM_0_RIGHT>(sums_ + TILE_ROWS, stride_);
+        if (two) tiles_.template load<SUM_1_LEFT>(second_, stride_);
+        if (two) tiles_.template load<SUM_1_RIGHT>(second_ + TILE_ROWS, stride_);
+    }
+    // Adds 32 numbers of each row times what the tiles of columns hold.
+    void multiply(const Bfloat16* rows, int64_t stride) {
+        const int64_t bytes = stride * sizeof(Bfloat16);
+        tiles_.template load<ROWS_0>(rows, bytes);
+        tiles_.template multiply<SUM_0_LEFT, ROWS_0, LEFT>();
+        tiles_.template multiply<SUM_0_RIGHT, ROWS_0, RIGHT>();
+        if (!two) return;
+        tiles_.template load<ROWS_1>(rows + TILE_ROWS * stride, bytes);
+        tiles_.template multiply<SUM_1_LEFT, ROWS_1, LEFT>();
+        tiles_.template multiply<SUM_1_RIGHT, ROWS_1, RIGHT>();
+    }
+    void store() {
+        tiles_.template store<SUM_0_LEFT>(sums_, stride_);
+        tiles_.template store<SUM_0_RIGHT>(sums_ + TILE_ROWS, stride_);
+        if (two) tiles_.template store<SUM_1_LEFT>(second_, stride_);
+        if (two) tiles_.template store<SUM_1_RIGHT>(second_ + TILE_ROWS, stride_);
+    }
+
+   private:
+    Tiles& tiles_;
+    float *const sums_, *const second_;
+    const int64_t stride_;
+};
+
 // Up to 32 rows [n, deep] against a block of weights [deep / 2, 32, 2]; sums [n, 32].
 template <bool two, class Tiles>
 void tiles_over(Tiles& tiles, const Bfloat16* weights, int64_t deep, const Bfloat16* rows,
-                int64_t stride, float* sums, int64_t ahead) {
-    constexpr int64_t WEIGHT_STRIDE = BLOCK * 2 * sizeof(Bfloat16), SUM_STRIDE = BLOCK * 4;
-    const int64_t row_bytes = stride * sizeof(Bfloat16);
-    tiles.template zero<SUM_0_LEFT>();
-    tiles.template zero<SUM_0_RIGHT>();
-    if (two) tiles.template zero<SUM_1_LEFT>();
-    if (two) tiles.template zero<SUM_1_RIGHT>();
+                int64_t stride, float* sums, int64_t sum_stride, int64_t ahead) {
+    constexpr int64_t WEIGHT_STRIDE = BLOCK * 2 * sizeof(Bfloat16);
+    SumTiles<two, Tiles> found(tiles, sums, sum_stride);
+    found.zero();
     for (int64_t k = 0; k < deep; k += TILE_DEEP) {
         const Bfloat16* w = weights + k * BLOCK;
-        for (int64_t i = 0; i < TILE_DEEP * BLOCK; i += 32) __builtin_prefetch(w + ahead + i);
-        tiles.template load<ROWS_0>(rows + k, row_bytes);
+        if (ahead)
+            for (int64_t i = 0; i < TILE_DEEP * BLOCK; i += 32) __builtin_prefetch(w + ahead + i, 0, two ? 3 : 2);
         tiles.template load<LEFT>(w, WEIGHT_STRIDE);
         tiles.template load<RIGHT>(w + BLOCK, WEIGHT_STRIDE);
-        tiles.template multiply<SUM_0_LEFT, ROWS_0, LEFT>();
-        tiles.template multiply<SUM_0_RIGHT, ROWS_0, RIGHT>();
-        if (two) {
-            tiles.template load<ROWS_1>(rows + TILE_ROWS * stride + k, row_bytes);
-            tiles.template multiply<SUM_1_LEFT, ROWS_1, LEFT>();
-            tiles.template multiply<SUM_1_RIGHT, ROWS_1, RIGHT>();
-        }
+        found.multiply(rows + k, stride);
     }
-    tiles.template store<SUM_0_LEFT>(sums, SUM_STRIDE);
-    tiles.template store<SUM_0_RIGHT>(sums + TILE_ROWS, SUM_STRIDE);
-    if (two) tiles.template store<SUM_1_LEFT>(sums + TILE_ROWS * BLOCK, SUM_STRIDE);
-    if (two) tiles.template store<SUM_1_RIGHT>(sums + TILE_ROWS * BLOCK + 16, SUM_STRIDE);
+    found.store();
 }
 
 }  // namespace flat

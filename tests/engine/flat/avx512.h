@@ -53,6 +53,17 @@ inline Shorts rounded_pairs(Floats high, Floats low) {
     }
     return out;
 }
+inline Half rounded(Floats x) {
+    const Shorts pairs = rounded_pairs(x, x);
+    Half out;
+    __builtin_memcpy(&out, &pairs, 32);
+    return out;
+}
+inline bool any(Ints x) {
+    int bits = 0;
+    for (int i = 0; i < 16; i++) bits |= x[i];
+    return bits;
+}
 inline Shorts shorts_at(Shorts which, Shorts table) {
     Shorts out;
     for (int i = 0; i < 32; i++) out[i] = table[which[i] & 31];
@@ -95,6 +106,8 @@ inline Floats pairs_onto(Floats sums, Words a, Words b) {
     (emulated::Floats{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p})
 #define _mm512_cvtne2ps_pbh(high, low) \
     emulated::rounded_pairs((emulated::Floats)(high), (emulated::Floats)(low))
+#define _mm512_cvtneps_pbh(x) emulated::rounded((emulated::Floats)(x))
+#define _mm512_test_epi32_mask(x, same) emulated::any((emulated::Ints)(x))
 #define _mm512_permutexvar_epi16(which, table) \
     emulated::shorts_at((emulated::Shorts)(which), (emulated::Shorts)(table))
 #define _mm512_dpbf16_ps(sums, a, b) \

@@ -20,6 +20,7 @@ from ppdbench.engine.flat.ops import (
     Program,
     Turns,
 )
+from ppdbench.engine.flat.weights import pack
 from ppdbench.engine.reading import Peaks
 from tests.engine.flat.test_weights import drawn, packed, rounding
 
@@ -192,6 +193,30 @@ def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype) -> None:
     assert likeliest.tolist() == np.argmax(x.float().numpy(), axis=-1).tolist()
     assert torch.equal(peaks.nan_to_num(7), x.float().amax(-1).nan_to_num(7))
     assert likeliest[:5].tolist() == [17, 9000, 0, 4321, 0]
+
+
+@pytest.mark.parametrize("read_again", [False, True])
+def test_the_likeliest_of_a_product_is_that_of_what_comes_out(
+    read_again: bool, dtype: torch.dtype, threads: int
+) -> None:
+    weight = drawn(4500, 8, dtype=dtype)
+    weight[[40, 41, 3000, 4499]] = 9  # the same number in several blocks, above all others
+    x = drawn(7, 8, dtype=dtype)
+    x[0], x[1], x[2], x[3, 0] = 1, -1, 0, torch.nan
+    program = Program(dtype, 8)
+    out = program.buffer(4500)
+    program.linear(program.hidden, (out, pack(weight)))
+    if read_again:  # the product goes through a buffer then
+        program.add(program.hidden, program.hidden, program.hidden)
+        program.copy(out, out)
+    noted, found = Peaks(7), torch.empty(7, 4500, dtype=dtype)
+    program.run(0, program.mark(), x, found, out, peaks=noted)
+    (likeliest,), (peaks,) = noted.tensors()
+    assert close(found[:3], x[:3].double() @ weight.double().T, 8)
+    assert likeliest.tolist() == np.argmax(found.float().numpy(), axis=-1).tolist()
+    assert torch.equal(peaks.nan_to_num(7), found.float().amax(-1).nan_to_num(7))
+    assert likeliest[0] == 40
+    assert likeliest[2:4].tolist() == [0, 0]
 
 
 def test_parts_of_a_program_give_what_the_whole_does(dtype: torch.dtype) -> None:
@@ -484,6 +509,17 @@ def test_a_branch_is_bit_for_bit_the_chain_of_its_tokens(
         assert torch.equal(chain, found[line])
 
 
+def test_rows_beside_each_other_may_see_places_far_apart(dtype: torch.dtype) -> None:
+    start, n, window = 1, 10, 3
+    lines = [*([*range(i + 1)] for i in range(n - 1)), [0, n - 1]]
+    blocks, keys, values = cache(start + n, dtype)
+    program, out = attending(dtype, window=window)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    found = run(program, x, out, tree(start, lines, blocks))
+    sights = [[*range(start), *(start + row for row in line)][-window:] for line in lines]
+    assert close(found, attended(x, keys, values, sights))
+
+
 def assert_alone_as_together(
     program: Program, out: Buffer, x: Tensor, start: int, blocks: CacheBlocks
 ) -> None:
@@ -521,6 +557,25 @@ def test_rows_behind_the_pass_are_not_read(dtype: torch.dtype) -> None:
     program, out = attending(dtype)
     x = drawn(3, program.hidden.width, dtype=dtype)
     assert not run(program, x, out, causal(10, 3, blocks)).isnan().any()
+
+
+@pytest.mark.parametrize("start", [0, 5, 127, 140])
+@pytest.mark.parametrize("wrong", [torch.inf, torch.nan])
+def test_values_that_are_no_numbers_reach_only_rows_that_see_them(
+    start: int, wrong: float, dtype: torch.dtype
+) -> None:
+    n, at = 9, 4
+    blocks, _, _ = cache(start + n, dtype)
+    program, out = attending(dtype)
+    x = drawn(n, program.hidden.width, dtype=dtype)
+    wanted = run(program, x, out, causal(start, n, blocks))
+    x[at, -1] = wrong  # of its values
+    found = run(program, x, out, causal(start, n, blocks))
+    assert torch.equal(found[:at], wanted[:at])
+    assert not found[at:, -1].isfinite().any()
+    branches = tree(start, [[0], [0, 1], [0, 2], [0, 2, 3], [4], [0, 1, 5]], blocks)
+    found = run(program, x[:6].contiguous(), out, branches)
+    assert found.isfinite().all(-1).tolist() == [row != at for row in range(6)]
 
 
 # Attention to latents, which serve all heads
