@@ -11,16 +11,17 @@ import torch
 from ppdbench.engine.flat import library as kernels_of
 from ppdbench.engine.flat import native, ops, weights
 from ppdbench.engine.flat.check import Wrong, check
-from ppdbench.engine.flat.native import Library, Unavailable, built
+from ppdbench.engine.flat.native import EMULATED_TILES, Library, Unavailable, built
 
-# Bugs that somebody could make: the file, what stands there, what would, and the types it spoils.
-BUGS = {
+# Bugs that somebody could make: the file, what stands there, what would, and what it spoils: passes
+# in these types, of bfloat16 in the plainest way to multiply it unless another is named.
+BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     "a wrong tail column": (
         "kernels.cpp",
         "by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {\n"
-        "                    Vec x = finished(*product",
+        "                    Vec x = finished(product",
         "by_vectors(left < BLOCK ? left - 1 : BLOCK, [&](int64_t j, int64_t some) {\n"
-        "                    Vec x = finished(*product",
+        "                    Vec x = finished(product",
         (torch.float32, torch.bfloat16),
     ),
     "stale sums of a row": (
@@ -55,8 +56,8 @@ BUGS = {
     ),
     "another head's slope": (
         "attention.h",
-        "tilt.slope = op_.weight[first_head_ + g + i];",
-        "tilt.slope = op_.weight[g + i];",
+        "tilts.of(first_head_ + g + i)",
+        "tilts.of(g + i)",
         (torch.float32, torch.bfloat16),
     ),
     "a distance too far": (
@@ -79,13 +80,13 @@ BUGS = {
     ),
     "another head's sink": (
         "kernels.cpp",
-        "exp(all(op_->bias[head] - all_parts.peak))",
-        "exp(all(op_->bias[0] - all_parts.peak))",
+        "exp(all(op.bias[head] - all_parts.peak))",
+        "exp(all(op.bias[0] - all_parts.peak))",
         (torch.float32, torch.bfloat16),
     ),
     "another part of a row": (
         "kernels.cpp",
-        "const int64_t part = op_->flags & APART ? &product - op_->products : 0;",
+        "const int64_t part = op.flags & APART ? &product - op.products : 0;",
         "const int64_t part = 0;",
         (torch.bfloat16,),
     ),
@@ -103,7 +104,7 @@ BUGS = {
     ),
     "rows stored as wide as in another layer": (
         "kernels.cpp",
-        "width = pass_->widths[op_->layer];",
+        "width = pass_->widths[op.layer];",
         "width = pass_->widths[0];",
         (torch.float32, torch.bfloat16),
     ),
@@ -127,8 +128,8 @@ BUGS = {
     ),
     "parts that are all mixed into the first": (
         "kernels.cpp",
-        "part++, by += op_->count, out += width)",
-        "part++, by += op_->count)",
+        "part++, by += op.count, out += width)",
+        "part++, by += op.count)",
         (torch.float32, torch.bfloat16),
     ),
     "a cut at the mean": (
@@ -139,7 +140,7 @@ BUGS = {
     ),
     "no weights where there are some": (
         "kernels.cpp",
-        "if (op_->weight) v = v * load_some(op_->weight + i, n);",
+        "if (op.weight) v = v * load_some(op.weight + i, n);",
         "",
         (torch.float32, torch.bfloat16),
     ),
@@ -154,6 +155,42 @@ BUGS = {
         "load_some(rows + slot * part.stride + d, part.dim - d)",
         "load_some(rows + slot * part.dim + d, part.dim - d)",
         (torch.float32, torch.bfloat16),
+    ),
+    "another head's slope where heads are rows of tiles": (
+        "tiled_attention.h",
+        "tilts.of(first_head_ + g)",
+        "tilts.of(g)",
+        (EMULATED_TILES,),
+    ),
+    "keys over other keys in tiles": (
+        "tiled_attention.h",
+        "room_.keys + whole_tiles(rows_.keys.dim) * BLOCK",
+        "room_.keys",
+        (EMULATED_TILES,),
+    ),
+    "values that nobody has looked at": (
+        "tiled_attention.h",
+        "if (!shared.uneven || are_numbers(shared))",
+        "if (true)",
+        (EMULATED_TILES,),
+    ),
+    "weights of another list": (
+        "tiled_attention.h",
+        "memset(near, 0, PART * sizeof(Bfloat16)), memset(rest",
+        "memset(rest",
+        (EMULATED_TILES,),
+    ),
+    "slots of another row": (
+        "tiled_attention.h",
+        "if (slots[j] != NONE && slots[j] != seen.slot(at + j)) return false;",
+        "",
+        (EMULATED_TILES,),
+    ),
+    "pairs of values the wrong way round": (
+        "tiled_attention.h",
+        "as_floats(two | (one >> 16 & 0xffff))",
+        "as_floats(one | (two >> 16 & 0xffff))",
+        (EMULATED_TILES,),
     ),
 }
 
@@ -174,11 +211,11 @@ def test_wrong_kernels_are_found_out(
     library = Library(built(folder))
     for module in (native, ops, weights, kernels_of):
         monkeypatch.setattr(module, "loaded", lambda: library)
-    for dtype in spoiled:
-        if dtype == torch.bfloat16:
-            library.use(library.paths[-1])
+    for way in spoiled:
+        if way != torch.float32:
+            library.use(way if isinstance(way, int) else library.paths[-1])
         with pytest.raises(Wrong):
-            check(dtype)
+            check(way if isinstance(way, torch.dtype) else torch.bfloat16)
     if torch.float32 in spoiled:
         with pytest.raises(Unavailable, match="fail their check"):
             kernels_of.library.__wrapped__()
