@@ -29,13 +29,20 @@ constexpr int64_t ROWS_ALONE = 4 * ROWS_OF_SUMS;
 // Numbers among which one unit of work looks for the largest.
 constexpr int64_t STRETCH = 4096;
 
+// Rows are an odd number of the processor's lines apart: of widths that are powers of two they would
+// else all want the same few places of the nearest cache.
+inline int64_t odd_lines(int64_t numbers, int64_t size) {
+    const int64_t each = LINE / size;
+    return ((numbers + each - 1) / each | 1) * each;
+}
+
 // Rows of float32 numbers that the operations of a program read and write.
 struct Buffers {
     std::vector<int64_t> widths;
     std::vector<Room> rooms;
 
     explicit Buffers(const int64_t* given, int count) : rooms(count) {
-        for (int i = 0; i < count; i++) widths.push_back((given[i] + TILE - 1) / TILE * TILE);
+        for (int i = 0; i < count; i++) widths.push_back(odd_lines(given[i], sizeof(float)));
     }
     // All but one of them, which nobody reads or writes.
     bool reserve(int64_t rows, int32_t but) {
@@ -225,7 +232,7 @@ class Runner : public Work {
         int64_t deep = 0, gathered = 0;
         for_each([&](const Operation& op) {
             if (op.kind == LINEAR || op.kind == GATED) {
-                const int64_t numbers = whole_tiles(op.products->in) * sources(op);
+                const int64_t numbers = narrow_stride(op);
                 deep = numbers > deep ? numbers : deep;
             }
             if (op.kind == ATTEND) {
@@ -301,12 +308,15 @@ class Runner : public Work {
         if (widens()) return narrow_as<float>(op, row);
         narrow_as<Bfloat16>(op, row);
     }
+    int64_t narrow_stride(const Operation& op) const {
+        return odd_lines(whole_tiles(op.products->in) * sources(op), narrow_size());
+    }
     template <class T>
     void narrow_as(const Operation& op, int64_t row) {
         const int64_t in = op.products->in, deep = whole_tiles(in), n = sources(op);
         for (int64_t i = 0; i < n; i++)
             narrowed(buffers_->row(op.source, row) + op.products[i].first,
-                     narrow_room_.as<T>() + (row * n + i) * deep, in, deep);
+                     narrow_room_.as<T>() + row * narrow_stride(op) + i * deep, in, deep);
     }
     // Sums of some rows with a block of a product.
     void multiply(const Operation& op, const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
@@ -316,7 +326,7 @@ class Runner : public Work {
         const void* rows;
         if (narrow_) {
             const int64_t part = op.flags & APART ? &product - op.products : 0;
-            stride = sources(op) * deep;
+            stride = narrow_stride(op);
             rows = narrow_room_.as<char>() + (first * stride + part * deep) * narrow_size();
         } else {
             rows = buffers_->row(op.source, first) + product.first;
