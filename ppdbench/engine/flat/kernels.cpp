@@ -216,9 +216,8 @@ class Runner : public Work {
         for_each([&](const Operation& op) {
             if (op.kind == LINEAR || op.kind == GATED)
                 for (int64_t i = 0; i < op.count; i++) {
-                    if (op.products[i].form == PLAIN) continue;
-                    const int64_t floats = SUMS + unpacked_floats(path, op.products[i].in);
-                    most = floats > most ? floats : most;
+                    const int64_t floats = SUMS + UNPACKED_FLOATS;
+                    if (op.products[i].form != PLAIN && floats > most) most = floats;
                 }
             if (op.kind != ATTEND) return;
             const int64_t heads = op.heads / op.kv_heads * rows_of_block(op);

@@ -223,13 +223,10 @@ template <class Tiles>
 void tiled_block_over(const Bfloat16* weights, int64_t deep, const Bfloat16* rows, int64_t stride,
                       int64_t n, float* sums) {
     Tiles tiles;
-    for (int64_t i = 0; i < n; i += 2 * TILE_ROWS) {
-        const int count = int(n - i < 2 * TILE_ROWS ? n - i : 2 * TILE_ROWS);
-        tiles.shape(count);
-        auto over = count > TILE_ROWS ? tiles_over<true, Tiles> : tiles_over<false, Tiles>;
-        over(tiles, weights, deep, rows + i * stride, stride, sums + i * BLOCK, BLOCK,
-             AHEAD / sizeof(Bfloat16));
-    }
+    by_tiles(tiles, n, [&](int64_t i, auto two) {
+        tiles_over<two>(tiles, weights, deep, rows + i * stride, stride, sums + i * BLOCK, BLOCK,
+                        AHEAD / sizeof(Bfloat16));
+    });
 }
 
 // Rows and weights are float32, or bfloat16 with `deep` a multiple of 32; what rows are then, the

@@ -25,11 +25,8 @@ inline int64_t level_bits(int form) { return form == NIBBLES ? 4 : 8; }
 inline int64_t group_words(int form) {
     return 2 * BLOCK + GROUP * BLOCK * level_bits(form) / WORD_BITS;
 }
-// The floats that a thread unpacks into: for tiles a whole block.
-inline int64_t unpacked_floats(int path, int64_t deep) {
-    const bool tiles = path == TILES || path == EMULATED_TILES;
-    return tiles ? deep * BLOCK / 2 : AT_ONCE * GROUP * BLOCK;
-}
+// The floats that a thread unpacks into.
+constexpr int64_t UNPACKED_FLOATS = AT_ONCE * GROUP * BLOCK;
 
 // A level of each word, the one that begins at this bit, as a number.
 template <int bits>
@@ -206,7 +203,40 @@ void stored_block_over(int form, const uint32_t* groups, int64_t count, bool nar
     stored_over<Of, Of, MOST_ROWS>(form, groups, count, narrow, rows, stride, n, sums, room);
 }
 
-// As `products`, over a block of stored weights; `room` has `unpacked_floats`.
+// Up to 32 rows against a block by tiles, which multiply some groups behind those that are being
+// unpacked: by then these have arrived in the nearest cache.
+template <bool two, class Tiles>
+void stored_tiles_over(Tiles& tiles, int form, const uint32_t* groups, int64_t count,
+                       const Bfloat16* rows, int64_t stride, float* sums, float* room) {
+    static_assert(GROUP == TILE_DEEP);
+    constexpr int64_t NUMBERS = GROUP * BLOCK, HELD = 4, BEHIND = 2;
+    static_assert(HELD * NUMBERS / 2 <= UNPACKED_FLOATS);
+    SumTiles<two, Tiles> found(tiles, sums, BLOCK);
+    found.zero();
+    for (int64_t g = 0; g < count + BEHIND; g++) {
+        auto place = [&](int64_t i) { return room + i % HELD * NUMBERS / 2; };
+        if (g < count) unpack(form, groups + g * group_words(form), 1, true, place(g));
+        if (g < BEHIND) continue;
+        constexpr int64_t WEIGHT_STRIDE = BLOCK * 2 * sizeof(Bfloat16);
+        const float* weights = place(g - BEHIND);
+        tiles.template load<LEFT>(weights, WEIGHT_STRIDE);
+        tiles.template load<RIGHT>(weights + TILE_ROWS, WEIGHT_STRIDE);
+        found.multiply(rows + (g - BEHIND) * GROUP, stride);
+    }
+    found.store();
+}
+
+template <class Tiles>
+void stored_in_tiles(int form, const uint32_t* groups, int64_t count, const Bfloat16* rows,
+                     int64_t stride, int64_t n, float* sums, float* room) {
+    Tiles tiles;
+    by_tiles(tiles, n, [&](int64_t i, auto two) {
+        stored_tiles_over<two>(tiles, form, groups, count, rows + i * stride, stride,
+                               sums + i * BLOCK, room);
+    });
+}
+
+// As `products`, over a block of stored weights; `room` has UNPACKED_FLOATS.
 inline void stored_products(int form, int path, bool narrow, const uint32_t* groups, int64_t deep,
                             const void* rows, int64_t stride, int64_t n, float* sums, float* room) {
     const int64_t count = deep / GROUP;
@@ -220,8 +250,9 @@ inline void stored_products(int form, int path, bool narrow, const uint32_t* gro
         return stored_block_over<OfPairsAtOnce>(form, groups, count, true,
                                                 (const OfPairsAtOnce::Row*)rows, stride / 2, n,
                                                 sums, room);
-    unpack(form, groups, count, true, room);
-    products(path, true, room, deep, rows, stride, n, sums);
+    auto in_tiles =
+        path == TILES ? stored_in_tiles<ProcessorTiles> : stored_in_tiles<EmulatedTiles>;
+    in_tiles(form, groups, count, (const Bfloat16*)rows, stride, n, sums, room);
 }
 
 }  // namespace flat

@@ -5,8 +5,6 @@
 // sum of two bfloat16 numbers, as good as float32 to what is rounded to bfloat16 in the end.
 #pragma once
 
-#include <type_traits>
-
 #include "attention.h"
 #include "rows.h"
 #include "tiles.h"
@@ -91,8 +89,7 @@ class TiledUnit {
     }
 
    private:
-    static constexpr int64_t MOST_HEADS = 2 * TILE_ROWS;       // at once
-    static constexpr int64_t MOST_LAID = PART / TILE_DEEP;     // times 32 places
+    static constexpr int64_t MOST_LAID = PART / TILE_DEEP;       // times 32 places
     static constexpr int64_t BLOCK_NUMBERS = TILE_DEEP * BLOCK;  // of 32 columns, 32 deep
 
     // What a thread works in.
@@ -172,19 +169,12 @@ class TiledUnit {
                             room_.deep, room_.scores + h * PART + shared.at - begin, PART, 0);
         });
     }
-    // Calls `each(head, two)` for up to 32 heads of some rows after another; `two` says if a tile
-    // holds fewer.
+    // Calls `each(head, two)` for up to 32 heads of some rows after another: see `by_tiles`.
     template <class Each>
     void by_heads(int64_t first_row, int64_t end_row, Each each) {
-        const int64_t end = head_of(end_row);
-        for (int64_t h = head_of(first_row); h < end; h += MOST_HEADS) {
-            const int64_t count = end - h < MOST_HEADS ? end - h : MOST_HEADS;
-            tiles_.shape(int(count));
-            if (count > TILE_ROWS)
-                each(h, std::true_type());
-            else
-                each(h, std::false_type());
-        }
+        const int64_t first = head_of(first_row);
+        by_tiles(tiles_, head_of(end_row) - first,
+                 [&](int64_t i, auto two) { each(first + i, two); });
     }
     // Keys as columns: pairs of numbers, one below another, of 32 keys side by side.
     void lay_keys(const SharedPlaces& shared, const Rows& part, Bfloat16* to) const {

@@ -5,6 +5,8 @@
 // two of rows, two of weights.
 #pragma once
 
+#include <type_traits>
+
 #include "simd.h"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -192,6 +194,20 @@ class SumTiles {
     float *const sums_, *const second_;
     const int64_t stride_;
 };
+
+// Calls `each(first, two)` for up to 32 of some rows after another, with tiles in shape for them;
+// `two` is true where it takes two tiles to hold them.
+template <class Tiles, class Each>
+void by_tiles(Tiles& tiles, int64_t n, Each each) {
+    for (int64_t i = 0; i < n; i += 2 * TILE_ROWS) {
+        const int64_t count = n - i < 2 * TILE_ROWS ? n - i : 2 * TILE_ROWS;
+        tiles.shape(int(count));
+        if (count > TILE_ROWS)
+            each(i, std::true_type());
+        else
+            each(i, std::false_type());
+    }
+}
 
 // Up to 32 rows [n, deep] against a block of weights [deep / 2, 32, 2]; sums [n, 32].
 template <bool two, class Tiles>
