@@ -72,7 +72,7 @@ def over_greedy(one: SampleSums) -> TimedPair:
 
 def claim(timed: Sequence[TimedPair]) -> Speedup:
     """The paired ratio over these examples, if everything about it holds."""
-    reason = _doubt(timed)
+    reason = doubt(timed)
     return Speedup(None, reason) if reason else Speedup(_ratio(timed))
 
 
@@ -88,7 +88,7 @@ def _ratio(timed: Iterable[TimedPair]) -> Ratio | None:
 def measured(timed: Sequence[TimedPair]) -> float | None:
     """The ratio for a search, which has to go by few examples and claims nothing."""
     ratio = _ratio(timed)
-    return None if ratio is None or _doubt(timed) == "mismatch" else ratio.value
+    return None if ratio is None or doubt(timed) == "mismatch" else ratio.value
 
 
 def enough(*sides: Sequence[Pair | None]) -> bool:
@@ -98,7 +98,7 @@ def enough(*sides: Sequence[Pair | None]) -> bool:
     )
 
 
-def _doubt(timed: Sequence[TimedPair]) -> Reason | None:
+def doubt(timed: Sequence[TimedPair]) -> Reason | None:
     """Return the gravest reason that forbids a claim; None if there is none."""
     if any(one.verdict == "mismatch" for t in timed for one in t.both):
         return "mismatch"

@@ -13,13 +13,20 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any
 
-from ppdbench.bench.claims import LEAST_EXAMPLES, Question, over_greedy, times_by_question
+from ppdbench.bench.claims import (
+    LEAST_EXAMPLES,
+    TOO_FEW,
+    TimedPair,
+    doubt,
+    over_greedy,
+    times_by_question,
+)
 from ppdbench.bench.counterparts import is_greedy
 from ppdbench.bench.labels import label_alone
 from ppdbench.bench.predicted import predicted_speedups
 from ppdbench.bench.sums import SampleSums
 from ppdbench.runs.records import DecodingMethod, PassModel
-from ppdbench.stats import Crossing, Pair, crossing
+from ppdbench.stats import Crossing, crossing
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +119,18 @@ def _families(methods: Mapping[str, DecodingMethod]) -> Iterator[tuple[str, dict
 
 
 def _crossover(alone: str, labels: Mapping[int, str], sums: Sequence[SampleSums]) -> Crossover:
-    by_size = {size: [s for s in sums if s.method == label] for size, label in labels.items()}
-    sizes = tuple(sorted(by_size))
-    if any(one.verdict == "mismatch" for group in by_size.values() for one in group):
-        return Crossover(alone, sizes, None, "mismatch")
-    times = [_timed(by_size[size]) for size in sizes]
+    sizes = tuple(sorted(labels))
+    timed = [_timed(labels[size], sums) for size in sizes]
+    if (reason := doubt([pair for of in timed for pair in of])) is not None:
+        return Crossover(alone, sizes, None, reason)
+    times = [times_by_question(of) for of in timed]
     shared = sorted(example for example in times[0] if all(example in of for of in times))
     if len(shared) < LEAST_EXAMPLES:
-        return Crossover(alone, sizes, None, "too few examples")
+        return Crossover(alone, sizes, None, TOO_FEW)
     greedy, ours = ([[of[e][side] for e in shared] for of in times] for side in (0, 1))
     return Crossover(alone, sizes, crossing(sizes, greedy, ours))
 
 
-def _timed(group: Sequence[SampleSums]) -> dict[Question, Pair]:
-    """Greedy's time and the method's by example, of those that took a step."""
-    return times_by_question(over_greedy(s) for s in group if not s.failed)
+def _timed(label: str, sums: Sequence[SampleSums]) -> list[TimedPair]:
+    """Greedy's time and the method's of each example, in batches of one size."""
+    return [over_greedy(s) for s in sums if s.method == label and not s.failed]

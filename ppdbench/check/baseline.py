@@ -66,6 +66,9 @@ def write_baseline(path: Path, run_path: Path) -> Snapshot:
 def snapshot_json(made: Snapshot) -> dict[str, Any]:
     """A snapshot as the file has it."""
     content: dict[str, Any] = orjson.loads(orjson.dumps(made))  # tuples become lists
+    for figure in content["figures"]:
+        if figure["withheld"] is None:  # as nearly always
+            del figure["withheld"]
     return content
 
 
@@ -131,7 +134,8 @@ def _outputs(keys: Keys) -> Outputs:
 
 def _figure(keys: Keys) -> Figure:
     parts = tuple(_part(keys, part) for part in keys.items("parts"))
-    return Figure(keys.text("task"), keys.text("subject"), keys.text("metric"), parts)
+    withheld = keys.optional_text("withheld", None)
+    return Figure(keys.text("task"), keys.text("subject"), keys.text("metric"), parts, withheld)
 
 
 def _part(keys: Keys, part: Any) -> Part:

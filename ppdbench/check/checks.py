@@ -99,9 +99,9 @@ class Checks:
             )
         task = before.task
         pairs = Pairs.of(self.baseline.examples(task), self.now.questions(task), before, now)
-        if before.metric == "speedup" and not claims.enough(*pairs.by_question):
+        if before.metric == "speedup" and (reason := _withheld(before, now, pairs)) is not None:
             whose = f"{before.task}: {before.subject}"
-            self.notes.append(f"{whose}, speedup: {claims.TOO_FEW}, so it is not judged.")
+            self.notes.append(f"{whose}, speedup: {reason}, so it is not judged.")
             return None
         noise = self._noise(task, before.subject) if before.metric == "speedup" else 1.0
         return check_figure(before, pairs, rule, alike=self.alike, noise=noise)
@@ -126,6 +126,12 @@ class Checks:
                 limit=f"<= {allowed / MIB:.0f} MiB",
                 verdict="FAILED" if now > allowed else "ok",
             )
+
+
+def _withheld(before: Figure, now: Figure, pairs: Pairs) -> str | None:
+    """Return the reason why one of two speedups, or what they share, may not be claimed."""
+    told = before.withheld or now.withheld
+    return told or (None if claims.enough(*pairs.by_question) else claims.TOO_FEW)
 
 
 def _noise(made: Snapshot, task: str, questions: Sequence[str], label: str) -> Ratio | None:

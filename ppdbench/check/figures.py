@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppdbench.bench.claims import over_greedy
+from ppdbench.bench.claims import doubt, over_greedy
 from ppdbench.bench.sums import SampleSums, add_up
 from ppdbench.probe.summary import matches_by_example
 from ppdbench.runs.records import FailedSample, Sample
@@ -35,6 +35,8 @@ class Figure:
     subject: str  # whose rate: a method, or a layer and k
     metric: str
     parts: tuple[Part | None, ...]
+    withheld: str | None = None
+    """The reason why a speedup may not be claimed; earlier versions did not say it."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -77,9 +79,17 @@ def decode_figures(task: str, label: str, name: str, group: Sequence[Sample]) ->
     """
     if name == "greedy":
         return [noise_of_method(task, label, group)]
-    made = [None if one.failed else _decoded(one) for one in add_up(group)]
+    sums = add_up(group)
+    made = [None if one.failed else _decoded(one) for one in sums]
+    withheld = {"speedup": doubt([over_greedy(one) for one in sums if not one.failed])}
     return [
-        Figure(task, label, metric, tuple(None if p is None else p[metric] for p in made))
+        Figure(
+            task,
+            label,
+            metric,
+            tuple(None if p is None else p[metric] for p in made),
+            withheld.get(metric),
+        )
         for metric in DECODED
     ]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppdbench.bench.claims import TOO_FEW, enough
 from ppdbench.check.comparison import Comparison
-from ppdbench.check.figures import NOISES, Figure, by_question, rate
+from ppdbench.check.figures import NOISES, Figure, rate
 from ppdbench.check.judge import Check
 from ppdbench.check.metrics import METRICS
 from ppdbench.check.snapshot import Snapshot
@@ -84,14 +83,11 @@ def _failures(failed: Sequence[Check]) -> Sheet:
 def stored(made: Snapshot) -> Sheet:
     """Show a baseline's content, as rates."""
     told = [figure for figure in made.figures if figure.metric not in NOISES]
-    rows = tuple((f.task, f.subject, f.metric, _held(f, made.questions(f.task))) for f in told)
+    rows = tuple((f.task, f.subject, f.metric, _held(f)) for f in told)
     title = f"Baseline of {made.model['name']} ({made.model['dtype']})"
     return Sheet(title, ("task", "what", "figure", "value"), rows)
 
 
-def _held(figure: Figure, questions: Sequence[str]) -> str:
-    """A figure as a rate, unless it is a speedup that nobody may claim."""
-    value, counted = rate(figure.parts), by_question(questions, figure.parts)
-    if figure.metric == "speedup" and value is not None and not enough(counted):
-        return TOO_FEW
-    return METRICS.get(figure.metric).text(value)
+def _held(figure: Figure) -> str:
+    """A figure as a rate, or the reason why nobody may claim it."""
+    return figure.withheld or METRICS.get(figure.metric).text(rate(figure.parts))

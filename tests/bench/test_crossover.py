@@ -100,5 +100,11 @@ def test_few_examples_and_mismatches_give_no_crossover() -> None:
     assert crossovers(METHODS, wrong)["lookup"].figures(1)["crossover_batch"] is None
 
 
+def test_times_that_do_not_add_up_at_one_size_give_no_crossover() -> None:
+    unseen = {1: {"wall_ms": 900.0}}
+    odd = [one(e, b, 100, 50, **unseen.get(b, {})) for e in range(5) for b in (1, 2, 4)]
+    assert crossovers(METHODS, odd)["lookup"].words == "times do not add up"
+
+
 def test_one_size_alone_has_none() -> None:
     assert crossovers({"lookup": METHODS["lookup"]}, [one(0, 1, 100, 50)]) == {}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ppdbench.bench.claims import TOO_FEW
+from ppdbench.check.baseline import write_baseline
 from ppdbench.check.checks import Checks
 from ppdbench.check.comparison import compare_paths
 from ppdbench.check.metrics import Rule
@@ -108,6 +109,20 @@ def test_a_speedup_of_few_examples_is_not_judged_and_that_is_said(tmp_path: Path
     assert "speedup" not in {c.metric for c in found.checks}
     assert f"squad: layerskip, speedup: {TOO_FEW}, so it is not judged." in found.notes
     assert checked(found, "accepted_per_proposed").verdict == "ok"
+
+
+def test_a_speedup_whose_times_do_not_add_up_is_not_judged_and_that_is_said(tmp_path: Path) -> None:
+    gap = drafting(lambda s: {"wall_ms": 99.0})
+    plain, slow = bench_run(tmp_path / "plain"), bench_run(tmp_path / "slow", slower(9))
+    odd, both = bench_run(tmp_path / "odd", gap), bench_run(tmp_path / "both", slower(9), gap)
+    write_baseline(tmp_path / "odd.json", odd)
+    for now, then in ((both, plain), (slow, odd), (slow, tmp_path / "odd.json")):
+        found = compare_paths(now, then, Thresholds())
+        assert found.exit_code == 0
+        assert "speedup" not in {c.metric for c in found.checks}
+        assert found.notes == (
+            "squad: layerskip, speedup: times do not add up, so it is not judged.",
+        )
 
 
 def test_a_figure_that_the_run_lacks_is_refused_by_name(tmp_path: Path) -> None:

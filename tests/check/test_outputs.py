@@ -9,10 +9,11 @@ from xml.etree import ElementTree as Xml
 from rich.console import Console
 
 from ppdbench.check.annotations import to_github
+from ppdbench.check.baseline import write_baseline
 from ppdbench.check.comparison import Comparison, compare_paths
 from ppdbench.check.junit import to_junit
 from ppdbench.check.thresholds import Thresholds
-from ppdbench.report.check_tables import sheets, summary
+from ppdbench.report.check_tables import sheets, stored, summary
 from ppdbench.report.terminal import print_sheets
 from tests.check.made import Change, bench_run, drafting, failed
 
@@ -78,6 +79,18 @@ def test_annotations_are_errors_for_checks_and_warnings_for_examples(tmp_path: P
     assert lines[0].startswith("::error title=squad%3A layerskip%2C accepted_per_proposed::0.2")
     assert lines[1] == "::warning title=example not run::squad 2, layerskip: 100%25: two%0Alines"
     assert not list(to_github(compared(tmp_path / "good")))
+
+
+def test_a_baseline_shows_why_a_speedup_is_none(tmp_path: Path) -> None:
+    first_token = {"output_ids": [1], "step_ms": [], "accepted": [], "proposed": []}
+    for change, words in (
+        (drafting(lambda s: {"wall_ms": 99.0}), "times do not add up"),
+        (drafting(lambda s: first_token, *range(4)), "too few examples"),
+    ):
+        made = write_baseline(tmp_path / "baseline.json", bench_run(tmp_path / words, change))
+        shown = {row[2]: row[3] for row in stored(made).rows}
+        assert shown["speedup"] == words
+        assert shown["committed_per_step"] == "2.000"
 
 
 def test_a_narrow_terminal_keeps_the_verdicts(tmp_path: Path) -> None:
