@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ppdbench.bench.labels import APART
 from ppdbench.check.figures import (
     Figure,
     Outputs,
@@ -24,7 +25,7 @@ from ppdbench.runs.store import SCHEMA_VERSION, StoredRun
 
 # What two runs must have been told alike to be compared, beside model, data and methods.
 SETTINGS = ("max_new_tokens", "shots", "seed")
-OF_DECODING = (*SETTINGS, "strict", "target")
+OF_DECODING = (*SETTINGS, "strict", "target", "prefill")
 OF_PROBING = (*SETTINGS, "layers", "ks", "targets", "stop_at_eos")
 CHAT = "chat"  # the template that prompts went through
 
@@ -111,7 +112,9 @@ def snapshot(run: StoredRun, ks: Sequence[int] | None = None) -> Snapshot:
     names = OF_DECODING if decodes else OF_PROBING
     config = msgspec.to_builtins(header.config)
     settings = {name: config[name] for name in names}
-    if not decodes:
+    if decodes:
+        settings["prefill"] = settings["prefill"] or APART
+    else:
         settings["ks"] = list(ks or settings["ks"])
     settings[CHAT] = msgspec.to_builtins(prompting(header))
     figures = _decoded(decoding(header), groups) if decodes else _probed(groups, settings["ks"])

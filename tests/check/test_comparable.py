@@ -48,6 +48,7 @@ def test_targets_of_earlier_versions_had_what_they_have_gained_at_its_default(
         ({"data": {"squad": {**SQUAD, "sha256": "ee"}}}, "other examples or prompts of squad"),
         ({"config": {**CONFIG, "max_new_tokens": 64}}, "max_new_tokens 64 here, 11 there"),
         ({"config": {**CONFIG, "strict": True}}, "strict True here, False there"),
+        ({"config": {**CONFIG, "prefill": 64}}, "prefill 64 here, apart there"),
         ({"methods": LONGER}, "layerskip draft_length 6 here, 4 there"),
         ({"methods": INEXACT}, "layerskip is not exact here, exact there"),
         ({"methods": RETRAINED}, "layerskip loaded other trained parts"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from ppdbench.bench.labels import APART
 from ppdbench.report.page.runs import Run
 from ppdbench.runs.prompting import in_words, prompting
 from ppdbench.runs.records import AskedTarget, DecodeSettings, Header
@@ -27,6 +28,9 @@ CONDITIONS: dict[str, Callable[[Header], Any]] = {
     "target": lambda header: _decoded(header, lambda config: _target(config.target)),
     "prompts": lambda header: in_words(prompting(header), whole=True),
     "fixed shapes": lambda header: _decoded(header, lambda config: config.strict),
+    "prompts that join a batch": lambda header: _decoded(
+        header, lambda config: config.prefill or APART
+    ),
 }
 
 

@@ -86,6 +86,7 @@ def test_equal_conditions_can_be_compared(tmp_path: Path) -> None:
         ("environment__cpu__model", "Other CPU", "processor (Some CPU and Other CPU)"),
         ("environment__torch__threads", 8, "threads (1 and 8)"),
         ("config__strict", True, "fixed shapes (False and True)"),
+        ("config__prefill", 64, "prompts that join a batch (apart and 64)"),
         ("data__gsm8k__sha256", "cccc", "other examples or lengths"),
         ("config__max_new_tokens", 99, "other examples or lengths"),
     ],
