@@ -9,7 +9,8 @@ figure that is not the same must be no lower than the interval of its change all
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ppdbench.registry import Registry
 
@@ -35,13 +36,17 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One thing that is checked; `form` is how its values are written."""
+    """One thing that is checked; `form` is how its values are written.
+
+    `of` says by kind of run what it is of where that is no single method.
+    """
 
     meaning: str
     runs: tuple[str, ...]
     default: Rule
     rules: tuple[str, ...]
     form: str = "{:.4f}"
+    of: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, value: float | None) -> str:
         """A value as people read it."""
@@ -73,7 +78,12 @@ METRICS.add(
         "{:.0f}",
     ),
 )
-METRICS.add("match_rate", Metric("matches of a layer, or of ppd's candidates", KINDS, EXACT, RATES))
+METRICS.add(
+    "match_rate",
+    Metric(
+        "matches of a layer, or of ppd's candidates", KINDS, EXACT, RATES, of={"probe": "layers"}
+    ),
+)
 METRICS.add(
     "committed_per_step", Metric("tokens per verifying pass", DECODING, EXACT, RATES, "{:.3f}")
 )
@@ -96,5 +106,6 @@ METRICS.add(
         Rule("max_rise", 0.2),
         ("max_rise", IGNORED),
         "{:.0f} MiB",
+        of=dict.fromkeys(DECODING, "the process"),
     ),
 )

@@ -46,9 +46,15 @@ class Thresholds:
                     raise ConfigError(
                         f"{self.where}: a {kind} run has no {metric}; it has {', '.join(known)}"
                     )
-        for method in self.of_methods:
+        for method, rules in self.of_methods.items():
             if method not in methods:
                 raise ConfigError(f"{self.where}: {UnknownName('method', method, methods)}")
+            for metric in rules:
+                if whose := METRICS.get(metric).of.get(kind):
+                    raise ConfigError(
+                        f"{self.where}: {metric} of a {kind} run is of {whose}, not of {method}; "
+                        "give its rule under metrics"
+                    )
 
 
 def read_thresholds(path: Path) -> Thresholds:

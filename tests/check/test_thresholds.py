@@ -68,3 +68,27 @@ def test_rules_for_what_the_run_does_not_have_are_refused(tmp_path: Path) -> Non
     limits = read(tmp_path, "version: 1\nmethods: {layerskp: {speedup: ignored}}\n")
     with pytest.raises(ConfigError, match="unknown method 'layerskp': did you mean layerskip"):
         limits.refuse_misfits("bench", ["greedy", "layerskip"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules", "words"),
+    [
+        ("bench", "peak_memory: {max_rise: 0.1}", "peak_memory of a bench run is of the process"),
+        ("decode", "peak_memory: ignored", "peak_memory of a decode run is of the process"),
+        ("probe", "match_rate: ignored", "match_rate of a probe run is of layers"),
+    ],
+)
+def test_rules_of_a_method_for_what_is_of_no_method_are_refused(
+    tmp_path: Path, kind: str, rules: str, words: str
+) -> None:
+    limits = read(tmp_path, f"version: 1\nmethods: {{greedy: {{{rules}}}}}\n")
+    with pytest.raises(ConfigError, match=f"{words}, not of greedy; give its rule under metrics"):
+        limits.refuse_misfits(kind, ["greedy"])
+    read(tmp_path, f"version: 1\nmetrics: {{{rules}}}\n").refuse_misfits(kind, ["greedy"])
+
+
+def test_what_a_method_has_of_its_own_may_have_a_rule_of_its_own(tmp_path: Path) -> None:
+    limits = read(tmp_path, "version: 1\nmethods: {ppd: {match_rate: interval}}\n")
+    limits.refuse_misfits("bench", ["ppd"])
+    limits = read(tmp_path, "version: 1\nmethods: {greedy: {outputs: ignored}}\n")
+    limits.refuse_misfits("probe", ["greedy"])
