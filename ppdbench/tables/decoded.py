@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up
+from ppdbench.errors import DataError
 from ppdbench.runs.records import DecodedSample
 from ppdbench.runs.store import StoredRun
 from ppdbench.scoring import score_samples
 
 KINDS = ("decode", "bench")
+K = TypeVar("K", bound=Hashable)
 
 
 def summaries(
@@ -29,6 +31,27 @@ def summaries(
         for summary in summarize(run.header, add_up(run.samples), scores=False)
         if wanted is None or summary["task"] in wanted
     ]
+
+
+def one_each(
+    summaries: Iterable[Mapping[str, Any]], place: Callable[[Mapping[str, Any]], K]
+) -> dict[K, Mapping[str, Any]]:
+    """Summaries by their place in a table; two settings of a method in one place are refused."""
+    found: dict[K, Mapping[str, Any]] = {}
+    for summary in summaries:
+        other = found.setdefault(place(summary), summary)
+        if other is not summary:
+            named = ((s["label"], s["run"]) for s in (other, summary))
+            raise two_settings(summary["method"], summary["task"], *named)
+    return found
+
+
+def two_settings(method: str, task: str, *named: tuple[str, StoredRun]) -> DataError:
+    """The error of a table that shows one setting and was given two, each a label and its run."""
+    told = " and ".join(f"{label} ({run.path})" for label, run in named)
+    return DataError(
+        f"{told} are two settings of {method} on {task}, and this table shows one; give one"
+    )
 
 
 def quality(summary: Mapping[str, Any], metric: str) -> float | None:

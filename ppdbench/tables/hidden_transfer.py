@@ -42,8 +42,8 @@ def transfer_speedups(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
     printed = {
         (r["dataset"], METHODS[r["method"]], r["model"]): r["speedup"] for r in paper["rows"]
     }
-    ours = {(s["task"], s["label"]): s for s in decoded.summaries(runs, TASKS)}
-    # Of a method with several settings, each is a row beside the same printed numbers.
+    ours = decoded.one_each(decoded.summaries(runs, TASKS), lambda s: (s["task"], s["label"]))
+    # Of a method with several settings in a run, each is a row beside the same printed numbers.
     labels = {label: summary["method"] for (_, label), summary in ours.items()}
     labels |= {name: name for name in METHODS.values() if name not in labels.values()}
     rows: list[tuple[Cell, ...]] = []

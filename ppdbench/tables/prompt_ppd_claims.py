@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -47,16 +48,16 @@ class ClaimMeasures:
 
     @cached_property
     def by_method(self) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """Decoding by task and method."""
-        return {(s["task"], s["method"]): s for s in decoded.summaries(self.runs)}
+        """Decoding by task and method, of the two that claims are about."""
+        both = [s for s in decoded.summaries(self.runs) if s["method"] in (MEDUSA, METHOD)]
+        return decoded.one_each(both, lambda s: (s["task"], s["method"]))
 
     @cached_property
     def guesses(self) -> dict[tuple[str, int, int], float]:
         """Accuracy by method, distance and k, of runs that probed both methods."""
         return {
             (a.method, a.distance, a.k): a.accuracy
-            for run in self.runs
-            if run.header.kind == "drafts" and {MEDUSA, METHOD} <= {*run.header.methods}
+            for run in _guessing(self.runs)
             for a in accuracies([s for s in run.samples if s.task == TASK])
         }
 
@@ -128,6 +129,17 @@ class ClaimMeasures:
 
 Variants = Callable[[Variant], bool]
 SHOWN = ("@1 top 1", "@1 top 5", "@2 top 1", "@2 top 5")
+
+
+def _guessing(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """The runs that probed both methods; they must be of one setting of each."""
+    both = (MEDUSA, METHOD)
+    found = [r for r in runs if r.header.kind == "drafts" and {*both} <= {*r.header.methods}]
+    for label in both:
+        for one, other in pairwise(found):
+            if one.header.methods[label].options != other.header.methods[label].options:
+                raise decoded.two_settings(label, TASK, (label, one), (label, other))
+    return found
 
 
 def _one(value: float) -> Span:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ppdbench.cli.main import run
 from tests.tables.stored import about, decoded, sample, table
 
 Capture = pytest.CaptureFixture[str]
@@ -31,3 +32,19 @@ def test_methods_stand_beside_four_printed_models(tmp_path: Path, capsys: Captur
     assert rows["gsm8k", "medusa"]["LLaMA 13B"] == 1.976
     assert rows["gsm8k", "medusa"]["here"] is None
     assert "medusa was not run: no add-on for m" in content["notes"]
+
+
+def test_two_settings_under_one_name_in_two_runs_are_refused(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    def of(folder: str, *trees: str) -> str:
+        methods = {f"medusa{n or ''}": about("medusa", tree=tree) for n, tree in enumerate(trees)}
+        samples = [sample("xsum", label, n) for label in methods for n in range(5)]
+        return decoded(tmp_path / folder, methods, samples)
+
+    one, other, both = of("a", "narrow"), of("b", "wide"), of("c", "narrow", "wide")
+    assert run(["table", "hidden_transfer/1", one, other]) == 2
+    said = f"medusa ({one}) and medusa ({other}) are two settings of medusa on xsum"
+    assert said in capsys.readouterr().err
+    rows = table(capsys, "hidden_transfer/1", both)["rows"]
+    assert {row["method"] for row in rows if row["here"]} == {"medusa", "medusa1"}

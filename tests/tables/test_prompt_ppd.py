@@ -69,6 +69,24 @@ def test_sampled_rows_stand_beside_sampled_runs(tmp_path: Path, capsys: Capture)
     assert any("ours are greedy" in note for note in content["notes"])
 
 
+@pytest.mark.parametrize("name", ["prompt_ppd/1", "prompt_ppd/claims"])
+def test_two_settings_of_one_method_are_refused_by_name(
+    name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    def of(folder: str, **others: dict[str, Any]) -> str:
+        methods = METHODS | others
+        samples = [sample("mt_bench", label, n) for label in methods for n in range(5)]
+        return decoded(tmp_path / folder, methods, samples, facts=FACTS)
+
+    wide = of("a", **{"medusa:tree=wide": about("medusa", tree="wide")})
+    assert run(["table", name, wide]) == 2
+    said = f"medusa ({wide}) and medusa:tree=wide ({wide}) are two settings of medusa on mt_bench"
+    assert said in capsys.readouterr().err
+    # Of a method that the table has no row of, there may be several.
+    others = {f"lookahead:window={n}": about("lookahead", window=n) for n in (3, 5)}
+    assert table(capsys, name, of("b", **others))["rows"]
+
+
 def test_a_question_of_two_turns_is_one_example(tmp_path: Path, capsys: Capture) -> None:
     asked = [("81", 1), ("81/2", 2), ("82", 1), ("82/2", 2)]
     samples = [
@@ -253,6 +271,17 @@ def test_claims_are_answered_by_what_was_run(tmp_path: Path, capsys: Capture) ->
     assert found["tree_size_relative_to_medusa"][0] == pytest.approx(8 / 17)
     assert found["distance3_gap_top1"][0] == pytest.approx(0.5)
     assert "kd_gain_max" not in found
+
+
+def test_guesses_of_two_settings_of_one_method_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    def of(folder: str, addon: str) -> str:
+        methods = {"medusa": about("medusa"), "prompt-tokens": about("prompt-tokens", addon=addon)}
+        return guessed(tmp_path / folder, {label: {1: [0]} for label in methods}, methods)
+
+    one, other = of("a", "small"), of("b", "large")
+    assert run(["table", "prompt_ppd/claims", one, other]) == 2
+    said = f"prompt-tokens ({one}) and prompt-tokens ({other}) are two settings of prompt-tokens"
+    assert said in capsys.readouterr().err
 
 
 def test_claims_about_ablations_are_relative_changes(tmp_path: Path, capsys: Capture) -> None:
