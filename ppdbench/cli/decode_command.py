@@ -135,6 +135,7 @@ def _decode(
             raise ConfigError("--batch is not for --verify-distribution; leave it out")
         from ppdbench.cli.faithful import verify_distribution
 
+        options["timeline"] = timeline
         return verify_distribution(choices, command, form, options, draws, asked=asked)
     exports, answers, show = (options.pop(name) for name in ("exports", "answers", "show"))
     check_exports(exports)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import click
+from click.core import ParameterSource
+
 from ppdbench.cli.common import RunCommand, check_exports, notice, what_is_decoded
 from ppdbench.errors import ConfigError
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     from ppdbench.bench.runner import Choice
 
 DRAWS = 3000
-NOT_HERE = ("answers", "show", "profile", "allow_code_execution")
+NOT_HERE = ("answers", "show", "profile", "allow_code_execution", "timeline")
 
 
 def verify_distribution(
@@ -34,10 +37,7 @@ def verify_distribution(
 
     if not asked:
         raise ConfigError("--draws is for --verify-distribution; give both")
-    for name in NOT_HERE:
-        if options.pop(name):
-            option = name.replace("_", "-")
-            raise ConfigError(f"--{option} is not for --verify-distribution; leave it out")
+    _refuse_not_here(options)
     exports = options.pop("exports")
     check_exports(exports)
     for name, usual in (("limit", PROMPTS), ("max_new_tokens", LENGTH)):
@@ -63,3 +63,14 @@ def verify_distribution(
     for label in wrong:
         notice(f"ppdbench: outputs of {label} do not follow the model's probabilities")
     return int(bool(wrong))
+
+
+def _refuse_not_here(options: dict[str, Any]) -> None:
+    """Refuse options that the test has no use for, and take those out that it does not read."""
+    found = {f"--{name.replace('_', '-')}": options.pop(name) for name in NOT_HERE}
+    source = click.get_current_context().get_parameter_source("warmup")
+    found["--warmup"] = source is ParameterSource.COMMANDLINE
+    found["--compile on"] = options["compile"] == "on"
+    for option, given in found.items():
+        if given:
+            raise ConfigError(f"{option} is not for --verify-distribution; leave it out")

@@ -27,6 +27,8 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--repetition-penalty", "-1"], "repetition_penalty=-1.0; use a value above 0"),
         (["--logit-bias", "x"], "--logit-bias 'x': use a token id and a number"),
         (["--answers", "a.jsonl"], "--answers is not for --verify-distribution"),
+        (["--warmup", "1"], "--warmup is not for --verify-distribution; leave it out"),
+        (["--compile", "on"], "--compile on is not for --verify-distribution; leave it out"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(
@@ -40,6 +42,11 @@ def test_what_makes_no_sense_is_one_line(
     assert error.startswith("ppdbench: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_timeline_of_what_is_not_timed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*WORDS, "--method", "ppd:exit_after=1", "--timeline", "units.png"]) == 2
+    assert "--timeline is not for --verify-distribution" in capsys.readouterr().err
 
 
 def test_draws_without_the_test_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
