@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -162,12 +163,16 @@ def _remarks(found: Swept) -> list[str]:
 def long(found: Swept) -> Sheet:
     """Every figure of every cell that was measured, for other programs."""
     measured = [cell for cell in found.cells if cell.summary is not None]
-    figures = decode_tables.long(found.summaries)
-    rows = [
-        (*(shown(value) for value in cell.at.values()), cell.standing, *row)
-        for cell, row in zip(measured, figures.rows, strict=True)
-    ]
-    return Sheet("cells", (*found.axes, "standing", *figures.header), tuple(rows))
+    told = decode_tables.long(found.summaries)
+    figures = {name: [row[i] for row in told.rows] for i, name in enumerate(told.header)}
+    columns: dict[str, Sequence[Entry]] = {}
+    for name in found.axes:
+        values: list[Entry] = [shown(cell.at[name]) for cell in measured]
+        # An option may be called as a figure is; they share a column where they say the same.
+        columns[name if figures.get(name, values) == values else f"setting_{name}"] = values
+    columns["standing"] = [cell.standing for cell in measured]
+    columns.update(figures)
+    return Sheet("cells", tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
 def sweep_json(found: Swept) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from ppdbench.report import sweep_tables
 from tests.filled import add_up, swept
 from tests.report.made import GRID, SPEEDS, drawn, found
-from tests.sweeps import cells, header
+from tests.sweeps import cells, header, label
 
 
 def test_slower_cells_are_called_slower_in_the_table() -> None:
@@ -72,3 +72,26 @@ def test_numbers_of_json_and_csv_are_numbers() -> None:
     sheet = sweep_tables.long(result)
     row = dict(zip(sheet.header, sheet.rows[-1], strict=True))
     assert (row["exit_layer"], row["draft_length"], row["standing"]) == (1, 2, "slower")
+
+
+def test_an_option_that_is_a_figure_too_has_one_column() -> None:
+    alone = label(draft_length=2)
+    sizes = {alone: 1, f"{alone} (batch 4)": 4}
+    about = {"name": "layerskip", "exact": True, "options": {"draft_length": 2}, "loaded": {}}
+    methods = {name: {**about, "batch": size} for name, size in sizes.items()}
+    batches = found({"draft_length": (2,)}, dict.fromkeys(sizes, 1.5), methods=methods)
+    sheet = sweep_tables.long(batches)
+    assert sheet.header[:3] == ("draft_length", "batch", "standing")
+    assert len(set(sheet.header)) == len(sheet.header)
+    assert [row[1] for row in sheet.rows] == [1, 4]
+
+
+def test_an_option_that_is_called_as_another_figure_is_told_apart_from_it() -> None:
+    speeds = {label(target="far"): 1.8, label(target="near"): 1.3}
+    sheet = sweep_tables.long(found({"target": ("far", "near")}, speeds))
+    assert len(set(sheet.header)) == len(sheet.header)
+    at = sheet.header.index("setting_target"), sheet.header.index("target")
+    assert [tuple(row[i] for i in at) for row in sheet.rows] == [
+        ("far", "greedy"),
+        ("near", "greedy"),
+    ]
