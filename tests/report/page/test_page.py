@@ -86,6 +86,21 @@ def test_a_probe_alone_has_no_section_of_speed(tmp_path: Path) -> None:
     assert found == ["setting", "matches", "theory", "examples", "terms", "data"]
 
 
+def test_the_first_screen_says_whose_tokens_are_known_early(tmp_path: Path) -> None:
+    late = {**made.probed()["ranks"], "2": [9, 9, 9, 9]}
+    drawn = [made.probed(str(n), target="top-p", verdict=None, ranks=late) for n in range(3)]
+    greedy = [made.probed(str(n)) for n in range(3)]
+    header = made.header("probe", config__targets=[{"kind": "top-p"}, {"kind": "greedy"}])
+    for samples, rate, words in (
+        (drawn, "0%", "gsm8k, top-p target (run)"),
+        ([*drawn, *greedy], "75%", "gsm8k (run)"),
+    ):
+        text = text_of(made.write(tmp_path / str(len(samples)) / "run", header, samples))
+        tiles = text.partition('class="tiles"')[2].partition("</ul>")[0]
+        assert f"<strong>{rate}</strong>" in tiles
+        assert words in tiles
+
+
 def test_pseudo_states_are_drawn_step_by_step_below_0_too(tmp_path: Path) -> None:
     text = text_of(made.similarity(tmp_path / "run"))
     assert [a["id"] for a in Reader(text).all("section")] == ["setting", "similarity", "data"]

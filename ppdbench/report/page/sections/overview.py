@@ -9,6 +9,7 @@ from ppdbench.probe.summary import TOTAL
 from ppdbench.report.evidence import mostly_degenerate
 from ppdbench.report.html import Node, h
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
+from ppdbench.runs.drawing import GREEDY
 from ppdbench.runs.records import probing
 
 
@@ -62,14 +63,14 @@ def _fastest(run: Run) -> Node | None:
 
 
 def _known_early(run: Run) -> Node | None:
-    """The match rate half-way up, which is where pipelining exits."""
+    """The match rate half-way up, which is where pipelining exits; of greedy tokens if there."""
     layers, k = sorted({rate.layer for rate in run.rates}), max(probing(run.header).config.ks)
     n_layers = run.header.model.n_layers
     half = min(layers, key=lambda n: abs(2 * n - n_layers))
-    rate = next(
-        (r for r in run.rates if (r.layer, r.k, r.bucket, r.head) == (half, k, TOTAL, "N")), None
-    )
-    if rate is None:
+    rates = [r for r in run.rates if (r.layer, r.k, r.bucket, r.head) == (half, k, TOTAL, "N")]
+    if not rates:
         return None
-    where = f"after {half} of {n_layers} layers, k = {k}, {rate.task} ({run.name})"
+    rate = next((r for r in rates if r.target == GREEDY), rates[0])
+    how = "" if rate.target == GREEDY else f", {rate.target} target"
+    where = f"after {half} of {n_layers} layers, k = {k}, {rate.task}{how} ({run.name})"
     return _tile(f"{100 * rate.match_rate:.0f}%", f"of tokens are known {where}")
