@@ -39,8 +39,8 @@ STEADY = 1.3
 
 # What the options below say is used with a model, or with one of the measurements alone.
 OF_MODELS = (
-    *("gguf", "revision", "adapter", "dtype", "quantize", "device_map", "max_memory", "offline"),
-    *("trust_remote_code", "no_family_check"),
+    *("gguf", "as_stored", "revision", "adapter", "dtype", "quantize", "device_map"),
+    *("max_memory", "offline", "trust_remote_code", "no_family_check"),
 )
 OF_MEMORY = ("methods", "prompt_tokens", "new_tokens")
 BASELINE_ONLY = ("compile",)

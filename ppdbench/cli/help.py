@@ -14,8 +14,8 @@ AT_MOST = 10  # options under the first heading
 # What options are about, by the names of their parameters.
 HEADINGS = {
     "Model": (
-        *("model", "gguf", "revision", "adapter", "dtype", "quantize", "offline"),
-        *("trust_remote_code", "no_family_check"),
+        *("model", "gguf", "as_stored", "revision", "adapter", "dtype", "quantize"),
+        *("offline", "trust_remote_code", "no_family_check"),
     ),
     "Machine": ("device", "device_map", "max_memory", "threads", "pin", "compile"),
     "Tasks and data": (

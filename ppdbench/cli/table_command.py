@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RUNS = "results/tables/runs"
 SCALING = ("data", "limit", "max_new_tokens")
 HANDED_ON = (
-    *("model", "gguf", "revision", "adapter", "dtype", "quantize"),
+    *("model", "gguf", "as_stored", "revision", "adapter", "dtype", "quantize"),
     *("device", "device_map", "max_memory", "threads"),
 )
 WITHOUT_INFLUENCE = ("offline", "trust_remote_code", "no_family_check")

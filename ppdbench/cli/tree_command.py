@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 # What says how passes are to be timed.
 MEASURING = (
-    *("model", "gguf", "revision", "adapter", "dtype", "quantize", "device"),
-    *("device_map", "max_memory", "threads", "context", "rounds"),
+    *("model", "gguf", "as_stored", "revision", "adapter", "dtype", "quantize"),
+    *("device", "device_map", "max_memory", "threads", "context", "rounds"),
 )
 UNSTEADY = 1.5  # from a pass's lower quartile to its upper one
 

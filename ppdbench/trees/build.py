@@ -101,8 +101,9 @@ def _stored(config: BuildConfig) -> Latency | None:
     latency = Latency.load(config.latency)
     for name, asked in config.measuring.items():
         if (otherwise := latency.other(name, asked)) is not None:
+            wanted = "with it" if asked is True else asked
             raise ConfigError(
-                f"{config.latency} was measured {otherwise}, not {asked}; drop "
+                f"{config.latency} was measured {otherwise}, not {wanted}; drop "
                 f"--{name.replace('_', '-')} or give --latency another file"
             )
     return latency

@@ -64,6 +64,7 @@ def test_failed_examples_are_left_out_reported_and_told_by_the_exit_code(
         (["ppd/2", "--out", __file__], "test_table_command.py is a file"),
         (["ppd/2", "a", "--run"], "not both"),
         (["ppd/2", "a", "--limit", "3"], "--limit goes with --run"),
+        (["ppd/2", "a", "--as-stored"], "--as-stored goes with --run"),
         (["ppd/2", "a", "--out", "b"], "give the runs to show, or --out"),
         (["ppd/1", "a"], "ppd/1 needs no run"),
         (["ppd/1", "--run"], "ppd/1 needs no run"),

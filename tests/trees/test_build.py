@@ -191,6 +191,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"measuring": {"quantize": "int8"}, "latency": "stored"},
         "measured without --quantize, not int8; drop --quantize",
     ),
+    "weights of a file": (
+        {"measuring": {"as_stored": True}, "latency": "stored"},
+        "measured without --as-stored, not with it; drop --as-stored",
+    ),
     "latency as text": ({"latency": Path("times.txt")}, "no latency format has this suffix"),
     "beyond the cache": ({"sizes": (60,)}, "cache of 64 at most"),
     "unknown kind": ({"kind": "best"}, "unknown kind of tree 'best'"),
