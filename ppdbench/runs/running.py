@@ -141,8 +141,8 @@ class Ready:
 
         `longer` says that a stored run may go on with more examples than it was begun with.
         """
-        to, digest, begun = self.to, self.work.digest if longer else None, self.to.path()
-        with RunFolder(to.out, header, resume=to.resume, shard=to.shard, digest=digest) as folder:
+        to, first, begun = self.to, self.work.first if longer else None, self.to.path()
+        with RunFolder(to.out, header, resume=to.resume, shard=to.shard, first=first) as folder:
             if begun is not None:
                 _check_path(begun, self.loaded)
             make(folder)

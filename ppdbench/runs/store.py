@@ -25,7 +25,14 @@ from ppdbench.errors import ConfigError, DataError, Interrupted
 from ppdbench.files.lock import written_by_others
 from ppdbench.files.whole import replacing
 from ppdbench.runs.prompting import other_prompts
-from ppdbench.runs.records import KINDS, SCHEMA_VERSION, DecodingHeader, Header, Sample
+from ppdbench.runs.records import (
+    KINDS,
+    SCHEMA_VERSION,
+    DecodingHeader,
+    Header,
+    Sample,
+    Source,
+)
 from ppdbench.runs.samples import (
     InOrder,
     SampleFile,
@@ -63,8 +70,10 @@ T = TypeVar("T")
 
 HEADER = "run.json"
 SHOWN, WIDTH = 6, 60  # differences told, and characters of each value
-# The hash of the first so many examples of a task, as the header of a run has it of all.
-Digest = Callable[[str, int], str]
+# The source of the first so many examples of a task, as the header of a run has it of all.
+FirstExamples = Callable[[str, int], Source]
+# What it says besides of its examples that their prompts do not decide.
+BESIDE_PROMPTS = ("unscored", "tests_sha256")
 # Settings that change how samples are read, not what they are.
 VIEWS = {("config", "ks"), ("config", "bucket"), ("config", "model.family_check")}
 METHODS, TYPED = "methods", ("config", "methods")
@@ -200,10 +209,10 @@ class RunFolder:
         *,
         resume: bool,
         shard: Shard = ALONE,
-        digest: Digest | None = None,
+        first: FirstExamples | None = None,
     ) -> None:
         check_target(path, resume=resume, shard=shard)
-        self.path, self.shard, self._digest = path, shard, digest
+        self.path, self.shard, self._first = path, shard, first
         self.done = Stored(path, header)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -231,8 +240,8 @@ class RunFolder:
         """Refuse another configuration; say what could not run before and can now."""
         # Of several shards one may lack what another has.
         known = _with_late(stored, asked) if self.shard.alone else stored
-        if self.shard.alone and self._digest is not None:
-            known = _with_more(known, asked, self._digest)
+        if self.shard.alone and self._first is not None:
+            known = _with_more(known, asked, self._first)
         _check_same(known, asked)
         if known is not stored:
             self._write_header(known)
@@ -354,7 +363,7 @@ def _with_late(stored: Header, asked: Header) -> Header:
     return replace(known, memory=replace(stored.memory, methods=methods))
 
 
-def _with_more(stored: Header, asked: Header, digest: Digest) -> Header:
+def _with_more(stored: Header, asked: Header, first: FirstExamples) -> Header:
     """The stored header for a higher --limit, where the stored examples are the first of these.
 
     With several tasks the examples of all but the first would change their places.
@@ -363,10 +372,12 @@ def _with_more(stored: Header, asked: Header, digest: Digest) -> Header:
     if not (one_task and _is_raised(stored, asked)):
         return stored
     ((task, about),) = stored.data.items()
-    if digest(task, about.examples) != about.sha256:
+    same, now = first(task, about.examples), asked.data[task]
+    if same.sha256 != about.sha256:
         return stored
-    now = asked.data[task]
-    more = replace(about, examples=now.examples, sha256=now.sha256, turns=now.turns)
+    # What is another of the stored examples stays, and is refused by its name.
+    known = {n: getattr(now, n) for n in BESIDE_PROMPTS if getattr(same, n) == getattr(about, n)}
+    more = replace(about, examples=now.examples, sha256=now.sha256, turns=now.turns, **known)
     config = replace(stored.config, limit=asked.config.limit)
     return replace(stored, config=config, data={task: more})
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.loading import REFERENCE, Loaded, ModelSpec
 from ppdbench.errors import ConfigError
@@ -133,6 +135,7 @@ class Workload:
     config: RunConfig
     examples: list[tuple[Task, list[Example]]] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
+    tests: dict[str, Sequence[str]] = field(default_factory=dict)  # of programs that run, by task
 
     @classmethod
     def read(cls, config: RunConfig, warn: Warn = unheard) -> Workload:
@@ -164,13 +167,21 @@ class Workload:
         self.sources[task.name] = Source(
             version=task.version,
             metrics=list(task.metrics),
-            examples=len(examples),
-            sha256=self._digest(task, examples),
-            turns=sum(len(e.turns) for e in examples) if task.turns else None,
-            # They will be decoded all the same.
-            unscored=[e.id for e in examples if unscored(task.metrics, e.references)] or None,
+            **self._of_examples(task, examples),
             **self._file(task),
         )
+
+    def _of_examples(self, task: Task, examples: list[Example]) -> dict[str, Any]:
+        """Return what a source says of these examples."""
+        tests = self.tests.get(task.name)
+        return {
+            "examples": len(examples),
+            "sha256": self._digest(task, examples),
+            "turns": sum(len(e.turns) for e in examples) if task.turns else None,
+            # They will be decoded all the same.
+            "unscored": [e.id for e in examples if unscored(task.metrics, e.references)] or None,
+            "tests_sha256": None if tests is None else _hashed(tests[: len(examples)]),
+        }
 
     def _file(self, task: Task) -> dict[str, str]:
         if self.config.data == "hub":
@@ -180,20 +191,24 @@ class Workload:
             return {"file": files.name, "in_place_of": task.dataset.split}
         return {"file": files.name}
 
-    def digest(self, name: str, count: int) -> str:
-        """The hash of the first examples of a task, to be held against that of an earlier run."""
+    def take_tests(self, name: str, tests: Sequence[str]) -> None:
+        """Keep the tests of a task's programs, one for each example: its source has their hash."""
+        self.tests[name] = tests
+        self.sources[name] = self.first(name, len(tests))
+
+    def first(self, name: str, count: int) -> Source:
+        """The source of a task's first examples alone, to be held against an earlier run's."""
         task, examples = next(pair for pair in self.examples if pair[0].name == name)
-        return self._digest(task, examples[:count])
+        return replace(self.sources[name], **self._of_examples(task, examples[:count]))
 
     @staticmethod
     def _digest(task: Task, examples: list[Example]) -> str:
         """A hash of the prompts themselves: same hash, same questions."""
-        digest = hashlib.sha256(task.name.encode())
+        parts = [task.name]
         for example in examples:
             first = f"{example.prompt.shots}{example.prompt.text}"
-            for part in (example.id, first, *example.turns[1:]):
-                digest.update(f"\0{part}".encode())
-        return digest.hexdigest()[:16]
+            parts += [f"\0{part}" for part in (example.id, first, *example.turns[1:])]
+        return _hashed(parts)
 
     def context(self) -> int:
         """About how many tokens the longest example takes, before there is a tokenizer."""
@@ -231,6 +246,14 @@ class Workload:
         return Item(
             task, example, encoded.ids, encoded.cut_tokens, new_tokens, number=number, chat=chat
         )
+
+
+def _hashed(parts: Sequence[str]) -> str:
+    """A hash of texts one behind the other."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

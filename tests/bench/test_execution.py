@@ -258,6 +258,17 @@ def test_the_hash_of_the_tests_goes_with_the_data(tmp_path: Path) -> None:
     assert found[0] == found[1] != found[2]
 
 
+def test_the_first_tests_of_a_run_have_the_hash_of_a_shorter_one(tmp_path: Path) -> None:
+    short, long = (
+        workload(data(tmp_path / f"{len(prompts)}.jsonl", rows(*prompts)))
+        for prompts in ((RIGHT, WRONG), (RIGHT, WRONG, RIGHT))
+    )
+    for work in (short, long):
+        CodeRuns.read(work)
+    ours = long.first("humaneval", 2).tests_sha256
+    assert ours == short.sources["humaneval"].tests_sha256 != long.sources["humaneval"].tests_sha256
+
+
 # Bad input
 
 
@@ -393,6 +404,23 @@ def test_other_tests_are_another_run(asked: list[str], capsys: pytest.CaptureFix
     assert run([*asked, ALLOWED]) == 0
     data(Path("d.jsonl"), rows(RIGHT, WRONG, RIGHT, test=TEST + "    assert True\n"))
     assert run([*asked, ALLOWED, "--resume"]) == 2
+    assert "cannot resume: data.humaneval.tests_sha256 (" in capsys.readouterr().err
+
+
+def test_a_limit_may_be_raised_where_programs_run_and_their_tests_stay(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*asked, ALLOWED, "--limit", "2"]) == 0
+    assert run([*asked, ALLOWED, "--limit", "3", "--resume"]) == 0
+    stored = read_run("run")
+    assert [s.passed for s in stored.samples] == [True, False, True]
+    work = workload(Path("d.jsonl"))
+    CodeRuns.read(work)
+    assert stored.header.data == work.sources
+    other = rows(RIGHT, test=TEST + "    assert True\n") + rows(RIGHT, WRONG, RIGHT, RIGHT)[1:]
+    data(Path("d.jsonl"), other)
+    capsys.readouterr()
+    assert run([*asked, ALLOWED, "--limit", "4", "--resume"]) == 2
     assert "cannot resume: data.humaneval.tests_sha256 (" in capsys.readouterr().err
 
 

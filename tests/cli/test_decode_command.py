@@ -445,6 +445,29 @@ def test_resuming_may_raise_the_limit(capsys: pytest.CaptureFixture[str]) -> Non
     assert "config.limit (4 there, 2 here)" in capsys.readouterr().err
 
 
+def test_a_limit_may_be_raised_over_examples_that_cannot_be_scored(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = Path("gsm8k.jsonl")
+
+    def answered(*answers: str) -> None:
+        lines = [{"question": f"{n}?", "answer": answer} for n, answer in enumerate(answers)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    answered("#### 4", "four", "#### 5", "five")
+    words = ["decode", "--model", MODEL, "--task", "gsm8k", "--data", str(path), "--out", "run"]
+    words += ["--max-new-tokens", "4"]
+    assert run([*words, "--limit", "1"]) == 0
+    assert run([*words, "--limit", "3", "--resume"]) == 0
+    assert read_run("run").header.data["gsm8k"].unscored == ["1"]
+    answered("four", "#### 4", "#### 5", "five")
+    capsys.readouterr()
+    assert run([*words, "--limit", "4", "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot resume: data.gsm8k.unscored (" in said
+    assert "sha256" not in said
+
+
 def test_a_limit_is_raised_in_runs_of_one_task_alone(capsys: pytest.CaptureFixture[str]) -> None:
     two = [*SMALL, "--task", "squad", "--task", "gsm8k", "--out", "run"]
     assert run(["decode", *two]) == 0
