@@ -21,7 +21,7 @@ from ppdbench.engine.loading import Loaded, load, load_words
 from ppdbench.errors import ConfigError
 from ppdbench.runs.conversation import with_later_turns
 from ppdbench.runs.header import run_header
-from ppdbench.runs.records import Compilation, Header, Passes, PassModel
+from ppdbench.runs.records import Compilation, DecodingHeader, Header, Passes, PassModel
 from ppdbench.runs.samples import Key
 from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.store import RunFolder, begun_header, check_target
@@ -149,7 +149,7 @@ class Ready:
             samples = folder.gather()
         return FinishedRun(
             path=to.out,
-            header=header,
+            header=_as_asked(folder.header, header),
             samples=samples,
             # Prompts of later turns are known only now.
             cut={(s.task, s.example_id): s.cut_tokens for s in samples if s.cut_tokens},
@@ -158,6 +158,14 @@ class Ready:
             missing=sum(key not in folder.done for key in wanted),
             spell=self.loaded.tokenizer.decode,
         )
+
+
+def _as_asked(stored: Header, asked: Header) -> Header:
+    """The header of the run folder, read as was asked this time, with what could not run now."""
+    now: dict[str, Any] = {"config": asked.config}
+    if isinstance(asked, DecodingHeader):
+        now["not_run"] = {n: stored.not_run.get(n, why) for n, why in asked.not_run.items()}
+    return replace(stored, **now)
 
 
 def _check_path(begun: Passes, loaded: Loaded) -> None:

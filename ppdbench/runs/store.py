@@ -199,8 +199,12 @@ def _wait_for_first(path: Path, begun: Callable[[], bool]) -> None:
 class RunFolder:
     """A run being written: by one process, or by the ranks or jobs that share its examples.
 
-    `done` is what the folder held when this process came in, and what it added since.
+    `done` is what the folder held when this process came in, and what it added since; `header`
+    what the folder says of the run, which is that of whoever began it.
     """
+
+    header: Header
+    done: Stored
 
     def __init__(
         self,
@@ -213,7 +217,6 @@ class RunFolder:
     ) -> None:
         check_target(path, resume=resume, shard=shard)
         self.path, self.shard, self._first = path, shard, first
-        self.done = Stored(path, header)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -231,6 +234,7 @@ class RunFolder:
                 self._go_on(read_run_header(self.path), header)
             else:
                 self._write_header(header)
+            self.done = Stored(self.path, self.header)
             self.done.look(whole=True)
             self.torn = self.done.torn
             self._open(content)
@@ -243,6 +247,7 @@ class RunFolder:
         if self.shard.alone and self._first is not None:
             known = _with_more(known, asked, self._first)
         _check_same(known, asked)
+        self.header = known
         if known is not stored:
             self._write_header(known)
 
@@ -271,6 +276,7 @@ class RunFolder:
                 partial.write_text(text, "utf-8")
         except OSError as error:
             raise _writing_failed(self.path, error) from error
+        self.header = header
 
     def append(self, sample: Sample) -> None:
         """Add one finished sample; it survives whatever happens next."""

@@ -94,7 +94,9 @@ def test_halving_measures_the_better_half_on_twice_as_many(
     monkeypatch.setattr(added_times, "SLACK_MS", math.inf)
     found = parsed(capsys, *LOOKUP, "--search", "halving", "--limit", "5")
     rungs = [(6, 2), (3, 3), (2, 5)]
-    assert found["rungs"] == [{"cells": n, "examples": of} for n, of in rungs]
+    assert [(rung["cells"], rung["examples"]) for rung in found["rungs"]] == rungs
+    assert run(["sweep", "--show", "run", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
     assert sorted(c["n_examples"] for c in found["cells"]) == [2, 2, 2, 3, 5, 5]
     left = {c["standing"] for c in found["cells"] if c["n_examples"] < 5}
     assert left == {"too few examples"}

@@ -428,6 +428,18 @@ def test_where_examples_come_from_is_said_if_nobody_chose(
     assert "--data" not in capsys.readouterr().err
 
 
+def test_a_resumed_run_prints_what_it_printed_and_what_its_report_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for number, speed in enumerate((1e10, 3e10)):
+        monkeypatch.setattr("ppdbench.bench.runner.measure_bandwidth", lambda _, it=speed: it)
+        found.append(parsed(capsys, "--profile", "--out", "run", *["--resume"] * number))
+    assert found[0]["profile"]["bandwidth_bytes_per_s"] == 1e10
+    assert run(["report", "run", "--format", "json"]) == 0
+    assert found[0] == found[1] == json.loads(capsys.readouterr().out)
+
+
 def test_resuming_may_raise_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     whole = ["decode", *SMALL, "--limit", "4", "--out", "whole"]
     assert run(whole) == 0

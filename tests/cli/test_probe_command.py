@@ -200,6 +200,14 @@ def test_a_finished_run_prints_the_same_when_it_is_resumed(
     assert (Path("run") / "samples.jsonl").read_bytes() == before
 
 
+def test_a_resumed_run_is_counted_as_it_is_asked_for_now(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parsed(capsys, "--out", "run")
+    rows = parsed(capsys, "--out", "run", "-k", "2", "--bucket", "4", "--resume")["rows"]
+    assert {(row["k"], row["bucket"]) for row in rows} == {(2, "1-4"), (2, "5-8"), (2, "total")}
+
+
 def test_without_out_the_run_lies_in_results_and_stderr_says_where(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -237,6 +237,17 @@ def test_time_and_machine_may_differ_between_the_parts_of_a_run(tmp_path: Path) 
         assert len(store.done) == 3
 
 
+def test_a_run_keeps_what_it_said_of_itself_when_it_began(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, HEADER, resume=False) as store:
+        assert store.header.started == HEADER["started"]
+    later = {**HEADER, "started": "later", "bandwidth_bytes_per_s": 2.0}
+    with RunFolder(tmp_path, later, resume=True) as store:
+        assert store.header == read_run(tmp_path).header
+        assert store.header.started == HEADER["started"]
+        store.amend(bandwidth_bytes_per_s=3.0)
+        assert store.header == read_run(tmp_path).header
+
+
 # Places that cannot be written
 
 
