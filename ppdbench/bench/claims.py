@@ -155,5 +155,17 @@ def no_difference(summary: Mapping[str, Any]) -> bool:
     value, low, high = (summary[f"speedup{end}"] for end in ("", "_low", "_high"))
     if value is None:
         return False
-    least, most = summary["noise_low"], summary["noise_high"]
-    return bool(low <= 1 <= high or (least is not None and least <= value <= most))
+    return within_noise(
+        Ratio(value, low, high), Ratio(1.0, summary["noise_low"], summary["noise_high"])
+    )
+
+
+def within_noise(speedup: Ratio, noise: Ratio | None) -> bool:
+    """The same of a ratio that has no summary."""
+    return _holds(speedup, 1) or (noise is not None and _holds(noise, speedup.value))
+
+
+def _holds(interval: Ratio, value: float) -> bool:
+    if interval.low is None or interval.high is None:
+        return False
+    return interval.low <= value <= interval.high

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ppdbench.bench.claims import Speedup, TimedPair, claim
+from ppdbench.bench.claims import Speedup, TimedPair, claim, noise_of
 from ppdbench.bench.sums import SampleSums
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
-from ppdbench.runs.records import DecodingHeader, Header, decoding
+from ppdbench.runs.records import DecodingHeader, DecodingMethod, Header, decoding
+from ppdbench.stats import Ratio
 
 
 def peers(names: Collection[str] | None = None) -> list[Method]:
@@ -35,6 +36,8 @@ class Beside:
     theirs: str
     n_examples: int
     speedup: Speedup
+    noise: Ratio | None
+    """The ratios of greedy decoding to itself, which took turns with both."""
 
 
 def beside(header: Header, sums: Sequence[SampleSums]) -> list[Beside]:
@@ -44,11 +47,21 @@ def beside(header: Header, sums: Sequence[SampleSums]) -> list[Beside]:
         if not one.failed:
             key = one.task, one.about.example_id
             done.setdefault(one.method, {})[key] = one
+    methods = decoding(header).methods
+    pairs = [pair for pair in _pairs(decoding(header)) if done.keys() >= {*pair}]
+    sizes = {methods[ours].batch for ours, _ in pairs}
+    noise = {size: _noise(methods, sums, size) for size in sizes}
     return [
-        _compared(ours, theirs, done[ours], done[theirs])
-        for ours, theirs in _pairs(decoding(header))
-        if ours in done and theirs in done
+        _compared(ours, theirs, done[ours], done[theirs], noise[methods[ours].batch])
+        for ours, theirs in pairs
     ]
+
+
+def _noise(
+    methods: Mapping[str, DecodingMethod], sums: Sequence[SampleSums], size: int
+) -> Ratio | None:
+    """The noise beside all methods in batches of one size, since they took turns."""
+    return noise_of(methods, [one for one in sums if methods[one.method].batch == size])
 
 
 def _pairs(header: DecodingHeader) -> Iterator[tuple[str, str]]:
@@ -68,6 +81,7 @@ def _compared(
     their_label: str,
     mine: Mapping[tuple[str, str], SampleSums],
     other: Mapping[tuple[str, str], SampleSums],
+    noise: Ratio | None,
 ) -> Beside:
     # As if each had given as many tokens as greedy: outputs may differ in length by a tie.
     both = [
@@ -75,7 +89,7 @@ def _compared(
         for key, ours in mine.items()
         if key in other
     ]
-    return Beside(our_label, their_label, len(both), claim(both))
+    return Beside(our_label, their_label, len(both), claim(both), noise)
 
 
 def _as_greedy(one: SampleSums) -> float:

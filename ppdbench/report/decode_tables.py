@@ -55,7 +55,7 @@ def comparison(
 
 def beside_peers(peers: Sequence[Beside]) -> Sheet:
     """Compare our methods with those of others that do the same."""
-    rows = tuple((p.ours, p.theirs, p.n_examples, *claim_cells(p.speedup)) for p in peers)
+    rows = tuple((p.ours, p.theirs, p.n_examples, *claim_cells(p.speedup, p.noise)) for p in peers)
     return Sheet(
         "Beside transformers",
         ("method", "against", "examples", "speedup", "95%"),

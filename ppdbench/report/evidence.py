@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.bench.claims import TOO_FEW, WHY_TOO_FEW, Speedup, no_difference
+from ppdbench.bench.claims import TOO_FEW, WHY_TOO_FEW, Speedup, no_difference, within_noise
 from ppdbench.runs.prompting import PLAIN as PLAIN_PROMPTS
 from ppdbench.runs.samples import in_turns
-from ppdbench.stats import FEW, FEW_EXAMPLES
+from ppdbench.stats import FEW, FEW_EXAMPLES, Ratio
 
 Summary = Mapping[str, Any]
 PLAIN = (None, "mismatch", "not measured")  # a mismatch and failures stand under output
@@ -35,15 +35,19 @@ def speedup_cells(summary: Summary, name: str = "speedup") -> tuple[str, str]:
     if value is None:
         return _reason(withheld), "-"
     no_claim = name == "speedup" and no_difference(summary)
-    return "no difference" if no_claim else f"{value:.2f}x", interval(low, high)
+    return _claimed(value, not no_claim), interval(low, high)
 
 
-def claim_cells(speedup: Speedup) -> tuple[str, str]:
+def claim_cells(speedup: Speedup, noise: Ratio | None) -> tuple[str, str]:
     """The same of what has no summary."""
     ratio = speedup.ratio
     if ratio is None or ratio.low is None or ratio.high is None:
         return _reason(speedup.withheld), "-"
-    return f"{ratio.value:.2f}x", interval(ratio.low, ratio.high)
+    return _claimed(ratio.value, not within_noise(ratio, noise)), interval(ratio.low, ratio.high)
+
+
+def _claimed(value: float, differs: bool) -> str:
+    return f"{value:.2f}x" if differs else "no difference"
 
 
 def degenerate_note(summaries: Sequence[Summary]) -> str | None:

@@ -44,6 +44,24 @@ def test_outputs_of_unequal_length_count_by_the_token() -> None:
     assert found.speedup.value == pytest.approx(12 / 8)
 
 
+@pytest.mark.parametrize(
+    ("speeds", "again_ms", "words"),
+    [
+        ((1.2, 1.2), 12.0, "1.20x"),
+        ((1.2, 1.2), 18.0, "no difference"),  # greedy decoding takes 1.5 times as long as itself
+        ((0.5, 2.0), 12.0, "no difference"),  # its own interval holds 1
+    ],
+)
+def test_what_noise_could_have_made_is_no_difference(
+    speeds: tuple[float, float], again_ms: float, words: str
+) -> None:
+    noise = {"baseline_again_ms": again_ms}
+    samples = [made.decoded(OURS, str(n), speeds[n % 2], **noise) for n in range(6)]
+    samples += [made.decoded(THEIRS, str(n), **noise) for n in range(6)]
+    found = beside({"methods": PAIR}, add_up(samples))
+    assert [row[-2] for row in beside_peers(found).rows] == [words]
+
+
 @pytest.mark.parametrize("wrong", [OURS, THEIRS])
 def test_nothing_is_claimed_beside_a_mismatch(wrong: str) -> None:
     samples = [
