@@ -204,6 +204,9 @@ def _exit_code(runs: Sequence[StoredRun]) -> int:
 
     code = 0
     for run in runs:
+        for label, why in run.header.not_run.items():
+            notice(f"ppdbench: {label} of {run.path} did not run: {why}")
+            code = code or FAILURES
         failed = [sample for sample in run.samples if isinstance(sample, FailedSample)]
         if failed:
             notice(

@@ -19,7 +19,7 @@ def check_runs(runs: Sequence[StoredRun]) -> None:
     """Refuse runs without samples, and models side by side as if they were one."""
     for run in runs:
         if not run.samples:
-            raise DataError(f"{run.path} holds no finished sample; finish it with --resume")
+            raise DataError(f"{run.path} holds no finished sample; {_why_empty(run)}")
     models = {_identity(run.header.model): run for run in runs}
     if len(models) > 1:
         (first, one), (second, other), *_ = models.items()
@@ -32,6 +32,20 @@ def check_runs(runs: Sequence[StoredRun]) -> None:
             raise DataError(
                 f"{before.path} and {run.path} were asked otherwise: {differ}; give runs alike"
             )
+
+
+def _why_empty(run: StoredRun) -> str:
+    """Say why no method ran, or how a run that was cut off comes to have samples."""
+    methods, without = run.header.methods, run.header.not_run
+    if without and methods.keys() <= without.keys():
+        return "; ".join(not_run([run]))
+    return "finish it with --resume"
+
+
+def not_run(runs: Sequence[StoredRun]) -> tuple[str, ...]:
+    """Name the methods that could not run, and why: each reason once."""
+    every = (item for run in runs for item in run.header.not_run.items())
+    return tuple(dict.fromkeys(f"{label} did not run: {why}" for label, why in every))
 
 
 def check_shown(name: str, runs: Sequence[StoredRun], *, drawn: bool) -> None:

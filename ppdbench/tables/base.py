@@ -26,7 +26,7 @@ from ppdbench.registry import Registry
 from ppdbench.report.sheet import Sheet, marked
 from ppdbench.runs.store import StoredRun
 from ppdbench.runs.unfinished import unfinished
-from ppdbench.tables.accepted import check_runs, check_shown
+from ppdbench.tables.accepted import check_runs, check_shown, not_run
 from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe
 from ppdbench.tables.setting import setting_lines
 
@@ -66,15 +66,26 @@ class PaperTable:
     def build(self, runs: Sequence[StoredRun]) -> TableSheets:
         """The table from these runs, with both settings above it."""
         check_runs(runs)
-        lacking = _lacking(runs)
+        lacking, without = _lacking(runs), not_run(runs)
         runs, paper = self._on_its_tasks(runs), papers.read_paper(self.name)
         check_shown(self.name, runs, drawn=self.drawn)
-        made = self.layout(paper, runs)
-        laid = TableSheets(made, (made,)) if isinstance(made, Sheet) else made
+        laid = self._laid_out(paper, runs, without)
         above = setting_lines(paper, runs)
         first, *others = marked(laid.shown, lacking)
         (data,) = marked([laid.data], lacking)
-        return TableSheets(_under(data, above), (_under(first, above), *others))
+        return TableSheets(
+            _between(data, above, without), (_between(first, above, without), *others)
+        )
+
+    def _laid_out(
+        self, paper: Paper, runs: Sequence[StoredRun], without: Sequence[str]
+    ) -> TableSheets:
+        """The layout filled, or what keeps it empty, methods that did not run among it."""
+        try:
+            made = self.layout(paper, runs)
+        except DataError as error:
+            raise DataError("; ".join([str(error), *without])) from error
+        return TableSheets(made, (made,)) if isinstance(made, Sheet) else made
 
     def picture(self, runs: Sequence[StoredRun]) -> Drawing:
         """The figure whose points the table holds, if it is one."""
@@ -106,8 +117,8 @@ def _lacking(runs: Sequence[StoredRun]) -> str | None:
     return " ".join(f"{path}: {words}" for path, words in told if words) or None
 
 
-def _under(sheet: Sheet, above: Sequence[str]) -> Sheet:
-    return replace(sheet, lead=(*above, *sheet.lead))
+def _between(sheet: Sheet, above: Sequence[str], below: Sequence[str]) -> Sheet:
+    return replace(sheet, lead=(*above, *sheet.lead), notes=(*sheet.notes, *below))
 
 
 TABLES: Registry[PaperTable] = Registry("table")

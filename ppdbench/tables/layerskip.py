@@ -185,7 +185,7 @@ def _compared(
         if key in ours and key not in made:
             made[key] = values(ours[key], scores)
         rows.append(ComparedRow(_names(row, paper, key, depth), row, made.get(key, {})))
-    missing = blanks(rows, "they were not run at this depth and draft length")
+    missing = blanks(rows, "they were not run at this depth and draft length", runs)
     return compared(
         title, NAMES, quantities, rows, (*notes, *missing, *decoded.unclaimed(ours.values()))
     )

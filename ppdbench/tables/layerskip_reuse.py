@@ -55,7 +55,7 @@ def reuse(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
         rows,
         (
             *NOTES,
-            *blanks(rows, "they were not run at this depth"),
+            *blanks(rows, "they were not run at this depth", runs),
             *decoded.unclaimed(ours.values()),
         ),
     )

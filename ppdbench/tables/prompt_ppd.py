@@ -65,7 +65,7 @@ def comparison_with_medusa(paper: Paper, runs: Sequence[StoredRun]) -> TableShee
         )
         for row in paper["rows"]
     ]
-    missing = blanks(rows, "the method was not run on mt_bench")
+    missing = blanks(rows, "the method was not run on mt_bench", runs)
     title = "Table 1: comparison with vanilla and Medusa"
     return compared(
         title,

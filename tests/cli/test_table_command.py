@@ -13,6 +13,7 @@ import pytest
 
 from ppdbench.cli.main import run
 from tests.tables.made import probed, squad, write_run
+from tests.tables.stored import about, decoded, sample
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,18 @@ def test_failed_examples_are_left_out_reported_and_told_by_the_exit_code(
     captured = capsys.readouterr()
     assert "1 examples of a failed and are left out; the first: squad 9: NaN" in captured.err
     assert ",16," in captured.out
+
+
+def test_methods_that_did_not_run_are_reported_and_told_by_the_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    methods = {name: about(name) for name in ("greedy", "medusa")}
+    samples = [sample("mt_bench", "greedy", number) for number in range(5)]
+    folder = decoded(Path("a"), methods, samples, not_run={"medusa": "no add-on for m"})
+    assert run(["table", "prompt_ppd/1", folder]) == 3
+    captured = capsys.readouterr()
+    assert "ppdbench: medusa of a did not run: no add-on for m" in captured.err
+    assert "medusa did not run: no add-on for m" in " ".join(captured.out.split())
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def with_header(folder: Path, **parts: Any) -> str:
     return str(folder)
 
 
-def table(capsys: Any, name: str, *runs: str) -> dict[str, Any]:
+def table(capsys: Any, name: str, *runs: str, code: int = 0) -> dict[str, Any]:
     """What `ppdbench table` says as JSON."""
-    assert run(["table", name, *runs, "--format", "json"]) == 0
+    assert run(["table", name, *runs, "--format", "json"]) == code
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
     return content

@@ -49,6 +49,17 @@ def test_drawn_tokens_are_not_shown_as_greedy(
     assert f"and table {name} is of greedy decoding" in said
 
 
+def test_a_run_in_which_no_method_could_run_says_why_and_not_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = {"medusa": "no add-on for m"}
+    methods = {"medusa": METHODS["medusa"]}
+    said = refused(capsys, "prompt_ppd/1", decoded(tmp_path / "a", methods, [], not_run=why))
+    assert "holds no finished sample; medusa did not run: no add-on for m" in said
+    said = refused(capsys, "prompt_ppd/1", decoded(tmp_path / "b", METHODS, [], not_run=why))
+    assert "holds no finished sample; finish it with --resume" in said
+
+
 def test_a_table_with_drawn_rows_takes_one_way_to_draw(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ def test_methods_stand_beside_four_printed_models(tmp_path: Path, capsys: Captur
     methods = {"greedy": about("greedy"), "hidden-transfer": HERE, "lookahead": about("lookahead")}
     samples = [sample("xsum", label, n) for label in methods for n in range(5)]
     stored = decoded(tmp_path / "a", methods, samples, not_run={"medusa": "no add-on for m"})
-    content = table(capsys, "hidden_transfer/1", stored)
+    content = table(capsys, "hidden_transfer/1", stored, code=3)
     rows = {(row["task"], row["method"]): row for row in content["rows"]}
     ours = rows["xsum", "hidden-transfer"]
     assert (ours["LLaMA 13B"], ours["Vicuna 7B"]) == (1.532, 1.786)
@@ -31,7 +31,7 @@ def test_methods_stand_beside_four_printed_models(tmp_path: Path, capsys: Captur
     assert rows["xsum", "lookahead"]["here"] == pytest.approx(1.6)
     assert rows["gsm8k", "medusa"]["LLaMA 13B"] == 1.976
     assert rows["gsm8k", "medusa"]["here"] is None
-    assert "medusa was not run: no add-on for m" in content["notes"]
+    assert "medusa did not run: no add-on for m" in content["notes"]
 
 
 def test_two_settings_under_one_name_in_two_runs_are_refused(

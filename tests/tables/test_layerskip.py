@@ -270,6 +270,15 @@ def test_the_recipes_of_the_text_stand_beside_ours(capsys: Capture) -> None:
     assert rows["paper", "speedup_max_cnn_dm"] == "2.16"
 
 
+def test_a_table_that_stays_empty_names_what_could_not_run(tmp_path: Path, capsys: Capture) -> None:
+    samples = [sample("topv2", "greedy")]
+    stored = decoded(tmp_path / "a", METHODS, samples, not_run={"skip": "too few layers"})
+    assert run(["table", "layerskip/6", stored]) == 2
+    said = capsys.readouterr().err
+    assert "none of these runs has layerskip" in said
+    assert "; skip did not run: too few layers" in said
+
+
 @pytest.mark.parametrize("name", ["layerskip/2", "layerskip/4", "layerskip/6", "layerskip/10"])
 def test_runs_of_something_else_are_refused(name: str, tmp_path: Path, capsys: Capture) -> None:
     stored = decoded(tmp_path / "a", METHODS, [sample("squad", "greedy")])

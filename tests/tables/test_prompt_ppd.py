@@ -48,6 +48,16 @@ def test_methods_are_compared_in_time_sizes_and_tokens(tmp_path: Path, capsys: C
     assert rows["Vicuna-13B", "medusa"]["trained %"] == pytest.approx(5)
 
 
+def test_rows_of_a_method_that_could_not_run_have_its_reason(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    samples = [sample("mt_bench", "greedy", number) for number in range(5)]
+    stored = decoded(tmp_path / "a", METHODS, samples, not_run={"medusa": "no add-on for m"})
+    notes = table(capsys, "prompt_ppd/1", stored, code=3)["notes"]
+    assert any("the method was not run on mt_bench, or could not run." in note for note in notes)
+    assert notes[-1] == "medusa did not run: no add-on for m"
+
+
 def test_sampled_rows_stand_beside_sampled_runs(tmp_path: Path, capsys: Capture) -> None:
     def of(name: str, step_ms: float, **more: Any) -> str:
         samples = [
