@@ -100,8 +100,12 @@ def check_table_path(path: str | Path) -> Path:
 def write(path: str | Path, sheets: Sequence[Sheet], json_value: Any) -> None:
     """Write the result of a command to a file, in the form that its suffix names."""
     path = check_table_path(path)
-    text = _text(sheets, json_value, FORM_OF[path.suffix.lower()])
-    write_whole(path, text, make_folder=True)
+    write_whole(path, _text(sheets, json_value, _form_of(path)), make_folder=True)
+
+
+def _form_of(path: Path) -> str:
+    """The form that the suffix of a file names, in small letters or capitals."""
+    return FORM_OF[path.suffix.lower()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,8 @@ class PrintedOutput:
 
     def write(self, path: str) -> None:
         """Write to a file, in the form that its suffix names."""
-        write(path, self._sheets(path.endswith(".csv")), self.content)
+        form = _form_of(check_table_path(path))
+        write(path, self._sheets(form == "csv"), self.content)
 
     def _sheets(self, csv: bool) -> list[Sheet]:
         """The tables to write: programs get one."""

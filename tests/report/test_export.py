@@ -3,12 +3,20 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from ppdbench.report import FORMATS
-from ppdbench.report.export import emit, json_text, to_csv, to_latex, to_markdown
+from ppdbench.report.export import (
+    PrintedOutput,
+    emit,
+    json_text,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from ppdbench.report.sheet import Sheet
 from ppdbench.report.terminal import print_sheets
 
@@ -132,6 +140,16 @@ def test_every_format_is_written_to_stdout(
         assert "squad" in out
     if form == "table":
         assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".md", ".tex"])
+def test_a_suffix_in_capitals_names_the_same_form(suffix: str, tmp_path: Path) -> None:
+    every_figure = Sheet("long", ("task", "rate"), (("squad", 0.123456789),))
+    output = PrintedOutput([SHEET, SHEET], every_figure, {"rows": [1]})
+    small, capitals = tmp_path / f"small{suffix}", tmp_path / f"CAPITALS{suffix.upper()}"
+    for path in (small, capitals):
+        output.write(str(path))
+    assert capitals.read_bytes() == small.read_bytes()
 
 
 @pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
