@@ -111,7 +111,7 @@ def snapshot(run: StoredRun, ks: Sequence[int] | None = None) -> Snapshot:
     decodes = kind != "probe"
     names = OF_DECODING if decodes else OF_PROBING
     config = msgspec.to_builtins(header.config)
-    settings = {name: config[name] for name in names}
+    settings = {name: config.get(name) for name in names}  # what is usual is left out
     if decodes:
         settings["prefill"] = settings["prefill"] or APART
     else:

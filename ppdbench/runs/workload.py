@@ -183,7 +183,7 @@ class Workload:
             "tests_sha256": None if tests is None else _hashed(tests[: len(examples)]),
         }
 
-    def _file(self, task: Task) -> dict[str, str]:
+    def _file(self, task: Task) -> dict[str, Any]:
         if self.config.data == "hub":
             return {"hub_id": str(task.dataset.hub_id)}
         files = data_files(task, self.config.data, self.config.split)
