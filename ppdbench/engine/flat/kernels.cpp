@@ -317,8 +317,8 @@ class Runner : public Work {
             narrowed(buffers_->row(op.source, row) + op.products[i].first,
                      narrow_room_.as<T>() + row * narrow_stride(op) + i * deep, in, deep);
     }
-    // Sums of some rows with a block of a product.
-    void multiply(const Operation& op, const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
+    // Sums of some rows with a block of a product. Not inlined, so that all is built sooner.
+    __attribute__((noinline)) void multiply(const Operation& op, const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
                   int thread) {
         const int64_t deep = narrow_ ? whole_tiles(product.in) : product.in;
         int64_t stride = buffers_->stride(op.source);

@@ -52,7 +52,8 @@ struct SharedPlaces {
     }
 };
 
-// Some rows of a pass, all query heads of one KV head, over parts of their lists: see `Unit`.
+// Some rows of a pass, all query heads of one KV head, over parts of their lists: see `Unit`. Not
+// inlined into each other, so that the library is built sooner.
 template <class Tiles>
 class TiledUnit {
    public:
@@ -150,7 +151,7 @@ class TiledUnit {
 
     // Products of heads with a block of 32 columns
 
-    void lay_queries(const float* queries, int64_t stride) {
+    __attribute__((noinline)) void lay_queries(const float* queries, int64_t stride) {
         const int64_t first = TileRoom::first_keys(op_), second = op_.head_dim - first;
         Bfloat16* to = room_.queries;
         for (int64_t r = first_row_; r < end_row_; r++)
@@ -161,7 +162,7 @@ class TiledUnit {
             }
     }
     // Scores of 32 keys for the heads of some rows.
-    void score(const SharedPlaces& shared, int64_t begin) {
+    __attribute__((noinline)) void score(const SharedPlaces& shared, int64_t begin) {
         lay_keys(shared, rows_.keys, room_.keys);
         lay_keys(shared, rows_.more_keys, room_.keys + whole_tiles(rows_.keys.dim) * BLOCK);
         by_heads(shared.first_row, shared.end_row, [&](int64_t h, auto two) {
@@ -177,7 +178,7 @@ class TiledUnit {
                  [&](int64_t i, auto two) { each(first + i, two); });
     }
     // Keys as columns: pairs of numbers, one below another, of 32 keys side by side.
-    void lay_keys(const SharedPlaces& shared, const Rows& part, Bfloat16* to) const {
+    __attribute__((noinline)) void lay_keys(const SharedPlaces& shared, const Rows& part, Bfloat16* to) const {
         constexpr int64_t EACH = 2 * LANES;  // numbers that a vector has room for
         if (!part.dim) return;
         for (int64_t j = 0; j < BLOCK; j += LANES) {
@@ -209,7 +210,7 @@ class TiledUnit {
     }
 
     // Weights of a head, as two bfloat16 numbers each; nought outside [low, high).
-    void weigh_split(int64_t head, int64_t low, int64_t high, Tilt tilt, Gathered gathered) {
+    __attribute__((noinline)) void weigh_split(int64_t head, int64_t low, int64_t high, Tilt tilt, Gathered gathered) {
         Bfloat16 *near = room_.near + head * PART, *rest = room_.rest + head * PART;
         memset(near, 0, PART * sizeof(Bfloat16)), memset(rest, 0, PART * sizeof(Bfloat16));
         weigh(room_.scores + head * PART, low, high, op_.value, op_.cap, tilt, gathered,
@@ -220,7 +221,7 @@ class TiledUnit {
     }
     // Values of 32 places, weighted, onto the sums of the heads of some rows: as soon as there are
     // no more for the same rows.
-    void gather(const SharedPlaces& shared, int64_t begin) {
+    __attribute__((noinline)) void gather(const SharedPlaces& shared, int64_t begin) {
         const int64_t place = shared.at - begin;
         const bool goes_on = shared.first_row == laid_first_ && shared.end_row == laid_end_ &&
                              place == laid_place_ + laid_ * TILE_DEEP;
@@ -250,7 +251,7 @@ class TiledUnit {
         return !any(wrong);
     }
     // Pairs of values, one below another, in blocks of 32 columns.
-    void lay_values(const SharedPlaces& shared, int64_t low, int64_t high) {
+    __attribute__((noinline)) void lay_values(const SharedPlaces& shared, int64_t low, int64_t high) {
         const int64_t dim = op_.value_dim;
         float* to = (float*)laid_values(0, laid_++);
         for (int64_t j = 0; j < TILE_DEEP; j += 2, to += BLOCK) {
@@ -276,7 +277,7 @@ class TiledUnit {
     }
     // 32 columns onto the sums of some heads.
     template <bool two>
-    void add_columns(int64_t head, int64_t d) {
+    __attribute__((noinline)) void add_columns(int64_t head, int64_t d) {
         constexpr int64_t STRIDE = BLOCK * 2 * sizeof(Bfloat16);
         SumTiles<two, Tiles> sums(tiles_, room_.sums + head * room_.wide + d, room_.wide);
         sums.load();

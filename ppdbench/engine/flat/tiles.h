@@ -42,29 +42,30 @@ struct TileShapes {
 };
 static_assert(sizeof(TileShapes) == 64, "as the processor takes them");
 
-// What the processor does, in order: even and odd products apart, then both onto the sum.
+// What the processor does, in order: even and odd products apart, then both onto the sum. Not
+// inlined, so that the library is built sooner.
 struct EmulatedTiles {
     uint8_t data[8][TILE_ROWS][TILE_BYTES] = {};
     TileShapes shapes{1};
 
     void shape(int n) { shapes = TileShapes(n); }
     template <int t>
-    void zero() {
+    __attribute__((noinline)) void zero() {
         memset(data[t], 0, sizeof data[t]);
     }
     template <int t>
-    void load(const void* from, int64_t stride) {
+    __attribute__((noinline)) void load(const void* from, int64_t stride) {
         zero<t>();
         for (int i = 0; i < shapes.rows[t]; i++)
             memcpy(data[t][i], (const char*)from + i * stride, shapes.bytes[t]);
     }
     template <int t>
-    void store(void* to, int64_t stride) const {
+    __attribute__((noinline)) void store(void* to, int64_t stride) const {
         for (int i = 0; i < shapes.rows[t]; i++)
             memcpy((char*)to + i * stride, data[t][i], shapes.bytes[t]);
     }
     template <int sum, int rows, int columns>
-    void multiply() {
+    __attribute__((noinline)) void multiply() {
         for (int i = 0; i < shapes.rows[sum]; i++)
             for (int j = 0; j < TILE_BYTES / 4; j++) {
                 float even = 0, odd = 0, held;
