@@ -217,10 +217,7 @@ void stored_tiles_over(Tiles& tiles, int form, const uint32_t* groups, int64_t c
         auto place = [&](int64_t i) { return room + i % HELD * NUMBERS / 2; };
         if (g < count) unpack(form, groups + g * group_words(form), 1, true, place(g));
         if (g < BEHIND) continue;
-        constexpr int64_t WEIGHT_STRIDE = BLOCK * 2 * sizeof(Bfloat16);
-        const float* weights = place(g - BEHIND);
-        tiles.template load<LEFT>(weights, WEIGHT_STRIDE);
-        tiles.template load<RIGHT>(weights + TILE_ROWS, WEIGHT_STRIDE);
+        found.take(place(g - BEHIND));
         found.multiply(rows + (g - BEHIND) * GROUP, stride);
     }
     found.store();

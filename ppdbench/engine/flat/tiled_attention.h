@@ -178,7 +178,8 @@ class TiledUnit {
                  [&](int64_t i, auto two) { each(first + i, two); });
     }
     // Keys as columns: pairs of numbers, one below another, of 32 keys side by side.
-    __attribute__((noinline)) void lay_keys(const SharedPlaces& shared, const Rows& part, Bfloat16* to) const {
+    __attribute__((noinline)) void lay_keys(const SharedPlaces& shared, const Rows& part,
+                                            Bfloat16* to) const {
         constexpr int64_t EACH = 2 * LANES;  // numbers that a vector has room for
         if (!part.dim) return;
         for (int64_t j = 0; j < BLOCK; j += LANES) {
@@ -210,7 +211,8 @@ class TiledUnit {
     }
 
     // Weights of a head, as two bfloat16 numbers each; nought outside [low, high).
-    __attribute__((noinline)) void weigh_split(int64_t head, int64_t low, int64_t high, Tilt tilt, Gathered gathered) {
+    __attribute__((noinline)) void weigh_split(int64_t head, int64_t low, int64_t high, Tilt tilt,
+                                               Gathered gathered) {
         Bfloat16 *near = room_.near + head * PART, *rest = room_.rest + head * PART;
         memset(near, 0, PART * sizeof(Bfloat16)), memset(rest, 0, PART * sizeof(Bfloat16));
         weigh(room_.scores + head * PART, low, high, op_.value, op_.cap, tilt, gathered,
@@ -278,14 +280,11 @@ class TiledUnit {
     // 32 columns onto the sums of some heads.
     template <bool two>
     __attribute__((noinline)) void add_columns(int64_t head, int64_t d) {
-        constexpr int64_t STRIDE = BLOCK * 2 * sizeof(Bfloat16);
         SumTiles<two, Tiles> sums(tiles_, room_.sums + head * room_.wide + d, room_.wide);
         sums.load();
         for (int64_t i = 0; i < laid_; i++) {
-            const Bfloat16* values = laid_values(d / BLOCK, i);
             const int64_t at = head * PART + laid_place_ + i * TILE_DEEP;
-            tiles_.template load<LEFT>(values, STRIDE);
-            tiles_.template load<RIGHT>(values + BLOCK, STRIDE);
+            sums.take(laid_values(d / BLOCK, i));
             sums.multiply(room_.near + at, PART);
             sums.multiply(room_.rest + at, PART);
         }

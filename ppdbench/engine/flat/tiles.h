@@ -172,7 +172,13 @@ class SumTiles {
         if (two) tiles_.template load<SUM_1_LEFT>(second_, stride_);
         if (two) tiles_.template load<SUM_1_RIGHT>(second_ + TILE_ROWS, stride_);
     }
-    // Adds 32 numbers of each row times what the tiles of columns hold.
+    // Takes a block of columns up: pairs of numbers, one below another, of 32 columns.
+    void take(const void* block) {
+        constexpr int64_t STRIDE = BLOCK * 2 * sizeof(Bfloat16);
+        tiles_.template load<LEFT>(block, STRIDE);
+        tiles_.template load<RIGHT>((const char*)block + TILE_BYTES, STRIDE);
+    }
+    // Adds 32 numbers of each row times the columns that were taken up.
     void multiply(const Bfloat16* rows, int64_t stride) {
         const int64_t bytes = stride * sizeof(Bfloat16);
         tiles_.template load<ROWS_0>(rows, bytes);
@@ -214,15 +220,14 @@ void by_tiles(Tiles& tiles, int64_t n, Each each) {
 template <bool two, class Tiles>
 void tiles_over(Tiles& tiles, const Bfloat16* weights, int64_t deep, const Bfloat16* rows,
                 int64_t stride, float* sums, int64_t sum_stride, int64_t ahead) {
-    constexpr int64_t WEIGHT_STRIDE = BLOCK * 2 * sizeof(Bfloat16);
     SumTiles<two, Tiles> found(tiles, sums, sum_stride);
     found.zero();
     for (int64_t k = 0; k < deep; k += TILE_DEEP) {
         const Bfloat16* w = weights + k * BLOCK;
         if (ahead)
-            for (int64_t i = 0; i < TILE_DEEP * BLOCK; i += 32) __builtin_prefetch(w + ahead + i, 0, two ? 3 : 2);
-        tiles.template load<LEFT>(w, WEIGHT_STRIDE);
-        tiles.template load<RIGHT>(w + BLOCK, WEIGHT_STRIDE);
+            for (int64_t i = 0; i < TILE_DEEP * BLOCK; i += 32)
+                __builtin_prefetch(w + ahead + i, 0, two ? 3 : 2);
+        found.take(w);
         found.multiply(rows + k, stride);
     }
     found.store();
