@@ -26,6 +26,14 @@ struct Sight {
 
     int64_t slot(int64_t i) const { return i < before ? i : own[i - before]; }
     int64_t position(int64_t i) const { return i < before ? i : places[i - before]; }
+
+    // What the row sees of some places: nothing where `low` is no less than `high`.
+    struct Seen {
+        int64_t low, high;
+    };
+    Seen of(int64_t at, int64_t n) const {
+        return {first > at ? first - at : 0, end - at < n ? end - at : n};
+    }
 };
 
 inline Sight sight(const Pass& pass, int64_t row, int32_t layer, int64_t window) {
@@ -309,8 +317,7 @@ class Unit {
         for (int64_t at = begin; at < begin + PART; at += TILE) score_tile(begin, at);
         for (int64_t r = first_row_; r < end_row_; r++) {
             const Sight& seen = sights_[r - first_row_];
-            const int64_t low = seen.first > begin ? seen.first - begin : 0;
-            const int64_t high = seen.end - begin < PART ? seen.end - begin : PART;
+            const auto [low, high] = seen.of(begin, PART);
             if (low < high) gather_row(r, begin, low, high, place);
         }
     }
@@ -326,12 +333,11 @@ class Unit {
         n_asked_ = 0;
         for (int64_t r = first_row_; r < end_row_; r++) {
             const Sight& seen = sights_[r - first_row_];
-            const int low = int(seen.first > at ? seen.first - at : 0);
-            const int high = int(seen.end - at < TILE ? seen.end - at : TILE);
+            const auto [low, high] = seen.of(at, TILE);
             if (low >= high) continue;
-            if (!tile_.holds(seen, at, low, high)) {
+            if (!tile_.holds(seen, at, int(low), int(high))) {
                 answer();
-                tile_.fill(seen, at, low, high);
+                tile_.fill(seen, at, int(low), int(high));
             }
             for (int64_t g = 0; g < groups_; g++) {
                 const float* query = queries_ + r * stride_ + g * dim_;

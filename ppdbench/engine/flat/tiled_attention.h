@@ -124,9 +124,7 @@ class TiledUnit {
     template <class Each>  // each(row, low, high): what it sees of the part
     void by_seeing_rows(int64_t begin, Each each) const {
         for (int64_t r = first_row_; r < end_row_; r++) {
-            const Sight& seen = sights_[r - first_row_];
-            const int64_t low = seen.first > begin ? seen.first - begin : 0;
-            const int64_t high = seen.end - begin < PART ? seen.end - begin : PART;
+            const auto [low, high] = sights_[r - first_row_].of(begin, PART);
             if (low < high) each(r, low, high);
         }
     }
@@ -137,8 +135,8 @@ class TiledUnit {
             SharedPlaces shared;
             for (int64_t r = first_row_; r < end_row_; r++) {
                 const Sight& seen = sights_[r - first_row_];
-                const int low = int(seen.first > at ? seen.first - at : 0);
-                const int high = int(seen.end - at < TILE_DEEP ? seen.end - at : TILE_DEEP);
+                const auto [from, to] = seen.of(at, TILE_DEEP);
+                const int low = int(from), high = int(to);
                 if (low >= high) continue;
                 const bool is_first = shared.end_row == 0;
                 if (!is_first && shared.join(seen, low, high, r)) continue;
@@ -231,9 +229,7 @@ class TiledUnit {
         if (!shared.uneven || are_numbers(shared)) return lay_values(shared, shared.low, shared.high);
         // Nought times what is no number is none: each row for itself, with what it sees.
         for (int64_t r = shared.first_row; r < shared.end_row; r++) {
-            const Sight& seen = sights_[r - first_row_];
-            const int64_t low = seen.first > shared.at ? seen.first - shared.at : 0;
-            const int64_t high = seen.end - shared.at < TILE_DEEP ? seen.end - shared.at : TILE_DEEP;
+            const auto [low, high] = sights_[r - first_row_].of(shared.at, TILE_DEEP);
             begin_laying(place, r, r + 1);
             lay_values(shared, low, high);
         }
