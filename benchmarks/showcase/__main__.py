@@ -2,10 +2,11 @@
 
     python -m benchmarks.showcase FOLDER [--model smollm2] [--dtypes bfloat16,float32]
         [--limit N] [--tokens N] [--threads N] [--text TEXT] [--tasks A,B] [--tables A,B]
-        [--estimate | --page]
+        [--estimate | --page | --pack | --unpack]
 
 `--estimate` says what would be run and how long that takes, `--page` makes the page of what is
-there. The same command goes on where an interrupted one stopped.
+there. `--pack` puts the runs into one file, which `--unpack` lays out again. The same command goes
+on where an interrupted one stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.showcase import page
+from benchmarks.showcase import archive, page
 from benchmarks.showcase.pace import JobPace, in_words
 from benchmarks.showcase.plan import PAPERS, ShowcaseAsked, ShowcaseJob, jobs, lacking
 from ppdbench.engine.gguf import source
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
         papers=tuple(filter(None, told.tables.split(","))),
     )
     try:
+        if told.pack or told.unpack:
+            return _keep(asked.folder, packs=told.pack)
         failed = [] if told.page else carry_out(asked, estimate_only=told.estimate)
         if not told.estimate:
             made = page.make(asked, [f"{f.job.what} ({f.job.dtype}): {f.why}" for f in failed])
@@ -59,6 +62,16 @@ def main(arguments: Sequence[str]) -> int:
         print(f"showcase: {error}", file=sys.stderr)
         return error.exit_code
     return FAILED if failed else 0
+
+
+def _keep(folder: Path, *, packs: bool) -> int:
+    """Pack the runs of a showcase or lay them out again; an exit code."""
+    if packs:
+        made = archive.pack(folder)
+        print(f"The runs in one file: {made} ({made.stat().st_size / 1e6:.1f} MB)")
+    else:
+        print(f"{archive.unpack(folder)} files of runs lie in {folder / archive.RUNS}")
+    return 0
 
 
 def carry_out(asked: ShowcaseAsked, *, estimate_only: bool = False) -> list[FailedJob]:
@@ -122,8 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", default="")
     parser.add_argument("--tasks", default="")
     parser.add_argument("--tables", default=",".join(PAPERS))
-    parser.add_argument("--estimate", action="store_true")
-    parser.add_argument("--page", action="store_true")
+    instead = parser.add_mutually_exclusive_group()
+    for option in ("--estimate", "--page", "--pack", "--unpack"):
+        instead.add_argument(option, action="store_true")
     return parser
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks.showcase import __main__ as showcase
-from benchmarks.showcase import page, plan
+from benchmarks.showcase import archive, page, plan
 from benchmarks.showcase.pace import JobPace, in_words
 from benchmarks.showcase.plan import ShowcaseAsked, ShowcaseJob, jobs, lacking, lacks, methods_of
 from ppdbench.cli.main import run
@@ -154,6 +156,61 @@ def test_another_size_in_the_same_folder_is_refused(
 ) -> None:
     assert showcase.main([*made[1], "--limit", "2"]) == 2
     assert "was run with" in capsys.readouterr().err
+
+
+def test_packed_runs_are_laid_out_again_and_make_the_same_page(
+    made: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, words = made
+    for _ in range(2):
+        assert showcase.main([*words, "--pack"]) == 0
+        packed = (folder / archive.ARCHIVE).read_bytes()
+        assert "The runs in one file" in capsys.readouterr().out
+    assert (folder / archive.ARCHIVE).read_bytes() == packed
+    pages = {name: (folder / name).read_bytes() for name in (page.PAGE, "tables/ppd-2.md")}
+    assert showcase.main([*words, "--unpack"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    runs = (folder / archive.RUNS).rename(tmp_path / archive.RUNS)
+    assert showcase.main([*words, "--unpack"]) == 0
+    files = [path for path in runs.rglob("*") if path.is_file() and path.name != ".lock"]
+    assert len(files) > 4
+    for path in files:
+        assert (folder / path.relative_to(tmp_path)).read_bytes() == path.read_bytes()
+    assert showcase.main([*words, "--page"]) == 0
+    assert {name: (folder / name).read_bytes() for name in pages} == pages
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot read"),
+        (b"no archive", "cannot read"),
+        (("runs/../../taken",), "no file of a run"),
+        (("elsewhere",), "no file of a run"),
+    ],
+)
+def test_what_is_no_archive_of_runs_is_refused_before_anything_is_written(
+    content: bytes | tuple[str] | None,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "showcase"
+    folder.mkdir()
+    if isinstance(content, bytes):
+        (folder / archive.ARCHIVE).write_bytes(content)
+    elif content:
+        with tarfile.open(folder / archive.ARCHIVE, "w:xz") as made:
+            made.addfile(tarfile.TarInfo(content[0]), io.BytesIO())
+    assert showcase.main([str(folder), "--unpack"]) == 2
+    assert said in capsys.readouterr().err
+    left = [path.name for path in tmp_path.rglob("*")]
+    assert left == ["showcase", *([archive.ARCHIVE] if content else [])]
+
+
+def test_nothing_to_pack_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert showcase.main([str(tmp_path), "--pack"]) == 2
+    assert "holds no runs to pack" in capsys.readouterr().err
 
 
 def test_an_estimate_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
