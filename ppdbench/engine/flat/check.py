@@ -138,11 +138,12 @@ def _check_long_products(dtype: torch.dtype, made: torch.Generator) -> None:
 def check_stored(dtype: torch.dtype) -> None:
     """Refuse kernels that make another product of stored weights than of the same plain ones."""
     made = torch.Generator().manual_seed(0)
-    inputs = 3 * GROUP
+    groups = 7
+    inputs = groups * GROUP
     rows = _random(made, ROWS[-1], inputs, dtype=dtype)
     for bits in STORED_FORMS:
         levels = torch.randint(1 << bits, (OUTPUTS, inputs), generator=made, dtype=torch.uint8)
-        parts = (torch.randn(OUTPUTS, 3, generator=made).half().float() for _ in range(2))
+        parts = (torch.randn(OUTPUTS, groups, generator=made).half().float() for _ in range(2))
         held = Levels(bits, levels, *parts)
         ours, plain = store(held, None, dtype), pack(held.numbers(dtype))
         for n in ROWS:

@@ -14,6 +14,7 @@
 #include "pool.h"
 #include "rows.h"
 #include "stored.h"
+#include "stored_tiles.h"
 #include "tiled_attention.h"
 
 namespace flat {
@@ -146,6 +147,10 @@ class Runner : public Work {
             case LINEAR:
             case GATED:
                 if (!narrow_) return {nullptr, 0, 0};
+                if (has_products(op, FOR_TILES)) {
+                    const int64_t units = sources(op) * side_by_side(op).units();
+                    return {&Runner::lay_beside, units, n * op.products->in * sources(op)};
+                }
                 return {&Runner::narrow, n, n * op.products->in * sources(op), true};
             case RMS_NORM: return {&Runner::norm, n, rows, true};
             case LAYER_NORM: return {&Runner::center, n, rows, true};
@@ -228,11 +233,13 @@ class Runner : public Work {
         return (most + TILE - 1) / TILE * TILE;
     }
     bool reserve() {
-        int64_t deep = 0, gathered = 0;
+        int64_t deep = 0, gathered = 0, pairs = 0;
         for_each([&](const Operation& op) {
             if (op.kind == LINEAR || op.kind == GATED) {
                 const int64_t numbers = narrow_stride(op);
                 deep = numbers > deep ? numbers : deep;
+                const int64_t beside = sources(op) * side_by_side(op).pairs();
+                if (has_products(op, FOR_TILES) && beside > pairs) pairs = beside;
             }
             if (op.kind == ATTEND) {
                 const int64_t floats =
@@ -244,6 +251,7 @@ class Runner : public Work {
         const int32_t but = leaving_ ? leaving_->products->target.buffer : -1;
         return buffers_->reserve(pass_->rows, but) && room_.reserve(threads_ * own_ * sizeof(float)) &&
                (!narrow_ || narrow_room_.reserve(pass_->rows * deep * narrow_size())) &&
+               pairs_room_.reserve(pairs * sizeof(uint32_t)) &&
                gathered_.reserve(gathered * sizeof(float)) && begin_peaks();
     }
     template <class Each>
@@ -301,6 +309,9 @@ class Runner : public Work {
 
     // The parts of the source that products read: one for all, or each one of its own.
     static int64_t sources(const Operation& op) { return op.flags & APART ? op.count : 1; }
+    static int64_t source_of(const Operation& op, const Product& product) {
+        return op.flags & APART ? &product - op.products : 0;
+    }
     bool widens() const { return path == VECTORS_ONLY; }
     int64_t narrow_size() const { return widens() ? sizeof(float) : sizeof(Bfloat16); }
     void narrow(const Operation& op, int64_t row, int) {
@@ -317,16 +328,54 @@ class Runner : public Work {
             narrowed(buffers_->row(op.source, row) + op.products[i].first,
                      narrow_room_.as<T>() + row * narrow_stride(op) + i * deep, in, deep);
     }
+    // A group of inputs of some rows, laid side by side; and of these rows for themselves besides
+    // where there are products that read them so.
+    void lay_beside(const Operation& op, int64_t unit, int thread) {
+        const SideBySide lie = side_by_side(op);
+        const int64_t part = unit / lie.units(), first = lie.first_row(unit % lie.units());
+        const int64_t input = lie.first_input(unit % lie.units());
+        const int64_t rest = op.products->in - input;
+        auto row = [&](int64_t i) {
+            return buffers_->row(op.source, first + i) + op.products[part].first + input;
+        };
+        lie.lay(row, first, input, rest, pairs_room_.as<uint32_t>() + part * lie.pairs());
+        if (has_products(op, 0) && part == 0 && input == 0)
+            for (int64_t i = 0; i < lie.rows_from(first); i++) narrow(op, first + i, thread);
+    }
+    // True if weights of products are stored for tiles, or otherwise.
+    static bool has_products(const Operation& op, int64_t for_tiles) {
+        for (int64_t i = 0; i < op.count; i++)
+            if ((op.products[i].form & FOR_TILES) == for_tiles) return true;
+        return false;
+    }
+    // How rows lie that are multiplied by weights stored for tiles.
+    SideBySide side_by_side(const Operation& op) const {
+        return {pass_->rows, whole_tiles(op.products->in)};
+    }
+    void multiply_by_outputs(const Operation& op, const Product& product, int64_t block,
+                             int64_t first, int64_t n, float* sums, int thread) {
+        const SideBySide lie = side_by_side(op);
+        const int form = int(product.form);
+        const uint32_t* groups =
+            (const uint32_t*)product.blob + block * lie.deep / GROUP * group_words(form);
+        const uint32_t* pairs = pairs_room_.as<uint32_t>() +
+                                source_of(op, product) * lie.pairs() + lie.at(first);
+        with_tiles(path, [&](auto& tiles) {
+            products_by_outputs(tiles, form, groups, pairs, lie, n, sums, own(thread) + SUMS);
+        });
+    }
     // Sums of some rows with a block of a product. Not inlined, so that all is built sooner.
     __attribute__((noinline)) void multiply(const Operation& op, const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
                   int thread) {
+        if (product.form & FOR_TILES)
+            return multiply_by_outputs(op, product, block, first, n, sums, thread);
         const int64_t deep = narrow_ ? whole_tiles(product.in) : product.in;
         int64_t stride = buffers_->stride(op.source);
         const void* rows;
         if (narrow_) {
-            const int64_t part = op.flags & APART ? &product - op.products : 0;
             stride = narrow_stride(op);
-            rows = narrow_room_.as<char>() + (first * stride + part * deep) * narrow_size();
+            rows = narrow_room_.as<char>() +
+                   (first * stride + source_of(op, product) * deep) * narrow_size();
         } else {
             rows = buffers_->row(op.source, first) + product.first;
         }
@@ -518,13 +567,13 @@ class Runner : public Work {
     }
     void attend(const Operation& op, int64_t unit, int thread) {
         if (!narrow_) return attend_by<Unit<float>>(op, unit, thread);
-        if (path == TILES) return attend_by<TiledUnit<ProcessorTiles>>(op, unit, thread);
-        if (path == EMULATED_TILES) return attend_by<TiledUnit<EmulatedTiles>>(op, unit, thread);
-        attend_by<Unit<Bfloat16>>(op, unit, thread);
+        if (!is_tiled(path)) return attend_by<Unit<Bfloat16>>(op, unit, thread);
+        with_tiles(path, [&](auto& tiles) {
+            attend_by<TiledUnit<std::decay_t<decltype(tiles)>>>(op, unit, thread);
+        });
     }
-    bool in_tiles() const { return narrow_ && (path == TILES || path == EMULATED_TILES); }
     int64_t unit_floats(const Operation& op, int64_t heads) const {
-        return in_tiles() ? TiledUnit<ProcessorTiles>::room_floats(op, heads)
+        return narrow_ && is_tiled(path) ? TiledUnit<ProcessorTiles>::room_floats(op, heads)
                           : Unit<float>::room_floats(op, heads);
     }
     template <class Some>
@@ -589,7 +638,7 @@ class Runner : public Work {
     Step found_{}, step_{};
     std::vector<Step> by_rows_;  // the steps of a job of rows; none where it is another job
     int64_t own_ = 0;
-    Room room_, narrow_room_, gathered_, peaks_;
+    Room room_, narrow_room_, pairs_room_, gathered_, peaks_;
 };
 
 }  // namespace flat

@@ -13,6 +13,19 @@ namespace flat {
 
 enum Path { VECTORS_ONLY, DOT_PRODUCTS, TILES, EMULATED_TILES };
 
+inline bool is_tiled(int path) { return path == TILES || path == EMULATED_TILES; }
+
+// Calls `each` with the tiles of a way to multiply.
+template <class Each>
+inline void with_tiles(int path, Each each) {
+    if (path == EMULATED_TILES) {
+        EmulatedTiles tiles;
+        return each(tiles);
+    }
+    ProcessorTiles tiles;
+    each(tiles);
+}
+
 // Bytes that are asked for before they are needed: as many as memory sends in the meantime.
 constexpr int64_t AHEAD = 8192;
 // Of a block, what several groups of rows read in turn: of few rows each, that stays in the nearest
@@ -220,9 +233,8 @@ void block_over(const typename Of::Weight* weights, int64_t steps, const typenam
 }
 
 template <class Tiles>
-void tiled_block_over(const Bfloat16* weights, int64_t deep, const Bfloat16* rows, int64_t stride,
-                      int64_t n, float* sums) {
-    Tiles tiles;
+void tiled_block_over(Tiles& tiles, const Bfloat16* weights, int64_t deep, const Bfloat16* rows,
+                      int64_t stride, int64_t n, float* sums) {
     by_tiles(tiles, n, [&](int64_t i, auto two) {
         tiles_over<two>(tiles, weights, deep, rows + i * stride, stride, sums + i * BLOCK, BLOCK,
                         AHEAD / sizeof(Bfloat16));
@@ -236,12 +248,11 @@ inline void products(int path, bool narrow, const void* weights, int64_t deep, c
     if (!narrow)
         return block_over<OfFloats>((const float*)weights, deep, (const float*)rows, stride, n,
                                     sums);
-    if (path == TILES)
-        return tiled_block_over<ProcessorTiles>((const Bfloat16*)weights, deep,
-                                                (const Bfloat16*)rows, stride, n, sums);
-    if (path == EMULATED_TILES)
-        return tiled_block_over<EmulatedTiles>((const Bfloat16*)weights, deep,
-                                               (const Bfloat16*)rows, stride, n, sums);
+    if (is_tiled(path))
+        return with_tiles(path, [&](auto& tiles) {
+            tiled_block_over(tiles, (const Bfloat16*)weights, deep, (const Bfloat16*)rows, stride, n,
+                             sums);
+        });
     if (path == VECTORS_ONLY)
         return block_over<OfPairs>((const uint32_t*)weights, deep / 2, (const float*)rows, stride,
                                    n, sums);

@@ -103,8 +103,9 @@ KINDS = (
 )
 # As linear.h numbers the ways to multiply bfloat16 numbers.
 VECTORS, DOT_PRODUCTS, TILES, EMULATED_TILES = range(4)
-# As stored.h numbers the forms of weights that are not plain, by their bits.
-STORED_FORMS = {4: 1, 8: 2}
+# As stored.h numbers the forms of weights that are not plain, by their bits, and what is added to
+# these where levels lie as tiles take them, and where scales and shifts are halves.
+STORED_FORMS, FOR_TILES, HALVES = {4: 1, 8: 2}, 4, 8
 # As kernels.cpp numbers what may be done with a weight and its blob.
 TO_BLOB, TO_ROWS, COMPARE = range(3)
 
@@ -126,6 +127,7 @@ class Library:
         self.run = self._function("flat_run", ctypes.c_int, "pww")
         self.linear = self._function("flat_linear", ctypes.c_int, "pwpplw")
         self.lanes: int = self._dll.flat_lanes()
+        self._path = VECTORS
 
     def _function(self, name: str, gives: Any, takes: str) -> Any:
         function: Any = self._dll[name]
@@ -139,9 +141,15 @@ class Library:
         found: int = self._dll.flat_paths()
         return [path for path in (TILES, DOT_PRODUCTS, VECTORS) if found >> path & 1]
 
+    @property
+    def in_tiles(self) -> bool:
+        """True if bfloat16 numbers are multiplied in matrix tiles."""
+        return self._path in (TILES, EMULATED_TILES)
+
     def use(self, path: int) -> None:
-        """Multiply bfloat16 numbers this way from now on."""
+        """Multiply bfloat16 numbers this way from now on, by weights that are laid out after it."""
         self._dll.flat_use(path)
+        self._path = path
 
     def blob_numbers(self, outputs: int, inputs: int, *, narrow: bool) -> int:
         """Count the numbers of a weight's blob."""

@@ -37,6 +37,9 @@ typedef int32_t IntsAnywhere __attribute__((vector_size(LANES * 4), aligned(4), 
 struct Bfloat16 {
     uint16_t bits;
 };
+struct Half {  // of IEEE 754
+    uint16_t bits;
+};
 
 // Minus nothing, which is the number itself: 0 + x is not where x is -0, and would be computed.
 inline Vec all(float x) { return x - Vec{}; }
@@ -84,6 +87,19 @@ inline Halves lower_halves(Ints x) {
 inline Vec load(const float* from) { return *(const VecAnywhere*)from; }
 inline Vec load(const Bfloat16* from) {
     return as_floats(widened(*(const HalvesAnywhere*)from) << 16);
+}
+
+// Of numbers that are finite.
+inline Vec load(const Half* from) {
+    const Halves bits = *(const HalvesAnywhere*)from;
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps((__m256i)bits);
+#elif defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps((__m128i)bits);
+#else
+    const Ints wide = widened(bits), size = (wide & 0x7fff) << 13;
+    return as_floats(as_ints(as_floats(size) * 0x1p112f) | (wide & 0x8000) << 16);
+#endif
 }
 
 // The nearest bfloat16, of two equally near ones the even; NaN stays NaN.

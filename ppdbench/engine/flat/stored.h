@@ -5,8 +5,8 @@
 // in the same order, so that every sum is the same, bit by bit, while memory sends a fraction of the
 // bytes.
 //
-// A block of 32 outputs is a list of groups of 32 inputs: the scales of the outputs, their shifts,
-// then words of the levels of each output that lie behind one another, the first in the lowest bits:
+// A block of 32 outputs is a list of groups of 32 inputs: the scales of the outputs, their shifts, as
+// float32 or where that changes none as half of it, then words of the levels of each output that lie behind one another, the first in the lowest bits:
 // [inputs / levels of a word][32].
 #pragma once
 
@@ -14,19 +14,40 @@
 
 namespace flat {
 
-enum Form { PLAIN, NIBBLES, BYTES };
+// How weights are stored. FOR_TILES besides: levels lie in another order, see stored_tiles.h. HALVES
+// besides: scales and shifts are halves.
+enum Form { PLAIN, NIBBLES, BYTES, FOR_TILES = 4, HALVES = 8 };
 
 constexpr int64_t GROUP = 32;  // inputs that share scales and shifts
 constexpr int64_t WORD_BITS = 32;
 // Groups that are unpacked at once: what they become stays in the nearest cache.
 constexpr int64_t AT_ONCE = 2;
 
-inline int64_t level_bits(int form) { return form == NIBBLES ? 4 : 8; }
+inline int64_t level_bits(int form) { return (form & NIBBLES) ? 4 : 8; }
+inline int64_t scales_words(int form) { return form & HALVES ? BLOCK : 2 * BLOCK; }
 inline int64_t group_words(int form) {
-    return 2 * BLOCK + GROUP * BLOCK * level_bits(form) / WORD_BITS;
+    return scales_words(form) + GROUP * BLOCK * level_bits(form) / WORD_BITS;
 }
 // The floats that a thread unpacks into.
 constexpr int64_t UNPACKED_FLOATS = AT_ONCE * GROUP * BLOCK;
+
+// The scales of a group and behind them the shifts; halves are widened into a room.
+struct Scales {
+    const float *scales, *shifts;
+    alignas(64) float room[2 * BLOCK];
+
+    Scales(int form, const uint32_t* group) : scales((const float*)group) {
+        if (form & HALVES) scales = widened((const Half*)group);
+        shifts = scales + BLOCK;
+    }
+    Scales(const Scales&) = delete;
+
+   private:
+    __attribute__((noinline)) const float* widened(const Half* halves) {
+        for (int64_t i = 0; i < 2 * BLOCK; i += LANES) store(room + i, load(halves + i));
+        return room;
+    }
+};
 
 // A level of each word, the one that begins at this bit, as a number.
 template <int bits>
@@ -62,12 +83,12 @@ inline Ints paired(Vec first, Vec second) {
 
 // Unpacks a group: as float32 [32][32], or as pairs of bfloat16 [16][32].
 template <int bits>
-void unpack_group(const uint32_t* group, bool narrow, float* to) {
+void unpack_group(int form, const uint32_t* group, bool narrow, float* to) {
     constexpr int EACH = WORD_BITS / bits;
-    const float* scales = (const float*)group;
-    const uint32_t* words = group + 2 * BLOCK;
+    const Scales of(form, group);
+    const uint32_t* words = group + scales_words(form);
     for (int j = 0; j < VECTORS; j++) {
-        const Vec scale = load(scales + j * LANES), shift = load(scales + BLOCK + j * LANES);
+        const Vec scale = load(of.scales + j * LANES), shift = load(of.shifts + j * LANES);
         for (int64_t w = 0; w < GROUP / EACH; w++) {
             const Ints held = *(const IntsAnywhere*)(words + w * BLOCK + j * LANES);
             float* at = to + (narrow ? w * EACH / 2 : w * EACH) * BLOCK + j * LANES;
@@ -86,15 +107,17 @@ void unpack_group(const uint32_t* group, bool narrow, float* to) {
     }
 }
 
+inline void ask_ahead(const uint32_t* from) { __builtin_prefetch((const char*)from + AHEAD); }
+
 // Unpacks some groups one behind another, and asks memory for those to come.
 inline void unpack(int form, const uint32_t* groups, int64_t count, bool narrow, float* to) {
     const int64_t words = group_words(form), floats = GROUP * BLOCK / (narrow ? 2 : 1);
     for (int64_t g = 0; g < count; g++, groups += words, to += floats) {
-        for (int64_t i = 0; i < words; i += 16) __builtin_prefetch((const char*)(groups + i) + AHEAD);
-        if (form == NIBBLES)
-            unpack_group<4>(groups, narrow, to);
+        for (int64_t i = 0; i < words; i += 16) ask_ahead(groups + i);
+        if (level_bits(form) == 4)
+            unpack_group<4>(form, groups, narrow, to);
         else
-            unpack_group<8>(groups, narrow, to);
+            unpack_group<8>(form, groups, narrow, to);
     }
 }
 
@@ -125,8 +148,6 @@ void stored_over(int form, const uint32_t* groups, int64_t count, bool narrow,
 // Rows whose sums fit into the registers beside weights that are being unpacked.
 constexpr int MOST_BESIDE = 10;
 
-inline void ask_ahead(const uint32_t* from) { __builtin_prefetch((const char*)from + AHEAD); }
-
 // Weights of a step of the sum, made of words in the registers.
 template <class Of, int bits>
 typename Of::Weights unpacked(const Ints (&words)[VECTORS], int k, const Vec (&scales)[VECTORS],
@@ -145,19 +166,18 @@ typename Of::Weights unpacked(const Ints (&words)[VECTORS], int k, const Vec (&s
 
 // `n` rows against a block: weights are unpacked where they are multiplied by. Not inlined, as above.
 template <class Of, int bits, int n>
-__attribute__((noinline)) void rows_beside(const uint32_t* groups, int64_t count,
+__attribute__((noinline)) void rows_beside(int form, const uint32_t* groups, int64_t count,
                                            const typename Of::Row* rows, int64_t stride,
                                            float* sums) {
     constexpr int EACH = WORD_BITS / bits, STEP = Of::PAIRED ? 2 : 1;
     Vec held[n][VECTORS] = {};
     for (int64_t g = 0; g < count; g++) {
         Vec scales[VECTORS], shifts[VECTORS];
-        for (int j = 0; j < VECTORS; j++) {
-            scales[j] = load((const float*)groups + j * LANES);
-            shifts[j] = load((const float*)groups + BLOCK + j * LANES);
-        }
-        for (int64_t i = 0; i < 2 * BLOCK; i += 16) ask_ahead(groups + i);
-        groups += 2 * BLOCK;
+        const Scales of(form, groups);
+        for (int j = 0; j < VECTORS; j++)
+            scales[j] = load(of.scales + j * LANES), shifts[j] = load(of.shifts + j * LANES);
+        for (int64_t i = 0; i < scales_words(form); i += 16) ask_ahead(groups + i);
+        groups += scales_words(form);
         for (int64_t w = 0; w < GROUP / EACH; w++, groups += BLOCK) {
             Ints words[VECTORS];
             for (int j = 0; j < VECTORS; j++) {
@@ -177,11 +197,12 @@ __attribute__((noinline)) void rows_beside(const uint32_t* groups, int64_t count
 }
 
 template <class Of, int bits, int n = MOST_BESIDE>
-void some_beside(int64_t rest, const uint32_t* groups, int64_t count, const typename Of::Row* rows,
-                 int64_t stride, float* sums) {
+void some_beside(int64_t rest, int form, const uint32_t* groups, int64_t count,
+                 const typename Of::Row* rows, int64_t stride, float* sums) {
     if constexpr (n > 1)
-        if (rest < n) return some_beside<Of, bits, n - 1>(rest, groups, count, rows, stride, sums);
-    rows_beside<Of, bits, n>(groups, count, rows, stride, sums);
+        if (rest < n)
+            return some_beside<Of, bits, n - 1>(rest, form, groups, count, rows, stride, sums);
+    rows_beside<Of, bits, n>(form, groups, count, rows, stride, sums);
 }
 #endif
 
@@ -192,45 +213,15 @@ void stored_block_over(int form, const uint32_t* groups, int64_t count, bool nar
 #ifdef FLAT_STORED_AT_ONCE
     if constexpr (Of::NUMBERS == 1)
         if (n <= MOST_BESIDE)
-            return form == NIBBLES
-                       ? some_beside<Of, 4>(n, groups, count, rows, stride, sums)
-                       : some_beside<Of, 8>(n, groups, count, rows, stride, sums);
+            return level_bits(form) == 4
+                       ? some_beside<Of, 4>(n, form, groups, count, rows, stride, sums)
+                       : some_beside<Of, 8>(n, form, groups, count, rows, stride, sums);
 #endif
     if constexpr (MOST_OF_HALVES > 0)
         if (n > MOST_ROWS)
             return stored_over<Of, typename Of::Half, MOST_OF_HALVES>(form, groups, count, narrow,
                                                                       rows, stride, n, sums, room);
     stored_over<Of, Of, MOST_ROWS>(form, groups, count, narrow, rows, stride, n, sums, room);
-}
-
-// Up to 32 rows against a block by tiles, which multiply some groups behind those that are being
-// unpacked: by then these have arrived in the nearest cache.
-template <bool two, class Tiles>
-void stored_tiles_over(Tiles& tiles, int form, const uint32_t* groups, int64_t count,
-                       const Bfloat16* rows, int64_t stride, float* sums, float* room) {
-    static_assert(GROUP == TILE_DEEP);
-    constexpr int64_t NUMBERS = GROUP * BLOCK, HELD = 4, BEHIND = 2;
-    static_assert(HELD * NUMBERS / 2 <= UNPACKED_FLOATS);
-    SumTiles<two, Tiles> found(tiles, sums, BLOCK);
-    found.zero();
-    for (int64_t g = 0; g < count + BEHIND; g++) {
-        auto place = [&](int64_t i) { return room + i % HELD * NUMBERS / 2; };
-        if (g < count) unpack(form, groups + g * group_words(form), 1, true, place(g));
-        if (g < BEHIND) continue;
-        found.take(place(g - BEHIND));
-        found.multiply(rows + (g - BEHIND) * GROUP, stride);
-    }
-    found.store();
-}
-
-template <class Tiles>
-void stored_in_tiles(int form, const uint32_t* groups, int64_t count, const Bfloat16* rows,
-                     int64_t stride, int64_t n, float* sums, float* room) {
-    Tiles tiles;
-    by_tiles(tiles, n, [&](int64_t i, auto two) {
-        stored_tiles_over<two>(tiles, form, groups, count, rows + i * stride, stride,
-                               sums + i * BLOCK, room);
-    });
 }
 
 // As `products`, over a block of stored weights; `room` has UNPACKED_FLOATS.
@@ -243,13 +234,8 @@ inline void stored_products(int form, int path, bool narrow, const uint32_t* gro
     if (path == VECTORS_ONLY)
         return stored_block_over<OfPairs>(form, groups, count, true, (const float*)rows, stride, n,
                                           sums, room);
-    if (path == DOT_PRODUCTS)
-        return stored_block_over<OfPairsAtOnce>(form, groups, count, true,
-                                                (const OfPairsAtOnce::Row*)rows, stride / 2, n,
-                                                sums, room);
-    auto in_tiles =
-        path == TILES ? stored_in_tiles<ProcessorTiles> : stored_in_tiles<EmulatedTiles>;
-    in_tiles(form, groups, count, (const Bfloat16*)rows, stride, n, sums, room);
+    stored_block_over<OfPairsAtOnce>(form, groups, count, true, (const OfPairsAtOnce::Row*)rows,
+                                     stride / 2, n, sums, room);
 }
 
 }  // namespace flat

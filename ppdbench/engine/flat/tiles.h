@@ -23,20 +23,23 @@ constexpr int TILE_BYTES = 64;
 constexpr int64_t TILE_DEEP = 32;  // numbers of a row that one product of tiles sums
 enum Tile { SUM_0_LEFT, SUM_0_RIGHT, SUM_1_LEFT, SUM_1_RIGHT, ROWS_0, ROWS_1, LEFT, RIGHT };
 
+// What the tiles of sums have below one another: rows, or the 32 outputs of a block.
+enum Way { BY_ROWS, BY_OUTPUTS };
+
 // The shapes of the tiles, as the processor takes them.
 struct TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // For up to 32 rows.
-    explicit TileShapes(int n) {
-        int first = n < TILE_ROWS ? n : TILE_ROWS, second = n - first;
+    // For up to 32 rows, 16 to a tile. By outputs they are columns of pairs of numbers.
+    TileShapes(int n, Way way) {
+        // A tile without rows is none: unused ones keep a row.
+        const int first = n < TILE_ROWS ? n : TILE_ROWS, second = n > first ? n - first : 1;
         const int held[8] = {first, first, second, second, first, second, TILE_ROWS, TILE_ROWS};
         for (int i = 0; i < 8; i++) {
-            // A tile without rows is none: unused ones keep a row.
-            rows[i] = held[i] ? held[i] : 1;
-            bytes[i] = TILE_BYTES;
+            rows[i] = way == BY_ROWS ? held[i] : TILE_ROWS;
+            bytes[i] = way == BY_ROWS ? TILE_BYTES : held[i] * 4;
         }
     }
 };
@@ -46,9 +49,9 @@ static_assert(sizeof(TileShapes) == 64, "as the processor takes them");
 // inlined, so that the library is built sooner.
 struct EmulatedTiles {
     uint8_t data[8][TILE_ROWS][TILE_BYTES] = {};
-    TileShapes shapes{1};
+    TileShapes shapes{1, BY_ROWS};
 
-    void shape(int n) { shapes = TileShapes(n); }
+    void shape(int n, Way way) { shapes = TileShapes(n, way); }
     template <int t>
     __attribute__((noinline)) void zero() {
         memset(data[t], 0, sizeof data[t]);
@@ -97,14 +100,15 @@ struct EmulatedTiles {
 // would store them whenever it puts the thread aside.
 struct ProcessorTiles {
     static int& shaped_for() {
-        static thread_local int rows = 0;
+        static thread_local int rows = 0;  // below nought by outputs
         return rows;
     }
-    static void shape(int n) {
-        if (shaped_for() == n) return;
-        TileShapes shapes(n);
+    static void shape(int n, Way way) {
+        const int wanted = way == BY_ROWS ? n : -n;
+        if (shaped_for() == wanted) return;
+        TileShapes shapes(n, way);
         asm volatile("ldtilecfg %0" ::"m"(shapes));
-        shaped_for() = n;
+        shaped_for() = wanted;
     }
     static void release() {
         if (shaped_for() == 0) return;
@@ -205,10 +209,10 @@ class SumTiles {
 // Calls `each(first, two)` for up to 32 of some rows after another, with tiles in shape for them;
 // `two` is true where it takes two tiles to hold them.
 template <class Tiles, class Each>
-void by_tiles(Tiles& tiles, int64_t n, Each each) {
+void by_tiles(Tiles& tiles, int64_t n, Each each, Way way = BY_ROWS) {
     for (int64_t i = 0; i < n; i += 2 * TILE_ROWS) {
         const int64_t count = n - i < 2 * TILE_ROWS ? n - i : 2 * TILE_ROWS;
-        tiles.shape(int(count));
+        tiles.shape(int(count), way);
         if (count > TILE_ROWS)
             each(i, std::true_type());
         else

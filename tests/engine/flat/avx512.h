@@ -14,6 +14,7 @@ typedef float Floats __attribute__((vector_size(64)));
 typedef int Ints __attribute__((vector_size(64)));
 typedef unsigned short Half __attribute__((vector_size(32)));
 typedef unsigned Words __attribute__((vector_size(64)));
+typedef unsigned char Bytes __attribute__((vector_size(16)));
 
 struct Halves {
     __m256 low, high;
@@ -64,6 +65,21 @@ inline bool any(Ints x) {
     for (int i = 0; i < 16; i++) bits |= x[i];
     return bits;
 }
+inline Floats widened(Half x) {
+    Halves out;
+    __m128i low, high;
+    __builtin_memcpy(&low, &x, 16), __builtin_memcpy(&high, (char*)&x + 16, 16);
+    out.low = _mm256_cvtph_ps(low), out.high = _mm256_cvtph_ps(high);
+    Floats all;
+    __builtin_memcpy(&all, &out, 64);
+    return all;
+}
+inline __m512i twice(__m256i x) {
+    const __m256i both[2] = {x, x};
+    __m512i out;
+    __builtin_memcpy(&out, both, 64);
+    return out;
+}
 inline Shorts shorts_at(Shorts which, Shorts table) {
     Shorts out;
     for (int i = 0; i < 32; i++) out[i] = table[which[i] & 31];
@@ -110,5 +126,11 @@ inline Floats pairs_onto(Floats sums, Words a, Words b) {
 #define _mm512_test_epi32_mask(x, same) emulated::any((emulated::Ints)(x))
 #define _mm512_permutexvar_epi16(which, table) \
     emulated::shorts_at((emulated::Shorts)(which), (emulated::Shorts)(table))
+#define _mm512_cvtph_ps(x) emulated::widened((emulated::Half)(x))
+#define _mm512_storeu_si512(to, x) (*(__m512i_u*)(to) = (__m512i)(x))
+#define _mm512_srli_epi16(x, n) ((__m512i)((emulated::Shorts)(x) >> (n)))
+#define _mm512_broadcast_i64x4(x) emulated::twice(x)
+#define _mm512_cvtepu8_epi32(x) ((__m512i)__builtin_convertvector((emulated::Bytes)(x), emulated::Ints))
+#define _mm512_cvtepi32_ps(x) __builtin_convertvector((emulated::Ints)(x), emulated::Floats)
 #define _mm512_dpbf16_ps(sums, a, b) \
     emulated::pairs_onto((emulated::Floats)(sums), (emulated::Words)(a), (emulated::Words)(b))

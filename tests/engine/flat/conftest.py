@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from ppdbench.engine.flat import library as kernels_of
+from ppdbench.engine.flat import native, ops, stored, weights
 from ppdbench.engine.flat.library import Unavailable, library
-from ppdbench.engine.flat.native import EMULATED_TILES, loaded
+from ppdbench.engine.flat.native import EMULATED_TILES, Library, built, loaded
+
+Planted = Callable[[str, str, str], Library]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,3 +52,25 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planted:
+    """Kernels with a bug, in the place of this machine's: in a file something wrong for right."""
+
+    def plant(file: str, right: str, wrong: str) -> Library:
+        folder = tmp_path / "sources"
+        ignored = shutil.ignore_patterns("*.py", "__pycache__")
+        shutil.copytree(native.SOURCES, folder, ignore=ignored)
+        text = (folder / file).read_text(encoding="utf-8")
+        assert text.count(right) == 1
+        (folder / file).write_text(text.replace(right, wrong), encoding="utf-8")
+        quick = [flag.replace("-O3", "-O0") for flag in native.FLAGS]  # takes a quarter of the time
+        monkeypatch.setattr(native, "FLAGS", quick)
+        monkeypatch.setenv("PPDBENCH_CACHE", str(tmp_path / "cache"))
+        library = Library(built(folder))
+        for module in (native, ops, stored, weights, kernels_of):
+            monkeypatch.setattr(module, "loaded", lambda: library)
+        return library
+
+    return plant

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
 
 from ppdbench.engine.flat import library as kernels_of
-from ppdbench.engine.flat import native, ops, weights
-from ppdbench.engine.flat.check import Wrong, check
-from ppdbench.engine.flat.native import EMULATED_TILES, Library, Unavailable, built
+from ppdbench.engine.flat import native
+from ppdbench.engine.flat.check import Wrong, check, check_stored
+from ppdbench.engine.flat.native import EMULATED_TILES, Library, Unavailable
+from tests.engine.flat.conftest import Planted
 
 # Bugs that somebody could make: the file, what stands there, what would, and what it spoils: passes
 # in these types, of bfloat16 in the plainest way to multiply it unless another is named.
@@ -86,8 +84,8 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "another part of a row": (
         "kernels.cpp",
-        "const int64_t part = op.flags & APART ? &product - op.products : 0;",
-        "const int64_t part = 0;",
+        "return op.flags & APART ? &product - op.products : 0;",
+        "return 0;",
         (torch.bfloat16,),
     ),
     "keys over other keys": (
@@ -194,23 +192,23 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
 }
 
+# The same of products of stored weights in tiles.
+BUGS_OF_STORED = {
+    "weights that are written over": ("HELD = 4, BEHIND = 2;", "HELD = 2, BEHIND = 2;"),
+    "a group that is left out": ("g < count + BEHIND; g++", "g < count + BEHIND - 1; g++"),
+    "the first rows again": ("here, here + lie.tile());", "here, here);"),
+    "the first outputs again": (
+        "put<SUM_0_RIGHT>(first, sums + TILE_ROWS)",
+        "put<SUM_0_LEFT>(first, sums + TILE_ROWS)",
+    ),
+    "sums in the place of others": ("sums + first * BLOCK + TILE_ROWS", "sums + TILE_ROWS"),
+}
+
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_wrong_kernels_are_found_out(
-    bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_kernels_are_found_out(bug: str, planted: Planted) -> None:
     file, right, wrong, spoiled = BUGS[bug]
-    folder = tmp_path / "sources"
-    shutil.copytree(native.SOURCES, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    text = (folder / file).read_text(encoding="utf-8")
-    assert text.count(right) == 1
-    (folder / file).write_text(text.replace(right, wrong), encoding="utf-8")
-    flags = [flag.replace("-O3", "-O0") for flag in native.FLAGS]  # builds in a quarter of the time
-    monkeypatch.setattr(native, "FLAGS", flags)
-    monkeypatch.setenv("PPDBENCH_CACHE", str(tmp_path / "cache"))
-    library = Library(built(folder))
-    for module in (native, ops, weights, kernels_of):
-        monkeypatch.setattr(module, "loaded", lambda: library)
+    library = planted(file, right, wrong)
     for way in spoiled:
         if way != torch.float32:
             library.use(way if isinstance(way, int) else library.paths[-1])
@@ -219,6 +217,14 @@ def test_wrong_kernels_are_found_out(
     if torch.float32 in spoiled:
         with pytest.raises(Unavailable, match="fail their check"):
             kernels_of.library.__wrapped__()
+
+
+@pytest.mark.parametrize("bug", BUGS_OF_STORED)
+def test_wrong_products_of_stored_weights_are_found_out(bug: str, planted: Planted) -> None:
+    library = planted("stored_tiles.h", *BUGS_OF_STORED[bug])
+    library.use(EMULATED_TILES)
+    with pytest.raises(Wrong, match="a product of stored weights"):
+        check_stored(torch.bfloat16)
 
 
 def test_a_way_to_multiply_that_fails_its_check_gives_way_to_the_next(

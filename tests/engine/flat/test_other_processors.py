@@ -11,6 +11,7 @@ import torch
 
 from ppdbench.engine.flat import library as kernels_of
 from ppdbench.engine.flat import native, ops, weights
+from ppdbench.engine.flat import stored as stored_weights
 from ppdbench.engine.flat.check import check
 from ppdbench.engine.flat.native import EMULATED_TILES, Library, built
 from ppdbench.machine.environment import instruction_sets
@@ -45,7 +46,7 @@ def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Li
     """Kernels of each width in the place of this machine's."""
     found = library(request.param)
     assert found.lanes == request.param
-    for module in (native, ops, weights, kernels_of):
+    for module in (native, ops, stored_weights, weights, kernels_of):
         monkeypatch.setattr(module, "loaded", lambda: found)
     return found
 

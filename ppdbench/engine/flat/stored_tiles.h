@@ -1,0 +1,217 @@
+// Stored weights for matrix tiles: the levels of an output lie side by side, 32 of a group.
+//
+// So a group becomes rows of a tile as it is, and four bits are looked up: of an output and a group
+// there are no more than 16 weights, made once, and one instruction picks 32 of them. Rows of the
+// model are the columns of the other tile, as pairs of numbers one below another. A sum has the same
+// products in the same order as over plain weights.
+//
+// A group is as in stored.h, but for its levels. Of 4 bits: [8][32] words of 16 bits, each the levels
+// of four outputs that follow each other, the first in the lowest bits. Of 8 bits: [32][32] bytes.
+#pragma once
+
+#include <utility>
+
+#include "rows.h"
+#include "stored.h"
+#include "tiles.h"
+
+namespace flat {
+
+static_assert(GROUP == TILE_DEEP, "a product of tiles takes a group");
+
+// Rows of a square of 16 become its columns. Not inlined, as others below, so that all is built sooner.
+template <class Word>
+__attribute__((noinline)) void square_transposed(Word (&square)[TILE_ROWS][TILE_ROWS]) {
+    static_assert(sizeof(Word) == sizeof(float), "words");
+#if defined(__AVX512F__)
+    Vec held[TILE_ROWS];
+    for (int i = 0; i < TILE_ROWS; i++) held[i] = load((const float*)square[i]);
+    transpose(held);
+    for (int i = 0; i < TILE_ROWS; i++) store((float*)square[i], held[i]);
+#else
+    for (int i = 0; i < TILE_ROWS; i++)
+        for (int j = 0; j < i; j++) std::swap(square[i][j], square[j][i]);
+#endif
+}
+
+// Rows that a product reads: the numbers of 16 side by side, in pairs, and those of the next 16
+// behind them all. As many as there are where these are fewer.
+struct SideBySide {
+    int64_t rows, deep;
+
+    int64_t pitch() const { return rows < TILE_ROWS ? rows : TILE_ROWS; }
+    int64_t tile() const { return deep / 2 * pitch(); }  // pairs from one tile of rows to the next
+    int64_t pairs() const { return (rows + TILE_ROWS - 1) / TILE_ROWS * tile(); }
+    int64_t at(int64_t row) const { return row / TILE_ROWS * tile() + row % TILE_ROWS; }
+
+    // They are laid so in units: a group of inputs of one tile of rows.
+    int64_t groups() const { return deep / GROUP; }
+    int64_t units() const { return (rows + TILE_ROWS - 1) / TILE_ROWS * groups(); }
+    int64_t first_row(int64_t unit) const { return unit / groups() * TILE_ROWS; }
+    int64_t first_input(int64_t unit) const { return unit % groups() * GROUP; }
+    int64_t rows_from(int64_t first) const {
+        return rows - first < TILE_ROWS ? rows - first : TILE_ROWS;
+    }
+    // Rounds the numbers of one unit, of which each row has no more than `rest`.
+    template <class Row>  // the numbers of the unit's row i
+    void lay(Row row, int64_t first, int64_t input, int64_t rest, uint32_t* pairs) const {
+        constexpr int64_t EACH = GROUP / 2;
+        alignas(64) uint32_t found[TILE_ROWS][EACH] = {};
+        const int64_t count = rows_from(first);
+        for (int64_t i = 0; i < count; i++) narrowed(row(i), (Bfloat16*)found[i], rest, GROUP);
+        uint32_t* to = pairs + at(first) + input / 2 * pitch();
+        if (pitch() == 1) return (void)memcpy(to, found[0], sizeof found[0]);
+        square_transposed(found);
+        for (int64_t j = 0; j < EACH; j++, to += pitch()) memcpy(to, found[j], count * sizeof *to);
+    }
+};
+
+// The outputs of one word of levels of 4 bits.
+constexpr int OF_A_WORD = 4;
+
+#if defined(__AVX512BF16__)
+
+// Makes [32 outputs][32 inputs] of a group of 4 bits.
+__attribute__((noinline)) inline void unpack_nibbles(const Scales& of, const uint32_t* levels, Bfloat16* to) {
+    alignas(64) __m256i weights[BLOCK];
+    const Vec each = __builtin_convertvector(counted(0), Vec);
+    auto of_output = [&](int o) {
+        return (__m512)fma(each, all(of.scales[o]), all(of.shifts[o]));
+    };
+#pragma GCC unroll 4
+    for (int o = 0; o < BLOCK; o += 2)  // of two outputs at once, as that takes no longer
+        _mm512_storeu_si512(weights + o,
+                            (__m512i)_mm512_cvtne2ps_pbh(of_output(o + 1), of_output(o)));
+    for (int o = 0; o < BLOCK; o += OF_A_WORD, levels += LANES) {
+        const __m512i words = _mm512_loadu_si512(levels);
+#pragma GCC unroll 4
+        for (int k = 0; k < OF_A_WORD; k++)
+            // Looked up by the five lowest bits, of which the highest makes no difference.
+            _mm512_storeu_si512(to + (o + k) * GROUP,
+                                _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * k),
+                                                         _mm512_broadcast_i64x4(weights[o + k])));
+    }
+}
+
+// The same of 8 bits.
+__attribute__((noinline)) inline void unpack_bytes(const Scales& of, const uint32_t* levels, Bfloat16* to) {
+    const __m128i* bytes = (const __m128i*)levels;
+    for (int o = 0; o < BLOCK; o++, bytes += 2) {
+        auto half = [&](int i) {
+            const __m512i numbers = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes + i));
+            return (__m512)fma((Vec)_mm512_cvtepi32_ps(numbers), all(of.scales[o]),
+                               all(of.shifts[o]));
+        };
+        _mm512_storeu_si512(to + o * GROUP, (__m512i)_mm512_cvtne2ps_pbh(half(1), half(0)));
+    }
+}
+
+#else
+
+template <class Level>  // the level of an output's input
+inline void unpack_each(const Scales& of, Bfloat16* to, Level level) {
+    for (int o = 0; o < BLOCK; o++)
+        for (int i = 0; i < GROUP; i++) {
+            const Vec weight = fma(all(float(level(o, i))), all(of.scales[o]), all(of.shifts[o]));
+            to[o * GROUP + i].bits = uint16_t(uint32_t(as_ints(rounded(weight))[0]) >> 16);
+        }
+}
+__attribute__((noinline)) inline void unpack_nibbles(const Scales& of, const uint32_t* levels, Bfloat16* to) {
+    unpack_each(of, to, [&](int o, int i) {
+        return ((const uint16_t*)levels)[o / OF_A_WORD * GROUP + i] >> o % OF_A_WORD * 4 & 15;
+    });
+}
+__attribute__((noinline)) inline void unpack_bytes(const Scales& of, const uint32_t* levels, Bfloat16* to) {
+    unpack_each(of, to, [&](int o, int i) { return ((const uint8_t*)levels)[o * GROUP + i]; });
+}
+
+#endif
+
+// Unpacks a group, and asks memory for one to come.
+inline void unpack_by_outputs(int form, const uint32_t* group, Bfloat16* to) {
+    for (int64_t i = 0; i < group_words(form); i += 16) ask_ahead(group + i);
+    const Scales of(form, group);
+    const uint32_t* levels = group + scales_words(form);
+    if (level_bits(form) == 4)
+        unpack_nibbles(of, levels, to);
+    else
+        unpack_bytes(of, levels, to);
+}
+
+// The sums of a block of outputs with up to 32 rows; those of the second 16 where there are `two`.
+template <bool two, class Tiles>
+class SumsByOutputs {
+   public:
+    SumsByOutputs(Tiles& tiles, int64_t pitch) : tiles_(tiles), stride_(pitch * 4) {
+        tiles_.template zero<SUM_0_LEFT>();
+        tiles_.template zero<SUM_0_RIGHT>();
+        if (two) tiles_.template zero<SUM_1_LEFT>();
+        if (two) tiles_.template zero<SUM_1_RIGHT>();
+    }
+    // Adds a group of weights times 16 pairs of each row; those of the second 16 are elsewhere.
+    void multiply(const Bfloat16* weights, const uint32_t* pairs, const uint32_t* others) {
+        tiles_.template load<LEFT>(weights, TILE_BYTES);
+        tiles_.template load<RIGHT>(weights + TILE_ROWS * GROUP, TILE_BYTES);
+        tiles_.template load<ROWS_0>(pairs, stride_);
+        tiles_.template multiply<SUM_0_LEFT, LEFT, ROWS_0>();
+        tiles_.template multiply<SUM_0_RIGHT, RIGHT, ROWS_0>();
+        if (!two) return;
+        tiles_.template load<ROWS_1>(others, stride_);
+        tiles_.template multiply<SUM_1_LEFT, LEFT, ROWS_1>();
+        tiles_.template multiply<SUM_1_RIGHT, RIGHT, ROWS_1>();
+    }
+    // Writes the sums of `n` rows, [n, 32].
+    void store(int64_t n, float* sums) const {
+        const int64_t first = two ? TILE_ROWS : n;
+        put<SUM_0_LEFT>(first, sums);
+        put<SUM_0_RIGHT>(first, sums + TILE_ROWS);
+        if (two) put<SUM_1_LEFT>(n - first, sums + first * BLOCK);
+        if (two) put<SUM_1_RIGHT>(n - first, sums + first * BLOCK + TILE_ROWS);
+    }
+
+   private:
+    // A tile has 16 outputs below one another: they come to lie side by side.
+    template <int tile>
+    void put(int64_t n, float* to) const {
+        if (n == 1) return tiles_.template store<tile>(to, sizeof(float));
+        alignas(64) float found[TILE_ROWS][TILE_ROWS] = {};
+        tiles_.template store<tile>(found, TILE_BYTES);
+        square_transposed(found);
+        for (int i = 0; i < n; i++) memcpy(to + i * BLOCK, found[i], sizeof found[i]);
+    }
+
+    Tiles& tiles_;
+    const int64_t stride_;
+};
+
+// Up to 32 rows against a block. Tiles multiply some groups behind those that are being unpacked: by
+// then these have arrived in the nearest cache.
+template <bool two, class Tiles>
+void groups_over(Tiles& tiles, int form, const uint32_t* groups, const uint32_t* pairs,
+                 const SideBySide& lie, int64_t n, float* sums, Bfloat16* room) {
+    constexpr int64_t HELD = 4, BEHIND = 2;
+    static_assert(HELD * GROUP * BLOCK / 2 <= UNPACKED_FLOATS);
+    SumsByOutputs<two, Tiles> found(tiles, lie.pitch());
+    auto place = [&](int64_t g) { return room + g % HELD * GROUP * BLOCK; };
+    for (int64_t g = 0, count = lie.deep / GROUP; g < count + BEHIND; g++) {
+        if (g < count) unpack_by_outputs(form, groups + g * group_words(form), place(g));
+        if (g < BEHIND) continue;
+        const uint32_t* here = pairs + (g - BEHIND) * GROUP / 2 * lie.pitch();
+        found.multiply(place(g - BEHIND), here, here + lie.tile());
+    }
+    found.store(n, sums);
+}
+
+// As `stored_products`, with rows that lie side by side.
+template <class Tiles>
+void products_by_outputs(Tiles& tiles, int form, const uint32_t* groups, const uint32_t* pairs,
+                         const SideBySide& lie, int64_t n, float* sums, float* room) {
+    auto some = [&](int64_t i, auto two) {
+        const int64_t rest = n - i < 2 * TILE_ROWS ? n - i : 2 * TILE_ROWS;
+        groups_over<two>(tiles, form, groups, pairs + lie.at(i), lie, rest, sums + i * BLOCK,
+                         (Bfloat16*)room);
+    };
+    by_tiles(tiles, n, some, BY_OUTPUTS);
+}
+
+}  // namespace flat
