@@ -53,7 +53,7 @@ class Comparison:
 def compare_paths(run_path: Path, baseline_path: Path, thresholds: Thresholds) -> Comparison:
     """Compare a run folder with a baseline file, or with another run folder."""
     baseline, sealed = open_baseline(baseline_path)
-    thresholds.refuse_misfits(baseline.kind, baseline.subjects)
+    thresholds.refuse_misfits(baseline)
     run = read_whole(run_path)
     now = snapshot(run, baseline.settings.get("ks"))
     refuse_unlike(now, baseline)

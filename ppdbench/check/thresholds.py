@@ -15,7 +15,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ppdbench.check.figures import DECODED
 from ppdbench.check.metrics import LIMITS, METRICS, Rule
+from ppdbench.check.snapshot import MethodFacts, Snapshot
 from ppdbench.errors import ConfigError, UnknownName
 from ppdbench.files.keys import Keys
 from ppdbench.files.yaml_file import read_yaml
@@ -37,8 +39,9 @@ class Thresholds:
         own = self.of_methods.get(method, {})
         return own.get(metric) or self.rules.get(metric) or METRICS.get(metric).default
 
-    def refuse_misfits(self, kind: str, methods: Collection[str]) -> None:
-        """Refuse rules for what a run of this kind, with these methods, does not have."""
+    def refuse_misfits(self, baseline: Snapshot) -> None:
+        """Refuse rules for what runs like the baseline do not have, or what is never checked."""
+        kind, methods = baseline.kind, baseline.subjects
         for rules in (self.rules, *self.of_methods.values()):
             for metric in rules:
                 if kind not in METRICS.get(metric).runs:
@@ -55,6 +58,24 @@ class Thresholds:
                         f"{self.where}: {metric} of a {kind} run is of {whose}, not of {method}; "
                         "give its rule under metrics"
                     )
+        for about in baseline.methods:
+            for metric in self.of_methods.get(about.label, {}):
+                if why := _never_checked(metric, about):
+                    raise ConfigError(
+                        f"{self.where}: {metric} of {about.label} is never checked: {why}"
+                    )
+
+
+def _never_checked(metric: str, about: MethodFacts) -> str | None:
+    """Return why a metric of a method is never checked, and what to do; None where it is."""
+    if metric in DECODED and about.name == "greedy":
+        return "greedy drafts nothing and is what speedups are measured by; leave the rule out"
+    if metric == "identity" and not about.exact:
+        return (
+            "the method is not exact; leave the rule out, or give one for outputs, which are "
+            "compared with the baseline's"
+        )
+    return None
 
 
 def read_thresholds(path: Path) -> Thresholds:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.check.comparison import Comparison, compare_paths
+from ppdbench.check.figures import Outputs
 from ppdbench.check.judge import Check
 from ppdbench.check.metrics import Rule
+from ppdbench.check.snapshot import MethodFacts, Snapshot
 from ppdbench.check.thresholds import Thresholds
 from tests import records
 
@@ -132,6 +134,23 @@ def failed(sample: Sample) -> Sample:
 def elsewhere() -> dict[str, Any]:
     """The header's environment on another machine."""
     return {**MACHINE, "cpu": {"model": "another processor", "features": ["avx2"]}}
+
+
+def bare(kind: str, *labels: str, exact: bool = True) -> Snapshot:
+    """A snapshot that says which methods or targets there are, and no more."""
+    methods = [MethodFacts(label, label.split(" (batch")[0], exact, {}, {}) for label in labels]
+    return Snapshot(
+        kind=kind,
+        command=(),
+        model={},
+        settings={},
+        machine={},
+        data=(),
+        methods=() if kind == "probe" else tuple(methods),
+        outputs=tuple(Outputs("squad", label, ()) for label in labels),
+        figures=(),
+        peak_memory_bytes=0,
+    )
 
 
 def compared(

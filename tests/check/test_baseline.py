@@ -154,7 +154,7 @@ def test_the_committed_baselines_are_small_and_their_thresholds_fit(name: str) -
     baseline = open_baseline(path)[0]
     assert baseline.kind == name
     assert baseline.model["name"] == "reference"
-    read_thresholds(COMMITTED / f"{name}.yaml").refuse_misfits(name, baseline.subjects)
+    read_thresholds(COMMITTED / f"{name}.yaml").refuse_misfits(baseline)
 
 
 def test_the_committed_baselines_cover_what_they_are_for() -> None:

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from ppdbench.check.baseline import open_baseline
+from ppdbench.check.comparison import compare_paths
+from ppdbench.check.figures import DECODED
 from ppdbench.check.metrics import METRICS, Rule
+from ppdbench.check.snapshot import Snapshot
 from ppdbench.check.thresholds import Thresholds, read_thresholds
 from ppdbench.errors import ConfigError
+from tests.check.made import INEXACT, bare, bench_run, drafting
 
 
 def read(tmp_path: Path, text: str) -> Thresholds:
@@ -64,10 +69,10 @@ def test_what_a_file_cannot_ask_for_is_told_with_what_it_can(
 def test_rules_for_what_the_run_does_not_have_are_refused(tmp_path: Path) -> None:
     limits = read(tmp_path, "version: 1\nmetrics: {speedup: ignored}\n")
     with pytest.raises(ConfigError, match="a probe run has no speedup; it has outputs, match_rate"):
-        limits.refuse_misfits("probe", ["greedy"])
+        limits.refuse_misfits(bare("probe", "greedy"))
     limits = read(tmp_path, "version: 1\nmethods: {layerskp: {speedup: ignored}}\n")
     with pytest.raises(ConfigError, match="unknown method 'layerskp': did you mean layerskip"):
-        limits.refuse_misfits("bench", ["greedy", "layerskip"])
+        limits.refuse_misfits(bare("bench", "greedy", "layerskip"))
 
 
 @pytest.mark.parametrize(
@@ -83,12 +88,57 @@ def test_rules_of_a_method_for_what_is_of_no_method_are_refused(
 ) -> None:
     limits = read(tmp_path, f"version: 1\nmethods: {{greedy: {{{rules}}}}}\n")
     with pytest.raises(ConfigError, match=f"{words}, not of greedy; give its rule under metrics"):
-        limits.refuse_misfits(kind, ["greedy"])
-    read(tmp_path, f"version: 1\nmetrics: {{{rules}}}\n").refuse_misfits(kind, ["greedy"])
+        limits.refuse_misfits(bare(kind, "greedy"))
+    read(tmp_path, f"version: 1\nmetrics: {{{rules}}}\n").refuse_misfits(bare(kind, "greedy"))
 
 
 def test_what_a_method_has_of_its_own_may_have_a_rule_of_its_own(tmp_path: Path) -> None:
     limits = read(tmp_path, "version: 1\nmethods: {ppd: {match_rate: interval}}\n")
-    limits.refuse_misfits("bench", ["ppd"])
+    limits.refuse_misfits(bare("bench", "ppd"))
     limits = read(tmp_path, "version: 1\nmethods: {greedy: {outputs: ignored}}\n")
-    limits.refuse_misfits("probe", ["greedy"])
+    limits.refuse_misfits(bare("probe", "greedy"))
+
+
+@pytest.mark.parametrize("label", ["greedy", "greedy (batch 4)"])
+@pytest.mark.parametrize("metric", DECODED)
+def test_rules_for_figures_that_greedy_has_not_are_refused(
+    tmp_path: Path, metric: str, label: str
+) -> None:
+    limits = read(tmp_path, f"version: 1\nmethods: {{{label}: {{{metric}: interval}}}}\n")
+    baseline = bare("bench", label, "layerskip")
+    with pytest.raises(ConfigError) as caught:
+        limits.refuse_misfits(baseline)
+    assert f"limits.yaml: {metric} of {label} is never checked: greedy drafts" in str(caught.value)
+    assert "leave the rule out" in str(caught.value)
+    limits = read(tmp_path, f"version: 1\nmethods: {{layerskip: {{{metric}: interval}}}}\n")
+    limits.refuse_misfits(baseline)
+
+
+def test_an_identity_rule_of_a_method_that_is_not_exact_is_refused(tmp_path: Path) -> None:
+    limits = read(tmp_path, "version: 1\nmethods: {early-exit: {identity: {max_ties: 1}}}\n")
+    words = "identity of early-exit is never checked: the method is not exact; .* for outputs"
+    with pytest.raises(ConfigError, match=words):
+        limits.refuse_misfits(bare("bench", "early-exit", exact=False))
+    limits.refuse_misfits(bare("bench", "early-exit"))
+    limits = read(tmp_path, "version: 1\nmetrics: {identity: {max_ties: 1}}\n")
+    limits.refuse_misfits(bare("bench", "early-exit", exact=False))
+
+
+def test_a_method_may_have_rules_for_what_is_checked_of_it_and_no_more(tmp_path: Path) -> None:
+    inexact = drafting(lambda s: {"verdict": "inexact"})
+    run = bench_run(tmp_path / "run", inexact, methods=INEXACT)
+    baseline = open_baseline(run)[0]
+    checks = compare_paths(run, run, Thresholds()).checks
+    for label in INEXACT:
+        taken = {metric for metric in METRICS if takes(baseline, label, metric)}
+        # Whether a method has candidates that may match, only its samples say.
+        assert taken - {"match_rate"} == {c.metric for c in checks if c.subject == label}
+
+
+def takes(baseline: Snapshot, label: str, metric: str) -> bool:
+    rules = {metric: METRICS.get(metric).default}
+    try:
+        Thresholds(of_methods={label: rules}).refuse_misfits(baseline)
+    except ConfigError:
+        return False
+    return True

@@ -92,6 +92,17 @@ def test_thresholds_are_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
     assert check(capsys, "worse", "--thresholds", "limits.yaml")[0] == 0
 
 
+def test_a_rule_that_nothing_reads_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("limits.yaml").write_text(
+        "version: 1\nmethods: {greedy: {speedup: {max_drop: 0.2}}}\n", "utf-8"
+    )
+    code, content, said = check(capsys, "good", "--thresholds", "limits.yaml")
+    assert code == 2
+    assert content is None
+    assert "limits.yaml: speedup of greedy is never checked" in said
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "arguments"),
     [
