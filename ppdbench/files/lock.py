@@ -13,25 +13,35 @@ from ppdbench.errors import ConfigError
 LOCK = ".lock"
 
 
-@contextmanager
-def written_alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, made if it is not there; refuse one that another holds."""
-    lock = FileLock(folder / LOCK, timeout=0)
+def hold(folder: Path, option: str, *, by_process: bool = False) -> FileLock:
+    """Take the lock of a folder, made if it is not there; refuse one that another holds.
+
+    It is held until it is released, or until nothing refers to it. With `by_process` all of a
+    process hold it together. `option` is the one that chooses another folder.
+    """
+    lock = FileLock(folder / LOCK, timeout=0, is_singleton=by_process)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise written_by_others(folder) from None
+        raise written_by_others(folder, option) from None
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose --out") from error
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose {option}") from error
+    return lock
+
+
+@contextmanager
+def written_alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of an `--out` as long as it is written."""
+    lock = hold(folder, "--out")
     try:
         yield
     finally:
         lock.release()
 
 
-def written_by_others(folder: Path) -> ConfigError:
+def written_by_others(folder: Path, option: str = "--out") -> ConfigError:
     """Return the error that the second process gets."""
     return ConfigError(
-        f"{folder} is being written by another process; wait for it or choose another --out"
+        f"{folder} is being written by another process; wait for it or choose another {option}"
     )

@@ -19,14 +19,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch import Tensor
 
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.lock import hold
 from ppdbench.files.whole import write_whole
 
 KEY = 16  # bytes
-STAMP, LOCK = "states.json", "states.lock"
+STAMP = "states.json"
 
 Compute = Callable[[Tensor, Collection[int]], dict[int, Tensor]]
 
@@ -80,10 +81,8 @@ class StatesOnDisk:
     ) -> StatesOnDisk:
         """Begin a folder, or go on with one of the same model (`facts`) and length."""
         told, stamp = {**facts, "length": length, "width": width}, folder / STAMP
-        lock = FileLock(folder / LOCK, timeout=0, is_singleton=True)  # one for all of a process
+        lock = hold(folder, "--states", by_process=True)  # trainings of one process take turns
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
             if not stamp.exists():
                 write_whole(stamp, json.dumps(told, indent=1) + "\n")
             elif json.loads(stamp.read_text("utf-8")) != told:
@@ -91,11 +90,6 @@ class StatesOnDisk:
                     f"{folder} holds states of another model, precision or length of sequences; "
                     "give --states another folder"
                 )
-        except Timeout:
-            raise ConfigError(
-                f"another training writes its states to {folder}; wait for it, or give --states "
-                "another folder"
-            ) from None
         except (OSError, ValueError) as error:
             raise DataError(f"--states {folder}: {error}") from error
         return cls(folder, length, width, lock)

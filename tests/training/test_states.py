@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file
 
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError
+from ppdbench.files.lock import written_alone
 from ppdbench.training.layers import TrainedLayers
 from ppdbench.training.plans import TRAINABLES
 from ppdbench.training.states import StatesOnDisk
@@ -74,8 +74,8 @@ def test_states_rounded_otherwise_are_refused(
 
 def test_two_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
-        FileLock(tmp_path / "states.lock"),
-        pytest.raises(ConfigError, match="another training writes its states to"),
+        written_alone(tmp_path),
+        pytest.raises(ConfigError, match=r"being written by another process.* another --states"),
     ):
         layers_with(tmp_path)
     layers_with(tmp_path)
@@ -87,7 +87,7 @@ def test_trainings_with_kept_states_end_with_the_same_weights(home: Path) -> Non
     first, again = (load_file(home / n / "addon.safetensors") for n in ("first", "again"))
     assert all(torch.equal(again[name], first[name]) for name in first)
     assert sorted(path.name for path in (home / "states" / "0").iterdir()) == [
-        *("after-4.keys", "after-4.states", "states.json", "states.lock")
+        *(".lock", "after-4.keys", "after-4.states", "states.json")
     ]
 
 
