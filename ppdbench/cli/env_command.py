@@ -21,7 +21,7 @@ from ppdbench.cli.options import compile_option, format_option, methods_option, 
 from ppdbench.engine.quiet import quiet
 from ppdbench.machine.garbage import import_for_good
 from ppdbench.report.progress import progress
-from ppdbench.report.sheet import Sheet
+from ppdbench.report.sheet import Sheet, joined
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,7 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
     from ppdbench.bench.runner import Choice, built_for
     from ppdbench.engine.loading import resolve_device
     from ppdbench.machine import environment
-    from ppdbench.report.export import emit
+    from ppdbench.report.export import PrintedOutput
 
     asked, device = options["model"], resolve_device(options["device"])
     environment.set_threads(options.pop("threads"))
@@ -132,9 +132,11 @@ def command(ctx: click.Context, /, baseline: bool, curve: bool, form: str, **opt
     if found.unsteady is not None:
         warned.append(f"{found.unsteady}; end other programs or raise --rounds")
         notice(f"warning: {warned[-1]}")
-    sheet = Sheet("Environment", ("what", "value"), tuple(_rows(description)))
+    sheets = [Sheet("Environment", ("what", "value"), tuple(_rows(description))), *found.sheets]
+    # Beside the numbers of a measurement, facts of the machine would be rows without any.
+    long = joined(found.sheets if baseline or curve else sheets)
     content = {"environment": description, "warnings": warned, **found.content}
-    emit([sheet, *found.sheets], content, form)
+    PrintedOutput(sheets, long, content).emit(form)
 
 
 @dataclass(frozen=True, slots=True)

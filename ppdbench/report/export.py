@@ -15,19 +15,16 @@ from typing import Any
 from ppdbench.files import paths
 from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
-from ppdbench.report.sheet import Sheet, marked
+from ppdbench.report.sheet import Sheet, joined, marked
 from ppdbench.report.terminal import print_sheets
 
 
 def to_csv(sheets: Sequence[Sheet]) -> str:
-    """Comma-separated values in full precision; tables follow each other after a blank line."""
-    out = io.StringIO()
+    """Comma-separated values in full precision, of one table: readers of CSV take no more."""
+    out, sheet = io.StringIO(), joined(sheets).cleaned("csv")
     writer = csv.writer(out, lineterminator="\n")
-    for index, sheet in enumerate(sheet.cleaned("csv") for sheet in sheets):
-        if index:
-            out.write("\n")
-        writer.writerow(sheet.header)
-        writer.writerows(["" if cell is None else cell for cell in row] for row in sheet.rows)
+    writer.writerow(sheet.header)
+    writer.writerows(["" if cell is None else cell for cell in row] for row in sheet.rows)
     return out.getvalue()
 
 

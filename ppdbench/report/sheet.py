@@ -112,3 +112,16 @@ class Sheet:
 def marked(sheets: Sequence[Sheet], words: str | None) -> list[Sheet]:
     """The same tables, each with these words below it, if there are any."""
     return [replace(s, notes=(*s.notes, words)) if words else s for s in sheets]
+
+
+def joined(sheets: Sequence[Sheet]) -> Sheet:
+    """Join tables into one, with the columns of all: the first column says which a row is of."""
+    if len(sheets) == 1:
+        return sheets[0]
+    columns = tuple(dict.fromkeys(name for sheet in sheets for name in sheet.header))
+    rows: list[tuple[Cell, ...]] = []
+    for sheet in sheets:
+        for row in sheet.rows:
+            cells = dict(zip(sheet.header, row, strict=True))
+            rows.append((sheet.title, *(cells.get(name) for name in columns)))
+    return Sheet("", ("table", *columns), tuple(rows))

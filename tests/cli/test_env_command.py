@@ -60,6 +60,19 @@ def test_every_format_shows_versions_and_bandwidth(capsys: Captured, form: str) 
     assert "read bandwidth GB/s" in out
 
 
+def test_csv_is_one_table_of_the_machine_and_of_what_a_model_needs(capsys: Captured) -> None:
+    words = ("--model", "synthetic:llama-70b", "--device", "cpu", "--format", "csv")
+    assert run(["env", *words]) == 0
+    head, *rows = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert head[:3] == ["table", "what", "value"]
+    assert {len(row) for row in rows} == {len(head)}
+    tables = ["Environment", "Memory", "Memory: synthetic:llama-70b", "Where it goes"]
+    assert list(dict.fromkeys(row[0] for row in rows)) == tables
+    (memory,) = (dict(zip(head, row, strict=True)) for row in rows if row[0] == "Memory")
+    told = {name: cell for name, cell in memory.items() if cell}
+    assert told == {"table": "Memory", "device": "cpu", "read bandwidth GB/s": "10.0"}
+
+
 def test_baseline_json_has_the_fixed_keys(capsys: Captured) -> None:
     assert run(["env", "--baseline", "--model", TINY, "--format", "json", *SHORT]) == 0
     value = json.loads(capsys.readouterr().out)
@@ -96,9 +109,9 @@ def test_curve_is_a_table_and_a_picture(capsys: Captured, tmp_path: Path) -> Non
     arguments = [*CURVE, "--rows", "3", "--format", "csv", "--plot", str(picture)]
     assert run([*arguments, "--new-tokens", "9"]) == 0
     out, err = capsys.readouterr()
-    table = list(csv.reader(io.StringIO(out.split("\n\n")[1])))
+    table = list(csv.reader(io.StringIO(out)))
     assert table[0][:3] == ["rows", "ours ms", "transformers ms"]
-    assert [row[0] for row in table[1:3]] == ["1", "3"]
+    assert [row[0] for row in table[1:]] == ["1", "3"]
     assert [float(cell) for cell in table[1][3:5]] == [1.0, 1.0]
     for line in ("ours", "transformers", "reading the weights once"):
         assert line in picture.read_text()
@@ -124,9 +137,9 @@ def test_curve_of_a_model_with_experts_tells_how_many_a_pass_reads(
     assert value["experts_of_a_layer"] == 4
     assert one["experts"] == 2 < nine["experts"] <= 4
     assert run([*asked, "--format", "csv"]) == 0
-    table = list(csv.reader(io.StringIO(capsys.readouterr().out.split("\n\n")[1])))
+    table = list(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert table[0][-1] == "experts read"
-    assert [float(row[-1]) for row in table[1:3]] == [one["experts"], nine["experts"]]
+    assert [float(row[-1]) for row in table[1:]] == [one["experts"], nine["experts"]]
 
 
 def test_curve_says_the_limit_and_the_path(capsys: Captured) -> None:
@@ -154,7 +167,7 @@ def test_baseline_table_names_what_was_compared(capsys: Captured) -> None:
     arguments = ["env", "--baseline", "--model", TINY, "--dtype", "bfloat16", "--format", "csv"]
     assert run([*arguments, *SHORT]) == 0
     out, err = capsys.readouterr()
-    table = list(csv.reader(io.StringIO(out.split("\n\n")[1])))
+    table = list(csv.reader(io.StringIO(out)))
     assert [row[0] for row in table] == ["decoding", "greedy (ours)", "generate()"]
     assert float(table[1][1]) > 0
     assert "%" not in err  # no progress bars where stderr is no terminal

@@ -1,9 +1,12 @@
 """`ppdbench theory` as it is typed."""
 
+import csv
+import io
 import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,19 @@ def test_files_have_one_column_for_each_fact(
     assert "cnn" in out
     if form == "csv":
         assert out.splitlines()[0].startswith("task,layer,k,head,target,examples,tokens,match_rate")
+
+
+def test_csv_of_a_run_and_of_the_figures_is_one_table(
+    capsys: pytest.CaptureFixture[str], probe_run: str
+) -> None:
+    out = printed(capsys, "--run", probe_run, "--figures", "--format", "csv")
+    head, *rows = csv.reader(io.StringIO(out))
+    assert head[:3] == ["table", "task", "layer"]
+    assert head[-1] == "source"
+    assert head.count("match_rate") == 1
+    assert {len(row) for row in rows} == {len(head)}
+    sizes = Counter(row[0].split()[0] for row in rows)
+    assert sizes == {"Theory": 2 * 3 * 2, "Figures": 18 + 4}
 
 
 @pytest.mark.parametrize(

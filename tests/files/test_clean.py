@@ -101,12 +101,11 @@ def test_whole_values_are_cleaned_with_their_keys() -> None:
 def test_csv_holds_no_formula() -> None:
     made = export.to_csv([sheet(*TEXTS), sheet("x")])
     assert not unseen(made)
-    rows = list(csv.reader(io.StringIO(made), strict=True))
-    first, second = rows[: len(TEXTS) + 1], rows[len(TEXTS) + 1 :]
-    assert second == [[], [clean(HOSTILE, "csv"), "n"], ["x", "0.5"]]
-    assert {len(row) for row in first} == {2}
-    for (cell, number), text in zip(first[1:], TEXTS, strict=True):
-        assert number == "0.5"
+    head, *rows = csv.reader(io.StringIO(made), strict=True)
+    told = clean(HOSTILE, "csv")
+    assert head == ["table", told, "n"]
+    for (title, cell, number), text in zip(rows, (*TEXTS, "x"), strict=True):
+        assert (title, number) == (told, "0.5")
         assert not cell.lstrip().startswith(tuple("=+@＝")), text
         assert cell.removeprefix("'") == clean(text, "terminal")
 

@@ -85,9 +85,15 @@ def test_csv_quotes_what_would_break_a_row() -> None:
     assert list(csv.reader(io.StringIO(to_csv([sheet])))) == [["x"], ['a,"b"\nc']]
 
 
-def test_csv_tables_follow_each_other_after_a_blank_line() -> None:
-    one = Sheet("t", ("x",), ((1,),))
-    assert to_csv([one, one]) == "x\n1\n\nx\n1\n"
+def test_several_tables_are_one_in_csv_with_the_columns_of_all() -> None:
+    one = Sheet("first", ("x", "y"), ((1, 2.5), (2, None)))
+    other = Sheet("=second", ("y", "z"), ((3.0, "c"),))
+    assert list(csv.reader(io.StringIO(to_csv([one, other])))) == [
+        ["table", "x", "y", "z"],
+        ["first", "1", "2.5", ""],
+        ["first", "2", "", ""],
+        ["'=second", "", "3.0", "c"],
+    ]
 
 
 def test_markdown_aligns_numbers_and_escapes_bars() -> None:
