@@ -9,12 +9,11 @@
 #include <new>
 
 #include "attention.h"
-#include "linear.h"
 #include "operations.h"
 #include "pool.h"
+#include "products.h"
 #include "rows.h"
-#include "stored.h"
-#include "stored_tiles.h"
+#include "side_by_side.h"
 #include "tiled_attention.h"
 
 namespace flat {
@@ -352,7 +351,7 @@ class Runner : public Work {
     SideBySide side_by_side(const Operation& op) const {
         return {pass_->rows, whole_tiles(op.products->in)};
     }
-    void multiply_by_outputs(const Operation& op, const Product& product, int64_t block,
+    void multiply_stored(const Operation& op, const Product& product, int64_t block,
                              int64_t first, int64_t n, float* sums, int thread) {
         const SideBySide lie = side_by_side(op);
         const int form = int(product.form);
@@ -360,15 +359,13 @@ class Runner : public Work {
             (const uint32_t*)product.blob + block * lie.deep / GROUP * group_words(form);
         const uint32_t* pairs = pairs_room_.as<uint32_t>() +
                                 source_of(op, product) * lie.pairs() + lie.at(first);
-        with_tiles(path, [&](auto& tiles) {
-            products_by_outputs(tiles, form, groups, pairs, lie, n, sums, own(thread) + SUMS);
-        });
+        products_by_outputs(form, path, groups, pairs, lie, n, sums, own(thread) + SUMS);
     }
     // Sums of some rows with a block of a product. Not inlined, so that all is built sooner.
     __attribute__((noinline)) void multiply(const Operation& op, const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
                   int thread) {
         if (product.form & FOR_TILES)
-            return multiply_by_outputs(op, product, block, first, n, sums, thread);
+            return multiply_stored(op, product, block, first, n, sums, thread);
         const int64_t deep = narrow_ ? whole_tiles(product.in) : product.in;
         int64_t stride = buffers_->stride(op.source);
         const void* rows;

@@ -6,25 +6,9 @@
 // (bfloat16: a pair) after another, in every function below and for any number of rows.
 #pragma once
 
-#include "simd.h"
-#include "tiles.h"
+#include "products.h"
 
 namespace flat {
-
-enum Path { VECTORS_ONLY, DOT_PRODUCTS, TILES, EMULATED_TILES };
-
-inline bool is_tiled(int path) { return path == TILES || path == EMULATED_TILES; }
-
-// Calls `each` with the tiles of a way to multiply.
-template <class Each>
-inline void with_tiles(int path, Each each) {
-    if (path == EMULATED_TILES) {
-        EmulatedTiles tiles;
-        return each(tiles);
-    }
-    ProcessorTiles tiles;
-    each(tiles);
-}
 
 // Bytes that are asked for before they are needed: as many as memory sends in the meantime.
 constexpr int64_t AHEAD = 8192;
@@ -239,25 +223,6 @@ void tiled_block_over(Tiles& tiles, const Bfloat16* weights, int64_t deep, const
         tiles_over<two>(tiles, weights, deep, rows + i * stride, stride, sums + i * BLOCK, BLOCK,
                         AHEAD / sizeof(Bfloat16));
     });
-}
-
-// Rows and weights are float32, or bfloat16 with `deep` a multiple of 32; what rows are then, the
-// path says.
-inline void products(int path, bool narrow, const void* weights, int64_t deep, const void* rows,
-                     int64_t stride, int64_t n, float* sums) {
-    if (!narrow)
-        return block_over<OfFloats>((const float*)weights, deep, (const float*)rows, stride, n,
-                                    sums);
-    if (is_tiled(path))
-        return with_tiles(path, [&](auto& tiles) {
-            tiled_block_over(tiles, (const Bfloat16*)weights, deep, (const Bfloat16*)rows, stride, n,
-                             sums);
-        });
-    if (path == VECTORS_ONLY)
-        return block_over<OfPairs>((const uint32_t*)weights, deep / 2, (const float*)rows, stride,
-                                   n, sums);
-    block_over<OfPairsAtOnce>((const uint32_t*)weights, deep / 2,
-                              (const OfPairsAtOnce::Row*)rows, stride / 2, n, sums);
 }
 
 }  // namespace flat

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from ppdbench.machine.threads import threads
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden"),
+    *("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-fvisibility=hidden"),
     # A sum must round alike wherever it stands: see simd.h.
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w"),
 )
@@ -101,9 +102,9 @@ KINDS = (
     *("enter", "leave", "linear", "gated", "rms_norm", "layer_norm", "rotate", "store"),
     *("attend", "act", "add", "copy", "pick", "cap", "scale", "xielu", "mix", "cut", "clip"),
 )
-# As linear.h numbers the ways to multiply bfloat16 numbers.
+# As products.h numbers the ways to multiply bfloat16 numbers.
 VECTORS, DOT_PRODUCTS, TILES, EMULATED_TILES = range(4)
-# As stored.h numbers the forms of weights that are not plain, by their bits, and what is added to
+# As products.h numbers the forms of weights that are not plain, by their bits, and what is added to
 # these where levels lie as tiles take them, and where scales and shifts are halves.
 STORED_FORMS, FOR_TILES, HALVES = {4: 1, 8: 2}, 4, 8
 # As kernels.cpp numbers what may be done with a weight and its blob.
@@ -221,15 +222,22 @@ def _compile(sources: Path, compiler: str, path: Path) -> None:
     """Build the library beside its place and put it there whole, its digest after it."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "kernels.so"
-        command = [compiler, *FLAGS, str(sources / "kernels.cpp"), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, check=False)
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").splitlines()
-            said = next((line for line in lines if "error" in line), "no word")
-            raise Unavailable(f"{compiler} cannot build the kernels: {said.strip()[:300]}")
+        files = {file: Path(folder) / f"{file.stem}.o" for file in sorted(sources.glob("*.cpp"))}
+        _run_all([[compiler, *FLAGS, "-c", str(file), "-o", str(o)] for file, o in files.items()])
+        _run_all([[compiler, "-shared", "-pthread", *map(str, files.values()), "-o", str(made)]])
         digest = _digest(made)
         made.replace(path)
     write_whole(path.with_suffix(".sha256"), digest)
+
+
+def _run_all(commands: Sequence[Sequence[str]]) -> None:
+    """Run a compiler several times side by side; the first that fails says why."""
+    running = [subprocess.Popen(words, stderr=subprocess.PIPE) for words in commands]
+    said = [process.communicate()[1].decode(errors="replace") for process in running]
+    for process, (compiler, *_), errors in zip(running, commands, said, strict=True):
+        if process.returncode:
+            why = next((line for line in errors.splitlines() if "error" in line), "no word")
+            raise Unavailable(f"{compiler} cannot build the kernels: {why.strip()[:300]}")
 
 
 def _is_whole(path: Path) -> bool:

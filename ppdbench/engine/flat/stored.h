@@ -5,31 +5,14 @@
 // in the same order, so that every sum is the same, bit by bit, while memory sends a fraction of the
 // bytes.
 //
-// A block of 32 outputs is a list of groups of 32 inputs: the scales of the outputs, their shifts, as
-// float32 or where that changes none as half of it, then words of the levels of each output that lie behind one another, the first in the lowest bits:
-// [inputs / levels of a word][32].
+// A block of 32 outputs is a list of groups of 32 inputs: the scales of the outputs and their shifts, as
+// float32 or where that changes none in half the room; then words of the levels of each output that lie
+// behind one another, the first in the lowest bits: [inputs / levels of a word][32].
 #pragma once
 
 #include "linear.h"
 
 namespace flat {
-
-// How weights are stored. FOR_TILES besides: levels lie in another order, see stored_tiles.h. HALVES
-// besides: scales and shifts are halves.
-enum Form { PLAIN, NIBBLES, BYTES, FOR_TILES = 4, HALVES = 8 };
-
-constexpr int64_t GROUP = 32;  // inputs that share scales and shifts
-constexpr int64_t WORD_BITS = 32;
-// Groups that are unpacked at once: what they become stays in the nearest cache.
-constexpr int64_t AT_ONCE = 2;
-
-inline int64_t level_bits(int form) { return (form & NIBBLES) ? 4 : 8; }
-inline int64_t scales_words(int form) { return form & HALVES ? BLOCK : 2 * BLOCK; }
-inline int64_t group_words(int form) {
-    return scales_words(form) + GROUP * BLOCK * level_bits(form) / WORD_BITS;
-}
-// The floats that a thread unpacks into.
-constexpr int64_t UNPACKED_FLOATS = AT_ONCE * GROUP * BLOCK;
 
 // The scales of a group and behind them the shifts; halves are widened into a room.
 struct Scales {
@@ -222,20 +205,6 @@ void stored_block_over(int form, const uint32_t* groups, int64_t count, bool nar
             return stored_over<Of, typename Of::Half, MOST_OF_HALVES>(form, groups, count, narrow,
                                                                       rows, stride, n, sums, room);
     stored_over<Of, Of, MOST_ROWS>(form, groups, count, narrow, rows, stride, n, sums, room);
-}
-
-// As `products`, over a block of stored weights; `room` has UNPACKED_FLOATS.
-inline void stored_products(int form, int path, bool narrow, const uint32_t* groups, int64_t deep,
-                            const void* rows, int64_t stride, int64_t n, float* sums, float* room) {
-    const int64_t count = deep / GROUP;
-    if (!narrow)
-        return stored_block_over<OfFloats>(form, groups, count, false, (const float*)rows, stride, n,
-                                           sums, room);
-    if (path == VECTORS_ONLY)
-        return stored_block_over<OfPairs>(form, groups, count, true, (const float*)rows, stride, n,
-                                          sums, room);
-    stored_block_over<OfPairsAtOnce>(form, groups, count, true, (const OfPairsAtOnce::Row*)rows,
-                                     stride / 2, n, sums, room);
 }
 
 }  // namespace flat

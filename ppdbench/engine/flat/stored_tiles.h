@@ -9,70 +9,19 @@
 // of four outputs that follow each other, the first in the lowest bits. Of 8 bits: [32][32] bytes.
 #pragma once
 
-#include <utility>
-
-#include "rows.h"
+#include "side_by_side.h"
 #include "stored.h"
-#include "tiles.h"
 
 namespace flat {
-
-static_assert(GROUP == TILE_DEEP, "a product of tiles takes a group");
-
-// Rows of a square of 16 become its columns. Not inlined, as others below, so that all is built sooner.
-template <class Word>
-__attribute__((noinline)) void square_transposed(Word (&square)[TILE_ROWS][TILE_ROWS]) {
-    static_assert(sizeof(Word) == sizeof(float), "words");
-#if defined(__AVX512F__)
-    Vec held[TILE_ROWS];
-    for (int i = 0; i < TILE_ROWS; i++) held[i] = load((const float*)square[i]);
-    transpose(held);
-    for (int i = 0; i < TILE_ROWS; i++) store((float*)square[i], held[i]);
-#else
-    for (int i = 0; i < TILE_ROWS; i++)
-        for (int j = 0; j < i; j++) std::swap(square[i][j], square[j][i]);
-#endif
-}
-
-// Rows that a product reads: the numbers of 16 side by side, in pairs, and those of the next 16
-// behind them all. As many as there are where these are fewer.
-struct SideBySide {
-    int64_t rows, deep;
-
-    int64_t pitch() const { return rows < TILE_ROWS ? rows : TILE_ROWS; }
-    int64_t tile() const { return deep / 2 * pitch(); }  // pairs from one tile of rows to the next
-    int64_t pairs() const { return (rows + TILE_ROWS - 1) / TILE_ROWS * tile(); }
-    int64_t at(int64_t row) const { return row / TILE_ROWS * tile() + row % TILE_ROWS; }
-
-    // They are laid so in units: a group of inputs of one tile of rows.
-    int64_t groups() const { return deep / GROUP; }
-    int64_t units() const { return (rows + TILE_ROWS - 1) / TILE_ROWS * groups(); }
-    int64_t first_row(int64_t unit) const { return unit / groups() * TILE_ROWS; }
-    int64_t first_input(int64_t unit) const { return unit % groups() * GROUP; }
-    int64_t rows_from(int64_t first) const {
-        return rows - first < TILE_ROWS ? rows - first : TILE_ROWS;
-    }
-    // Rounds the numbers of one unit, of which each row has no more than `rest`.
-    template <class Row>  // the numbers of the unit's row i
-    void lay(Row row, int64_t first, int64_t input, int64_t rest, uint32_t* pairs) const {
-        constexpr int64_t EACH = GROUP / 2;
-        alignas(64) uint32_t found[TILE_ROWS][EACH] = {};
-        const int64_t count = rows_from(first);
-        for (int64_t i = 0; i < count; i++) narrowed(row(i), (Bfloat16*)found[i], rest, GROUP);
-        uint32_t* to = pairs + at(first) + input / 2 * pitch();
-        if (pitch() == 1) return (void)memcpy(to, found[0], sizeof found[0]);
-        square_transposed(found);
-        for (int64_t j = 0; j < EACH; j++, to += pitch()) memcpy(to, found[j], count * sizeof *to);
-    }
-};
 
 // The outputs of one word of levels of 4 bits.
 constexpr int OF_A_WORD = 4;
 
 #if defined(__AVX512BF16__)
 
-// Makes [32 outputs][32 inputs] of a group of 4 bits.
-__attribute__((noinline)) inline void unpack_nibbles(const Scales& of, const uint32_t* levels, Bfloat16* to) {
+// Makes [32 outputs][32 inputs] of a group of 4 bits. Not inlined, so that all is built sooner.
+__attribute__((noinline)) inline void unpack_nibbles(const Scales& of, const uint32_t* levels,
+                                                     Bfloat16* to) {
     alignas(64) __m256i weights[BLOCK];
     const Vec each = __builtin_convertvector(counted(0), Vec);
     auto of_output = [&](int o) {
@@ -94,7 +43,8 @@ __attribute__((noinline)) inline void unpack_nibbles(const Scales& of, const uin
 }
 
 // The same of 8 bits.
-__attribute__((noinline)) inline void unpack_bytes(const Scales& of, const uint32_t* levels, Bfloat16* to) {
+__attribute__((noinline)) inline void unpack_bytes(const Scales& of, const uint32_t* levels,
+                                                   Bfloat16* to) {
     const __m128i* bytes = (const __m128i*)levels;
     for (int o = 0; o < BLOCK; o++, bytes += 2) {
         auto half = [&](int i) {
@@ -116,12 +66,12 @@ inline void unpack_each(const Scales& of, Bfloat16* to, Level level) {
             to[o * GROUP + i].bits = uint16_t(uint32_t(as_ints(rounded(weight))[0]) >> 16);
         }
 }
-__attribute__((noinline)) inline void unpack_nibbles(const Scales& of, const uint32_t* levels, Bfloat16* to) {
+inline void unpack_nibbles(const Scales& of, const uint32_t* levels, Bfloat16* to) {
     unpack_each(of, to, [&](int o, int i) {
         return ((const uint16_t*)levels)[o / OF_A_WORD * GROUP + i] >> o % OF_A_WORD * 4 & 15;
     });
 }
-__attribute__((noinline)) inline void unpack_bytes(const Scales& of, const uint32_t* levels, Bfloat16* to) {
+inline void unpack_bytes(const Scales& of, const uint32_t* levels, Bfloat16* to) {
     unpack_each(of, to, [&](int o, int i) { return ((const uint8_t*)levels)[o * GROUP + i]; });
 }
 
@@ -202,10 +152,10 @@ void groups_over(Tiles& tiles, int form, const uint32_t* groups, const uint32_t*
     found.store(n, sums);
 }
 
-// As `stored_products`, with rows that lie side by side.
+// Any number of rows, 32 at a time.
 template <class Tiles>
-void products_by_outputs(Tiles& tiles, int form, const uint32_t* groups, const uint32_t* pairs,
-                         const SideBySide& lie, int64_t n, float* sums, float* room) {
+void blocks_by_outputs(Tiles& tiles, int form, const uint32_t* groups, const uint32_t* pairs,
+                       const SideBySide& lie, int64_t n, float* sums, float* room) {
     auto some = [&](int64_t i, auto two) {
         const int64_t rest = n - i < 2 * TILE_ROWS ? n - i : 2 * TILE_ROWS;
         groups_over<two>(tiles, form, groups, pairs + lie.at(i), lie, rest, sums + i * BLOCK,

@@ -78,8 +78,15 @@ def test_without_a_compiler_there_are_no_kernels_and_the_reason_is_plain(
         built(sources)
 
 
-def test_what_does_not_compile_is_said(sources: Path) -> None:
-    (sources / "kernels.cpp").write_text("int broken(", encoding="utf-8")
+def test_several_files_make_one_library(sources: Path) -> None:
+    (sources / "kernels.cpp").write_text(f"int other();\n{PLAIN.replace('42', 'other() + 1')}")
+    (sources / "other.cpp").write_text("int other() { return 41; }\n")
+    assert ctypes.CDLL(str(built(sources))).answer() == 42
+
+
+@pytest.mark.parametrize("file", ["kernels.cpp", "other.cpp"])
+def test_what_does_not_compile_is_said(sources: Path, file: str) -> None:
+    (sources / file).write_text("int broken(", encoding="utf-8")
     with pytest.raises(Unavailable, match=r"cannot build the kernels: .*error"):
         built(sources)
     assert not list((sources.parent / "cache").rglob("*.so"))
