@@ -81,8 +81,7 @@ struct OfPairs : Pairs<VECTORS> {
     using Half = Pairs<VECTORS / 2>;
 };
 
-#if defined(__AVX512BF16__)
-#define FLAT_DOT_PRODUCTS 1
+#ifdef FLAT_DOT_PRODUCTS
 
 // Pairs of bfloat16 by the processor's own products of them.
 struct OfPairsAtOnce {

@@ -7,6 +7,11 @@
 
 namespace flat {
 
+// Pairs of bfloat16 numbers are multiplied by an instruction of the processor.
+#if defined(__AVX512BF16__)
+#define FLAT_DOT_PRODUCTS 1
+#endif
+
 // The ways to multiply bfloat16 numbers.
 enum Path { VECTORS_ONLY, DOT_PRODUCTS, TILES, EMULATED_TILES };
 
