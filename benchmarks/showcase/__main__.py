@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.showcase import archive, page
 from benchmarks.showcase.pace import JobPace, in_words
-from benchmarks.showcase.plan import PAPERS, ShowcaseAsked, ShowcaseJob, jobs, lacking
+from benchmarks.showcase.plan import PAPERS, RUNS, ShowcaseAsked, ShowcaseJob, jobs, lacking
 from ppdbench.engine.gguf import source
 from ppdbench.engine.loading import ModelSpec, load_depth
 from ppdbench.errors import Interrupted, PpdbenchError
@@ -70,7 +70,7 @@ def _keep(folder: Path, *, packs: bool) -> int:
         made = archive.pack(folder)
         print(f"The runs in one file: {made} ({made.stat().st_size / 1e6:.1f} MB)")
     else:
-        print(f"{archive.unpack(folder)} files of runs lie in {folder / archive.RUNS}")
+        print(f"{archive.unpack(folder)} files of runs lie in {folder / RUNS}")
     return 0
 
 

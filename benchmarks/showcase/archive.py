@@ -12,10 +12,11 @@ import lzma
 import tarfile
 from pathlib import Path, PurePosixPath
 
+from benchmarks.showcase.plan import RUNS
 from ppdbench.errors import ConfigError
 from ppdbench.files.whole import write_whole
 
-RUNS, ARCHIVE = "runs", "runs.tar.xz"
+ARCHIVE = "runs.tar.xz"
 
 
 def pack(folder: Path) -> Path:

@@ -25,6 +25,7 @@ PAPERS = (
     *("hidden_transfer/1", "prompt_ppd/1", "hidden_transfer/figures", "prompt_ppd/2"),
 )
 PROBE, DRAFTS, BENCH = "probe", "drafts", "bench"
+RUNS = "runs"  # the folder of them all
 GUESSING = ("medusa", "hidden-transfer", "prompt-tokens", "eagle")  # trained for a model
 # Beside what each method does when nothing is set: options without what was trained, or with it.
 VARIANTS = {
@@ -55,7 +56,7 @@ class ShowcaseAsked:
 
     def place(self, dtype: str) -> Path:
         """The folder of the runs with a type of numbers."""
-        return self.folder / "runs" / dtype
+        return self.folder / RUNS / dtype
 
     def scale(self, dtype: str) -> RunScale:
         """The options that every step gets."""

@@ -81,7 +81,7 @@ class StatesOnDisk:
     ) -> StatesOnDisk:
         """Begin a folder, or go on with one of the same model (`facts`) and length."""
         told, stamp = {**facts, "length": length, "width": width}, folder / STAMP
-        lock = hold(folder, "--states", by_process=True)  # trainings of one process take turns
+        lock = hold(folder, "--states", by_process=True)  # trainings of one process share it
         try:
             if not stamp.exists():
                 write_whole(stamp, json.dumps(told, indent=1) + "\n")

@@ -170,7 +170,7 @@ def test_packed_runs_are_laid_out_again_and_make_the_same_page(
     pages = {name: (folder / name).read_bytes() for name in (page.PAGE, "tables/ppd-2.md")}
     assert showcase.main([*words, "--unpack"]) == 2
     assert "is there already" in capsys.readouterr().err
-    runs = (folder / archive.RUNS).rename(tmp_path / archive.RUNS)
+    runs = (folder / plan.RUNS).rename(tmp_path / plan.RUNS)
     assert showcase.main([*words, "--unpack"]) == 0
     files = [path for path in runs.rglob("*") if path.is_file() and path.name != ".lock"]
     assert len(files) > 4

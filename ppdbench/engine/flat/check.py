@@ -6,6 +6,7 @@ computed beside others, alone, and beside rows of NaN: its bits must be the same
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -141,10 +142,10 @@ def check_stored(dtype: torch.dtype) -> None:
     groups = 7
     inputs = groups * GROUP
     rows = _random(made, ROWS[-1], inputs, dtype=dtype)
-    for bits in STORED_FORMS:
+    for bits, times in itertools.product(STORED_FORMS, (1, 3)):  # three times a half is none
         levels = torch.randint(1 << bits, (OUTPUTS, inputs), generator=made, dtype=torch.uint8)
-        parts = (torch.randn(OUTPUTS, groups, generator=made).half().float() for _ in range(2))
-        held = Levels(bits, levels, *parts)
+        drawn = (torch.randn(OUTPUTS, groups, generator=made).half() for _ in range(2))
+        held = Levels(bits, levels, *(part.float() * times for part in drawn))
         ours, plain = store(held, None, dtype), pack(held.numbers(dtype))
         for n in ROWS:
             if not torch.equal(ours(rows[:n]), plain(rows[:n])):

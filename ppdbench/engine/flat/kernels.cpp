@@ -351,7 +351,7 @@ class Runner : public Work {
     SideBySide side_by_side(const Operation& op) const {
         return {pass_->rows, whole_tiles(op.products->in)};
     }
-    void multiply_stored(const Operation& op, const Product& product, int64_t block,
+    void multiply_by_outputs(const Operation& op, const Product& product, int64_t block,
                              int64_t first, int64_t n, float* sums, int thread) {
         const SideBySide lie = side_by_side(op);
         const int form = int(product.form);
@@ -365,7 +365,7 @@ class Runner : public Work {
     __attribute__((noinline)) void multiply(const Operation& op, const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
                   int thread) {
         if (product.form & FOR_TILES)
-            return multiply_stored(op, product, block, first, n, sums, thread);
+            return multiply_by_outputs(op, product, block, first, n, sums, thread);
         const int64_t deep = narrow_ ? whole_tiles(product.in) : product.in;
         int64_t stride = buffers_->stride(op.source);
         const void* rows;

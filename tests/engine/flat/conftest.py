@@ -54,6 +54,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+def put_in_place(library: Library, patch: pytest.MonkeyPatch) -> None:
+    """Have a library used where this machine's would be."""
+    for module in (native, ops, stored, weights, kernels_of):
+        patch.setattr(module, "loaded", lambda: library)
+
+
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planted:
     """Kernels with a bug, in the place of this machine's: in a file something wrong for right."""
@@ -69,8 +75,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planted:
         monkeypatch.setattr(native, "FLAGS", quick)
         monkeypatch.setenv("PPDBENCH_CACHE", str(tmp_path / "cache"))
         library = Library(built(folder))
-        for module in (native, ops, stored, weights, kernels_of):
-            monkeypatch.setattr(module, "loaded", lambda: library)
+        put_in_place(library, monkeypatch)
         return library
 
     return plant

@@ -192,16 +192,23 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
 }
 
-# The same of products of stored weights in tiles.
+TILED = "stored_tiles.h"
+# The same of products of stored weights.
 BUGS_OF_STORED = {
-    "weights that are written over": ("HELD = 4, BEHIND = 2;", "HELD = 2, BEHIND = 2;"),
-    "a group that is left out": ("g < count + BEHIND; g++", "g < count + BEHIND - 1; g++"),
-    "the first rows again": ("here, here + lie.tile());", "here, here);"),
+    "weights that are written over": (TILED, "HELD = 4, BEHIND = 2;", "HELD = 2, BEHIND = 2;"),
+    "a group that is left out": (TILED, "g < count + BEHIND; g++", "g < count + BEHIND - 1; g++"),
+    "the first rows again": (TILED, "here, here + lie.tile());", "here, here);"),
     "the first outputs again": (
+        TILED,
         "put<SUM_0_RIGHT>(first, sums + TILE_ROWS)",
         "put<SUM_0_LEFT>(first, sums + TILE_ROWS)",
     ),
-    "sums in the place of others": ("sums + first * BLOCK + TILE_ROWS", "sums + TILE_ROWS"),
+    "sums in the place of others": (TILED, "sums + first * BLOCK + TILE_ROWS", "sums + TILE_ROWS"),
+    "scales of half their size": (
+        "products.h",
+        "return form & HALVES ? BLOCK : 2 * BLOCK;",
+        "return BLOCK;",
+    ),
 }
 
 
@@ -221,7 +228,7 @@ def test_wrong_kernels_are_found_out(bug: str, planted: Planted) -> None:
 
 @pytest.mark.parametrize("bug", BUGS_OF_STORED)
 def test_wrong_products_of_stored_weights_are_found_out(bug: str, planted: Planted) -> None:
-    library = planted("stored_tiles.h", *BUGS_OF_STORED[bug])
+    library = planted(*BUGS_OF_STORED[bug])
     library.use(EMULATED_TILES)
     with pytest.raises(Wrong, match="a product of stored weights"):
         check_stored(torch.bfloat16)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ppdbench.engine.flat import library as kernels_of
-from ppdbench.engine.flat import native, ops, weights
-from ppdbench.engine.flat import stored as stored_weights
+from ppdbench.engine.flat import native
 from ppdbench.engine.flat.check import check
 from ppdbench.engine.flat.native import EMULATED_TILES, Library, built
 from ppdbench.machine.environment import instruction_sets
 from tests.engine.flat import test_stored as stored
 from tests.engine.flat import test_weights as products
+from tests.engine.flat.conftest import put_in_place
 
 EMULATED = Path(__file__).with_name("avx512.h")
 # By how many numbers their vectors have.
@@ -46,8 +46,7 @@ def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Li
     """Kernels of each width in the place of this machine's."""
     found = library(request.param)
     assert found.lanes == request.param
-    for module in (native, ops, stored_weights, weights, kernels_of):
-        monkeypatch.setattr(module, "loaded", lambda: found)
+    put_in_place(found, monkeypatch)
     return found
 
 
