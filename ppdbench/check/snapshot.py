@@ -81,6 +81,13 @@ class Snapshot:
         """The methods or targets that there are outputs of."""
         return list(dict.fromkeys(outputs.subject for outputs in self.outputs))
 
+    @property
+    def drawn(self) -> str | None:
+        """The way in which decoding drew its outputs; None where it drew none."""
+        target: Mapping[str, Any] = self.settings.get("target") or {}
+        kind: str = target.get("kind", "greedy")
+        return None if kind == "greedy" else kind
+
     def examples(self, task: str) -> tuple[str, ...]:
         """The examples of a task, in the order of everything that is kept per example."""
         return self._of(task).examples

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ppdbench.check.figures import DECODED
+from ppdbench.check.figures import DECODED, rate
 from ppdbench.check.metrics import LIMITS, METRICS, Rule
 from ppdbench.check.snapshot import MethodFacts, Snapshot
 from ppdbench.errors import ConfigError, UnknownName
@@ -60,13 +60,13 @@ class Thresholds:
                     )
         for about in baseline.methods:
             for metric in self.of_methods.get(about.label, {}):
-                if why := _never_checked(metric, about):
+                if why := _never_checked(metric, about, baseline):
                     raise ConfigError(
                         f"{self.where}: {metric} of {about.label} is never checked: {why}"
                     )
 
 
-def _never_checked(metric: str, about: MethodFacts) -> str | None:
+def _never_checked(metric: str, about: MethodFacts, baseline: Snapshot) -> str | None:
     """Return why a metric of a method is never checked, and what to do; None where it is."""
     if metric in DECODED and about.name == "greedy":
         return "greedy drafts nothing and is what speedups are measured by; leave the rule out"
@@ -75,6 +75,13 @@ def _never_checked(metric: str, about: MethodFacts) -> str | None:
             "the method is not exact; leave the rule out, or give one for outputs, which are "
             "compared with the baseline's"
         )
+    if metric == "identity" and (kind := baseline.drawn):
+        return f"outputs are drawn ({kind}), so none has to be greedy's; leave the rule out"
+    if metric in DECODED and not any(
+        figure.key[1:] == (about.label, metric) and rate(figure.parts) is not None
+        for figure in baseline.figures
+    ):
+        return "the method has nothing that counts for it in the baseline; leave the rule out"
     return None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdbench.check.comparison import Comparison, compare_paths
-from ppdbench.check.figures import Outputs
+from ppdbench.check.figures import DECODED, Figure, Outputs
 from ppdbench.check.judge import Check
 from ppdbench.check.metrics import Rule
 from ppdbench.check.snapshot import MethodFacts, Snapshot
@@ -137,8 +137,11 @@ def elsewhere() -> dict[str, Any]:
 
 
 def bare(kind: str, *labels: str, exact: bool = True) -> Snapshot:
-    """A snapshot that says which methods or targets there are, and no more."""
+    """A snapshot that says which methods or targets there are, and that each has all rates."""
     methods = [MethodFacts(label, label.split(" (batch")[0], exact, {}, {}) for label in labels]
+    rates = [
+        Figure("squad", label, metric, ((1.0, 2.0),)) for label in labels for metric in DECODED
+    ]
     return Snapshot(
         kind=kind,
         command=(),
@@ -148,7 +151,7 @@ def bare(kind: str, *labels: str, exact: bool = True) -> Snapshot:
         data=(),
         methods=() if kind == "probe" else tuple(methods),
         outputs=tuple(Outputs("squad", label, ()) for label in labels),
-        figures=(),
+        figures=() if kind == "probe" else tuple(rates),
         peak_memory_bytes=0,
     )
 

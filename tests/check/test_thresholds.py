@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ppdbench.check.baseline import open_baseline
+from ppdbench.check.baseline import open_baseline, write_baseline
 from ppdbench.check.comparison import compare_paths
 from ppdbench.check.figures import DECODED
 from ppdbench.check.metrics import METRICS, Rule
 from ppdbench.check.snapshot import Snapshot
 from ppdbench.check.thresholds import Thresholds, read_thresholds
 from ppdbench.errors import ConfigError
-from tests.check.made import INEXACT, bare, bench_run, drafting
+from tests.check.made import INEXACT, bare, bench_header, bench_run, drafting
 
 
 def read(tmp_path: Path, text: str) -> Thresholds:
@@ -124,6 +124,32 @@ def test_an_identity_rule_of_a_method_that_is_not_exact_is_refused(tmp_path: Pat
     limits.refuse_misfits(bare("bench", "early-exit", exact=False))
 
 
+def test_an_identity_rule_of_outputs_that_are_drawn_is_refused(tmp_path: Path) -> None:
+    config = bench_header()["config"]
+    drawn = {**config, "target": {**config["target"], "kind": "top-p"}}
+    run = bench_run(tmp_path / "run", config=drawn)
+    assert "identity" not in {c.metric for c in compare_paths(run, run, Thresholds()).checks}
+    limits = read(tmp_path, "version: 1\nmethods: {layerskip: {identity: no_mismatch}}\n")
+    words = r"identity of layerskip is never checked: outputs are drawn \(top-p\), .* leave the"
+    with pytest.raises(ConfigError, match=words):
+        compare_paths(run, run, limits)
+
+
+def test_a_rule_for_candidates_of_a_method_that_has_none_is_refused(tmp_path: Path) -> None:
+    run = bench_run(tmp_path / "run")
+    limits = read(tmp_path, "version: 1\nmethods: {layerskip: {match_rate: interval}}\n")
+    words = "match_rate of layerskip is never checked: the method has nothing that counts for it"
+    file = tmp_path / "baseline.json"  # which has no figure of what was not counted
+    write_baseline(file, run)
+    for baseline in (run, file):
+        with pytest.raises(ConfigError, match=words):
+            compare_paths(run, baseline, limits)
+    matched = drafting(lambda s: {"matches": [1] * 10})
+    again = bench_run(tmp_path / "again", matched)
+    found = compare_paths(again, again, limits)
+    assert ("layerskip", "match_rate") in {(c.subject, c.metric) for c in found.checks}
+
+
 def test_a_method_may_have_rules_for_what_is_checked_of_it_and_no_more(tmp_path: Path) -> None:
     inexact = drafting(lambda s: {"verdict": "inexact"})
     run = bench_run(tmp_path / "run", inexact, methods=INEXACT)
@@ -131,8 +157,7 @@ def test_a_method_may_have_rules_for_what_is_checked_of_it_and_no_more(tmp_path:
     checks = compare_paths(run, run, Thresholds()).checks
     for label in INEXACT:
         taken = {metric for metric in METRICS if takes(baseline, label, metric)}
-        # Whether a method has candidates that may match, only its samples say.
-        assert taken - {"match_rate"} == {c.metric for c in checks if c.subject == label}
+        assert taken == {c.metric for c in checks if c.subject == label}
 
 
 def takes(baseline: Snapshot, label: str, metric: str) -> bool:
