@@ -9,7 +9,7 @@ from pathlib import Path
 from ppdbench.errors import ConfigError, DataError
 from ppdbench.files import resources
 from ppdbench.tasks.readers import READERS
-from ppdbench.tasks.spec import Task
+from ppdbench.tasks.spec import Task, task_names
 
 # Files that hold what a task is evaluated on; the training split is never one of them.
 EVALUATION = ("test", "validation", "valid", "val", "dev", "eval")
@@ -46,7 +46,7 @@ def data_files(task: Task, data: str, split: str | None) -> SplitFiles:
 def has_split(task: Task, data: str, split: str) -> bool:
     """True if `data` is a folder with a file of that split."""
     place = _place(task, data)
-    return place.is_dir() and any(split in splits for splits in _splits(place))
+    return place.is_dir() and any(split in splits for splits in _splits(task, place))
 
 
 def stands_in(task: Task, data: str, files: SplitFiles) -> bool:
@@ -64,10 +64,25 @@ def _place(task: Task, data: str) -> Path:
     return inside if inside.is_dir() else path
 
 
-def _splits(folder: Path) -> list[dict[str, list[Path]]]:
-    """The files of each split of a folder, and of the `data` in it."""
-    homes = [home for home in (folder, folder / "data") if home.is_dir()]
+def _splits(task: Task, folder: Path) -> list[dict[str, list[Path]]]:
+    """The files of each split of a folder, and of those in it where data sets on the hub have them.
+
+    That is `data` and the folder of the configuration that the task names; where it names none,
+    the only one that holds pieces of splits.
+    """
+    config = task.dataset.config
+    named = ("data", *([config] if config and Path(config).name == config else ()))
+    homes = [home for home in (folder, *(folder / name for name in named)) if home.is_dir()]
+    if config is None and len(unnamed := _with_pieces(folder)) == 1:
+        homes += unnamed
     return [splits for home in homes if (splits := _by_split(home))]
+
+
+def _with_pieces(folder: Path) -> list[Path]:
+    """The folders in a folder that hold pieces of splits, but for `data` and those of tasks."""
+    others = {"data", *task_names()}
+    found = {file.parent for file in folder.glob("*/*.parquet") if _piece(file)}
+    return sorted(home for home in found if home.name not in others)
 
 
 def _by_split(folder: Path) -> dict[str, list[Path]]:
@@ -85,8 +100,12 @@ def _piece(file: Path) -> re.Match[str] | None:
 
 def _chosen(task: Task, folder: Path, split: str | None) -> SplitFiles:
     wanted = split or task.dataset.split
-    homes = _splits(folder)
+    homes = _splits(task, folder)
     if not homes:
+        if several := [home.name for home in _with_pieces(folder)]:
+            raise DataError(
+                f"{folder} holds data in {', '.join(several)}; give the right one as --data"
+            )
         raise DataError(f"{folder} holds no data file for {task.name}; use {', '.join(READERS)}")
     splits = next((splits for splits in homes if wanted in splits), homes[0])
     if wanted not in splits and split is None:

@@ -110,6 +110,32 @@ def test_the_pieces_of_a_split_are_one(write_pieces, tmp_path):
     data_fails(folder, "no split 'test'", "one of: train, validation", split="test")
 
 
+def test_a_data_set_is_read_as_it_lies_on_the_hub(write_pieces, write_jsonl, tmp_path):
+    names = ["validation-00000-of-00001", "train-00000-of-00001"]
+    squad = write_pieces(*names, folder="of-hub/plain_text").parent
+    write_jsonl([{"plain_text": {}}], "of-hub/dataset_infos.jsonl")
+    assert ids(squad) == ["0.0", "0.1"]
+    pool = load_shot_rows(load_task("squad"), str(squad), split=None, offline=True)
+    assert [row.columns["id"] for row in pool] == ["1.0", "1.1"]
+    for config in ("1.0.0", "3.0.0"):
+        write_jsonl([{"id": config, "article": "a", "highlights": "h"}], f"cnn/{config}/test.jsonl")
+    (row,) = rows_of(tmp_path / "cnn", task="cnn_dailymail")
+    assert row.columns["id"] == "3.0.0"  # the configuration that the task names
+
+
+def test_no_folder_is_guessed_at(write_pieces, write_jsonl):
+    names = ["validation-00000-of-00001", "test-00000-of-00001"]
+    several = write_pieces(*names, folder="several/plain_text").parent
+    write_pieces(*names, folder="several/another")
+    data_fails(several, "holds data in another, plain_text; give the right one as --data")
+    alone = write_pieces(*names, folder="tasks/gsm8k").parent  # rows of another task
+    data_fails(alone, "no data file for squad")
+    other = write_pieces(*names, folder="gsm8k-of-hub/socratic").parent
+    data_fails(other, "holds data in socratic; give the right one as --data", task="gsm8k")
+    inside = write_jsonl(SQUAD, "no-pieces/notes/validation.jsonl").parents[1]
+    data_fails(inside, "no data file for squad")
+
+
 def test_pieces_may_end_in_a_hash(write_pieces):
     names = [f"validation-0000{i}-of-00002-{'a09b74b3ef9c3b5' + str(i)}" for i in range(2)]
     assert ids(write_pieces(*names)) == ["0.0", "0.1", "1.0", "1.1"]
