@@ -2,7 +2,8 @@
 
 Perplexities of ours are on the text that `train layerskip` was given to measure on: those of the
 reference model and of its twin without LayerSkip travel with the package, those of another
-model's training lie in its folder. Of the paper's tasks, GSM8K can be scored here layer by layer.
+model's training lie in its folder. Of the paper's tasks, GSM8K can be scored here layer by layer. A
+model of which nothing says that it was trained so stands as the baseline.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ REFERENCE, QUALITY = "reference", "quality.json"
 MIDDLE = Fraction(1, 2)
 METRICS = {"gsm8k": "gsm8k_accuracy"}  # of the paper's tasks that a run of ours can score
 HELD_OUT = {"perplexity": "held-out text, perplexity", "accuracy": "held-out text, next token"}
+TRAINED, PLAIN = "layerskip", "baseline"
 QUANTITIES = tuple(
     Quantity(f"{exit_} {variant}", f"{exit_} {variant}")
     for exit_ in ("last", "middle")
-    for variant in ("baseline", "layerskip")
+    for variant in (PLAIN, TRAINED)
 )
-NOTES = (
+VARIANTS = (
     "Accuracies are fractions. baseline: the model without LayerSkip training; last and middle: "
-    "after all layers and after half of them, without verification.",
-    "Tasks with a choice of answers, and those whose answers are code to be run, have no score of "
-    "ours; nor has the baseline on tasks, since the twin does not travel with the package.",
+    "after all layers and after half of them, without verification."
+)
+UNSCORED = (
+    "Tasks with a choice of answers, and those whose answers are code to be run, have no score "
+    "of ours"
 )
 
 
@@ -48,7 +52,9 @@ NOTES = (
 def exits(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
     """The last and the middle layer, baseline against LayerSkip."""
     model = runs[0].header.model
-    scores, held_out = _scores(runs), _held_out(model.name)
+    held_out = _held_out(model.name)
+    variant = TRAINED if held_out or TRAINED in model.name.lower() else PLAIN
+    scores = _scores(runs, variant)
     printed: dict[tuple[str, str], dict[str, float]] = {}
     for row in paper["rows"]:
         cells = printed.setdefault((row["task"], row["model"]), {})
@@ -68,18 +74,30 @@ def exits(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
         ("task", "model"),
         QUANTITIES,
         rows,
-        NOTES,
+        (VARIANTS, f"{UNSCORED}; {_not_run(model.name, variant)}."),
     )
 
 
-def _scores(runs: Sequence[StoredRun]) -> dict[str, dict[str, float | None]]:
+def _not_run(model: str, variant: str) -> str:
+    """Say which of the two has no scores of tasks, and why."""
+    if variant == PLAIN:
+        return (
+            f"nor has LayerSkip: {model} stands as the baseline, since neither its name nor a "
+            f"{QUALITY} beside it says that it was trained so"
+        )
+    if model == REFERENCE:
+        return "nor has the baseline on tasks, since the twin does not travel with the package"
+    return "nor has the baseline on tasks, which is another model"
+
+
+def _scores(runs: Sequence[StoredRun], variant: str) -> dict[str, dict[str, float | None]]:
     """Return the scores of decoding from the last and from the middle layer, by task."""
     found: dict[str, dict[str, float | None]] = {}
     for summary in decoded.summaries(runs, METRICS):
         exit_ = _exit(summary)
         if exit_ is not None:
             score = decoded.quality(summary, METRICS[summary["task"]])
-            found.setdefault(summary["task"], {})[f"{exit_} layerskip"] = score
+            found.setdefault(summary["task"], {})[f"{exit_} {variant}"] = score
     return found
 
 
@@ -100,9 +118,9 @@ def _held_out(model: str) -> dict[str, Exits]:
     if not path.is_file():
         return {}
     if not shipped:
-        return {"layerskip": _by_layer(read_quality(path, list[Exit]))}
+        return {TRAINED: _by_layer(read_quality(path, list[Exit]))}
     content = read_quality(path, Shipped)
-    return {"layerskip": _by_layer(content.reference), "baseline": _by_layer(content.twin)}
+    return {TRAINED: _by_layer(content.reference), PLAIN: _by_layer(content.twin)}
 
 
 def _by_layer(rows: Sequence[Exit]) -> Exits:

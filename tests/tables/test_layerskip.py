@@ -208,6 +208,25 @@ def test_another_models_exits_come_from_its_own_training(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(
+    ("name", "variant", "note"),
+    [
+        ("smollm2", "baseline", "smollm2 stands as the baseline, since neither its name nor a"),
+        ("facebook/layerskip-llama2-7B", "layerskip", "nor has the baseline on tasks, which is"),
+    ],
+)
+def test_a_model_that_nobody_calls_trained_so_stands_as_the_baseline(
+    name: str, variant: str, note: str, tmp_path: Path, capsys: Capture
+) -> None:
+    found = [sample("gsm8k", "greedy", text="#### 1", references=["#### 1"])]
+    stored = decoded(tmp_path / "run", METHODS, found, name=name)
+    content = table(capsys, "layerskip/1", stored)
+    (row, *_) = [row for row in content["rows"] if row["task"] == "gsm8k"]
+    scored = {which for which in ("baseline", "layerskip") if row[f"last {which}"] is not None}
+    assert scored == {variant}
+    assert any(note in each for each in content["notes"])
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         ("{", "it is not JSON"),
