@@ -96,11 +96,12 @@ def odd() -> Iterator[None]:
 def test_rows_say_what_all_sequences_give_and_what_one_user_sees(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = bench(capsys, *BOTH, "--batch", "1,3", "--out", "run")
+    # So many that a busy machine, which keeps some from counting, leaves enough for a speedup.
+    found = bench(capsys, *BOTH, "--batch", "1,3", "--limit", "12", "--out", "run")
     rows = {(row["method"], row["batch"]): row for row in found}
     assert set(rows) == {(m, n) for m in ("greedy", "prompt-lookup") for n in (1, 3)}
     for (_, batch), row in rows.items():
-        assert row["identical"] == 6
+        assert row["identical"] == 12
         assert row["tokens_per_s"] == pytest.approx(batch * row["tokens_per_s_per_sequence"])
         assert row["time_to_first_token_ms"] > 0
         assert 0 < row["timed_share"] <= 1
