@@ -6,6 +6,7 @@ is the same bit by bit. What differs is how many bytes memory has to send.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +17,11 @@ from ppdbench.engine.flat.weights import BLOCK, FlatLinear, in_blocks
 from ppdbench.engine.levels import GROUP, Levels
 from ppdbench.machine.pages import large_pages
 
-WORD = 32  # bits
-# A word of one input, of as many outputs as it has room for, by the bits of a level.
-TILE_WORD = {4: torch.int16, 8: torch.uint8}
-AT_ONCE = 1 << 22  # weights that are looked at
+# Bits of a word; where it is for tiles, by those of a level: it is of one input, and of as many
+# outputs as it has room for.
+NIBBLE, BYTE, WORD = 4, 8, 32
+TILE_WORD = {NIBBLE: 16, BYTE: 8}
+AT_ONCE = 1 << 19  # weights that are laid out or looked at: what is made of them stays in caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +56,34 @@ class StoredForm:
         return self.scale_words + GROUP * BLOCK * self.bits // WORD
 
     def in_words(self, levels: Tensor) -> Tensor:
-        """The levels of a block in words: [32 outputs, groups, 32 inputs] as [groups, words]."""
-        each, places, (_, groups, _) = self._each, self._places, levels.shape
+        """Levels in words: [blocks, 32 outputs, groups, 32 inputs] as [blocks, groups, words]."""
+        each, (n, _, groups, _) = self._each, levels.shape
         if self.for_tiles:
-            apart = levels.view(BLOCK // each, each, groups, GROUP).to(torch.int32)
-            words = (apart << places.view(-1, 1, 1)).sum(1, dtype=torch.int32)
-            laid = words.movedim(1, 0).to(TILE_WORD[self.bits]).reshape(groups, -1)
-            return laid.view(torch.int32)
-        apart = levels.view(BLOCK, groups, GROUP // each, each).to(torch.int32)
-        words = (apart << places).sum(-1, dtype=torch.int32)
-        return words.permute(1, 2, 0).reshape(groups, -1)
+            apart = levels.view(n, -1, each, groups, GROUP).permute(0, 3, 1, 4, 2)
+        else:
+            apart = levels.view(n, BLOCK, groups, -1, each).permute(0, 2, 3, 1, 4)
+        if self.bits == NIBBLE:
+            apart = apart[..., ::2] | apart[..., 1::2] << NIBBLE
+        return apart.contiguous().view(n, groups, -1).view(torch.int32)
 
     def of_words(self, words: Tensor) -> Tensor:
         """Bring levels out of words: [blocks, groups, words] as [blocks, 32 outputs, inputs]."""
-        (n, groups, _), each, places = words.shape, self._each, self._places
+        n, groups, _ = words.shape
+        held = words.contiguous().view(torch.uint8)
+        held = held.view(n, groups, -1, BLOCK, self._each * self.bits // BYTE)
         if self.for_tiles:
-            held = words.contiguous().view(TILE_WORD[self.bits]).to(torch.int32)
-            apart = held.view(n, groups, -1, 1, GROUP) >> places.view(-1, 1)
-            levels = apart.view(n, groups, BLOCK, GROUP).movedim(2, 1)
+            ordered, pairs = held.permute(0, 2, 4, 1, 3).contiguous(), 3
         else:
-            held = words.reshape(n, groups, GROUP // each, BLOCK, 1)
-            levels = (held >> places).permute(0, 3, 1, 2, 4)
-        mask = (1 << self.bits) - 1
-        return (levels & mask).reshape(n, BLOCK, -1).to(torch.uint8)
+            ordered, pairs = held.permute(0, 3, 1, 2, 4).contiguous(), 5
+        if self.bits == NIBBLE:
+            lower, upper = ordered & (1 << NIBBLE) - 1, ordered >> NIBBLE
+            ordered = torch.stack((lower, upper), pairs)
+        return ordered.view(n, BLOCK, groups * GROUP)
 
     @property
     def _each(self) -> int:
         """The levels of a word."""
-        return (TILE_WORD[self.bits].itemsize * 8 if self.for_tiles else WORD) // self.bits
-
-    @property
-    def _places(self) -> Tensor:
-        """The first bits of levels in a word."""
-        return torch.arange(self._each, dtype=torch.int32) * self.bits
+        return (TILE_WORD[self.bits] if self.for_tiles else WORD) // self.bits
 
 
 class StoredLinear(FlatLinear):
@@ -130,9 +127,8 @@ class StoredLinear(FlatLinear):
 
         Some blocks at a time: numbers in the making take many times what they are stored in.
         """
-        at_once = max(1, AT_ONCE // (BLOCK * self.in_features))
-        for first in range(0, len(self.blob), at_once):
-            begin, part = first * BLOCK, self.blob[first : first + at_once]
+        for some in _some_blocks(len(self.blob), self.in_features):
+            begin, part = some.start * BLOCK, self.blob[some]
             outputs = min(len(part) * BLOCK, self.out_features - begin)
             numbers = self._over(part, None, outputs).unpacked()
             if not torch.equal(numbers, weight[begin : begin + outputs]):
@@ -167,11 +163,17 @@ def store(levels: Levels, bias: Tensor | None, dtype: torch.dtype) -> StoredLine
     scales = blob.view(form.scale_type)
     for at, part in ((0, padded.scales), (BLOCK, padded.shifts)):
         scales[..., at : at + BLOCK] = part.view(n, BLOCK, groups).mT
-    for block in range(n):  # a block at a time: in words levels take four times as much
-        own = padded.levels[block * BLOCK : (block + 1) * BLOCK].view(BLOCK, groups, GROUP)
-        blob[block, :, form.scale_words :] = form.in_words(own)
+    by_block = padded.levels.view(n, BLOCK, groups, GROUP)
+    for some in _some_blocks(n, inputs):
+        blob[some, :, form.scale_words :] = form.in_words(by_block[some])
     held = None if bias is None else bias.detach().float()
     return StoredLinear(blob, held, outputs, inputs, form=form, dtype=dtype)
+
+
+def _some_blocks(blocks: int, inputs: int) -> Iterator[slice]:
+    """Some blocks of a weight after another."""
+    at_once = max(1, AT_ONCE // (BLOCK * inputs))
+    return (slice(first, first + at_once) for first in range(0, blocks, at_once))
 
 
 def _form_of(levels: Levels, dtype: torch.dtype) -> StoredForm:
