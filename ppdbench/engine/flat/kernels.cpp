@@ -658,7 +658,7 @@ struct Shared {
     flat::Pool& threads(int n) {
         if (n > flat::MOST_THREADS) n = flat::MOST_THREADS;
         if (n < 1) n = 1;
-        if (!pool || pool->threads() != n) {
+        if (!pool || pool->asked() != n) {
             pool.reset();
             pool.reset(new flat::Pool(n, flat::ProcessorTiles::release));
         }

@@ -36,9 +36,10 @@ class Kernels:
     dropped: tuple[str, ...] = ()
 
     def of(self, dtype: torch.dtype) -> str:
-        """Name the kernels that run models of a type."""
+        """Name the kernels that run models of a type, and what was left for them."""
         if dtype == torch.bfloat16:
-            return f"bfloat16 {NAMES[self.path]}"
+            left = (f", without {why}" for why in self.dropped)
+            return f"bfloat16 {NAMES[self.path]}{''.join(left)}"
         return f"float32 {VECTOR_NAMES[self.lanes]}"
 
 

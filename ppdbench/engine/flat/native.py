@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -24,12 +26,13 @@ from ppdbench.machine.threads import threads
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
-FLAGS = (
+FLAGS: tuple[str, ...] = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-fvisibility=hidden"),
     # A sum must round alike wherever it stands: see simd.h.
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w"),
 )
 PATIENCE_S = 300  # for another process that compiles the same
+Compiler = tuple[str, ...]  # its program, and perhaps what it is always told
 
 
 class Unavailable(Exception):
@@ -115,7 +118,12 @@ class Library:
     """The functions of a built library."""
 
     def __init__(self, path: Path) -> None:
-        self._dll = ctypes.CDLL(str(path))
+        try:
+            self._dll = ctypes.CDLL(str(path))
+        except OSError as error:  # of a folder that programs may not be run from, say
+            raise Unavailable(
+                f"cannot load the compiled kernels: {error}; name another folder in PPDBENCH_CACHE"
+            ) from error
         sizes = (c_int64 * 5)()
         self._dll.flat_start(sizes)
         ours = [ctypes.sizeof(kind) for kind in (Operation, Product, PassData, ProgramRun)]
@@ -179,8 +187,18 @@ def loaded() -> Library:
 
 
 def built(sources: Path) -> Path:
-    """Return the library that is built of these sources here."""
-    compiler = _compiler()
+    """Return the library that is built of these sources here, by the first compiler that can."""
+    first, *others = _compilers()
+    try:
+        return _built_by(first, sources)
+    except Unavailable:
+        for other in others:
+            with suppress(Unavailable):
+                return _built_by(other, sources)
+        raise
+
+
+def _built_by(compiler: Compiler, sources: Path) -> Path:
     try:
         path = cache_folder() / "kernels" / f"{_key(sources, compiler)}.so"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,19 +213,24 @@ def built(sources: Path) -> Path:
     return path
 
 
-def _compiler() -> str:
-    asked = os.environ.get("CXX")
-    for name in (asked,) if asked else COMPILERS:
-        if found := shutil.which(name):
-            return found
-    said = f"CXX names {asked!r}, which is not there" if asked else "no C++ compiler found"
-    raise Unavailable(f"{said}; install g++ or clang++, or set CXX")
+def _compilers() -> list[Compiler]:
+    """The compilers that are there, by the words that call them: CXX alone where that is set."""
+    asked = os.environ.get("CXX", "").strip()
+    try:
+        calls = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
+    except ValueError:  # quotes that do not close
+        calls = []
+    found = [(path, *more) for name, *more in calls if (path := shutil.which(name))]
+    if not found:
+        said = f"CXX names {asked!r}, which is not there" if asked else "no C++ compiler found"
+        raise Unavailable(f"{said}; install g++ or clang++, or set CXX")
+    return found
 
 
-def _key(sources: Path, compiler: str) -> str:
+def _key(sources: Path, compiler: Compiler) -> str:
     """Name what comes out: after the sources, the compiler, its flags and the processor."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    said = hashlib.sha256("\n".join((compiler, *FLAGS, _processor())).encode() + version)
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+    said = hashlib.sha256("\n".join((*compiler, *FLAGS, _processor())).encode() + version)
     for file in sorted(sources.glob("*.[ch]*")):
         said.update(file.read_bytes())
     return said.hexdigest()[:24]
@@ -218,13 +241,13 @@ def _processor() -> str:
     return " ".join((cpu_model() or "", *sorted(instruction_sets() or ())))
 
 
-def _compile(sources: Path, compiler: str, path: Path) -> None:
+def _compile(sources: Path, compiler: Compiler, path: Path) -> None:
     """Build the library beside its place and put it there whole, its digest after it."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "kernels.so"
         files = {file: Path(folder) / f"{file.stem}.o" for file in sorted(sources.glob("*.cpp"))}
-        _run_all([[compiler, *FLAGS, "-c", str(file), "-o", str(o)] for file, o in files.items()])
-        _run_all([[compiler, "-shared", "-pthread", *map(str, files.values()), "-o", str(made)]])
+        _run_all([[*compiler, *FLAGS, "-c", str(file), "-o", str(o)] for file, o in files.items()])
+        _run_all([[*compiler, "-shared", "-pthread", *map(str, files.values()), "-o", str(made)]])
         digest = _digest(made)
         made.replace(path)
     write_whole(path.with_suffix(".sha256"), digest)

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -83,15 +84,21 @@ class PlainRounding {
 
 class Pool {
    public:
-    Pool(int threads, void (*idle)()) : threads_(threads), idle_(idle) {
-        for (int i = 1; i < threads; i++) others_.emplace_back([this, i] { stay(i); });
+    // Of fewer threads than are asked for where the system grants no more.
+    Pool(int asked, void (*idle)()) : asked_(asked), idle_(idle) {
+        try {
+            for (int i = 1; i < asked; i++) others_.emplace_back([this, i] { stay(i); });
+        } catch (const std::system_error&) {
+        }
+        threads_.store(1 + int(others_.size()));
     }
     ~Pool() {
         stop_.store(true);
         announce();
         for (auto& other : others_) other.join();
     }
-    int threads() const { return threads_; }
+    int asked() const { return asked_; }
+    int threads() const { return threads_.load(); }
 
     void run(Work& work) {
         PlainRounding plain;
@@ -116,8 +123,9 @@ class Pool {
             over_.store(true);
         } else {
             left_.store(units);
-            for (int i = 0; i < threads_; i++)
-                shares_[i].units.store(packed(units * i / threads_, units * (i + 1) / threads_));
+            const int n = threads();
+            for (int i = 0; i < n; i++)
+                shares_[i].units.store(packed(units * i / n, units * (i + 1) / n));
         }
         announce();
     }
@@ -133,8 +141,9 @@ class Pool {
     // A thread takes its own units from the front, those of others from the back. What has been
     // taken belongs to the job that is on: no other begins before it is done.
     bool take(int self, int64_t& unit) {
-        for (int i = 0; i < threads_; i++) {
-            auto& share = shares_[(self + i) % threads_].units;
+        const int n = threads();
+        for (int i = 0; i < n; i++) {
+            auto& share = shares_[(self + i) % n].units;
             uint64_t seen = share.load();
             while ((seen >> 32) < (seen & 0xffffffff)) {
                 uint64_t first = seen >> 32, end = seen & 0xffffffff;
@@ -188,7 +197,8 @@ class Pool {
         help(self, [this] { return stop_.load(); });
     }
 
-    const int threads_;
+    const int asked_;
+    std::atomic<int> threads_{1};
     void (*const idle_)();  // what a thread does that finds nothing to do
     Work* work_ = nullptr;
     Share shares_[MOST_THREADS];

@@ -30,9 +30,10 @@ constexpr int TILE = 16;                   // keys of attention that are scored 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
-typedef float VecAnywhere __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+// As they lie in memory, perhaps among numbers of 16 bits.
+typedef float VecAnywhere __attribute__((vector_size(LANES * 4), aligned(2), may_alias));
 typedef uint16_t HalvesAnywhere __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-typedef int32_t IntsAnywhere __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t IntsAnywhere __attribute__((vector_size(LANES * 4), aligned(2), may_alias));
 
 struct Bfloat16 {
     uint16_t bits;
@@ -203,7 +204,7 @@ inline Vec clipped(Vec x, float most) {
     return low < -most ? all(-most) : low;
 }
 
-// e^x within two units of the last place; 0 where that would be denormal, NaN for NaN.
+// e^x within two units of the last place; 0 where that would be next to denormal, NaN for NaN.
 inline Vec exp(Vec x) {
     const Vec least = all(-87.0f);
     Vec bounded = x > 88.0f ? all(88.0f) : x;  // so put that NaN stays

@@ -253,3 +253,5 @@ def test_a_way_to_multiply_that_fails_its_check_gives_way_to_the_next(
     found = kernels_of.library.__wrapped__()
     assert found.path == native.VECTORS
     assert found.dropped == (f"{kernels_of.NAMES[refused]}: a product is off",)
+    named = found.of(torch.bfloat16)  # as headers and `env` say it
+    assert named == "bfloat16 widened, without AVX-512 products: a product is off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
@@ -26,20 +27,29 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Turns(Clock):
-    """A clock by which flat and eager passes take as long as they are said to."""
+    """A clock by which flat and eager passes take as long as they are said to.
 
-    def __init__(self, flat_s: float, eager_s: float) -> None:
+    Of several times each is that of passes of another number of rows.
+    """
+
+    def __init__(self, flat_s: float | Sequence[float], eager_s: float | Sequence[float]) -> None:
         super().__init__(torch.device("cpu"))
         # Exact: a sum of many times rounds otherwise than a sum of few.
-        self._at, self._both = Fraction(0), [Fraction(flat_s), Fraction(eager_s)]
+        self._at, self._both = Fraction(0), [_by_rows(flat_s), _by_rows(eager_s)]
         self._reads = -1  # the first is when laying out begins
 
     def now(self) -> Fraction:  # type: ignore[override]
         self._reads += 1
         if self._reads and self._reads % 2 == 0:
-            turn = (self._reads // 2 - 1) // (len(choice.ROWS) * choice.IN_A_TURN)
-            self._at += self._both[turn % 2]
+            group = (self._reads // 2 - 1) // choice.IN_A_TURN
+            turn, rows = divmod(group, len(choice.ROWS))
+            self._at += self._both[turn % 2][rows]
         return self._at
+
+
+def _by_rows(seconds: float | Sequence[float]) -> list[Fraction]:
+    each = [seconds] * len(choice.ROWS) if isinstance(seconds, float) else seconds
+    return list(map(Fraction, each))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +64,21 @@ def test_the_slower_path_is_never_chosen(flat_s: float, eager_s: float) -> None:
     assert path.prepared_s > 0
     kinds = {type(m) for layer in adapter.layers for m in layer.modules()}
     assert (nn.Linear in kinds) == (found is None)
+
+
+@pytest.mark.parametrize(
+    ("flat_s", "eager_s"),
+    [((1e-3, 3e-3), (2e-3, 2e-3)), ((3e-3, 1e-3), (2e-3, 2e-3)), ((2e-3, 9e-3), (5e-3, 8e-3))],
+)
+def test_what_is_slower_for_some_rows_is_not_chosen(
+    flat_s: tuple[float, float], eager_s: tuple[float, float]
+) -> None:
+    adapter = StagedModel(stock_model("llama"), packed=False).adapter
+    found, path = choice.lay_out(adapter, tokens(9), FASTER, Turns(flat_s, eager_s))
+    assert found is None
+    for rows, flat, eager in zip(choice.ROWS, flat_s, eager_s, strict=True):
+        assert f"{rows} row" in path.why
+        assert f"{1e3 * flat:.2f} ms flat, {1e3 * eager:.2f} ms eager" in path.why
 
 
 @pytest.mark.parametrize(("eager_s", "turns"), [(1.9e-3, choice.TURNS), (2.1e-3, 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from ppdbench.engine.flat import native
 from ppdbench.engine.flat.native import Unavailable, built
+from tests.engine.flat.conftest import Planted
 from tests.engine.flat.test_weights import drawn, packed
 
 # Small things that are built as kernels are, in a fraction of the time.
@@ -69,13 +71,45 @@ def test_two_processes_may_build_at_once(sources: Path) -> None:
 def test_without_a_compiler_there_are_no_kernels_and_the_reason_is_plain(
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(Unavailable, match=r"no-such-compiler.*install"):
-        built(sources)
+    for absent in ("no-such-compiler", "no-such-compiler -m64", "'no-such-compiler"):
+        monkeypatch.setenv("CXX", absent)
+        with pytest.raises(Unavailable, match=r"no-such-compiler.*install"):
+            built(sources)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Unavailable, match=r"no C\+\+ compiler found; install"):
         built(sources)
+
+
+def test_where_one_compiler_fails_the_next_one_builds(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, folder = "#!/bin/sh\necho 'error: broken' >&2\nexit 1\n", sources.parent / "bin"
+    folder.mkdir()
+    (folder / "g++").write_text(broken, encoding="utf-8")
+    (folder / "g++").chmod(0o755)
+    works = next(path for name in native.COMPILERS if (path := shutil.which(name)))
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(native, "COMPILERS", ("g++", works))
+    assert ctypes.CDLL(str(built(sources))).answer() == 42
+    monkeypatch.setattr(native, "COMPILERS", ("g++",))
+    with pytest.raises(Unavailable, match="g\\+\\+ cannot build the kernels: error: broken"):
+        built(sources)
+
+
+def test_a_compiler_may_be_called_with_words_of_its_own(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = next(name for name in native.COMPILERS if shutil.which(name))
+    monkeypatch.setenv("CXX", f"env LANG=C {works}")
+    assert ctypes.CDLL(str(built(sources))).answer() == 42
+
+
+def test_what_cannot_be_loaded_is_said(sources: Path) -> None:
+    path = sources.parent / "kernels.so"
+    path.write_bytes(b"no library")
+    with pytest.raises(Unavailable, match=r"cannot load the compiled kernels: .* PPDBENCH_CACHE"):
+        native.Library(path)
 
 
 def test_several_files_make_one_library(sources: Path) -> None:
@@ -112,4 +146,17 @@ def test_a_child_process_has_threads_of_its_own() -> None:
         os._exit(0 if torch.equal(linear(rows), wanted) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert torch.equal(linear(rows), wanted)
+    torch.set_num_threads(before)
+
+
+def test_fewer_threads_compute_where_the_system_grants_no_more(planted: Planted) -> None:
+    wanted = packed((300, 130), torch.float32)(rows := drawn(9, 130))
+    starts = "others_.emplace_back([this, i] { stay(i); });"
+    refuses = "if (i > 1) throw std::system_error(EAGAIN, std::generic_category());"
+    planted("pool.h", starts, f"{{ {refuses} {starts} }}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    linear = packed((300, 130), torch.float32)
+    for _ in range(2):  # nor are they asked for again
+        assert torch.equal(linear(rows), wanted)
     torch.set_num_threads(before)
