@@ -47,6 +47,7 @@ from benchmarks import (
     skipping,
     verdicts,
 )
+from benchmarks.engines import __main__ as engines
 from ppdbench.report.export import to_markdown
 from ppdbench.report.outputs import of_run
 from ppdbench.report.page.runs import read_runs
@@ -64,6 +65,7 @@ REAL = ROOT / "results" / "real"
 SHOWCASE = ROOT / "results" / "showcase"
 REAL_SHEETS = {
     "exactness": exactness.sheets,
+    "exactness_reference": exactness.sheets,
     "pass_checks": pass_checks.sheets,
     "plain_answers": plain_answers.sheets,
     "plain_ranks": plain_ranks.sheets,
@@ -131,6 +133,8 @@ def _sheets(path: Path) -> list[Sheet]:
         return busy.sheets(busy.stored(path))
     if path.name == load_check.FILE:
         return load_check.sheets(load_check.stored(path))
+    if path.name.startswith(engines.FILES):
+        return engines.sheets(engines.stored(path))
     if path.suffix == curve.STORED:
         return curve.sheets(curve.stored(path))
     (stored,) = read_runs([path])

@@ -1,6 +1,7 @@
 """Greedy decoding of a GGUF file by llama.cpp and OpenVINO GenAI beside ours, in turns.
 
     python -m benchmarks.engines [--model smollm2] [--threads 2] [--tokens 128] [--rounds 9]
+        [--save FILE.json]
 
 Each engine is a process of its own, in an environment of its own, and decodes when it is asked
 to; speeds are tokens after the first. Where one is not installed, the table says so, and how to:
@@ -8,7 +9,7 @@ to; speeds are tokens after the first. Where one is not installed, the table say
     python -m venv DIR/openvino && DIR/openvino/bin/pip install openvino-genai
     npm install --prefix DIR/llama-cpp node-llama-cpp
 
-DIR is --home. Run it on a machine that does nothing else.
+DIR is --home. Run it on a machine that does nothing else. `--save` keeps what was measured.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from benchmarks.curve import this_machine
+from benchmarks.measured import keep
 from ppdbench.engine.gguf import source
 from ppdbench.engine.loading import ModelSpec, load_words
 from ppdbench.engine.quiet import quiet
@@ -38,6 +42,7 @@ from ppdbench.tasks.passages import pseudo_prompts
 HERE = Path(__file__).parent
 OURS = "ppdbench greedy, bfloat16"
 WARM_UP = 1  # rounds that do not count
+FILES = "engines"  # how names of stored measurements begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,25 @@ class EngineCommand:
 
     words: tuple[str, ...] | None
     install: str = ""
+
+
+class EngineSpeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """The speed of an engine in each round; none where it did not run, and why."""
+
+    name: str
+    said: str
+    tokens_per_s: list[float] = []
+
+
+class MeasuredEngines(msgspec.Struct, frozen=True, kw_only=True):
+    """The speeds of all engines, and what they did where."""
+
+    model: str
+    threads: int
+    prompt_tokens: int
+    tokens: int
+    machine: str
+    engines: list[EngineSpeeds]
 
 
 def commands(home: Path) -> dict[str, EngineCommand]:
@@ -121,42 +145,53 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--home", type=Path, default=cache_folder() / "engines")
+    parser.add_argument("--save", type=Path, help="keep what was measured, as .json")
     asked = parser.parse_args()
     for name in ("threads", "prompt_tokens", "tokens", "rounds"):
         if getattr(asked, name) < 1 + (name == "tokens"):
             parser.error(f"--{name.replace('_', '-')} {getattr(asked, name)}: too few")
     try:
-        emit([measured(asked)], None, "markdown")
+        found = measured(asked)
     except PpdbenchError as error:
         print(f"engines: {error}", file=sys.stderr)
         return 2
+    emit(sheets(found), None, "markdown")
+    keep(found, asked.save)
     return 0
 
 
-def measured(asked: argparse.Namespace) -> Sheet:
-    """Time every engine that is there; the table names the others."""
+def measured(asked: argparse.Namespace) -> MeasuredEngines:
+    """Time every engine that is there; of the others it is said why they are not."""
     machine, job = this_machine(), _job(asked)
-    known = commands(asked.home)
     with ExitStack() as stack:
         engines: dict[str, Engine] = {}
-        missing: dict[str, str] = {}
-        for name, command in known.items():
+        missing: list[EngineSpeeds] = []
+        for name, command in commands(asked.home).items():
             if command.words is None:
-                missing[name] = f"not installed: {command.install}"
+                missing.append(EngineSpeeds(name=name, said=f"not installed: {command.install}"))
                 continue
             try:
                 engines[name] = stack.enter_context(started(command.words, job))
             except ConfigError as error:
-                missing[name] = f"does not run: {error}"
+                missing.append(EngineSpeeds(name=name, said=f"does not run: {error}"))
         speeds: dict[str, list[float]] = {name: [] for name in engines}
         for number in range(-WARM_UP, asked.rounds):
             for name in engines if number % 2 else reversed(engines):
                 speed = engines[name].decode()
                 if number >= 0:
                     speeds[name].append(speed)
-    rows = [_row(name, speeds[name], speeds[OURS], engines[name].said) for name in engines]
-    rows += [(name, None, None, None, None, why) for name, why in missing.items()]
-    return _sheet(asked, rows, machine)
+    timed = [
+        EngineSpeeds(name=name, said=engines[name].said, tokens_per_s=speeds[name])
+        for name in engines
+    ]
+    return MeasuredEngines(
+        model=asked.model,
+        threads=asked.threads,
+        prompt_tokens=asked.prompt_tokens,
+        tokens=asked.tokens,
+        machine=machine,
+        engines=[*timed, *missing],
+    )
 
 
 def _job(asked: argparse.Namespace) -> dict[str, Any]:
@@ -174,20 +209,31 @@ def _job(asked: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _row(name: str, speeds: Sequence[float], ours: Sequence[float], said: str) -> tuple[Cell, ...]:
-    ratio = median([mine / theirs for mine, theirs in zip(ours, speeds, strict=True)])
-    return name, median(speeds), min(speeds), max(speeds), ratio, said
+def stored(path: Path) -> MeasuredEngines:
+    """What `--save` kept."""
+    return msgspec.json.decode(path.read_bytes(), type=MeasuredEngines)
 
 
-def _sheet(asked: argparse.Namespace, rows: Sequence[tuple[Cell, ...]], machine: str) -> Sheet:
+def sheets(found: MeasuredEngines) -> list[Sheet]:
+    """The table of all engines."""
     header = ("engine", "tokens/s", "min", "max", "ours over it", "what ran")
+    ours = next(each.tokens_per_s for each in found.engines if each.name == OURS)
     told = (
-        f"{asked.rounds} rounds in turns, {asked.prompt_tokens} + {asked.tokens} tokens, greedy, "
+        f"{len(ours)} rounds in turns, {found.prompt_tokens} + {found.tokens} tokens, greedy, "
         "tokens after the first; medians"
     )
     digits = {"tokens/s": 1, "min": 1, "max": 1, "ours over it": 2}
-    title = f"Engines: {asked.model}, {asked.threads} threads"
-    return Sheet(title, header, tuple(rows), notes=(told, machine), digits=digits)
+    title = f"Engines: {found.model}, {found.threads} threads"
+    rows = tuple(_row(each, ours) for each in found.engines)
+    return [Sheet(title, header, rows, notes=(told, found.machine), digits=digits)]
+
+
+def _row(engine: EngineSpeeds, ours: Sequence[float]) -> tuple[Cell, ...]:
+    speeds = engine.tokens_per_s
+    if not speeds:
+        return engine.name, None, None, None, None, engine.said
+    ratio = median([mine / theirs for mine, theirs in zip(ours, speeds, strict=True)])
+    return engine.name, median(speeds), min(speeds), max(speeds), ratio, engine.said
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engines import __main__ as engines
+from benchmarks.measured import keep
 from ppdbench.errors import ConfigError
 from ppdbench.report.export import to_markdown
 
@@ -43,7 +44,10 @@ def test_engines_take_turns_and_those_that_lack_are_named(
     }
     monkeypatch.setattr(engines, "commands", lambda _: known)
     monkeypatch.setattr(engines, "_job", lambda _: {})
-    said = to_markdown([engines.measured(ASKED)])
+    found = engines.measured(ASKED)
+    keep(found, tmp_path / "engines.json")
+    assert engines.stored(tmp_path / "engines.json") == found
+    said = to_markdown(engines.sheets(found))
     assert log.read_text() == "abbaab"  # a round that does not count, and two
     assert "| other | 50.0 | 50.0 | 50.0 | 2.00 | b 1.0 |" in said
     assert "| broken | - | - | - | - | does not run: it ended" in said
