@@ -1,0 +1,104 @@
+"""Methods beside greedy decoding and their counterparts, on models that others can run, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.targets.rows import (
+    DTYPES,
+    REAL,
+    REFERENCE,
+    TargetRow,
+    beside,
+    decoded,
+)
+from ppdbench.bench.choices import with_peers
+from ppdbench.bench.runner import Choice
+from ppdbench.bench.summary import overall, summarize
+from ppdbench.bench.sums import add_up
+from ppdbench.runs.records import DecodedSample
+
+OURS = ("greedy", "layerskip:exit_layer=2", "prompt-lookup", "draft-verify", "lookahead")
+TREES = (
+    "rest:datastore=reference",
+    "medusa",
+    "hidden-transfer",
+    "prompt-tokens",
+    "eagle:nodes=12,top_k=4",
+)
+MOST_BOOKKEEPING = 0.03
+# On a real model: what needs no training for it, what was trained for it, and two units.
+FREE = (
+    *("greedy", "prompt-lookup", "lookahead", "rest:datastore=smollm2", "jacobi"),
+    *("layerskip", "draft-verify"),
+)
+TRAINED = ("medusa", "eagle", "hidden-transfer", "prompt-tokens")
+TASKS = ("gsm8k", "xsum", "humaneval", "mt_bench")
+ANY_FREE = "3 without training above 1.0"
+GOALS = {"prompt-lookup": "1.3 or more", **dict.fromkeys(TRAINED, "1.8 or more of one")}
+SPLIT = {1: "0.85 or more", 3: "0.75 or more"}  # the share of the promised gain, by k
+PAIRS = {
+    "greedy": "transformers:greedy",
+    "layerskip:exit_layer=2": "transformers:early-exit",
+    "prompt-lookup": "transformers:prompt-lookup",
+}
+
+
+def strategies(rounds: int) -> Iterator[TargetRow]:
+    """Our methods against their counterparts."""
+    chosen, _ = with_peers(list(map(Choice.parse, OURS)), REFERENCE)
+    _, samples = decoded(chosen, rounds)
+    by_label: dict[str, list[DecodedSample]] = {}
+    for sample in samples:
+        by_label.setdefault(sample.method, []).append(sample)
+    for mine, theirs in PAIRS.items():
+        label = mine if mine in by_label else mine.partition(":")[0]
+        goal = {"greedy": "2.0", "prompt-lookup": "1.6"}.get(mine, "2.0")
+        yield beside(f"{label} / {theirs}, steps", goal, by_label[label], by_label[theirs])
+
+
+def speculation(rounds: int) -> Iterator[TargetRow]:
+    """Yield what pays on a real model, all tasks together, in both types.
+
+    Of a speedup over greedy the median is that over all examples, the range its interval.
+    """
+    peer = PAIRS["prompt-lookup"]
+    chosen = list(map(Choice.parse, (*FREE, *TRAINED, peer)))
+    for dtype in DTYPES:
+        header, samples = decoded(chosen, rounds, model=REAL, dtype=dtype, tasks=TASKS)
+        own = [s for s in samples if s.method == "prompt-lookup"]
+        gains = {
+            row["label"]: (row["speedup_low"], row["speedup"], row["speedup_high"])
+            for row in overall(header, add_up(samples))
+            if row["speedup"] is not None and row["label"] not in ("greedy", peer)
+        }
+        for label in sorted(gains, key=lambda each: -gains[each][0]):
+            goal = GOALS.get(label.partition(":")[0], ANY_FREE)
+            yield TargetRow(f"{label} / greedy, {REAL}, {dtype}", goal, gains[label])
+        what = f"prompt-lookup / {peer}, {REAL}, {dtype}"
+        yield beside(what, "2.5", own, [s for s in samples if s.method == peer])
+
+
+def split(rounds: int) -> Iterator[TargetRow]:
+    """Yield the share of the gain that two units of `ppd` get of what the theorem promises."""
+    chosen = [Choice.parse(f"ppd:form=split,k={k},head={REAL}") for k in SPLIT]
+    for dtype in DTYPES:
+        header, samples = decoded(chosen, rounds, model=REAL, dtype=dtype, tasks=TASKS[:1])
+        for summary in summarize(header, add_up(samples), scores=False):
+            k, found = summary["options"]["k"], summary["gain_efficiency"]
+            what = f"ppd on two units, k={k}, share of the gain, {REAL}, {dtype}"
+            note = f"p {summary['p']:.2f}, promised {summary['predicted_speedup']:.2f}x"
+            yield TargetRow(what, SPLIT[k], [] if found is None else [found], note)
+
+
+def bookkeeping(rounds: int) -> Iterator[TargetRow]:
+    """Yield the time spent on bookkeeping, in chains and trees."""
+    chosen = list(map(Choice.parse, (*OURS, *TREES)))
+    header, samples = decoded(chosen, rounds, profile=True)
+    summaries = summarize(header, add_up(samples), scores=False)
+    shares = {s["label"]: s["profile"]["bookkeeping_share"] for s in summaries}
+    over = [label for label, share in shares.items() if share > MOST_BOOKKEEPING]
+    listed = " ".join(f"{label} {shares[label]:.3f}" for label in over)
+    note = f"over: {listed}" if over else ""
+    goal = f"{MOST_BOOKKEEPING} or less"
+    yield TargetRow("bookkeeping, share of a step", goal, list(shares.values()), note)

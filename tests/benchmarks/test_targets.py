@@ -1,0 +1,108 @@
+"""The table of goals: rows are measured as they say, and goals are those of the kernels."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.engines.__main__ import EngineSpeeds, MeasuredEngines
+from benchmarks.targets import __main__ as targets
+from benchmarks.targets import memory, methods, speed
+from benchmarks.targets.rows import TargetRow
+
+TINY = "synthetic:layers=2,hidden=64"
+
+
+def test_a_row_shows_the_median_and_the_range_or_why_there_are_none() -> None:
+    assert TargetRow("a", "1 or more", [3.0, 1.0, 2.0], "n").cells() == (
+        "a",
+        "1 or more",
+        2,
+        1,
+        3,
+        "n",
+    )
+    assert TargetRow("a", "b", [], "absent").cells() == ("a", "b", None, None, None, "absent")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernels", "most"),
+    [
+        ("bfloat16", "flat, bfloat16 AMX", speed.IN_TILES),
+        ("bfloat16", "flat, bfloat16 AMX, 211 of 211 weights as stored", speed.IN_TILES),
+        ("bfloat16", "flat, bfloat16 AVX-512 products", {9: 1.4}),
+        ("bfloat16", "flat, bfloat16 widened, without AMX: a product is off", {9: 1.4}),
+        ("float32", "flat, float32 AVX-512", {9: 1.35, 16: 1.8}),
+    ],
+)
+def test_matrix_tiles_have_stricter_goals(dtype: str, kernels: str, most: dict[int, float]) -> None:
+    assert speed.most_of_one(dtype, kernels) == most
+
+
+def test_engines_that_are_absent_are_named_and_others_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speeds = (
+        EngineSpeeds(name=speed.STORED, said="flat", tokens_per_s=[100.0, 106.0, 110.0]),
+        EngineSpeeds(name="llama.cpp", said="4 bits", tokens_per_s=[140.0, 142.0, 143.0]),
+        EngineSpeeds(name="OpenVINO GenAI", said="not installed: pip"),
+    )
+
+    def found(asked: argparse.Namespace) -> MeasuredEngines:
+        assert asked.model == "smollm2" and asked.rounds == 3
+        about = {"model": asked.model, "threads": asked.threads, "machine": "here"}
+        return MeasuredEngines(**about, prompt_tokens=64, tokens=128, engines=[*speeds])
+
+    monkeypatch.setattr(speed.other_engines, "measured", found)
+    llama, openvino = speed.engines(3)
+    assert llama.values == [106.0 / 142.0]
+    assert llama.goal == "1.0 or more"
+    assert not openvino.values
+    assert openvino.note == "not installed: pip"
+
+
+@pytest.mark.slow
+def test_two_units_are_held_against_what_the_theorem_promises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(methods, "REAL", "reference")
+    monkeypatch.setattr(methods, "DTYPES", ("float32",))
+    rows = list(methods.split(5))
+    assert [row.goal for row in rows] == ["0.85 or more", "0.75 or more"]
+    for row, k in zip(rows, (1, 3), strict=True):
+        assert f"k={k}, share of the gain, reference, float32" in row.what
+        assert row.note.startswith("p 0.")
+        assert all(map(math.isfinite, row.values)) and len(row.values) == 1
+
+
+def test_memory_beyond_weights_is_measured() -> None:
+    extra, libraries = memory.beyond("synthetic:layers=8,hidden=512", "float32")
+    assert -0.5 < extra < 1
+    assert libraries > 50e6
+
+
+def test_readiness_is_of_the_passes() -> None:
+    assert 0 < speed.ready_s(TINY, "float32") < 60
+
+
+def test_what_is_asked_for_is_measured_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def growth(rounds: int) -> Iterator[TargetRow]:
+        yield TargetRow("growth of time", "1.3 or less", [float(rounds)])
+
+    def probing(_: int) -> Iterator[Any]:
+        raise AssertionError("nobody asked")
+
+    monkeypatch.setattr(targets, "MEASUREMENTS", (growth, probing))
+    monkeypatch.setattr("sys.argv", ["targets", "--only", "growth", "--rounds", "2"])
+    targets.main()
+    assert "| growth of time | 1.3 or less | 2.000 |" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["targets", "--only", "grwth"])
+    with pytest.raises(SystemExit):
+        targets.main()
+    assert "--only grwth: use growth, probing" in capsys.readouterr().err
