@@ -17,6 +17,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.files.whole import write_whole
 
 ARCHIVE = "runs.tar.xz"
+RECORDS = (".json", ".jsonl")
 
 
 def pack(folder: Path) -> Path:
@@ -55,5 +56,5 @@ def unpack(folder: Path) -> int:
 
 
 def _is_kept(path: Path) -> bool:
-    """True for all but what a process leaves to tell others that it is at work."""
-    return path.is_file() and not path.name.startswith(".")
+    """True for records: not for weights of what was trained, nor for what tells of work going on."""
+    return path.is_file() and path.suffix in RECORDS and not path.name.startswith(".")
