@@ -11,9 +11,9 @@ DEMO ?= results/demo
 # hub, files or folders (docs/training.md).
 WIKITEXT := hub:Salesforce/wikitext:wikitext-103-raw-v1
 
-.PHONY: help demo setup test test-fast test-quantized test-examples check docs format checked-runs check-baselines \
+.PHONY: help demo setup test test-fast test-quantized test-examples sanitize check docs format checked-runs check-baselines \
 	update-baselines tables measured curve batches sampled readme reference reference-twin addons gpu-check wheel \
-	benchmark attack smollm2 smollm2-parts smollm2-layerskip smollm2-checks showcase families clean
+	benchmark targets attack smollm2 smollm2-parts smollm2-layerskip smollm2-checks showcase families clean
 
 help:
 	@echo "make demo       match rates and speedups of the embedded model; of SmolLM2 where it is there"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-fast  tests without those marked slow"
 	@echo "make test-quantized    those of 8- and 4-bit weights, with the libraries they need"
 	@echo "make test-examples     the plug-in in examples/, installed beside ppdbench"
+	@echo "make sanitize   the kernels' tests, every access to memory watched (minutes; g++ or clang++)"
 	@echo "make check      ruff, strict mypy and the order of the packages"
 	@echo "make docs       the pages as a site in build/site/; a broken link ends it (Python 3.11)"
 	@echo "make check-baselines   the embedded model against results/baselines/"
@@ -31,6 +32,7 @@ help:
 	@echo "make batches    SmolLM2 in batches, for docs/batches.md (a quiet machine)"
 	@echo "make sampled    drawn outputs against the model's probabilities, for docs/measuring.md (hours)"
 	@echo "make readme     the tables of the README and docs/ from these runs"
+	@echo "make targets    every goal of speed and memory, beside what this machine gives (a quiet hour)"
 	@echo "make benchmark  greedy and probing against generate()"
 	@echo "make reference  train the embedded model again (hours; TEXT, HELD_OUT: your text)"
 	@echo "make addons     train what guesses ahead for the embedded model (an hour)"
@@ -76,6 +78,15 @@ $(QUANTIZED)/.ready: $(READY) constraints.txt
 	$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --no-deps --upgrade \
 	    --target $(QUANTIZED) bitsandbytes torchao
 	@touch $@
+
+# The kernels' tests, with the compiler's own watch over every access to memory; not those that build
+# wrong kernels, or such for other processors.
+WATCHES = $(foreach name,asan ubsan,$(shell $(CXX) -print-file-name=lib$(name).so))
+
+sanitize: $(READY)
+	LD_PRELOAD="$(WATCHES)" ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 \
+	    $(BIN)/python -m pytest $(PYTEST_ARGS) -p tests.sanitized tests/engine/flat \
+	    $(addprefix --ignore=tests/engine/flat/test_,check.py other_processors.py)
 
 test-quantized: $(QUANTIZED)/.ready
 	PYTHONPATH=$(QUANTIZED) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/engine/test_quantized.py
@@ -214,6 +225,10 @@ sampled: $(READY) smollm2
 
 readme: $(READY)
 	$(BIN)/python -m benchmarks.readme
+
+# Every goal of speed and memory beside what this machine gives. TARGETS_ARGS chooses and shortens.
+targets: $(READY) smollm2
+	$(BIN)/python -m benchmarks.targets $(TARGETS_ARGS)
 
 benchmark: $(READY)
 	$(BIN)/python -m benchmarks.probing
@@ -373,6 +388,8 @@ smollm2-checks: $(READY) smollm2
 	    --out $(RANKS_RUN) $(if $(wildcard $(RANKS_RUN)/run.json),--resume) > /dev/null
 	$(BIN)/python -m benchmarks.plain_ranks $(RANKS_RUN) --save $(REAL)/plain_ranks.json
 	$(BIN)/python -m benchmarks.exactness --out $(REAL_RUNS) --save $(REAL)/exactness.json
+	$(BIN)/python -m benchmarks.exactness --model reference --out $(REAL_RUNS) \
+	    --save $(REAL)/exactness_reference.json
 	$(MAKE) readme
 
 OUT ?= results/gpu-check

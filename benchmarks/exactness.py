@@ -1,6 +1,6 @@
 """Every exact method on every task, in float32 and in bfloat16: what became of each output.
 
-    python -m benchmarks.exactness [--model smollm2] [--limit 4] [--max-new-tokens 64]
+    python -m benchmarks.exactness [--model smollm2] [--limit 7] [--max-new-tokens 64]
         [--dtype bfloat16] [--threads 1] [--beside DIR] [--save FILE.json]
 
 Each type of numbers is one run of all methods beside greedy decoding, as `ppdbench bench --methods
@@ -154,7 +154,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32,bfloat16")
     parser.add_argument("--tasks", nargs="+", default=task_names())
-    parser.add_argument("--limit", type=int, default=4, help="examples of each task")
+    parser.add_argument("--limit", type=int, default=7, help="examples of each task")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save", type=Path, help="keep what was counted, as .json")

@@ -56,5 +56,5 @@ def unpack(folder: Path) -> int:
 
 
 def _is_kept(path: Path) -> bool:
-    """True for records: not for weights of what was trained, nor for what tells of work going on."""
+    """True for records: not for weights of what was trained, nor what tells of work going on."""
     return path.is_file() and path.suffix in RECORDS and not path.name.startswith(".")
