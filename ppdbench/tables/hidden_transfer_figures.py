@@ -18,7 +18,7 @@ from ppdbench.probe.accuracy import accuracies
 from ppdbench.probe.similarity import similarities
 from ppdbench.report.pictures.transfer import transfer_figures
 from ppdbench.report.probe_tables import label
-from ppdbench.report.sheet import Cell, Sheet
+from ppdbench.report.sheet import Sheet
 from ppdbench.runs.store import StoredRun
 from ppdbench.tables.base import TableSheets, table
 from ppdbench.tables.recipe import RecipeStep
@@ -65,6 +65,9 @@ def _compared(name: str, layers: Sequence[int], before: str = "") -> tuple[Recip
 
 FIRST = _compared("hidden-transfer-first", FIRST_AT)
 SECOND = _compared("hidden-transfer-second", SECOND_AT, before=" --layers {15/32}")
+
+
+CurvePlace = tuple[str, str, int | None, int]  # task, series, layer and distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ def _named(run: StoredRun, label: str) -> list[tuple[str, str, int | None]]:
 
 def _accuracies(figure: str, points: Sequence[CurvePoint]) -> Sheet | None:
     """A figure of accuracies: a row for each curve and distance, or layer."""
-    cells: dict[tuple[Cell, ...], dict[int, float]] = {}
+    cells: dict[CurvePlace, dict[int, float]] = {}
     for p in points:
         if p.figure == figure and p.k is not None:
             cells.setdefault((p.task, p.series, p.layer, p.distance), {})[p.k] = p.value
@@ -179,9 +182,15 @@ def _accuracies(figure: str, points: Sequence[CurvePoint]) -> Sheet | None:
     return Sheet(
         f"Figure {figure}: {TITLES[figure]}, in %",
         ("task", "series", "layer", "distance", *(f"k={k}" for k in SHOWN)),
-        tuple((*names, *(of[k] for k in SHOWN)) for names, of in sorted(cells.items(), key=str)),
+        tuple((*names, *(cells[names][k] for k in SHOWN)) for names in sorted(cells, key=_order)),
         percent=frozenset(f"k={k}" for k in SHOWN),
     )
+
+
+def _order(place: CurvePlace) -> tuple[str, str, int, int]:
+    """The order of rows; curves of no layer come first."""
+    task, series, layer, distance = place
+    return task, series, layer or 0, distance
 
 
 def _closeness(points: Sequence[CurvePoint]) -> Sheet | None:

@@ -54,6 +54,24 @@ def test_accuracies_make_the_points_of_figures_3_and_7(tmp_path: Path, capsys: C
     assert ("7", "medusa heads", 2, 1) not in points
 
 
+def test_layers_stand_in_the_order_of_their_numbers(tmp_path: Path, capsys: Capture) -> None:
+    methods = {
+        f"at {n}": about("hidden-transfer", addon=f"first/layer-{n}", masked=False)
+        for n in (14, 5, 23, 9)
+    }
+    stored = guessed(
+        tmp_path / "a",
+        {label: {1: HIT, 2: HIT} for label in methods},
+        methods,
+        tasks=("xsum",),
+        facts={label: {"layers": [int(label[3:])]} for label in methods},
+    )
+    assert run(["table", "hidden_transfer/figures", stored, "--format", "markdown"]) == 0
+    shown = capsys.readouterr().out.partition("### Figure 5")[2].partition("###")[0].splitlines()
+    layers = [line.split("|")[3].strip() for line in shown if "| step 1 |" in line]
+    assert layers[::2] == layers[1::2] == ["5", "9", "14", "23"]  # at distances 1 and 2
+
+
 def answers(capsys: Capture, *runs: str) -> dict[str, str]:
     """What the table for people says of the statements that can be judged."""
     assert run(["table", "hidden_transfer/figures", *runs, "--format", "markdown"]) == 0
