@@ -210,7 +210,7 @@ def _job(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def stored(path: Path) -> MeasuredEngines:
-    """What `--save` kept."""
+    """Read what `--save` kept."""
     return msgspec.json.decode(path.read_bytes(), type=MeasuredEngines)
 
 

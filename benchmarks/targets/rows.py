@@ -1,4 +1,4 @@
-"""What every measurement here gives, and what several of them need."""
+"""Rows of the table of goals, and helpers that several measurements need."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def over(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 
 def in_another_process(module: str, *words: str, **variables: str) -> Any:
-    """What a module prints as JSON, run by itself: nothing that went before counts there."""
+    """Run a module by itself, where nothing that went before counts; the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-m", module, *words],
         stdout=subprocess.PIPE,
