@@ -19,6 +19,7 @@ from ppdbench.check.figures import (
 )
 from ppdbench.check.metrics import KINDS
 from ppdbench.errors import DataError
+from ppdbench.runs.drawing import GREEDY
 from ppdbench.runs.prompting import prompting
 from ppdbench.runs.records import Decoding, DecodingHeader, Header, Sample, decoding
 from ppdbench.runs.store import SCHEMA_VERSION, StoredRun
@@ -85,8 +86,8 @@ class Snapshot:
     def drawn(self) -> str | None:
         """The way in which decoding drew its outputs; None where it drew none."""
         target: Mapping[str, Any] = self.settings.get("target") or {}
-        kind: str = target.get("kind", "greedy")
-        return None if kind == "greedy" else kind
+        kind: str = target.get("kind", GREEDY)
+        return None if kind == GREEDY else kind
 
     def examples(self, task: str) -> tuple[str, ...]:
         """The examples of a task, in the order of everything that is kept per example."""

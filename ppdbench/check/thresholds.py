@@ -78,7 +78,7 @@ def _never_checked(metric: str, about: MethodFacts, baseline: Snapshot) -> str |
     if metric == "identity" and (kind := baseline.drawn):
         return f"outputs are drawn ({kind}), so none has to be greedy's; leave the rule out"
     if metric in DECODED and not any(
-        figure.key[1:] == (about.label, metric) and rate(figure.parts) is not None
+        (figure.subject, figure.metric) == (about.label, metric) and rate(figure.parts) is not None
         for figure in baseline.figures
     ):
         return "the method has nothing that counts for it in the baseline; leave the rule out"
