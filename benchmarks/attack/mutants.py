@@ -100,7 +100,7 @@ def _settle(passes: str) -> None:
     from ppdbench.engine.flat import choice
     from ppdbench.engine.flat.library import Unavailable
 
-    def missing() -> Any:
+    def missing(dtype: Any) -> Any:
         raise Unavailable("left out")
 
     if passes == "eager":

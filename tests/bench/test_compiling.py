@@ -44,7 +44,7 @@ ON_CPU = "nothing is compiled on a CPU, where passes run eager"
 def no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def missing() -> None:
+    def missing(dtype: torch.dtype) -> None:
         raise Unavailable("none are built here")
 
     monkeypatch.setattr(choice, "library", missing)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from ppdbench.cli.main import run
 from ppdbench.engine.flat import choice
 from ppdbench.engine.flat.choice import PairedTime, Unavailable
+from ppdbench.engine.flat.library import Kernels
 from ppdbench.runs.store import read_run
 from tests import flat_ops
 
@@ -63,7 +65,7 @@ def test_without_the_kernels_of_the_header_a_run_is_refused_in_one_line(
 ) -> None:
     kernels = begin(monkeypatch, FASTER)
 
-    def missing() -> None:
+    def missing(dtype: torch.dtype) -> None:
         raise Unavailable("no C++ compiler found")
 
     monkeypatch.setattr(choice, "library", missing)
@@ -79,11 +81,7 @@ def test_kernels_of_another_kind_do_not_go_on(
 ) -> None:
     begin(monkeypatch, FASTER)
 
-    class Other(flat_ops.Library):
-        def of(self, dtype: object) -> str:
-            return "of another kind"
-
-    monkeypatch.setattr(choice, "library", Other)
+    monkeypatch.setattr(choice, "library", lambda _: Kernels("of another kind"))
     capsys.readouterr()
     assert run([*DECODE, "--resume"]) == 2
     assert "here they run flat, of another kind" in capsys.readouterr().err

@@ -107,7 +107,7 @@ def lay_out(
     try:
         if (why := _unfit(adapter)) is not None:
             return None, PassPath(EAGER, why)
-        kernels = library().of(adapter.dtype)
+        kernels = library(adapter.dtype).words
         times = measure(adapter, text, clock) if passes == FASTER else []
         if not all(pair.flat_s < pair.eager_s for pair in times):
             return None, PassPath(EAGER, _said(times), clock.now() - began)

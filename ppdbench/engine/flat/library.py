@@ -26,32 +26,28 @@ VECTOR_NAMES = {16: "AVX-512", 8: "AVX", 4: "vectors of 4"}
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The kernels that run here.
+    """The kernels that run models of a type here, in `words`.
 
-    `path` is the way to multiply bfloat16 numbers; `dropped` says of better ones why not.
+    `path` is the way to multiply bfloat16 numbers, `dropped` says of better ones why not; None and
+    nothing for float32, of which there is one way.
     """
 
-    lanes: int
-    path: int
+    words: str
+    path: int | None = None
     dropped: tuple[str, ...] = ()
-
-    def of(self, dtype: torch.dtype) -> str:
-        """Name the kernels that run models of a type, and what was left for them."""
-        if dtype == torch.bfloat16:
-            left = (f", without {why}" for why in self.dropped)
-            return f"bfloat16 {NAMES[self.path]}{''.join(left)}"
-        return f"float32 {VECTOR_NAMES[self.lanes]}"
 
 
 @cache
-def library() -> Kernels:
-    """The kernels, built and checked; `Unavailable` says why there are none."""
+def library(dtype: torch.dtype) -> Kernels:
+    """The kernels for a type, built and checked; `Unavailable` says why there are none."""
     native = loaded()
+    if dtype == torch.bfloat16:
+        return _chosen(native)
     try:
-        check(torch.float32)
+        check(dtype)
     except Wrong as error:
         raise Unavailable(f"kernels fail their check: {error}") from error
-    return _chosen(native)
+    return Kernels(f"float32 {VECTOR_NAMES[native.lanes]}")
 
 
 def _chosen(native: Library) -> Kernels:
@@ -64,5 +60,6 @@ def _chosen(native: Library) -> Kernels:
         except Wrong as error:
             dropped.append(f"{NAMES[path]}: {error}")
         else:
-            return Kernels(native.lanes, path, tuple(dropped))
+            left = "".join(f", without {why}" for why in dropped)
+            return Kernels(f"bfloat16 {NAMES[path]}{left}", path, tuple(dropped))
     raise Unavailable(f"kernels fail their check: {'; '.join(dropped)}")

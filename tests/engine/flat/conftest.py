@@ -21,7 +21,8 @@ Planted = Callable[[str, str, str], Library]
 def kernels() -> None:
     """Skip, and say so, where there are none."""
     try:
-        library()
+        for dtype in (torch.float32, torch.bfloat16):
+            library(dtype)
     except Unavailable as error:
         pytest.skip(str(error))
 
@@ -39,7 +40,8 @@ def ways() -> list[tuple[torch.dtype, int]]:
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     """Each type with each way to multiply it."""
     dtype, path = request.param
-    chosen = library().path
+    chosen = library(torch.bfloat16).path
+    assert chosen is not None
     loaded().use(path)
     yield dtype
     loaded().use(chosen)

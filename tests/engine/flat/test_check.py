@@ -223,7 +223,7 @@ def test_wrong_kernels_are_found_out(bug: str, planted: Planted) -> None:
             check(way if isinstance(way, torch.dtype) else torch.bfloat16)
     if torch.float32 in spoiled:
         with pytest.raises(Unavailable, match="fail their check"):
-            kernels_of.library.__wrapped__()
+            kernels_of.library.__wrapped__(torch.float32)
 
 
 @pytest.mark.parametrize("bug", BUGS_OF_STORED)
@@ -232,6 +232,18 @@ def test_wrong_products_of_stored_weights_are_found_out(bug: str, planted: Plant
     library.use(EMULATED_TILES)
     with pytest.raises(Wrong, match="a product of stored weights"):
         check_stored(torch.bfloat16)
+
+
+def test_kernels_are_checked_for_the_type_of_the_model_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[torch.dtype] = []
+    monkeypatch.setattr(kernels_of, "check", checked.append)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = kernels_of.library.__wrapped__(dtype)
+        assert checked == [dtype]
+        assert found.words.startswith(str(dtype).removeprefix("torch."))
+        checked.clear()
 
 
 def test_a_way_to_multiply_that_fails_its_check_gives_way_to_the_next(
@@ -250,8 +262,8 @@ def test_a_way_to_multiply_that_fails_its_check_gives_way_to_the_next(
     monkeypatch.setattr(Library, "paths", [refused, native.VECTORS])
     monkeypatch.setattr(chosen, "use", use, raising=False)
     monkeypatch.setattr(kernels_of, "check", checked)
-    found = kernels_of.library.__wrapped__()
+    found = kernels_of.library.__wrapped__(torch.bfloat16)
     assert found.path == native.VECTORS
     assert found.dropped == (f"{kernels_of.NAMES[refused]}: a product is off",)
-    named = found.of(torch.bfloat16)  # as headers and `env` say it
-    assert named == "bfloat16 widened, without AVX-512 products: a product is off"
+    # As headers and `env` say it.
+    assert found.words == "bfloat16 widened, without AVX-512 products: a product is off"

@@ -92,7 +92,7 @@ def test_what_is_clear_at_once_is_not_measured_again(eager_s: float, turns: int)
 
 
 def test_without_kernels_passes_are_eager_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
+    def missing(dtype: torch.dtype) -> None:
         raise choice.Unavailable("no C++ compiler found")
 
     monkeypatch.setattr(choice, "library", missing)
