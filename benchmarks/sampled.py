@@ -1,7 +1,7 @@
 """Every method under sampling, held against the model's own probabilities: p-values in one table.
 
     python -m benchmarks.sampled [--model reference] [--dtype float32] [--draws 3000]
-        [--method NAME ...] [--setting NAME ...] [--work FOLDER] [--save FILE.json]
+        [--tokens 8] [--method NAME ...] [--setting NAME ...] [--work FOLDER] [--save FILE.json]
 
 What `ppdbench bench --verify-distribution` finds for two ways to cut the distribution at two
 temperatures, and for a third whose probabilities depend on the text. Draws are kept in --work: a
@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ppdbench.bench.drawing import LENGTH
 from ppdbench.files.whole import write_whole
 from ppdbench.report.export import emit
 from ppdbench.report.faithful_tables import p_value
@@ -81,6 +82,7 @@ def _of_setting(
     command += ["--data", "builtin", "--task", "gsm8k", *words]
     command += [word for method in methods for word in ("--method", method)]
     command += ["--verify-distribution", "--draws", str(asked.draws), "--format", "json"]
+    command += ["--max-new-tokens", str(asked.tokens)]
     command += ["--out", str(folder), *(["--resume"] if folder.exists() else [])]
     done = subprocess.run(
         [sys.executable, "-m", "ppdbench", *command], stdout=subprocess.PIPE, text=True, check=False
@@ -105,8 +107,8 @@ def sheets(content: Mapping[str, Any]) -> list[Sheet]:
         rows.append((label, *shown, f"{high:.3f}", f"{power:.0%}"))
     head = ("method", *settings, "total variation at most", "power")
     notes = (
-        f"{content['draws']} outputs of 4 tokens each; p, in brackets that of the first outputs "
-        "where new ones decided, and the verdict where it is not `faithful`. Total variation: the "
+        f"{content['draws']} outputs of {content['tokens']} tokens each; p, in brackets that of the "
+        "first outputs where new ones decided, and the verdict where it is not `faithful`. Total variation: the "
         "highest upper end of its intervals. Power: the lowest, to find a total variation of 0.02. "
         f"{content['versions']}.",
     )
@@ -125,7 +127,7 @@ def joined(content: dict[str, Any], path: Path | None) -> dict[str, Any]:
     if path is None or not path.exists():
         return content
     before = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("model", "dtype", "draws", "versions"):
+    for name in ("model", "dtype", "draws", "tokens", "versions"):
         if before[name] != content[name]:
             raise SystemExit(
                 f"sampled: {path} has {name} {before[name]}, these draws {content[name]}; "
@@ -155,6 +157,7 @@ def main() -> None:
     parser.add_argument("--model", default="reference")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--draws", type=int, default=3000)
+    parser.add_argument("--tokens", type=int, default=LENGTH, help="of an output")
     parser.add_argument("--method", action="append", help="these alone")
     parser.add_argument("--setting", action="append", choices=[*SETTINGS], help="these alone")
     parser.add_argument("--work", type=Path, default=Path("results/sampled"))
@@ -164,6 +167,7 @@ def main() -> None:
         "model": asked.model,
         "dtype": asked.dtype,
         "draws": asked.draws,
+        "tokens": asked.tokens,
         "versions": _versions(),
         "settings": tested(asked),
     }

@@ -54,7 +54,9 @@ LOT = 100  # outputs that are stored at once
 SLOTS = 16  # outputs that are drawn at once
 BATCH = 32  # prefixes that the stock model runs at once
 KEPT = 10_000_000  # of its probabilities, 16 bytes each
-LENGTH, PROMPTS = 4, 2  # tokens of an output and prompts, where nothing else is asked for
+LENGTH, PROMPTS = 8, 2  # tokens of an output and prompts, where nothing else is asked for
+# Of an output the first token is not drafted, and the last the model's own.
+NOT_DRAFTED = 2
 AGAIN = 4  # times as many outputs, where the first may deviate by chance
 FILE = "draws.jsonl"
 
@@ -121,6 +123,19 @@ def _plain(
     return int(target.choose(logits[row : row + 1], [generator], [so_far]))
 
 
+class DepthOfDrafts:
+    """The exact rule, which notes how deep the drafts went that it was given."""
+
+    def __init__(self) -> None:
+        self.deepest = 0
+
+    def __call__(self, draft: Draft, *rest: Any) -> Outcome:
+        """Verify a draft."""
+        depths = draft.depths[: draft.proposed]
+        self.deepest = max(self.deepest, *depths, 0)
+        return accept_sampled(draft, *rest)
+
+
 CONTROLS = {"accepts with probability 1": keeps_all, "forgets the residual": forgets_residual}
 
 
@@ -141,6 +156,7 @@ class Draws:
 
     path: Path
     held: dict[tuple[str, str, int], list[list[int]]] = field(default_factory=dict)
+    depths: dict[str, int] = field(default_factory=dict)  # of the drafts of a method that were seen
 
     @classmethod
     def open(cls, folder: Path, settings: dict[str, Any], *, resume: bool) -> Draws:
@@ -157,15 +173,24 @@ class Draws:
                 raise ConfigError(f"{path} was drawn with other options; use another --out")
             for line in map(json.loads, lines):
                 draws.held[line["method"], line["example"], line["lot"]] = line["outputs"]
+                draws.note_depth(line["method"], line.get("depth", 0))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged ({error}); use another --out") from error
         write_whole(path, "\n".join([first, *lines, ""]))
         return draws
 
-    def add(self, method: str, example: str, lot: int, outputs: list[list[int]]) -> None:
-        """Store a lot at once."""
+    def note_depth(self, method: str, depth: int) -> None:
+        """Keep the largest depth of a method's drafts."""
+        self.depths[method] = max(self.depths.get(method, 0), depth)
+
+    def add(
+        self, method: str, example: str, lot: int, outputs: list[list[int]], depth: int
+    ) -> None:
+        """Store a lot at once, and how deep the drafts went that were verified for it."""
         self.held[method, example, lot] = outputs
-        line = {"method": method, "example": example, "lot": lot, "outputs": outputs}
+        self.note_depth(method, depth)
+        line = {"method": method, "example": example, "lot": lot, "depth": depth}
+        line["outputs"] = outputs
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -175,6 +200,7 @@ class TestedMethod:
     """The findings about one method.
 
     `before` are those about its first outputs, where they were in doubt and new ones decide.
+    `depth` is how deep the drafts went that were verified, `room` how deep they could.
     """
 
     label: str
@@ -184,10 +210,13 @@ class TestedMethod:
     controls: dict[str, Faithfulness]
     drafts: dict[str, str]  # of each control the method whose drafts they are
     token: str | None  # that deviates most, spelled
+    depth: int
+    room: int
 
     def to_json(self) -> dict[str, Any]:
         """The fields that scripts read."""
         content: dict[str, Any] = {"method": self.label, "exact": self.exact}
+        content |= {"verified_depth": self.depth, "room": self.room}
         content |= to_json(self.found, self.controls)
         before = self.before
         content["before"] = before and {"p_value": before.p_value, "draws": before.draws}
@@ -283,7 +312,9 @@ class Drawer:
         token = None
         if found.largest is not None:
             token = self.ready.loaded.tokenizer.decode([found.largest.token])
-        return TestedMethod(self.label, exact, found, before, controls, drafts, token)
+        depth = max(self.draws.depths.get(label, 0) for label in (self.label, self._again))
+        room = max(self.config.decode.max_new_tokens or LENGTH, NOT_DRAFTED) - NOT_DRAFTED
+        return TestedMethod(self.label, exact, found, before, controls, drafts, token, depth, room)
 
     def _drafting(self) -> Iterator[tuple[str, str, Sequence[Decoder]]]:
         """Yield who drafts, the method first if it does, and what its draws are stored as.
@@ -309,9 +340,14 @@ class Drawer:
         found = self._judged(self.label, self.decoders, None, draws)
         if not DOUBTFUL <= found.p_value < ALARM:
             return found, None
-        again = self._judged(f"{self.label} again", self.decoders, None, AGAIN * draws)
+        again = self._judged(self._again, self.decoders, None, AGAIN * draws)
         # A deviation is found where both find it, and the first are the fewer.
         return replace(again, power=min(found.power, again.power)), found
+
+    @property
+    def _again(self) -> str:
+        """The name of the outputs that decide where the first are in doubt."""
+        return f"{self.label} again"
 
     def _control(self, label: str, drafting: Sequence[Decoder], rule: Any) -> Faithfulness:
         """Judge a wrong rule, by few draws if these are enough to refuse it."""
@@ -340,11 +376,12 @@ class Drawer:
             first, count = lot * LOT, min(LOT, n - lot * LOT)
             held = self.draws.held.get((label, example, lot), [])
             if len(held) < count:
-                missing = range(first + len(held), first + count)
-                requests = {draw: self._request(item, label, rule, draw) for draw in missing}
+                missing, used = range(first + len(held), first + count), rule or DepthOfDrafts()
+                requests = {draw: self._request(item, label, used, draw) for draw in missing}
                 drawn = self._decoded(decoders, requests)
                 held = [*held, *(drawn[draw] for draw in missing)]
-                self.draws.add(label, example, lot, held)
+                depth = used.deepest if isinstance(used, DepthOfDrafts) else 0
+                self.draws.add(label, example, lot, held, depth)
             found += held[:count]
             self.ready.to.report(f"drawing {label}", len(found), n)
         return found

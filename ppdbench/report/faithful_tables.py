@@ -16,7 +16,9 @@ NOTE = (
     "may be chance new outputs decide, and p of the first ones stands in brackets. Total variation "
     "with its 95% interval. Power: to find a total variation of 0.02. Controls: p of the same "
     "method with a rule that accepts with probability 1, and one that forgets the residual; "
-    f"* with the drafts of {' or '.join(LENDERS)}."
+    f"* with the drafts of {' or '.join(LENDERS)}. Drafts: how many tokens deep those went that "
+    "were verified; + where outputs have no room for deeper ones, which nobody has seen then "
+    "(--max-new-tokens)."
 )
 
 
@@ -46,12 +48,18 @@ def sheet(tests: Sequence[TestedMethod]) -> Sheet:
                     f"{control.p_value:.1g}{'' if test.drafts[name] == test.label else '*'}"
                     for name, control in test.controls.items()
                 ),
+                _deepest(test),
                 told,
             )
         )
     head = (
-        *("method", "verdict", "p", "total variation", "power", "controls"),
+        *("method", "verdict", "p", "total variation", "power", "controls", "drafts"),
         "largest deviation",
     )
     title = "Drawn outputs against the model's probabilities"
     return Sheet(title, head, tuple(rows), (NOTE,), prose="largest deviation")
+
+
+def _deepest(test: TestedMethod) -> str | None:
+    """The depth of the deepest draft that was verified, if there was any."""
+    return f"{test.depth}{'+' if test.depth >= test.room else ''}" if test.depth else None

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ppdbench.bench.drawing import Drawer
+from ppdbench.bench import drawing
+from ppdbench.bench.drawing import Drawer, keeps_all
 from ppdbench.bench.faithful import DrawnOutputs, Faithfulness
 from ppdbench.cli.main import run
 from ppdbench.decoding import loop
@@ -53,9 +54,34 @@ def test_a_wrong_rule_is_unfaithful_with_exit_code_1(
     def likeliest(draft, logits, *rest):  # type: ignore[no-untyped-def]
         return Outcome(exact(draft, logits, *rest).path, int(logits[0].argmax()))
 
-    monkeypatch.setattr(loop, "accept_sampled", likeliest)
+    monkeypatch.setattr(drawing, "accept_sampled", likeliest)
     content = found(capsys, *LAYERSKIP, "--draws", "200")
     assert (content["faithful"], content["code"]) == ("unfaithful", 1)
+
+
+DEEP = ["--method", "layerskip:exit_layer=1,draft_length=6"]
+
+
+def test_a_rule_that_goes_wrong_deep_in_a_draft_is_unfaithful_where_drafts_have_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, deep = loop.accept_sampled, 2
+
+    def keeps_the_rest(draft, logits, *rest):  # type: ignore[no-untyped-def]
+        found = exact(draft, logits, *rest)
+        if len(found.path) < deep:
+            return found
+        return keeps_all(draft, logits, *rest)
+
+    monkeypatch.setattr(drawing, "accept_sampled", keeps_the_rest)
+    short = found(capsys, *DEEP, "--draws", "300", "--max-new-tokens", "4", "--out", "short")
+    assert (short["verified_depth"], short["room"]) == (2, 2)
+    assert short["faithful"] != "unfaithful"  # it has gone right as far as can be seen
+    whole = found(capsys, *DEEP, "--draws", "600", "--out", "whole")
+    assert (whole["verified_depth"], whole["room"]) == (6, 6)
+    assert (whole["faithful"], whole["code"]) == ("unfaithful", 1)
+    again = found(capsys, *DEEP, "--draws", "600", "--out", "whole", "--resume")
+    assert again == whole
 
 
 @pytest.mark.parametrize(("second", "verdict"), [(0.5, "undecided"), (0.002, "unfaithful")])

@@ -71,6 +71,7 @@ CONTENT = {
     "model": "tiny",
     "dtype": "float32",
     "draws": 3000,
+    "tokens": 4,
     "versions": "torch 1, transformers 2",
     "settings": {
         "a": [found("greedy", 0.5, "faithful", 0.01, 0.9), found("odd", 0, "unfaithful", 0.3, 1)],
