@@ -27,6 +27,7 @@ from benchmarks.answered import Answer, answers
 from benchmarks.curve import this_machine
 from ppdbench.engine.loading import Loaded, ModelSpec, load
 from ppdbench.engine.quiet import quiet
+from ppdbench.files import resources
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.environment import set_threads
 from ppdbench.report.sheet import Sheet
@@ -49,13 +50,14 @@ COUNTED = frozenset({"gsm8k_accuracy", "squad_em"})  # an output is right or it 
 
 @dataclass(frozen=True, slots=True)
 class AskedWay:
-    """A task, and what its examples are asked with besides."""
+    """A task, and what its examples are asked with besides; or a prompt in place of the task's."""
 
     task: str
     how: str
     system: str | None = None
     shots: int = 0
     chat: str = "auto"
+    prompt: str | None = None
 
     @property
     def file(self) -> str:
@@ -67,7 +69,27 @@ class AskedWay:
         """The options of `ppdbench` that ask so."""
         chat = [] if self.chat == "auto" else ["--chat", self.chat]
         system = [] if self.system is None else ["--system", self.system]
-        return shlex.join([*chat, *system, *(["--shots", str(self.shots)] if self.shots else [])])
+        shots = ["--shots", str(self.shots)] if self.shots else []
+        file = [] if self.prompt is None else [f"--task FILE, {self._prompt_text} in it"]
+        return " ".join([*file, shlex.join([*chat, *system, *shots])]).strip()
+
+    def task_option(self, folder: Path) -> str:
+        """The task as `--task` takes it: its name, or a copy of its file with the prompt."""
+        if self.prompt is None:
+            return self.task
+        file = folder / f"{Path(self.file).stem}.yaml"
+        shipped = (resources.folder("tasks") / f"{self.task}.yaml").read_text(encoding="utf-8")
+        lines = [
+            self._prompt_text if line.startswith("prompt:") else line
+            for line in shipped.splitlines()
+        ]
+        write_whole(file, "\n".join(lines) + "\n", make_folder=True)
+        return str(file)
+
+    @property
+    def _prompt_text(self) -> str:
+        """The line of a task file that holds the prompt; a string of JSON is one of YAML."""
+        return f"prompt_text: {json.dumps(self.prompt)}"
 
 
 WAYS = (
@@ -75,7 +97,14 @@ WAYS = (
     AskedWay(
         "gsm8k", "step by step", "Solve the problem step by step and end with the final number."
     ),
+    AskedWay("gsm8k", "the question alone", prompt="{{ question }}"),
     AskedWay("squad", AS_IT_IS),
+    AskedWay("squad", "passage and question alone", prompt="{{ context }}\n\n{{ question }}"),
+    AskedWay(
+        "squad",
+        "the question first",
+        prompt="{{ question }}\n\n{{ context }}",
+    ),
     AskedWay("squad", "briefly", "Answer in one to three words."),
     AskedWay(
         "squad",
@@ -103,7 +132,7 @@ def settings(asked: argparse.Namespace, way: AskedWay) -> RunConfig:
         model=ModelSpec(
             name=asked.model, dtype=asked.dtype, device="cpu", offline=asked.rows != "hub"
         ),
-        tasks=(way.task,),
+        tasks=(way.task_option(asked.work),),
         data=rows,
         limit=asked.limit,
         max_new_tokens=asked.max_new_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ppdbench.api import decode
 from ppdbench.runs.records import DecodedSample
 from ppdbench.runs.store import read_once
 from ppdbench.scoring import score_samples
+from ppdbench.tasks import load_task
 
 WAYS = (AskedWay("squad", quality.AS_IT_IS), AskedWay("gsm8k", quality.AS_IT_IS))
 FEW = ["--limit", "3", "--dtype", "float32", "--max-new-tokens", "6", "--work", "answers"]
@@ -26,7 +28,9 @@ FEW = ["--limit", "3", "--dtype", "float32", "--max-new-tokens", "6", "--work", 
 def test_rows_come_from_the_package_the_hub_or_a_folder(
     rows: str, data: str, is_offline: bool
 ) -> None:
-    asked = Namespace(model="m", dtype="float32", rows=rows, limit=3, max_new_tokens=None)
+    asked = Namespace(
+        model="m", dtype="float32", rows=rows, limit=3, max_new_tokens=None, work=Path("work")
+    )
     config = quality.settings(asked, AskedWay("squad", "briefly", "Be brief."))
     assert (config.data, config.model.offline, config.chat.system) == (
         data,
@@ -69,3 +73,17 @@ def test_the_words_that_ask_stand_in_a_table() -> None:
         ("rougeL", 0.2, "0.100..0.300"),
     ]
     assert words.rows == (("xsum", "briefly", "--chat on --system 'Be brief.' --shots 2"),)
+
+
+def test_a_prompt_may_stand_in_the_place_of_the_task_s(tmp_path: Path) -> None:
+    prompt = '{{ question }}\n\n"{{ context }}"'
+    way = AskedWay("squad", "the question first", prompt=prompt)
+    task, shipped = load_task(way.task_option(tmp_path)), load_task("squad")
+    assert task.prompt.text == prompt
+    assert task.shot is not None
+    assert shipped.shot is not None
+    assert task.shot.text == shipped.shot.text
+    same = {name: getattr(shipped, name) for name in ("prompt", "shot", "source")}
+    assert replace(task, **same) == shipped
+    assert way.words == f"--task FILE, prompt_text: {json.dumps(prompt)} in it"
+    assert AskedWay("squad", "plainly").task_option(tmp_path) == "squad"
