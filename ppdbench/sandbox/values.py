@@ -7,7 +7,7 @@ as they should, and handles of functions, which stay where they are.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView, ValuesView
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -75,6 +75,10 @@ def to_plain(value: Any, handle: Callable[[Any], int | None]) -> Any:
 def _items(value: Any) -> tuple[str, list[Any]]:
     """The kind of a container and what it holds; no kind for anything else."""
     match value:
+        case KeysView():
+            return "set", list(value)
+        case ValuesView():
+            return "iterator", list(value)
         case tuple() | set() | frozenset():
             kinds = (tuple, set, frozenset)
             return next(kind.__name__ for kind in kinds if isinstance(value, kind)), list(value)

@@ -15,8 +15,11 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 # A minus after a digit, a word or a bracket subtracts; elsewhere it is a sign. Unicode has its own.
-_NUMBER = r"(?:(?<![\w.)])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
-_PLAIN = str.maketrans("\u2212", "-", ",$")
+# Commas part groups of digits, and a dot that begins a decimal has nothing in front of it.
+_GROUPED = r"[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9])"
+_DIGITS = rf"(?:{_GROUPED}|[0-9]+)(?:\.[0-9]+)?|(?<![\w.)])\.[0-9]+"
+_NUMBER = rf"(?:(?<![\w.)])[-\u2212])?(?:\\?\$)?(?:{_DIGITS})"
+_PLAIN = str.maketrans("\u2212", "-", ",$\\")
 _ANY_NUMBER = re.compile(_NUMBER)
 _MARKED_NUMBER = re.compile(r"####\s*(\$?" + _NUMBER + ")")
 

@@ -47,6 +47,8 @@ def test_what_is_like_plain_data_comes_over_as_that() -> None:
     assert sent(np.bool_(True)) is True
     assert list(sent(x * x for x in range(3))) == [0, 1, 4]
     assert list(sent(map(str, [1]))) == ["1"]
+    assert sent({1: 2}.keys()) == {1}
+    assert list(sent({1: [2]}.values())) == [[2]]
 
 
 class Liar:
