@@ -16,7 +16,14 @@ from ppdbench.runs.records import DecodingMethod
 from ppdbench.stats import Pair, Ratio, ratio_of_timed, totals_by_key
 
 LEAST_EXAMPLES = 5
-Reason = Literal["mismatch", "not measured", "not timed", "times do not add up", "too few examples"]
+Reason = Literal[
+    "mismatch",
+    "failed examples",
+    "not measured",
+    "not timed",
+    "times do not add up",
+    "too few examples",
+]
 TOO_FEW: Reason = "too few examples"
 WHY_TOO_FEW = f"{TOO_FEW.capitalize()}: fewer than {LEAST_EXAMPLES} give times, and no speedup."
 
@@ -70,9 +77,12 @@ def over_greedy(one: SampleSums) -> TimedPair:
     return TimedPair((one,), (one.baseline_step_ms, one.step_ms * one.same_length))
 
 
-def claim(timed: Sequence[TimedPair]) -> Speedup:
-    """The paired ratio over these examples, if everything about it holds."""
-    reason = doubt(timed)
+def claim(timed: Sequence[TimedPair], failed: int = 0) -> Speedup:
+    """The paired ratio over these examples, if everything about it holds.
+
+    `failed` counts those that a method did not finish: it may be that they were the slow ones.
+    """
+    reason = doubt(timed, failed)
     return Speedup(None, reason) if reason else Speedup(_ratio(timed))
 
 
@@ -98,10 +108,12 @@ def enough(*sides: Sequence[Pair | None]) -> bool:
     )
 
 
-def doubt(timed: Sequence[TimedPair]) -> Reason | None:
+def doubt(timed: Sequence[TimedPair], failed: int = 0) -> Reason | None:
     """Return the gravest reason that forbids a claim; None if there is none."""
     if any(one.verdict == "mismatch" for t in timed for one in t.both):
         return "mismatch"
+    if failed:
+        return "failed examples"
     if not timed:
         return "not measured"
     examples = len(times_by_question(timed))

@@ -17,7 +17,7 @@ Facts = Mapping[str, Any]
 UNITS: dict[str, Callable[[Iterable[int]], int]] = {"one_unit": min, "all_units": max}
 
 
-def pipelined(facts: Facts | None, group: Sequence[SampleSums]) -> dict[str, Any]:
+def pipelined(facts: Facts | None, group: Sequence[SampleSums], failed: int = 0) -> dict[str, Any]:
     """Summarize what `ppd` reports beyond other methods; nothing for these.
 
     Three predictions of the speedup over one unit: the theorem with the measured match rate, the
@@ -31,11 +31,12 @@ def pipelined(facts: Facts | None, group: Sequence[SampleSums]) -> dict[str, Any
     p, begun = match_rate(timed), _begun(timed)
     predicted = 1 / theory.latency_per_token(n_layers, exit_after, p)
     tokens = sum(one.tokens for one in timed)
-    over = _over_greedy(timed)
+    over = _over_greedy(timed, failed)
     measured = over["speedup_one_unit"]
     return {
         "form": facts["form"],
         "p": p,
+        "p_positions": sum(len(one.matches) for one in timed),
         "predicted_speedup": predicted,
         "predicted_speedup_matches": _predicted_by_matches(facts, begun),
         "predicted_speedup_times": _predicted_by_times(facts, begun),
@@ -138,10 +139,10 @@ def _on_one_unit(group: Sequence[SampleSums]) -> dict[str, float | None]:
     }
 
 
-def _over_greedy(group: Sequence[SampleSums]) -> dict[str, Any]:
+def _over_greedy(group: Sequence[SampleSums], failed: int) -> dict[str, Any]:
     """Against greedy decoding on one unit and on all of them; nothing for one process."""
     found: dict[str, Any] = {}
     for name, which in UNITS.items():
         beside = [TimedPair((s,), beside_greedy(s, which)) for s in group if _alone(s)]
-        found |= claim(beside).figures(f"speedup_{name}")
+        found |= claim(beside, failed).figures(f"speedup_{name}")
     return found

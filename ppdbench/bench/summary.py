@@ -128,18 +128,19 @@ def _summary(
         "empty": sum(one.degenerate == "empty" for one in done),
         "loops": sum(one.degenerate == "loop" for one in done),
         "agreement": _agreement(done) if done and not method.exact and drawn == "greedy" else None,
-        **_times(done, method.batch),
+        **_times(done, method.batch, verdicts["failed"]),
         "noise_low": under.noise and under.noise.low,
         "noise_high": under.noise and under.noise.high,
         "under_load": under.under_load,
         "profile": profile(done, header.bandwidth_bytes_per_s),
         **_alone(done),
-        **pipelined(header.facts.get(label), done),
+        **pipelined(header.facts.get(label), done, verdicts["failed"]),
         "peak_memory_bytes": max((one.sample.peak_memory_bytes for one in done), default=None),
         "memory": _memory(header, label),
         "experts": _experts(model.experts, done),
         "processes": _processes(done),
-        "quality": _quality(header, task, done) if scores and done else None,
+        # Of some examples alone it is no score of the task.
+        "quality": _quality(header, task, done) if scores and len(done) == len(group) else None,
         **_unscored(done),
     }
 
@@ -192,7 +193,7 @@ def _processes(group: Sequence[SampleSums]) -> int | None:
     return max(known, default=1) if len(known) == len(told) else None
 
 
-def _times(group: Sequence[SampleSums], batch: int) -> dict[str, Any]:
+def _times(group: Sequence[SampleSums], batch: int, failed: int) -> dict[str, Any]:
     """Speeds, acceptance and the paired ratio; None where nothing was timed or may be claimed.
 
     A token takes as long as one sequence waits for it; `tokens_per_s` is of all sequences of a
@@ -219,7 +220,7 @@ def _times(group: Sequence[SampleSums], batch: int) -> dict[str, Any]:
         "proposed_per_step": proposed / steps if steps else None,
         # What a step must commit to be worth its time: how many of greedy's it takes as long as.
         "committed_to_pay": ours / timed_steps / (theirs / baseline_steps) if timed else None,
-        **claim([over_greedy(one) for one in group]).figures(),
+        **claim([over_greedy(one) for one in group], failed).figures(),
         "baseline_tokens_per_s": 1e3 * batch * baseline_steps / theirs if theirs else None,
     }
 

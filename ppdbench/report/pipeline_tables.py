@@ -113,7 +113,8 @@ def _runs(summaries: Sequence[Summary]) -> Sheet:
         total = sum(counts.values())
         if not total:
             continue
-        p = 1 - total / sum(length * n for length, n in counts.items())
+        positions = sum(s["p_positions"] for s in group)
+        p = sum(s["p"] * s["p_positions"] for s in group) / positions
         rows += [
             (label, str(length), counts[length], counts[length] / total, geometric(p, length))
             for length in range(1, LONGEST_RUN)
@@ -125,7 +126,10 @@ def _runs(summaries: Sequence[Summary]) -> Sheet:
         "Run lengths",
         ("method", "tokens", "runs", "share", "if independent"),
         tuple(rows),
-        notes=("A run ends with a miss; those that the end of an output cut off are left out.",),
+        notes=(
+            "A run ends with a miss; those that the end of an output cut off are left out. If "
+            "independent: matches that each come with p, the share of all positions that matched.",
+        ),
         digits={"share": 1, "if independent": 1},
         percent=frozenset({"share", "if independent"}),
     )

@@ -71,6 +71,19 @@ def test_a_failed_example_counts_as_failed_and_adds_nothing() -> None:
     assert found["ms_per_token"] == pytest.approx(3.0)
 
 
+def test_of_some_examples_there_is_no_speedup_and_no_score() -> None:
+    scored = {"data__gsm8k__metrics": ["gsm8k_accuracy"]}
+    done = [made.decoded("swift", str(n), references=["#### 42"]) for n in range(6)]
+    whole = summed(*done, **scored)
+    assert whole["speedup"] is not None
+    assert whole["quality"] is not None
+    broken = {"example_id": "7", "task": "gsm8k", "method": "swift", "verdict": "failed"}
+    some = summed(*done, {**broken, "output_ids": []}, **scored)
+    assert (some["speedup"], some["speedup_withheld"]) == (None, "failed examples")
+    assert some["quality"] is None
+    assert some["ms_per_token"] == whole["ms_per_token"]
+
+
 def test_tasks_and_all_of_them_are_made_of_the_same_sums() -> None:
     samples = [
         made.decoded("swift", str(n), task=task, faster=faster)
