@@ -11,7 +11,12 @@ from ppdbench.runs.samples import in_turns
 from ppdbench.stats import FEW, FEW_EXAMPLES, Ratio
 
 Summary = Mapping[str, Any]
-PLAIN = (None, "mismatch", "not measured")  # a mismatch and failures stand under output
+PLAIN = (
+    None,
+    "mismatch",
+    "failed examples",
+    "not measured",
+)  # a mismatch and failures stand under output
 MANY_NAMES = 6  # methods from which on a note rather names the others
 PAIRED = "Speedup: greedy's decode time over the method's, paired by example, 95% bootstrap."
 
@@ -169,13 +174,27 @@ def probe_note(summaries: Sequence[Summary]) -> str | None:
     return f"Chosen for this model by a short probe, kept in run.json with its facts: {each}."
 
 
+def noise_note(summaries: Sequence[Summary]) -> list[str]:
+    """Say how far greedy decoding lies from itself: of several tasks the least and the most."""
+    floors = {
+        s["task"]: (s["noise_low"], s["noise_high"])
+        for s in summaries
+        if s["noise_low"] is not None
+    }
+    if not floors:
+        return []
+    ends = sorted(floors.items(), key=lambda floor: floor[1][1])
+    told = interval(*ends[0][1])
+    if len(set(floors.values())) > 1:
+        (least, _), (most, widest) = ends[0], ends[-1]
+        told += f" on {least} to {interval(*widest)} on {most}; each task has its own"
+    return [f"Greedy against itself: {told}, the noise of this machine."]
+
+
 def notes_on(summaries: Sequence[Summary]) -> list[str]:
     """Explain how speedups came about, and what they can be told from."""
     notes = [PAIRED]
-    floors = [s for s in summaries if s["noise_low"] is not None]
-    if floors:
-        low, high = min(s["noise_low"] for s in floors), max(s["noise_high"] for s in floors)
-        notes.append(f"Greedy against itself: {interval(low, high)}, the noise of this machine.")
+    notes += noise_note(summaries)
     notes += [why for s in summaries if (why := why_no_gain(s)) is not None]
     if (load := next((s["under_load"] for s in summaries if s["under_load"]), None)) is not None:
         notes.append(f"Under load: {load}. Measure again on a quiet machine.")

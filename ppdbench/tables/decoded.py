@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ppdbench.bench.claims import no_difference
 from ppdbench.bench.summary import summarize
 from ppdbench.bench.sums import add_up
 from ppdbench.errors import DataError
+from ppdbench.report.evidence import interval, mostly_degenerate
 from ppdbench.runs.records import DecodedSample
 from ppdbench.runs.store import StoredRun
 from ppdbench.scoring import score_samples
+from ppdbench.stats import FEW, FEW_EXAMPLES
 
 KINDS = ("decode", "bench")
 K = TypeVar("K", bound=Hashable)
+NO_DIFFERENCE = "no difference from the noise of greedy decoding"
 
 
 def summaries(
@@ -93,15 +97,34 @@ def ms_per_pass(summary: Mapping[str, Any]) -> float | None:
 
 
 def speedup(summary: Mapping[str, Any]) -> float | None:
-    """Over greedy decoding, which is compared with itself here."""
-    return 1.0 if summary["method"] == "greedy" else summary["speedup"]
+    """Over greedy decoding, which is compared with itself here; None of what noise could be."""
+    if summary["method"] == "greedy":
+        return 1.0
+    value: float | None = None if no_difference(summary) else summary["speedup"]
+    return value
 
 
-def unclaimed(summaries: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """A note for each reason for which speedups are left out."""
-    whose: dict[str, dict[str, None]] = {}
-    for summary in summaries:
-        why = summary["speedup_withheld"]
-        if why is not None and summary["method"] != "greedy":
-            whose.setdefault(why, {})[f"{summary['method']} on {summary['task']}"] = None
-    return tuple(f"No speedup, {why}: {', '.join(names)}." for why, names in whose.items())
+def evidence(summaries: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Notes on why speedups are left out, and on what those that are shown rest on."""
+    all_of, whose = list(summaries), dict[str, dict[str, None]]()
+    for summary in all_of:
+        if summary["method"] == "greedy":
+            continue
+        named, why = f"{summary['label']} on {summary['task']}", summary["speedup_withheld"]
+        if why is not None:
+            whose.setdefault(why, {})[named] = None
+        elif no_difference(summary):
+            ends = interval(summary["speedup_low"], summary["speedup_high"])
+            whose.setdefault(NO_DIFFERENCE, {})[f"{named} {ends}"] = None
+    left_out = (f"No speedup, {why}: {', '.join(names)}." for why, names in whose.items())
+    return (*left_out, *(_doubts(all_of)))
+
+
+def _doubts(summaries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say of runs what makes their times worth less."""
+    loads = dict.fromkeys(s["under_load"] for s in summaries if s["under_load"])
+    yield from (f"Under load: {load}." for load in loads)
+    if alike := [f"{s['label']} on {s['task']}" for s in summaries if mostly_degenerate(s)]:
+        yield f"Half or more of the outputs are empty or loop: {', '.join(alike)}."
+    if any(s["n_timed"] < FEW_EXAMPLES for s in summaries):
+        yield FEW

@@ -187,7 +187,7 @@ def _compared(
         rows.append(ComparedRow(_names(row, paper, key, depth), row, made.get(key, {})))
     missing = blanks(rows, "they were not run at this depth and draft length", runs)
     return compared(
-        title, NAMES, quantities, rows, (*notes, *missing, *decoded.unclaimed(ours.values()))
+        title, NAMES, quantities, rows, (*notes, *missing, *decoded.evidence(ours.values()))
     )
 
 

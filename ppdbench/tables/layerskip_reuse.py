@@ -56,7 +56,7 @@ def reuse(paper: Paper, runs: Sequence[StoredRun]) -> TableSheets:
         (
             *NOTES,
             *blanks(rows, "they were not run at this depth", runs),
-            *decoded.unclaimed(ours.values()),
+            *decoded.evidence(ours.values()),
         ),
     )
 

@@ -72,7 +72,7 @@ def comparison_with_medusa(paper: Paper, runs: Sequence[StoredRun]) -> TableShee
         ("model", "method"),
         QUANTITIES,
         rows,
-        (*NOTES, DRAWN + _how(summaries), *missing, *decoded.unclaimed(summaries)),
+        (*NOTES, DRAWN + _how(summaries), *missing, *decoded.evidence(summaries)),
     )
 
 

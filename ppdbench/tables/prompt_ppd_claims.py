@@ -72,7 +72,7 @@ class ClaimMeasures:
     def speedups(self, tasks: Sequence[str]) -> Span | None:
         """Return the speedups of prompt tokens over greedy decoding."""
         found = [self.by_method.get((task, METHOD)) for task in tasks]
-        return _span([s["speedup"] for s in found if s is not None])
+        return _span([decoded.speedup(s) for s in found if s is not None])
 
     def over_medusa(self) -> Span | None:
         """Return the speedup of prompt tokens over Medusa, on MT-Bench."""

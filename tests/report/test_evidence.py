@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ppdbench.report.evidence import probe_note, why_no_gain
+from ppdbench.report.evidence import noise_note, probe_note, why_no_gain
 
 
 def summary(**changes: Any) -> dict[str, Any]:
@@ -20,6 +20,18 @@ def summary(**changes: Any) -> dict[str, Any]:
         "committed_to_pay": 3.0,
         **changes,
     }
+
+
+def test_the_noise_of_several_tasks_is_told_from_the_least_to_the_most() -> None:
+    quiet, loud = summary(task="gsm8k"), summary(task="xsum", noise_low=0.8, noise_high=1.25)
+    assert noise_note([quiet]) == [
+        "Greedy against itself: [0.95, 1.05], the noise of this machine."
+    ]
+    assert noise_note([loud, quiet]) == [
+        "Greedy against itself: [0.95, 1.05] on gsm8k to [0.80, 1.25] on xsum; each task has its "
+        "own, the noise of this machine."
+    ]
+    assert noise_note([summary(task="gsm8k", noise_low=None)]) == []
 
 
 def test_a_loss_names_the_acceptance_needed_and_that_found() -> None:

@@ -34,6 +34,25 @@ def test_methods_stand_beside_four_printed_models(tmp_path: Path, capsys: Captur
     assert "medusa did not run: no add-on for m" in content["notes"]
 
 
+def test_what_noise_can_be_is_no_speedup_in_a_table_either(tmp_path: Path, capsys: Capture) -> None:
+    methods = {name: about(name) for name in ("greedy", "medusa", "draft-verify")}
+    samples = [sample("xsum", label, n) for label in methods for n in range(5)]
+    for each in samples:
+        if each["method"] == "medusa":  # as fast as greedy decoding, here more and there less
+            each["step_ms"] = [7.6 + 0.2 * int(each["example_id"])] * 4
+        if each["method"] == "draft-verify":
+            each["output_ids"] = [7] * 9
+    folder = decoded(tmp_path / "a", methods, samples)
+    content = table(capsys, "hidden_transfer/1", folder)
+    rows = {row["method"]: row for row in content["rows"] if row["task"] == "xsum"}
+    assert rows["medusa"]["here"] is rows["medusa"]["less mean"] is None
+    assert rows["medusa"]["95% low"] < 1 < rows["medusa"]["95% high"]
+    assert (rows["greedy"]["here"], rows["greedy"]["95% low"]) == (1, None)
+    notes = " ".join(content["notes"])
+    assert "No speedup, no difference from the noise of greedy decoding: medusa on xsum [" in notes
+    assert "Fewer than 16 examples" in notes
+
+
 def test_two_settings_under_one_name_in_two_runs_are_refused(
     tmp_path: Path, capsys: Capture
 ) -> None:
