@@ -93,7 +93,9 @@ class MeasuredRows:
         """The notes that a reader of the rows needs."""
         notes = [
             "theorem: expected layer-times per example (Theorem 4.1); recorded: the same, "
-            "counted from the matches themselves. Greedy decoding is 1 in latency and compute.",
+            "counted from the matches themselves. Greedy decoding is 1 in latency and compute. "
+            "Latency and compute of a token are limits for long outputs, the speedup is that of "
+            "outputs as long as these.",
         ]
         if any(row.latency_per_token is None for row in self.rows):
             notes.append(f"-: {_reason_below_half(self.n_layers)}")

@@ -56,6 +56,8 @@ def _counting_notes(plan: TreePlan, rivals: Sequence[str]) -> Iterator[str]:
         f"tokens/step: expected, the model's own included; {' and '.join(rivals)}: the same for "
         "such a tree with no more rows."
     )
+    if plan.accuracies.outputs:
+        yield "Trees are judged by the outputs that they are grown from: others may give less."
 
 
 def _half(low: float | None, high: float | None) -> float | None:

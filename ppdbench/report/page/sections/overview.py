@@ -11,6 +11,7 @@ from ppdbench.report.html import Node, h
 from ppdbench.report.page.runs import DECODES, PROBES, Run, of_kind
 from ppdbench.runs.drawing import GREEDY
 from ppdbench.runs.records import probing
+from ppdbench.stats import FEW_EXAMPLES
 
 
 def tiles(runs: Sequence[Run]) -> Node:
@@ -59,6 +60,10 @@ def _fastest(run: Run) -> Node | None:
     if mostly_degenerate(best):
         bad = best["empty"] + best["loops"]
         words += f"; {bad} of {best['n_examples']} outputs are empty or loop"
+    if best["n_timed"] < FEW_EXAMPLES:
+        words += f"; {best['n_timed']} examples, which are few"
+    if best["under_load"]:
+        words += "; measured under load"
     return _tile(f"{best['speedup']:.2f}×", words)
 
 
