@@ -107,9 +107,10 @@ def sheets(content: Mapping[str, Any]) -> list[Sheet]:
         rows.append((label, *shown, f"{high:.3f}", f"{power:.0%}"))
     head = ("method", *settings, "total variation at most", "power")
     notes = (
-        f"{content['draws']} outputs of {content['tokens']} tokens each; p, in brackets that of the "
-        "first outputs where new ones decided, and the verdict where it is not `faithful`. Total variation: the "
-        "highest upper end of its intervals. Power: the lowest, to find a total variation of 0.02. "
+        f"{content['draws']} outputs of {content['tokens']} tokens each; p, in brackets that of "
+        "the first outputs where new ones decided, and the verdict where it is not `faithful`. "
+        "Total variation: the highest upper end of its intervals. Power: the lowest, to find a "
+        "total variation of 0.02. "
         f"{content['versions']}.",
     )
     return [
