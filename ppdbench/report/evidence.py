@@ -175,19 +175,22 @@ def probe_note(summaries: Sequence[Summary]) -> str | None:
 
 
 def noise_note(summaries: Sequence[Summary]) -> list[str]:
-    """Say how far greedy decoding lies from itself: of several tasks the least and the most."""
+    """Say how far greedy decoding lies from itself: of several floors the least and the most."""
     floors = {
-        s["task"]: (s["noise_low"], s["noise_high"])
+        (s["noise_high"], s["noise_low"]): s["task"]
         for s in summaries
         if s["noise_low"] is not None
     }
     if not floors:
         return []
-    ends = sorted(floors.items(), key=lambda floor: floor[1][1])
-    told = interval(*ends[0][1])
-    if len(set(floors.values())) > 1:
-        (least, _), (most, widest) = ends[0], ends[-1]
-        told += f" on {least} to {interval(*widest)} on {most}; each task has its own"
+    by_task = len(set(floors.values())) > 1
+    ends = [
+        interval(low, high) + (f" on {task}" if by_task else "")
+        for (high, low), task in (min(floors.items()), max(floors.items()))
+    ]
+    told = ends[0]
+    if len(floors) > 1:
+        told = f"{' to '.join(ends)}, {'a task' if by_task else 'a batch'} by its own"
     return [f"Greedy against itself: {told}, the noise of this machine."]
 
 

@@ -27,10 +27,13 @@ def test_the_noise_of_several_tasks_is_told_from_the_least_to_the_most() -> None
     assert noise_note([quiet]) == [
         "Greedy against itself: [0.95, 1.05], the noise of this machine."
     ]
-    assert noise_note([loud, quiet]) == [
-        "Greedy against itself: [0.95, 1.05] on gsm8k to [0.80, 1.25] on xsum; each task has its "
-        "own, the noise of this machine."
-    ]
+    (told,) = noise_note([loud, quiet, loud])
+    assert told == (
+        "Greedy against itself: [0.95, 1.05] on gsm8k to [0.80, 1.25] on xsum, a task by its own, "
+        "the noise of this machine."
+    )
+    (told,) = noise_note([{**loud, "task": "gsm8k"}, quiet])  # of two batches
+    assert "[0.95, 1.05] to [0.80, 1.25], a batch by its own" in told
     assert noise_note([summary(task="gsm8k", noise_low=None)]) == []
 
 
