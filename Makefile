@@ -345,7 +345,7 @@ smollm2-parts: smollm2
 	    --out $(SMOLLM2_WORK)/hidden-transfer
 	$(TRAIN) heads $(LEARN) --batch-size 8 --micro-batch 1 --layers all --of-state --rank 64 \
 	    --loss kl --steps 44 --learning-rate 2e-3 --out $(SMOLLM2_WORK)/heads
-	for part in medusa:8 hidden-transfer:12 prompt-tokens:8; do method=$${part%:*}; \
+	for part in eagle:8 medusa:8 hidden-transfer:12 prompt-tokens:8; do method=$${part%:*}; \
 	    $(CALIBRATE) --model smollm2 --dtype bfloat16 --data builtin --limit 4 --max-new-tokens 64 \
 	        --method $$method:addon=$(SMOLLM2_WORK)/$$method \
 	        --calibration $(SMOLLM2_WORK)/$$method/calibration.json && \
