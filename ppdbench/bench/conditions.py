@@ -55,4 +55,4 @@ def _spread(done: Sequence[SampleSums]) -> Iterator[str]:
     pairs = [(one.baseline_step_ms, one.again_ms) for one in done]
     ratios = [max(a / b, b / a) for a, b in pairs if a > 0 and b > 0]
     if ratios and median(ratios) > SPREAD:
-        yield f"greedy decoding took {median(ratios):.2f} times as long as itself"
+        yield f"greedy decoding took {median(ratios):.2f} times as long in one of its two runs"

@@ -9,7 +9,7 @@ from pathlib import Path
 from ppdbench.errors import ConfigError
 from ppdbench.trees.calibration import Accuracies
 from ppdbench.trees.curve import TreePlan
-from ppdbench.trees.dynamic import DynamicTree, load_tree, search
+from ppdbench.trees.dynamic import DynamicTree, load_tree
 from ppdbench.trees.static import grow
 from ppdbench.trees.tree import Tree
 
@@ -78,8 +78,20 @@ def choose_dynamic(
     elif asked or beside.is_file():
         tree = load_tree(asked or beside, max_depth=reach, max_size=capacity)
     else:
-        tree = search(general(reach), ROWS)
+        tree = _general_of_rows(method, reach, capacity, per_guess)
     return tree if isinstance(tree, DynamicTree) else DynamicTree.uniform(tree, reach)
+
+
+def _general_of_rows(method: str, reach: int, capacity: int, per_guess: int) -> Tree | DynamicTree:
+    """A tree of typical accuracies, with passes of no more than `ROWS` rows if one is so small."""
+    plan = TreePlan.of(replace(general(reach), method=method), reach, per_guess)
+    kind = plan.kinds[0]
+    rows = max(min(ROWS, capacity), plan.smallest(kind))
+    if rows > capacity:
+        raise ConfigError(f"{method}: a pass takes {rows} rows, and the cache has {capacity}")
+    tree = plan.tree(kind, rows)
+    assert tree is not None, "no tree is smaller than the smallest"
+    return tree
 
 
 def check_top(method: str, top: int, vocab_size: int) -> None:

@@ -10,7 +10,7 @@ from ppdbench.engine.loading import ModelSpec
 from ppdbench.errors import ConfigError
 from ppdbench.trees.build import BuildConfig, build_tree
 from ppdbench.trees.calibration import Accuracies
-from ppdbench.trees.choice import choose, choose_dynamic, general
+from ppdbench.trees.choice import ROWS, choose, choose_dynamic, general
 from ppdbench.trees.dynamic import DynamicTree
 from ppdbench.trees.tree import Tree
 from tests.trees.made import accuracies, drawn
@@ -58,6 +58,14 @@ def test_prompt_tokens_get_a_dynamic_tree_of_so_many_rows(rows: int, tmp_path: P
     assert found.rows() <= rows
     doubled = choose_dynamic("prompt-tokens", str(2 * rows), tmp_path, 3, CAPACITY, 2)
     assert doubled.rows(2) <= 2 * rows
+
+
+@pytest.mark.parametrize("per_guess", [1, 2, 4, 9])
+def test_without_any_tree_passes_are_as_small_as_with_one(per_guess: int, tmp_path: Path) -> None:
+    found = choose_dynamic("prompt-tokens", "", tmp_path, 3, CAPACITY, per_guess)
+    assert found.rows(per_guess) <= max(ROWS, 2 * (1 + per_guess))
+    with pytest.raises(ConfigError, match="the cache has 3"):
+        choose_dynamic("prompt-tokens", "", tmp_path, 3, 3, per_guess)
 
 
 def test_it_reaches_no_further_than_the_method_guesses(tmp_path: Path) -> None:
