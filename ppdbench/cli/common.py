@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 from click.core import ParameterSource
 
+from ppdbench.engine.gguf.source import SMOLLM2
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import ConfigError
 from ppdbench.files import resources
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from ppdbench.training.text import TextSpec
 
 
+NEARLY = 0.8  # alike, of 1
+
+
 def notice(text: str) -> None:
     """One line for people, out of the way of results."""
     click.echo(clean(text, "line"), err=True)
@@ -42,11 +47,23 @@ def say(text: str) -> None:
 
 def chosen_model(name: str | None) -> str:
     """The model asked for, or the embedded one, or what stands in for that."""
-    from ppdbench.engine.loading import REFERENCE, STAND_IN
+    from ppdbench.engine.loading import EMBEDDED, REFERENCE, STAND_IN
 
     if name is not None:
+        _refuse_misspelt(name, (*EMBEDDED, SMOLLM2))
         return name
     return REFERENCE if resources.reference_is_there() else STAND_IN
+
+
+def _refuse_misspelt(name: str, own: Sequence[str]) -> None:
+    """Refuse what is nearly a name of our own, before the hub is asked for it, or for its data."""
+    if name in own or "/" in name or Path(name).expanduser().exists():
+        return
+    if near := get_close_matches(name, own, n=1, cutoff=NEARLY):
+        raise ConfigError(
+            f"unknown model {name!r}: did you mean {near[0]}? a model of the hub is OWNER/NAME, "
+            "one of your own the path of its folder"
+        )
 
 
 def stand_in_note(asked: str | None) -> None:

@@ -31,6 +31,8 @@ def nothing_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "said"),
     [
         (["env", "--model", "/nope"], "/nope does not exist"),
+        (["probe", "--model", "smolm2"], "unknown model 'smolm2': did you mean smollm2?"),
+        (["decode", "--model", "referance"], "did you mean reference?"),
         (["decode", "--method", "jacobi", "--method", "medusa"], "decode runs one method"),
         (["decode", "--method", "all"], "`bench --methods all`"),
         (["decode", "--model", "reference", "--gguf", "a.gguf"], "reference has none"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -144,7 +145,7 @@ def _methods(header: Header) -> Node | None:
 
 
 def _flat(header: Header, names: Sequence[str]) -> list[tuple[str, Child]]:
-    """Nested settings as dotted names."""
+    """Nested settings as dotted names, each as run.json has it."""
     found: list[tuple[str, Child]] = []
 
     def walk(prefix: str, value: Any) -> None:
@@ -152,7 +153,8 @@ def _flat(header: Header, names: Sequence[str]) -> list[tuple[str, Child]]:
             for name, inner in value.items():
                 walk(f"{prefix}.{name}", inner)
         else:
-            found.append((prefix, _code(value if isinstance(value, str) else repr(value))))
+            is_text = isinstance(value, str)
+            found.append((prefix, _code(value if is_text else json.dumps(value))))
 
     for name in names:
         walk(name, msgspec.to_builtins(getattr(header, name)))
