@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ppdbench.check.comparison import Comparison
 from ppdbench.check.figures import NOISES, Figure, rate
@@ -13,6 +13,7 @@ from ppdbench.files.clean import clean
 from ppdbench.report.export import to_markdown
 from ppdbench.report.sheet import Sheet
 
+NOISE = "noise:"  # begins the limits that noise sets
 HEADER = ("what", "figure", "baseline", "now", "limit", "verdict")
 
 
@@ -42,8 +43,25 @@ def _verdict(comparison: Comparison) -> Sheet:
         "Verdict",
         ("run", "baseline", "verdict"),
         ((comparison.run, comparison.baseline, comparison.verdict),),
-        notes=(*comparison.notes, *(f"Not run: {text}" for text in comparison.unfinished)),
+        notes=(
+            *_legend(comparison.checks),
+            *comparison.notes,
+            *(f"Not run: {text}" for text in comparison.unfinished),
+        ),
     )
+
+
+def _legend(checks: Sequence[Check]) -> Iterator[str]:
+    """Say what the figures count, and what a limit of noise is."""
+    metrics = dict.fromkeys(check.metric for check in checks)
+    meanings = [f"{name}: {METRICS.get(name).meaning}" for name in metrics if name in METRICS]
+    if meanings:
+        yield f"{'. '.join(meanings)}."
+    if any(check.limit.startswith(NOISE) for check in checks):
+        yield (
+            f"{NOISE} what the noise of both runs leaves of the baseline's speedup. Speedups are "
+            "compared here, and none is claimed: the run's own table says which are beyond noise."
+        )
 
 
 def long(comparison: Comparison) -> Sheet:
