@@ -215,12 +215,17 @@ void block_over(const typename Of::Weight* weights, int64_t steps, const typenam
     parts_over<Of, Of, MOST_ROWS>(weights, steps, rows, stride, n, sums);
 }
 
+// Any number of rows, 16 at a time. One such group asks for weights a little ahead; of several, which
+// find the block in a near cache, each asks for its share of the next, so that memory sends all the time.
 template <class Tiles>
 void tiled_block_over(Tiles& tiles, const Bfloat16* weights, int64_t deep, const Bfloat16* rows,
                       int64_t stride, int64_t n, float* sums) {
-    by_tiles(tiles, n, [&](int64_t i, auto two) {
-        tiles_over<two>(tiles, weights, deep, rows + i * stride, stride, sums + i * BLOCK, BLOCK,
-                        AHEAD / sizeof(Bfloat16));
+    const int64_t groups = (n + TILE_ROWS - 1) / TILE_ROWS, steps = deep / TILE_DEEP;
+    const int64_t share = (TilesAhead::STEP / TILE_BYTES + groups - 1) / groups * TILE_BYTES;
+    const char* ahead = (const char*)weights + (groups == 1 ? AHEAD : steps * TilesAhead::STEP);
+    by_tiles(tiles, n, TILE_ROWS, BY_ROWS, [&](int64_t i, int64_t) {
+        tiles_over(tiles, weights, deep, rows + i * stride, stride, sums + i * BLOCK, BLOCK,
+                   {ahead + i / TILE_ROWS * steps * share, share});
     });
 }
 

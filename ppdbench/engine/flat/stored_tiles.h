@@ -93,30 +93,29 @@ template <bool two, class Tiles>
 class SumsByOutputs {
    public:
     SumsByOutputs(Tiles& tiles, int64_t pitch) : tiles_(tiles), stride_(pitch * 4) {
-        tiles_.template zero<SUM_0_LEFT>();
-        tiles_.template zero<SUM_0_RIGHT>();
-        if (two) tiles_.template zero<SUM_1_LEFT>();
-        if (two) tiles_.template zero<SUM_1_RIGHT>();
+        tiles_.template zero<SUM_LEFT>();
+        tiles_.template zero<SUM_RIGHT>();
+        if (two) tiles_.template zero<SECOND_LEFT>();
+        if (two) tiles_.template zero<SECOND_RIGHT>();
     }
     // Adds a group of weights times 16 pairs of each row; those of the second 16 are elsewhere.
     void multiply(const Bfloat16* weights, const uint32_t* pairs, const uint32_t* others) {
-        tiles_.template load<LEFT>(weights, TILE_BYTES);
-        tiles_.template load<RIGHT>(weights + TILE_ROWS * GROUP, TILE_BYTES);
-        tiles_.template load<ROWS_0>(pairs, stride_);
-        tiles_.template multiply<SUM_0_LEFT, LEFT, ROWS_0>();
-        tiles_.template multiply<SUM_0_RIGHT, RIGHT, ROWS_0>();
-        if (!two) return;
-        tiles_.template load<ROWS_1>(others, stride_);
-        tiles_.template multiply<SUM_1_LEFT, LEFT, ROWS_1>();
-        tiles_.template multiply<SUM_1_RIGHT, RIGHT, ROWS_1>();
+        tiles_.template load<ROWS>(pairs, stride_);
+        if (two) tiles_.template load<SECOND_ROWS>(others, stride_);
+        tiles_.template load<COLUMNS>(weights, TILE_BYTES);
+        tiles_.template multiply<SUM_LEFT, COLUMNS, ROWS>();
+        if (two) tiles_.template multiply<SECOND_LEFT, COLUMNS, SECOND_ROWS>();
+        tiles_.template load<COLUMNS>(weights + TILE_ROWS * GROUP, TILE_BYTES);
+        tiles_.template multiply<SUM_RIGHT, COLUMNS, ROWS>();
+        if (two) tiles_.template multiply<SECOND_RIGHT, COLUMNS, SECOND_ROWS>();
     }
     // Writes the sums of `n` rows, [n, 32].
     void store(int64_t n, float* sums) const {
         const int64_t first = two ? TILE_ROWS : n;
-        put<SUM_0_LEFT>(first, sums);
-        put<SUM_0_RIGHT>(first, sums + TILE_ROWS);
-        if (two) put<SUM_1_LEFT>(n - first, sums + first * BLOCK);
-        if (two) put<SUM_1_RIGHT>(n - first, sums + first * BLOCK + TILE_ROWS);
+        put<SUM_LEFT>(first, sums);
+        put<SUM_RIGHT>(first, sums + TILE_ROWS);
+        if (two) put<SECOND_LEFT>(n - first, sums + first * BLOCK);
+        if (two) put<SECOND_RIGHT>(n - first, sums + first * BLOCK + TILE_ROWS);
     }
 
    private:
@@ -156,12 +155,13 @@ void groups_over(Tiles& tiles, int form, const uint32_t* groups, const uint32_t*
 template <class Tiles>
 void blocks_by_outputs(Tiles& tiles, int form, const uint32_t* groups, const uint32_t* pairs,
                        const SideBySide& lie, int64_t n, float* sums, float* room) {
-    auto some = [&](int64_t i, auto two) {
-        const int64_t rest = n - i < 2 * TILE_ROWS ? n - i : 2 * TILE_ROWS;
-        groups_over<two>(tiles, form, groups, pairs + lie.at(i), lie, rest, sums + i * BLOCK,
-                         (Bfloat16*)room);
-    };
-    by_tiles(tiles, n, some, BY_OUTPUTS);
+    by_tiles(tiles, n, 2 * TILE_ROWS, BY_OUTPUTS, [&](int64_t i, int64_t count) {
+        const uint32_t* here = pairs + lie.at(i);
+        if (count > TILE_ROWS)
+            groups_over<true>(tiles, form, groups, here, lie, count, sums + i * BLOCK, (Bfloat16*)room);
+        else
+            groups_over<false>(tiles, form, groups, here, lie, count, sums + i * BLOCK, (Bfloat16*)room);
+    });
 }
 
 }  // namespace flat

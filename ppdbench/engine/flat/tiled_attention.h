@@ -1,4 +1,4 @@
-// Attention by matrix tiles, of bfloat16: 32 places of a list for up to 32 heads at once.
+// Attention by matrix tiles, of bfloat16: 32 places of a list for up to 16 heads at once.
 //
 // What attention.h says of lists holds here, too: they are taken 32 places at a time from the first
 // on, whatever rows there are, and what a row does not see of those weighs nothing. A weight is the
@@ -163,17 +163,17 @@ class TiledUnit {
     __attribute__((noinline)) void score(const SharedPlaces& shared, int64_t begin) {
         lay_keys(shared, rows_.keys, room_.keys);
         lay_keys(shared, rows_.more_keys, room_.keys + whole_tiles(rows_.keys.dim) * BLOCK);
-        by_heads(shared.first_row, shared.end_row, [&](int64_t h, auto two) {
-            tiles_over<two>(tiles_, room_.keys, room_.deep, room_.queries + h * room_.deep,
-                            room_.deep, room_.scores + h * PART + shared.at - begin, PART, 0);
+        by_heads(shared.first_row, shared.end_row, [&](int64_t h) {
+            tiles_over(tiles_, room_.keys, room_.deep, room_.queries + h * room_.deep, room_.deep,
+                       room_.scores + h * PART + shared.at - begin, PART, TilesAhead::none());
         });
     }
-    // Calls `each(head, two)` for up to 32 heads of some rows after another: see `by_tiles`.
+    // Calls `each(head)` for up to 16 heads of some rows after another: see `by_tiles`.
     template <class Each>
     void by_heads(int64_t first_row, int64_t end_row, Each each) {
         const int64_t first = head_of(first_row);
-        by_tiles(tiles_, head_of(end_row) - first,
-                 [&](int64_t i, auto two) { each(first + i, two); });
+        by_tiles(tiles_, head_of(end_row) - first, TILE_ROWS, BY_ROWS,
+                 [&](int64_t i, int64_t) { each(first + i); });
     }
     // Keys as columns: pairs of numbers, one below another, of 32 keys side by side.
     __attribute__((noinline)) void lay_keys(const SharedPlaces& shared, const Rows& part,
@@ -268,21 +268,19 @@ class TiledUnit {
     }
     void add_laid() {
         if (laid_)
-            by_heads(laid_first_, laid_end_, [&](int64_t h, auto two) {
-                for (int64_t d = 0; d < room_.wide; d += BLOCK) add_columns<two>(h, d);
+            by_heads(laid_first_, laid_end_, [&](int64_t h) {
+                for (int64_t d = 0; d < room_.wide; d += BLOCK) add_columns(h, d);
             });
         laid_ = 0;
     }
     // 32 columns onto the sums of some heads.
-    template <bool two>
     __attribute__((noinline)) void add_columns(int64_t head, int64_t d) {
-        SumTiles<two, Tiles> sums(tiles_, room_.sums + head * room_.wide + d, room_.wide);
+        SumTiles<Tiles> sums(tiles_, room_.sums + head * room_.wide + d, room_.wide);
         sums.load();
         for (int64_t i = 0; i < laid_; i++) {
             const int64_t at = head * PART + laid_place_ + i * TILE_DEEP;
-            sums.take(laid_values(d / BLOCK, i));
-            sums.multiply(room_.near + at, PART);
-            sums.multiply(room_.rest + at, PART);
+            sums.add(room_.near + at, PART, laid_values(d / BLOCK, i));
+            sums.add(room_.rest + at, PART, laid_values(d / BLOCK, i));
         }
         sums.store();
     }

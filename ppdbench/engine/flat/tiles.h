@@ -1,8 +1,10 @@
 // Products of matrix tiles (AMX): 16 rows of 32 bfloat16 numbers against 16 columns of them.
 //
 // The driver below is the same for the processor's tiles and for emulated ones, which show on any
-// machine that it packs and counts rightly. Eight tiles: four sums (two of rows, two of columns),
-// two of rows, two of weights.
+// machine that it packs and counts rightly. Of eight tiles it fills four: what another thread leaves
+// of a core, such as one of another virtual machine, has room for few more. There products with five
+// full ones take a tenth longer than with four, and with eight twice as long. The other three are for
+// more than 16 rows by outputs, of which each has to be multiplied by what was unpacked.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +23,7 @@ namespace flat {
 constexpr int TILE_ROWS = 16;
 constexpr int TILE_BYTES = 64;
 constexpr int64_t TILE_DEEP = 32;  // numbers of a row that one product of tiles sums
-enum Tile { SUM_0_LEFT, SUM_0_RIGHT, SUM_1_LEFT, SUM_1_RIGHT, ROWS_0, ROWS_1, LEFT, RIGHT };
+enum Tile { SUM_LEFT, SUM_RIGHT, ROWS, COLUMNS, SECOND_LEFT, SECOND_RIGHT, SECOND_ROWS, N_TILES };
 
 // What the tiles of sums have below one another: rows, or the 32 outputs of a block.
 enum Way { BY_ROWS, BY_OUTPUTS };
@@ -32,12 +34,12 @@ struct TileShapes {
     uint16_t bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // For up to 32 rows, 16 to a tile. By outputs they are columns of pairs of numbers.
+    // For up to 16 rows, or 32 by outputs, where they are columns of pairs of numbers.
     TileShapes(int n, Way way) {
         // A tile without rows is none: unused ones keep a row.
         const int first = n < TILE_ROWS ? n : TILE_ROWS, second = n > first ? n - first : 1;
-        const int held[8] = {first, first, second, second, first, second, TILE_ROWS, TILE_ROWS};
-        for (int i = 0; i < 8; i++) {
+        const int held[N_TILES] = {first, first, first, TILE_ROWS, second, second, second};
+        for (int i = 0; i < N_TILES; i++) {
             rows[i] = way == BY_ROWS ? held[i] : TILE_ROWS;
             bytes[i] = way == BY_ROWS ? TILE_BYTES : held[i] * 4;
         }
@@ -156,83 +158,73 @@ inline bool tiles_granted() { return false; }
 
 inline int64_t whole_tiles(int64_t n) { return (n + TILE_DEEP - 1) / TILE_DEEP * TILE_DEEP; }
 
-// The four tiles of sums of up to 32 rows and 32 columns; those of the second 16 rows where there
-// are `two`. Their place in memory is [rows, 32], `stride` apart.
-template <bool two, class Tiles>
+// The two tiles of sums of up to 16 rows and 32 columns. Their place in memory is [rows, 32],
+// `stride` apart.
+template <class Tiles>
 class SumTiles {
    public:
     SumTiles(Tiles& tiles, float* sums, int64_t stride)
-        : tiles_(tiles), sums_(sums), second_(sums + TILE_ROWS * stride), stride_(stride * 4) {}
+        : tiles_(tiles), sums_(sums), stride_(stride * 4) {}
 
     void zero() {
-        tiles_.template zero<SUM_0_LEFT>();
-        tiles_.template zero<SUM_0_RIGHT>();
-        if (two) tiles_.template zero<SUM_1_LEFT>();
-        if (two) tiles_.template zero<SUM_1_RIGHT>();
+        tiles_.template zero<SUM_LEFT>();
+        tiles_.template zero<SUM_RIGHT>();
     }
     void load() {
-        tiles_.template load<SUM_0_LEFT>(sums_, stride_);
-        tiles_.template load<SUM_0_RIGHT>(sums_ + TILE_ROWS, stride_);
-        if (two) tiles_.template load<SUM_1_LEFT>(second_, stride_);
-        if (two) tiles_.template load<SUM_1_RIGHT>(second_ + TILE_ROWS, stride_);
+        tiles_.template load<SUM_LEFT>(sums_, stride_);
+        tiles_.template load<SUM_RIGHT>(sums_ + TILE_ROWS, stride_);
     }
-    // Takes a block of columns up: pairs of numbers, one below another, of 32 columns.
-    void take(const void* block) {
+    // Adds 32 numbers of each row times a block: pairs of numbers, one below another, of 32 columns.
+    void add(const Bfloat16* rows, int64_t stride, const void* block) {
         constexpr int64_t STRIDE = BLOCK * 2 * sizeof(Bfloat16);
-        tiles_.template load<LEFT>(block, STRIDE);
-        tiles_.template load<RIGHT>((const char*)block + TILE_BYTES, STRIDE);
-    }
-    // Adds 32 numbers of each row times the columns that were taken up.
-    void multiply(const Bfloat16* rows, int64_t stride) {
-        const int64_t bytes = stride * sizeof(Bfloat16);
-        tiles_.template load<ROWS_0>(rows, bytes);
-        tiles_.template multiply<SUM_0_LEFT, ROWS_0, LEFT>();
-        tiles_.template multiply<SUM_0_RIGHT, ROWS_0, RIGHT>();
-        if (!two) return;
-        tiles_.template load<ROWS_1>(rows + TILE_ROWS * stride, bytes);
-        tiles_.template multiply<SUM_1_LEFT, ROWS_1, LEFT>();
-        tiles_.template multiply<SUM_1_RIGHT, ROWS_1, RIGHT>();
+        tiles_.template load<ROWS>(rows, stride * sizeof(Bfloat16));
+        tiles_.template load<COLUMNS>(block, STRIDE);
+        tiles_.template multiply<SUM_LEFT, ROWS, COLUMNS>();
+        tiles_.template load<COLUMNS>((const char*)block + TILE_BYTES, STRIDE);
+        tiles_.template multiply<SUM_RIGHT, ROWS, COLUMNS>();
     }
     void store() {
-        tiles_.template store<SUM_0_LEFT>(sums_, stride_);
-        tiles_.template store<SUM_0_RIGHT>(sums_ + TILE_ROWS, stride_);
-        if (two) tiles_.template store<SUM_1_LEFT>(second_, stride_);
-        if (two) tiles_.template store<SUM_1_RIGHT>(second_ + TILE_ROWS, stride_);
+        tiles_.template store<SUM_LEFT>(sums_, stride_);
+        tiles_.template store<SUM_RIGHT>(sums_ + TILE_ROWS, stride_);
     }
 
    private:
     Tiles& tiles_;
-    float *const sums_, *const second_;
+    float* const sums_;
     const int64_t stride_;
 };
 
-// Calls `each(first, two)` for up to 32 of some rows after another, with tiles in shape for them;
-// `two` is true where it takes two tiles to hold them.
+// Calls `each(first, count)` for up to so many of some rows after another, with tiles in shape for them.
 template <class Tiles, class Each>
-void by_tiles(Tiles& tiles, int64_t n, Each each, Way way = BY_ROWS) {
-    for (int64_t i = 0; i < n; i += 2 * TILE_ROWS) {
-        const int64_t count = n - i < 2 * TILE_ROWS ? n - i : 2 * TILE_ROWS;
+void by_tiles(Tiles& tiles, int64_t n, int64_t most, Way way, Each each) {
+    for (int64_t i = 0; i < n; i += most) {
+        const int64_t count = n - i < most ? n - i : most;
         tiles.shape(int(count), way);
-        if (count > TILE_ROWS)
-            each(i, std::true_type());
-        else
-            each(i, std::false_type());
+        each(i, count);
     }
 }
 
-// Up to 32 rows [n, deep] against a block of weights [deep / 2, 32, 2]; sums [n, 32].
-template <bool two, class Tiles>
+// Memory that is asked for while tiles multiply: so many bytes further on at every step.
+struct TilesAhead {
+    const char* at;
+    int64_t each;
+
+    void ask() {
+        for (const char* end = at + each; at < end; at += TILE_BYTES) __builtin_prefetch(at, 0, 2);
+    }
+    static constexpr int64_t STEP = TILE_DEEP * BLOCK * sizeof(Bfloat16);  // the weights of a step
+    static TilesAhead none() { return {nullptr, 0}; }
+};
+
+// Up to 16 rows [n, deep] against a block of weights [deep / 2, 32, 2]; sums [n, 32].
+template <class Tiles>
 void tiles_over(Tiles& tiles, const Bfloat16* weights, int64_t deep, const Bfloat16* rows,
-                int64_t stride, float* sums, int64_t sum_stride, int64_t ahead) {
-    SumTiles<two, Tiles> found(tiles, sums, sum_stride);
+                int64_t stride, float* sums, int64_t sum_stride, TilesAhead ahead) {
+    SumTiles<Tiles> found(tiles, sums, sum_stride);
     found.zero();
     for (int64_t k = 0; k < deep; k += TILE_DEEP) {
-        const Bfloat16* w = weights + k * BLOCK;
-        if (ahead)
-            for (int64_t i = 0; i < TILE_DEEP * BLOCK; i += 32)
-                __builtin_prefetch(w + ahead + i, 0, two ? 3 : 2);
-        found.take(w);
-        found.multiply(rows + k, stride);
+        ahead.ask();
+        found.add(rows + k, stride, weights + k * BLOCK);
     }
     found.store();
 }

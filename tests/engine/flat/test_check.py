@@ -200,8 +200,8 @@ BUGS_OF_STORED = {
     "the first rows again": (TILED, "here, here + lie.tile());", "here, here);"),
     "the first outputs again": (
         TILED,
-        "put<SUM_0_RIGHT>(first, sums + TILE_ROWS)",
-        "put<SUM_0_LEFT>(first, sums + TILE_ROWS)",
+        "put<SUM_RIGHT>(first, sums + TILE_ROWS)",
+        "put<SUM_LEFT>(first, sums + TILE_ROWS)",
     ),
     "sums in the place of others": (TILED, "sums + first * BLOCK + TILE_ROWS", "sums + TILE_ROWS"),
     "scales of half their size": (
