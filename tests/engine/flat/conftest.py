@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,13 +20,28 @@ from ppdbench.engine.flat.native import EMULATED_TILES, Library, built, loaded
 Planted = Callable[[str, str, str], Library]
 
 
+def compiler_works(folder: Path) -> bool:
+    """True if something here compiles C++ for this processor: then it must compile the kernels."""
+    empty = folder / "empty.cpp"
+    empty.write_text("#include <thread>\nint main() {}\n", encoding="utf-8")
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for call in [asked] if asked else [[name] for name in native.COMPILERS]:
+        if shutil.which(call[0]):
+            words = [*call, *native.FLAGS, "-fsyntax-only", str(empty)]
+            if subprocess.run(words, check=False).returncode == 0:
+                return True
+    return False
+
+
 @pytest.fixture(scope="session", autouse=True)
-def kernels() -> None:
-    """Skip, and say so, where there are none."""
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skip, and say so, where there is no compiler; kernels that it refuses, or wrong ones, fail."""
     try:
         for dtype in (torch.float32, torch.bfloat16):
             library(dtype)
     except Unavailable as error:
+        if compiler_works(tmp_path_factory.mktemp("compiler")):
+            raise
         pytest.skip(str(error))
 
 
