@@ -24,6 +24,7 @@ from typing import NamedTuple
 from ppdbench.engine.gguf import source
 from ppdbench.errors import PpdbenchError
 from ppdbench.files.resources import came_with
+from ppdbench.methods import method
 from ppdbench.probe.summary import TOTAL
 from ppdbench.report import decode_tables, evidence, theory_tables
 from ppdbench.report.outputs import of_run
@@ -41,7 +42,7 @@ INTERRUPTED = 130
 MOST_LAYERS = 9  # that have a column
 REAL = source.SMOLLM2
 ON_REAL = ("--model", REAL, "--dtype", "bfloat16", "--offline", "--data", "builtin")
-TRAINED = ("medusa", "eagle", "hidden-transfer", "prompt-tokens")
+TRAINED = ("medusa", "eagle", "hybrid", "hidden-transfer", "prompt-tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def steps(folder: Path, comparison: Sequence[str], *, busy: bool) -> list[DemoSt
 
 def real_steps(folder: Path, less: Sequence[str]) -> list[DemoStep]:
     """The same with SmolLM2, on so few examples that both together stay quick."""
-    trained = [name for name in TRAINED if came_with(REAL, name)]
+    trained = [name for name in TRAINED if came_with(REAL, method(name).needs or name)]
     methods = ("greedy", "layerskip", "prompt-lookup", "lookahead", *trained)
     few = ("--task", "gsm8k", "--limit", "5", "--max-new-tokens")
     probe = ("probe", *ON_REAL, *few, "32", "--out", str(folder / "smollm2-probe"), *less)

@@ -47,7 +47,7 @@ ANYWHERE = (
     *("greedy", "prompt-lookup", "layerskip", "layerskip:drawn=False", "draft-verify"),
     *("lookahead", "jacobi", "ppd", "early-exit"),
 )
-GUESSING = ("medusa", "eagle", "eagle:drawn=False")  # whose parts both models come with
+GUESSING = ("medusa", "eagle", "eagle:drawn=False", "hybrid")  # whose parts both models come with
 # Methods that need parts of the embedded model, and those of transformers, which decode one
 # output after another.
 EMBEDDED_ALONE = (

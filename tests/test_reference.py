@@ -26,6 +26,7 @@ OPTIONS = {
     "layerskip": {"exit_layer": "2"},
     "speculative": {"draft_model": "reference-draft"},
     "prompt-lookup": {},
+    "hybrid": {},
     "lookahead": {},
     "jacobi": {},
     "draft-verify": {},

@@ -28,8 +28,9 @@ def every_method(model: str) -> tuple[list[Choice], list[str]]:
     for name in METHODS.names():
         if ":" in name:  # somebody else's
             continue
-        if _takes_addon(name) and not came_with(model, name):
-            lacking.append(no_addon(name, model))
+        if (part := METHODS.get(name).needs) and not came_with(model, part):
+            without = no_addon(part, model)
+            lacking.append(without if part == name else f"{name}: without {part} for {model}")
             continue
         choice = _with_shipped_parts(name, model)
         if (lack := _lack(choice)) is None:
@@ -37,12 +38,6 @@ def every_method(model: str) -> tuple[list[Choice], list[str]]:
         else:
             lacking.append(lack)
     return chosen, lacking
-
-
-def _takes_addon(name: str) -> bool:
-    """True if a method cannot do without something that was trained for the model."""
-    method = METHODS.get(name)
-    return method.trained and any(option.name == "addon" for option in method.options())
 
 
 def _with_shipped_parts(name: str, model: str) -> Choice:

@@ -6,7 +6,7 @@ the same tree again and again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -113,6 +113,20 @@ class Draft:
             probabilities=probabilities,
             insertions=tuple(insertions),
         )
+
+    @classmethod
+    def merged(cls, drafts: Iterable[Draft]) -> Draft:
+        """Make the tree of all that some drafts propose; what begins alike is shared."""
+        nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        for draft in drafts:
+            if draft.riders or draft.insertions:
+                raise DraftError("riders and inserted rows of a draft cannot be merged")
+            if draft.probabilities is not None:
+                raise DraftError("drafts whose tokens were drawn cannot be merged")
+            place = {-1: -1}
+            for node, (token, parent) in enumerate(zip(draft.tokens, draft.lineage, strict=True)):
+                place[node] = nodes.setdefault((place[parent], token), len(nodes))
+        return cls.tree([token for _, token in nodes], [parent for parent, _ in nodes])
 
     def __len__(self) -> int:
         return len(self.tokens)

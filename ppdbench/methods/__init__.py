@@ -21,6 +21,7 @@ OURS = {
     "eagle": ["eagle.strategy", "eagle.plan"],
     "early-exit": ["early_exit"],
     "hidden-transfer": ["hidden_transfer.strategy", "hidden_transfer.plan"],
+    "hybrid": ["hybrid"],
     "jacobi": ["jacobi"],
     "layerskip": ["layerskip.strategy", "layerskip.plan"],
     "lookahead": ["lookahead"],

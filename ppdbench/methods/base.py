@@ -130,6 +130,7 @@ class Method:
     chains: bool = False  # it drafts, and its drafts are chains whatever its options
     peer_of: str = ""  # our method that does the same, of a method that is another engine's
     alike: tuple[str, ...] = ()  # options that mean the same in both
+    part: str = ""  # the method whose trained part it takes, if it has none of its own
 
     def options(self) -> list[Option]:
         """The options, from the fields of the dataclass."""
@@ -142,6 +143,12 @@ class Method:
             )
             for f in dataclasses.fields(self.make)
         ]
+
+    @property
+    def needs(self) -> str | None:
+        """The method whose trained part it cannot do without, mostly itself; None of others."""
+        takes_addon = self.trained and any(option.name == "addon" for option in self.options())
+        return (self.part or self.name) if takes_addon else None
 
     def shipped_with(self, model: str) -> dict[str, str]:
         """Return options that name the parts of this method which came with `model`."""
@@ -225,16 +232,18 @@ def strategy(
     guessing: Guessing | None = None,
     peer_of: str = "",
     alike: Sequence[str] = (),
+    part: str = "",
 ) -> Callable[[C], C]:
     """Register a dataclass as the method called `name`; whatever others know of it stands here.
 
     `chains` says that it drafts chains and no trees, `guessing` how its guesses come if it guesses
-    at any place of a text. `peer_of` and `alike` are for methods of other engines.
+    at any place of a text. `peer_of` and `alike` are for methods of other engines. `part` names the
+    method whose trained part it takes where nothing else is said.
     """
 
     def register(cls: C) -> C:
         summary = (cls.__doc__ or "").strip().splitlines()[0]
-        told = tuple(papers), chains, peer_of, tuple(alike)
+        told = tuple(papers), chains, peer_of, tuple(alike), part
         METHODS.add(name, Method(name, cls, exact, trained, summary, *told))
         if guessing is not None:
             GUESSING.add(name, guessing)

@@ -164,10 +164,11 @@ class LookaheadProposer(Proposer):
                 self._pool.add(tokens[end - n : end])
 
     def propose(self, session: Session, room: int) -> Draft:
-        nodes, parents = merged(follow[:room] for follow in self._pool.after(session.tokens[-1]))
+        follows = self._pool.after(session.tokens[-1])
+        known = Draft.merged(Draft.chain(follow[:room]) for follow in follows)
         self._window.fit(room)
-        guesses, above = self._window.nodes(len(nodes))
-        return Draft.tree(nodes + guesses, parents + above, riders=len(guesses))
+        guesses, above = self._window.nodes(len(known))
+        return Draft.tree([*known.tokens, *guesses], [*known.lineage, *above], riders=len(guesses))
 
     def learn(self, session: Session, verified: Verified) -> None:
         width = len(self._window.levels[0])
@@ -176,13 +177,3 @@ class LookaheadProposer(Proposer):
         predicted = verified.predictions[-width:]
         for ngram in self._window.shift(predicted, len(verified.outcome.path)):
             self._pool.add(ngram)
-
-
-def merged(chains: Iterator[tuple[int, ...]]) -> tuple[list[int], list[int]]:
-    """Tokens and parents of the tree of all chains, common beginnings shared."""
-    nodes: dict[tuple[int, int], int] = {}
-    for chain in chains:
-        at = -1
-        for token in chain:
-            at = nodes.setdefault((at, token), len(nodes))
-    return [token for _, token in nodes], [parent for parent, _ in nodes]

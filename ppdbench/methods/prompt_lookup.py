@@ -13,6 +13,7 @@ from ppdbench.decoding.decoder import Proposer, Setup
 from ppdbench.decoding.draft import Draft
 from ppdbench.files.publications import Publication
 from ppdbench.methods.base import DraftSizes, check_least, option, strategy
+from ppdbench.methods.copies import Copies
 
 if TYPE_CHECKING:
     from ppdbench.decoding.loop import Prefill
@@ -52,31 +53,21 @@ def drafted_on(device: str) -> int:
 
 
 class PromptLookupProposer(Proposer):
-    """Lookups of the place where each n-gram was last seen, kept up to date token by token."""
+    """Lookups of how the text ends, in what was there before."""
 
     def __init__(self, options: PromptLookup) -> None:
         assert options.max_draft, "a length is chosen before a proposer is made"
         self.options = options
         self.rows = 1 + options.max_draft
-        self._after: dict[tuple[int, ...], int] = {}
-        self._seen = 0
+        self._copies = Copies(options.longest_suffix)
 
     def start(self, session: Session, prefill: Prefill) -> None:
-        self._after.clear()
-        self._seen = 0
+        self._copies.forget()
 
     def propose(self, session: Session, room: int) -> Draft:
         tokens = session.tokens
-        self._read(tokens)
-        for n in range(min(self.options.longest_suffix, len(tokens) - 1), 0, -1):
-            follow = self._after.get(tuple(tokens[-n:]))
-            if follow is not None:
-                return Draft.chain(tokens[follow : follow + min(room, self.options.max_draft)])
-        return Draft.empty()
-
-    def _read(self, tokens: list[int]) -> None:
-        """Note where n-grams end; not those that end with the text, which nothing follows."""
-        for end in range(self._seen + 1, len(tokens)):
-            for n in range(1, min(self.options.longest_suffix, end) + 1):
-                self._after[tuple(tokens[end - n : end])] = end
-        self._seen = len(tokens) - 1
+        copy = self._copies.latest(tokens)
+        if copy is None:
+            return Draft.empty()
+        most = min(room, self.options.max_draft)
+        return Draft.chain(tokens[copy.behind : copy.behind + most])

@@ -52,6 +52,8 @@ TRAINED: list[tuple[str, Mapping[str, str]]] = [
     ("medusa", {}),
     ("eagle", {}),
     ("eagle", {"tree": "chain"}),
+    ("hybrid", {}),
+    ("hybrid", {"of": "eagle"}),
     ("hidden-transfer", {}),
     ("prompt-tokens", {}),
     ("rest", {"datastore": "reference"}),

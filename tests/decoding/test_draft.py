@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from ppdbench.decoding.draft import EMPTY, Computed, Draft
+from ppdbench.decoding.draft import EMPTY, Computed, Draft, Insertion
 from ppdbench.errors import DraftError
 
 VOCAB = 10
@@ -95,6 +95,27 @@ def test_what_no_pass_can_verify_is_refused(what: str) -> None:
     with pytest.raises(DraftError, match=message) as caught:
         draft.check(VOCAB)
     assert "\n" not in str(caught.value)
+
+
+def test_merged_drafts_share_what_begins_alike() -> None:
+    chains = map(Draft.chain, [(5, 6, 7), (5, 6, 8), (), (6, 6), (5, 6, 7)])
+    assert Draft.merged(chains) == Draft.tree([5, 6, 7, 8, 6, 6], [-1, 0, 1, 1, -1, 4])
+    trees = [Draft.tree([5, 6, 7], [-1, -1, 0]), Draft.tree([6, 5, 8, 7], [-1, -1, 0, 1])]
+    assert Draft.merged(trees) == Draft.tree([5, 6, 7, 8], [-1, -1, 0, 1])
+    assert len(Draft.merged([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        (BUSHY, "riders"),
+        (Draft.chain([1], insertions=[Insertion(0, torch.clone, ((),), (1,))]), "inserted rows"),
+        (Draft.chain([1], probabilities=even(1)), "drawn"),
+    ],
+)
+def test_what_means_more_than_its_tokens_is_not_merged(draft: Draft, said: str) -> None:
+    with pytest.raises(DraftError, match=f"{said}.* cannot be merged"):
+        Draft.merged([Draft.chain([1, 2]), draft])
 
 
 def test_a_draft_that_fits_is_handed_back_as_it_is() -> None:

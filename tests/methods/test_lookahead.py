@@ -23,7 +23,6 @@ from ppdbench.methods.lookahead import (
     Lookahead,
     LookaheadProposer,
     NgramPool,
-    merged,
 )
 from ppdbench.testing import assert_order_is_nothing
 from tests.decoding.matrix import (
@@ -253,11 +252,6 @@ def test_the_pool_keeps_the_newest_ngrams_without_repeats() -> None:
     assert pool.after(1) == [(7, 7), (5, 5)]
     assert pool.after(2) == [(9, 9)]
     assert pool.after(3) == []
-
-
-def test_ngrams_share_their_beginnings_in_the_tree() -> None:
-    chains = iter([(5, 6, 7), (5, 6, 8), (6, 6), (5, 6, 7)])
-    assert merged(chains) == ([5, 6, 7, 8, 6, 6], [-1, 0, 1, 1, -1, 4])
 
 
 def test_the_pool_begins_with_the_prompts_ngrams_unless_told_otherwise() -> None:

@@ -14,7 +14,7 @@ from ppdbench.methods import METHODS, OURS
 from ppdbench.training.plans import TRAINABLES
 
 FOLDER = Path(methods.__file__).parent
-NO_METHODS = {"__init__", "base", "exits", "plugins"}
+NO_METHODS = {"__init__", "base", "copies", "exits", "plugins"}
 
 # Where else methods are named: commands that are of one method, papers, a word that is one, too.
 NAMED_IN = {
@@ -22,11 +22,12 @@ NAMED_IN = {
     "cli/decode_command.py": {"ppd"},
     "cli/main.py": {"draft-verify"},
     "cli/skips_command.py": {"draft-verify"},
+    "engine/anatomy.py": {"hybrid"},
     "files/publications.py": {"layerskip", "ppd"},
     "report/profile_tables.py": {"rest"},
 }
 # Words of their own, or of what this package is about: names only where they are all that is said.
-WORDS = {"rest", "lookahead", "speculative", "ppd"}
+WORDS = {"rest", "hybrid", "lookahead", "speculative", "ppd"}
 REFERENCE = "greedy"  # what every method is held against
 NAMES = OURS.keys() - {REFERENCE}
 APART = re.compile(rf"(?<![\w-])({'|'.join(sorted(NAMES - WORDS, reverse=True))})(?![\w-])")

@@ -35,7 +35,7 @@ def compiler_works(folder: Path) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip, and say so, where there is no compiler; kernels that it refuses, or wrong ones, fail."""
+    """Skip, and say so, where there is no compiler; kernels that it refuses or wrong ones fail."""
     try:
         for dtype in (torch.float32, torch.bfloat16):
             library(dtype)
