@@ -178,7 +178,7 @@ ON_XSUM := --offline --threads 1 --task xsum --data builtin --max-new-tokens 64
 UNITS := --method ppd:form=split,k=1 --method ppd:form=split,k=3
 REPLICAS := --method ppd:form=replicated,k=1 --method ppd:form=replicated,k=3
 
-measured: $(READY)
+measured: $(READY) smollm2
 	rm -rf $(MEASURED)
 	$(BIN)/ppdbench probe --offline --task squad --task xsum --max-new-tokens 64 --show-example 20 \
 	    --plot docs/match-rates.png --out $(MEASURED)/probe > /dev/null
@@ -192,6 +192,10 @@ measured: $(READY)
 	    --out $(MEASURED)/ppd > /dev/null
 	$(BIN)/ppdbench decode $(ON_XSUM) --method ppd --set form=split --set k=3 --limit 2 \
 	    --timeline docs/timeline.png --out $(MEASURED)/timeline > /dev/null
+	$(BIN)/ppdbench bench --model smollm2 --dtype bfloat16 --offline --data builtin \
+	    $(addprefix --task ,gsm8k xsum humaneval mt_bench) --limit 10 --max-new-tokens 64 \
+	    $(addprefix --method ,prompt-lookup medusa eagle hybrid hybrid:of=eagle) \
+	    --out $(MEASURED)/hybrid > /dev/null
 	$(BIN)/python -m benchmarks.recurrent --save $(MEASURED)/recurrent.json > /dev/null
 	$(MAKE) curve
 
