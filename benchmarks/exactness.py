@@ -1,7 +1,7 @@
 """Every exact method on every task, in float32 and in bfloat16: what became of each output.
 
     python -m benchmarks.exactness [--model smollm2] [--limit 7] [--max-new-tokens 64]
-        [--dtype bfloat16] [--threads 1] [--beside DIR] [--save FILE.json]
+        [--dtype bfloat16] [--threads 1] [--methods METHOD ...] [--beside DIR] [--save FILE.json]
 
 Each type of numbers is one run of all methods beside greedy decoding, as `ppdbench bench --methods
 all` makes it, less those that do not promise greedy's output. Its folder is kept below `--out` and
@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.curve import this_machine
 from benchmarks.measured import told, warned
 from ppdbench.bench.choices import every_method
-from ppdbench.bench.runner import DecodeConfig, run_decode
+from ppdbench.bench.runner import Choice, DecodeConfig, run_decode
 from ppdbench.engine.loading import ModelSpec
 from ppdbench.engine.quiet import quiet
 from ppdbench.errors import PpdbenchError
@@ -44,7 +44,9 @@ VERDICTS = ("identical", "tie", "mismatch", "failed")
 def decoded(asked: argparse.Namespace, dtype: str) -> FinishedRun:
     """A run with a type of numbers, as far as it is not there."""
     usual, _ = every_method(asked.model)
-    exact = [choice for choice in usual if method(choice.name).exact]
+    exact = list(map(Choice.parse, asked.methods or ())) or [
+        choice for choice in usual if method(choice.name).exact
+    ]
     config = DecodeConfig(
         model=ModelSpec(name=asked.model, dtype=dtype, device="cpu", offline=True),
         tasks=tuple(asked.tasks),
@@ -73,14 +75,15 @@ def found(asked: argparse.Namespace, dtype: str) -> list[FinishedRun | StoredRun
 
 
 def counted(runs: Sequence[FinishedRun | StoredRun]) -> dict[str, Any]:
-    """The verdicts by method of runs of one kind, each example once, and what they were of."""
+    """The verdicts by method of runs, each example once, and what they were of."""
     run = runs[0]
     samples = {
         (sample.method, sample.task, sample.example_id): sample
         for each in runs
         for sample in each.samples
     }
-    verdicts: dict[str, Counter[str]] = {label: Counter() for label in run.header.methods}
+    labels = dict.fromkeys(label for each in reversed(runs) for label in each.header.methods)
+    verdicts: dict[str, Counter[str]] = {label: Counter() for label in labels}
     for sample in samples.values():
         verdicts[sample.method][str(sample.verdict)] += 1
     return {
@@ -154,6 +157,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32,bfloat16")
     parser.add_argument("--tasks", nargs="+", default=task_names())
+    parser.add_argument("--methods", nargs="+", help="these alone, not every exact one there is")
     parser.add_argument("--limit", type=int, default=7, help="examples of each task")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)

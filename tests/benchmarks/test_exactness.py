@@ -48,6 +48,16 @@ def test_an_example_of_two_runs_is_counted_once() -> None:
     assert found["tokens"] == 4 * 4 * len(found["verdicts"])
 
 
+def test_methods_of_another_run_are_counted_beside_those_asked_for() -> None:
+    words = [*SMALL, "--dtype", "float32"]
+    assert exactness.main([*words, "--methods", "greedy", "jacobi", "--out", "first"]) == 0
+    more = [*words, "--methods", "prompt-lookup:max_draft=2", "--out", "more", "--beside", "first"]
+    assert exactness.main([*more, "--save", "kept.json"]) == 0
+    found = json.loads(Path("kept.json").read_text("utf-8"))["types"]["float32"]
+    assert list(found["verdicts"]) == ["greedy", "jacobi", "prompt-lookup"]
+    assert all(counts == {"identical": 3} for counts in found["verdicts"].values())
+
+
 def content(verdicts: dict[str, dict[str, int]]) -> dict[str, Any]:
     found = {"prompts": 3, "tasks": 1, "tokens": 9, "passes": "eager", "left_out": {}}
     types = {"float32": {"verdicts": verdicts, **found}}
