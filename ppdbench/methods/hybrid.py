@@ -45,11 +45,12 @@ class Hybrid:
     tree: str = option("", "its tree, as it takes it (what it takes itself)", names=SIZED)
     longest_suffix: int = option(3, "tokens of the longest suffix looked up")
     alone: int = option(2, "tokens of a suffix whose copy is drafted without guesses beside it")
-    max_draft: int = option(8, "tokens of a copy proposed at most")
+    max_draft: int = option(8, "tokens of such a copy proposed at most")
+    beside: int = option(4, "tokens of the copy of a shorter suffix, which joins the guesses")
 
     def __post_init__(self) -> None:
         check_words("hybrid", self, of=PARTS)
-        check_least("hybrid", self, longest_suffix=1, alone=1, max_draft=1)
+        check_least("hybrid", self, longest_suffix=1, alone=1, max_draft=1, beside=0)
 
     def prepare(self, setup: Setup) -> HybridProposer:
         """Load the part, which drafts the likeliest tokens: none of a copy is drawn either."""
@@ -70,7 +71,7 @@ class HybridProposer(Proposer):
 
     def __init__(self, options: Hybrid, part: Proposer) -> None:
         self.options, self.part = options, part
-        self.rows = part.rows + options.max_draft
+        self.rows = max(1 + options.max_draft, part.rows + options.beside)
         self.taps, self.loaded, self.used = part.taps, part.loaded, part.used
         self._copies = Copies(options.longest_suffix)
 
@@ -83,11 +84,10 @@ class HybridProposer(Proposer):
         copy = self._copies.latest(tokens)
         if copy is None:
             return self.part.propose(session, room)
-        follows = tokens[copy.behind : copy.behind + min(room, self.options.max_draft)]
-        copied = Draft.chain(follows)
-        if copy.length >= self.options.alone:
-            return copied
-        return Draft.merged([self.part.propose(session, room), copied])
+        is_alone = copy.length >= self.options.alone
+        most = self.options.max_draft if is_alone else self.options.beside
+        copied = Draft.chain(tokens[copy.behind : copy.behind + min(room, most)])
+        return copied if is_alone else Draft.merged([self.part.propose(session, room), copied])
 
     def learn(self, session: Session, verified: Verified) -> None:
         self.part.learn(session, verified)

@@ -132,18 +132,19 @@ def test_the_copy_of_a_longer_suffix_is_drafted_without_asking_the_part() -> Non
 
 def test_the_copy_of_a_shorter_suffix_joins_the_parts_tree() -> None:
     part = Scripted(Draft.tree([12, 7, 13, 8], [-1, -1, 0, 1]))
-    found = proposed([10, 12, 13, 14, 9, 10], part, max_draft=3)
+    found = proposed([10, 12, 13, 14, 9, 10], part, beside=3)
     assert found == Draft.tree([12, 7, 13, 8, 14], [-1, -1, 0, 1, 2])
     assert part.asked == 1
-    found = proposed([11, 10, 12, 13, 14, 9, 11, 10], part, max_draft=3, alone=3)
+    found = proposed([11, 10, 12, 13, 14, 9, 11, 10], part, beside=3, alone=3)
     assert len(found) == 5, "a suffix of two is short where three are asked for"
 
 
 def test_what_is_verified_has_no_more_rows_than_was_said() -> None:
     part = Scripted(Draft.tree([7, 8, 9], [-1, -1, -1]))
-    decoder = HybridProposer(Hybrid(max_draft=5), part)
-    assert decoder.rows == 9
-    assert proposed([10, *range(20, 30), 10], part, max_draft=5).rows == decoder.rows
+    text = [10, *range(20, 30), 10]
+    assert proposed(text, part, beside=5).rows == HybridProposer(Hybrid(beside=5), part).rows == 9
+    alone = proposed(text, part, alone=1, max_draft=9, beside=5)
+    assert alone.rows == HybridProposer(Hybrid(max_draft=9, beside=5), part).rows == 10
 
 
 def test_the_part_learns_from_drafts_that_are_not_its_own() -> None:
@@ -191,6 +192,7 @@ def test_the_latest_copy_of_the_longest_suffix_is_found() -> None:
         ({"of": "ppd"}, "hybrid: of='ppd' is not known; use medusa, eagle"),
         ({"alone": "0"}, "alone=0; use 1 or more"),
         ({"max_draft": "0"}, "max_draft=0; use 1 or more"),
+        ({"beside": "-1"}, "beside=-1; use 0 or more"),
         ({"longest_suffix": "0"}, "longest_suffix=0; use 1 or more"),
     ],
 )
@@ -203,7 +205,7 @@ def test_the_parts_own_options_are_passed_on(reference: Loaded, tmp_path: Path) 
     setup = Setup(reference, CAPACITY)
     small = METHODS.get("hybrid").build({"tree": "3"}).prepare(setup)
     large = METHODS.get("hybrid").build({"tree": "6"}).prepare(setup)
-    assert (small.rows, large.rows) == (3 + 8, 6 + 8)
+    assert (small.rows, large.rows) == (9, 10), "9 rows of a copy alone, or 4 beside the tree"
     assert small.used == {"addon": "reference", "tree": "3"}
     with pytest.raises(ConfigError, match="medusa: no add-on for"):
         METHODS.get("hybrid").build({}).prepare(
